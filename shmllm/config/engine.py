@@ -232,13 +232,20 @@ class CacheConfig(Section):
         False, "Keep the KV blocks behind the sliding windows of layers, too.", Flag()
     )
 
-    def given_bytes(self, bytes_per_block: int) -> int | None:
+    mamba_block_size: int = option(
+        512,
+        "Tokens between two recurrent states that the prefix cache keeps; rounded up to a multiple "
+        "of block_size. Without prefix caching a request has one state.",
+        Whole(),
+    )
+
+    def given_bytes(self, bytes_for: Callable[[int], int]) -> int | None:
         """The size of the cache in bytes, if the options say it; a number of blocks counts first.
 
         Args:
-            bytes_per_block: the keys and values of a block, in all layers.
+            bytes_for: returns the size of a cache with a number of blocks.
         """
-        return self.memory_bytes if self.num_blocks is None else self.num_blocks * bytes_per_block
+        return self.memory_bytes if self.num_blocks is None else bytes_for(self.num_blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class EngineCore:
             block_size=self.info.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
             groups=runner.kv_groups,
+            num_states=self.info.num_states + 1,
         )
         self.scheduler = Scheduler(config.scheduler, self._kv_cache)
         self.pauses = Pauses()

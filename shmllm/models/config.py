@@ -15,7 +15,14 @@ from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LayerSpec,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+)
 
 __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
 
@@ -43,7 +50,8 @@ class ModelConfig:
 
     Attributes:
         architecture: the first name in config.json's ``architectures``.
-        layers: what each layer is. All have the same number of heads and the same head_dim.
+        layers: what each layer is. All with attention have the same number of heads and the same
+            head_dim; there is at least one.
         norm: all norms of the model, those of queries and keys included.
         dtype: the dtype of the checkpoint: "float32", "float16" or "bfloat16"; None: config.json
             does not name one.
@@ -77,12 +85,21 @@ class ModelConfig:
     transposed: bool = False
 
     def __post_init__(self) -> None:
-        first = _heads(self.layers[0])
-        for index, layer in enumerate(self.layers):
-            if _heads(layer) != first:
+        attentions = [
+            (index, layer.attention)
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer.attention, AttentionSpec)
+        ]
+        if not attentions:
+            raise EngineStartError(
+                f"{self.architecture}: models without a layer of attention are not supported"
+            )
+        first, attention = attentions[0]
+        for index, other in attentions:
+            if _heads(other) != _heads(attention):
                 raise EngineStartError(
-                    f"{self.architecture}: layers with different heads are not supported: layer 0 "
-                    f"has {_in_words(self.layers[0])}, layer {index} has {_in_words(layer)}"
+                    f"{self.architecture}: layers with different heads are not supported: layer "
+                    f"{first} has {_in_words(attention)}, layer {index} has {_in_words(other)}"
                 )
 
     @classmethod
@@ -119,27 +136,49 @@ class ModelConfig:
     @property
     def num_heads(self) -> int:
         """The number of query heads of each layer."""
-        return self.layers[0].attention.num_heads
+        return self.attentions[0].num_heads
 
     @property
     def num_kv_heads(self) -> int:
         """The number of key heads of each layer, and of value heads."""
-        return self.layers[0].attention.num_kv_heads
+        return self.attentions[0].num_kv_heads
 
     @property
     def head_dim(self) -> int:
         """The width of each head."""
-        return self.layers[0].attention.head_dim
+        return self.attentions[0].head_dim
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has one."""
+        every = (layer.attention for layer in self.layers)
+        return tuple(attention for attention in every if isinstance(attention, AttentionSpec))
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The window of each layer's attention; see `AttentionSpec`."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
+        every = (layer.attention for layer in self.layers)
+        return tuple(
+            attention.window if isinstance(attention, AttentionSpec) else None
+            for attention in every
+        )
+
+    @property
+    def layer_state_bytes(self) -> tuple[int, ...]:
+        """The size of a request's state in each layer; 0 for those with attention."""
+        every = (layer.attention for layer in self.layers)
+        return tuple(mixer.state_bytes if isinstance(mixer, DeltaNetSpec) else 0 for mixer in every)
+
+    @property
+    def attended_widths(self) -> tuple[int, ...]:
+        """The different widths of what the output projections of attention, or of what takes its
+        place, read, in ascending order."""
+        return tuple(sorted({layer.attention.width for layer in self.layers}))
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different rotations of the layers."""
-        ropes = (layer.attention.rope for layer in self.layers)
+        ropes = (attention.rope for attention in self.attentions)
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     @property
@@ -147,7 +186,7 @@ class ModelConfig:
         """The different widths of the outputs of the layers' projections, in ascending order."""
         widths = {self.hidden_size}
         for layer in self.layers:
-            widths.add(layer.attention.qkv_width)
+            widths.add(layer.attention.in_width)
         widths |= {mlp.up_width for mlp in self.dense_mlps}
         return tuple(sorted(widths))
 
@@ -180,11 +219,13 @@ class ModelConfig:
         longrope depend on it."""
 
         def changed(layer: LayerSpec) -> LayerSpec:
-            rope = layer.attention.rope
+            attention = layer.attention
+            rope = attention.rope if isinstance(attention, AttentionSpec) else None
             if rope is None or rope.type != "longrope":
                 return layer
-            attention = replace(layer.attention, rope=replace(rope, max_length=max_length))
-            return replace(layer, attention=attention)
+            assert isinstance(attention, AttentionSpec)
+            rope = replace(rope, max_length=max_length)
+            return replace(layer, attention=replace(attention, rope=rope))
 
         return replace(self, layers=tuple(changed(layer) for layer in self.layers))
 
@@ -221,22 +262,21 @@ def architecture_name(fields: Fields) -> str:
     return names[0]
 
 
-def _heads(layer: LayerSpec) -> tuple[int, int, int]:
-    attention = layer.attention
+def _heads(attention: AttentionSpec) -> tuple[int, int, int]:
     return attention.num_heads, attention.num_kv_heads, attention.head_dim
 
 
 def _num_rows(layer: LayerSpec) -> int:
     """The rows of all matrices of a layer, each as wide as the hidden state."""
-    attention, mlp = layer.attention.qkv_width + layer.attention.width, layer.mlp
+    attention, mlp = layer.attention.in_width + layer.attention.width, layer.mlp
     if isinstance(mlp, MLPSpec):
         return attention + mlp.up_width + mlp.inner
     shared = 0 if mlp.shared is None else mlp.shared.up_width + mlp.shared.inner
     return attention + mlp.num_experts * (3 * mlp.inner + 1) + shared
 
 
-def _in_words(layer: LayerSpec) -> str:
-    num_heads, num_kv_heads, head_dim = _heads(layer)
+def _in_words(attention: AttentionSpec) -> str:
+    num_heads, num_kv_heads, head_dim = _heads(attention)
     return f"{num_heads} heads and {num_kv_heads} key-value heads with a head_dim of {head_dim}"
 
 

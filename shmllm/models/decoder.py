@@ -15,12 +15,13 @@ from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
+from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.layers import MLP, Attention, NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.matrices import addresses, parts_of
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import DeltaNetSpec, LayerSpec, MoESpec
 from shmllm.models.weight_update import update_weights
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
@@ -185,7 +186,7 @@ class DecoderLayer:
     Attributes:
         spec: what it consists of.
         norms: its norms before and behind attention and MLP, by the name of the weight.
-        attention: its attention.
+        attention: its attention, or what takes its place.
         mlp: its MLP or its experts.
     """
 
@@ -202,7 +203,12 @@ class DecoderLayer:
             return self.norms[name]
 
         self._before_attention = norm(names.before_attention)
-        self.attention = Attention(config, layer, storage)
+        spec = self.spec.attention
+        self.attention: Attention | DeltaNet = (
+            DeltaNet(config, layer, spec, storage)
+            if isinstance(spec, DeltaNetSpec)
+            else Attention(config, layer, spec, storage)
+        )
         self._after_attention = norm(names.after_attention)
         self._before_mlp = norm(names.before_mlp)
         self.mlp: MLP | MoE = (
@@ -235,8 +241,12 @@ class DecoderLayer:
 
     def _attend(self, ops: Ops, x: Tensor) -> Tensor:
         attention = self.attention
-        attended = ops.attend(ops.linear(x, attention.qkv_proj), attention)
-        out = ops.linear(attended, attention.o_proj)
+        if isinstance(attention, DeltaNet):
+            mixed = ops.delta_net(ops.linear(x, attention.in_proj), attention)
+            out = ops.linear(mixed, attention.out_proj)
+        else:
+            attended = ops.attend(ops.linear(x, attention.qkv_proj), attention)
+            out = ops.linear(attended, attention.o_proj)
         return out if self._after_attention is None else ops.norm(out, self._after_attention)
 
     def _run_mlp(self, ops: Ops, x: Tensor) -> Tensor:
@@ -246,7 +256,7 @@ class DecoderLayer:
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
-        weights = self.attention.named_weights(f"{prefix}.self_attn")
+        weights = self.attention.named_weights(prefix)
         weights |= self.mlp.named_weights(f"{prefix}.mlp")
         for name, norm in self.norms.items():
             weights |= norm.named_weights(f"{prefix}.{name}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.llama import configure as configure_llama
-from shmllm.models.specs import LayerSpec
+from shmllm.models.specs import AttentionSpec, LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -16,6 +16,7 @@ def configure(fields: Fields) -> ModelConfig:
     embedding_scale = fields.number("embedding_multiplier", 1.0)
 
     def scaled(layer: LayerSpec) -> LayerSpec:
+        assert isinstance(layer.attention, AttentionSpec)
         return replace(layer, attention=replace(layer.attention, scale=scale))
 
     return replace(

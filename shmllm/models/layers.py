@@ -17,9 +17,11 @@ from shmllm.models.matrices import (
     MixedMatrix,
     Part,
     WholeMatrix,
+    joined,
     make_matrix,
+    matrix_of,
 )
-from shmllm.models.specs import MLPSpec, NormSpec
+from shmllm.models.specs import AttentionSpec, MLPSpec, NormSpec
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""
@@ -152,14 +154,18 @@ class Attention:
     Attributes:
         layer: the index of the layer.
         spec: what it computes.
+        qkv_proj: the projections to queries, keys and values, and to gates.
         q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
         sinks: [num_heads], or None.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, spec: AttentionSpec, storage: Storage
+    ) -> None:
         self.layer = layer
-        self.spec = spec = config.layers[layer].attention
+        self.spec = spec
         widths = [spec.width, spec.kv_width, spec.kv_width]
+        widths += [spec.width] if spec.gated else []
         self.qkv_proj = Linear(config.hidden_size, widths, spec.bias, storage)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         self.q_norm: Norm | None = None
@@ -176,16 +182,29 @@ class Attention:
         return tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
 
     def named_weights(self, prefix: str) -> NamedWeights:
-        """Returns the destinations of names under ``prefix``, such as
-        "model.layers.0.self_attn"."""
-        projections = [f"{prefix}.{name}_proj" for name in "qkv"]
-        weights = self.qkv_proj.named_weights(*projections)
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
+        prefix = f"{prefix}.self_attn"
+        projections = [f"{prefix}.{name}_proj" for name in ("q", "k", "v", "gate")]
+        weights = self.qkv_proj.named_weights(*projections[: len(self.qkv_proj.out_features)])
+        if self.spec.gated:
+            weights |= self._with_gates(weights, *projections[::3])
         weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
         for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
             weights |= norm.named_weights(f"{prefix}.{name}")
         if self.sinks is not None:
             weights[f"{prefix}.sinks"] = (self.sinks,)
         return weights
+
+    def _with_gates(self, weights: NamedWeights, queries: str, gates: str) -> NamedWeights:
+        """Returns the destinations of queries and gates under one name, each head's query and
+        gate side by side."""
+        joint: NamedWeights = {}
+        sizes = [self.spec.head_dim] * self.spec.num_heads
+        for kind in ("weight", "bias") if self.spec.bias else ("weight",):
+            views = [matrix_of(weights.pop(f"{name}.{kind}")) for name in (queries, gates)]
+            heads = zip(*(view.split_with_sizes(sizes) for view in views), strict=True)
+            joint[f"{queries}.{kind}"] = (joined([part for pair in heads for part in pair]),)
+        return joint
 
 
 class MLP:

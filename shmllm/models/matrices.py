@@ -166,6 +166,13 @@ def packed_of(view: Destination) -> QuantizedMatrix | None:
     return view if isinstance(view, QuantizedMatrix) else None
 
 
+def matrix_of(views: Sequence[Destination]) -> Matrix:
+    """Returns the only destination of a tensor that is not transposed."""
+    (view,) = views
+    assert not isinstance(view, TransposedMatrix)
+    return view
+
+
 def len_of(matrix: WholeMatrix) -> int:
     """Returns the number of rows."""
     return matrix.shape[0]
@@ -188,8 +195,8 @@ def addresses(view: Destination) -> range:
 
 
 def joined(parts: Sequence[Matrix]) -> Matrix:
-    """Returns one view of consecutive rows of a fused matrix, or of a fused bias: the destination
-    of a checkpoint's tensor that has several projections in one.
+    """Returns one view of rows of a fused matrix, or of a fused bias: the destination of a
+    checkpoint's tensor that has several projections in one.
 
     Args:
         parts: the views of the rows, in their order.
@@ -197,12 +204,13 @@ def joined(parts: Sequence[Matrix]) -> Matrix:
     whole: list[WholeMatrix] = []
     for part in (each for matrix in parts for each in parts_of(matrix)):
         last = whole[-1] if whole else None
-        if isinstance(part, Tensor) and isinstance(last, Tensor):
+        if isinstance(part, Tensor) and isinstance(last, Tensor) and _is_next(last, part):
             whole[-1] = _joined(last, part)
         elif (
             isinstance(part, QuantizedMatrix)
             and isinstance(last, QuantizedMatrix)
             and part.kind == last.kind
+            and _is_next(last.integers, part.integers)
         ):
             integers = _joined(last.integers, part.integers)
             whole[-1] = last.of_parts(integers, _joined(last.scales, part.scales))
@@ -211,7 +219,10 @@ def joined(parts: Sequence[Matrix]) -> Matrix:
     return whole[0] if len(whole) == 1 else MixedMatrix(whole)
 
 
+def _is_next(first: Tensor, second: Tensor) -> bool:
+    return bool(second.storage_offset() == first.storage_offset() + first.numel())
+
+
 def _joined(first: Tensor, second: Tensor) -> Tensor:
-    end = first.storage_offset() + first.numel()
-    assert second.storage_offset() == end, "the parts lie one after the other"
+    assert _is_next(first, second)
     return first.as_strided((len(first) + len(second), *first.shape[1:]), first.stride())

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.specs import MLPSpec
@@ -90,12 +91,31 @@ class Ops(LinearOps, Protocol):
         with the scores.
 
         Args:
-            qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys and values
-                side by side; may be overwritten.
+            qkv: [tokens, in_width], queries, keys, values and, if there are any, gates, side by
+                side; may be overwritten.
             attention: the layer.
 
         Returns:
             [tokens, num_heads * head_dim].
+        """
+
+    def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
+        """Computes a gated delta net over the step's tokens, from the states of their requests on,
+        which it brings up to date.
+
+        Queries, keys and values are convolved over time and go through SiLU; queries and keys are
+        divided by their lengths, and queries by sqrt(key_dim). With them, the decay ``a =
+        exp(-exp(log) * softplus(decay + bias))`` and ``b = sigmoid(rate)`` each token changes the
+        state S [key_dim, value_dim] of its value head to ``a S + k (b (v - a S'k))'``. The result
+        is ``rms_norm(S'q) * silu(gate)``.
+
+        Args:
+            x: [tokens, in_width], queries, keys, values, gates, rates and decays side by side; may
+                be overwritten.
+            net: the layer.
+
+        Returns:
+            [tokens, value_heads * value_dim].
         """
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:

@@ -30,18 +30,46 @@ def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 32768)
     bias = fields.flag("qkv_bias", True)
     attention = with_rope(read_attention(fields, num_kv_heads=16, bias=bias), fields, positions)
-    inner = fields.integer("shared_expert_intermediate_size", 5632)
-    experts = replace(
-        read_experts(
-            fields, fields.integer("moe_intermediate_size", 1408), num_experts=60, top_k=4
-        ),
+    experts = read_experts_and_shared(
+        fields,
+        inner=1408,
+        shared_inner=5632,
+        num_experts=60,
+        top_k=4,
         renormalize=fields.flag("norm_topk_prob", False),
-        shared=MLPSpec(inner=inner, activation=read_activation(fields)),
-        shared_gate=True,
     )
     layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
     layers = with_experts(fields, with_windows(layer, _windows(fields)), experts)
     return read_model(fields, layers, positions)
+
+
+def read_experts_and_shared(
+    fields: Fields,
+    *,
+    inner: int,
+    shared_inner: int,
+    num_experts: int,
+    top_k: int,
+    renormalize: bool,
+) -> MoESpec:
+    """Returns experts and an MLP with a gate that all tokens go to.
+
+    Args:
+        fields: the fields of config.json.
+        inner: the default of ``moe_intermediate_size``.
+        shared_inner: the default of ``shared_expert_intermediate_size``.
+        num_experts: the default of ``num_experts``.
+        top_k: the default of ``num_experts_per_tok``.
+        renormalize: see `MoESpec`.
+    """
+    inner = fields.integer("moe_intermediate_size", inner)
+    shared_inner = fields.integer("shared_expert_intermediate_size", shared_inner)
+    return replace(
+        read_experts(fields, inner, num_experts=num_experts, top_k=top_k),
+        renormalize=renormalize,
+        shared=MLPSpec(inner=shared_inner, activation=read_activation(fields)),
+        shared_gate=True,
+    )
 
 
 def with_experts(

@@ -170,17 +170,19 @@ def read_window(fields: Fields, default: int | None) -> int | None:
     return fields.optional_integer("sliding_window")
 
 
-def read_layer_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
-    """Returns ``layer_types``, each FULL or SLIDING; None if the field is absent."""
+def read_layer_types(
+    fields: Fields, num_layers: int, known: tuple[str, ...] = (FULL, SLIDING)
+) -> tuple[str, ...] | None:
+    """Returns ``layer_types``, each one of the known ones; None if the field is absent."""
     types: Any = fields.values.get("layer_types")
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != num_layers:
         raise fields.error(f"'layer_types' must list one type for each of {num_layers} layers")
-    unknown = [name for name in types if name not in (FULL, SLIDING)]
+    unknown = [name for name in types if name not in known]
     if unknown:
         raise fields.error(
-            f"layer type {unknown[0]!r} is not supported; supported: {FULL}, {SLIDING}"
+            f"layer type {unknown[0]!r} is not supported; supported: {', '.join(known)}"
         )
     return tuple(types)
 
@@ -196,10 +198,10 @@ def windows_by_type(
 
 
 def with_windows(layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
-    """Returns layers that differ in their windows alone."""
-    return tuple(
-        replace(layer, attention=replace(layer.attention, window=window)) for window in windows
-    )
+    """Returns layers that differ in the windows of their attention alone."""
+    attention = layer.attention
+    assert isinstance(attention, AttentionSpec)
+    return tuple(replace(layer, attention=replace(attention, window=window)) for window in windows)
 
 
 def _num_kv_heads(fields: Fields, num_heads: int, default: int | None) -> int:

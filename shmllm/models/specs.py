@@ -53,6 +53,8 @@ class AttentionSpec:
             or one over the "row" of all heads side by side.
         bias: whether the projections to queries, keys and values have a bias.
         output_bias: whether the output projection has a bias.
+        gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
+            elements, before the output projection.
     """
 
     num_heads: int
@@ -66,6 +68,7 @@ class AttentionSpec:
     qk_norm: QKNorm | None = None
     bias: bool = False
     output_bias: bool = False
+    gated: bool = False
 
     @property
     def width(self) -> int:
@@ -78,9 +81,53 @@ class AttentionSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def qkv_width(self) -> int:
+    def in_width(self) -> int:
+        """The width of queries, keys, values and gates side by side."""
+        return (2 if self.gated else 1) * self.width + 2 * self.kv_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetSpec:
+    """A gated delta net (Yang, Kautz and Hatamizadeh, 2024), which takes the place of attention.
+
+    Attributes:
+        key_heads: the number of query heads, and of key heads.
+        key_dim: the width of each.
+        value_heads: the number of value heads, a multiple of `key_heads`.
+        value_dim: the width of each.
+        taps: the number of tokens that the convolution of queries, keys and values reads.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    taps: int
+
+    @property
+    def width(self) -> int:
+        """The width of all value heads, and of the output."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved_width(self) -> int:
         """The width of queries, keys and values side by side."""
-        return self.width + 2 * self.kv_width
+        return 2 * self.key_heads * self.key_dim + self.width
+
+    @property
+    def in_width(self) -> int:
+        """The width of queries, keys, values, gates, rates and decays side by side."""
+        return self.convolved_width + self.width + 2 * self.value_heads
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.convolved_width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.value_heads * self.key_dim * self.value_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +211,14 @@ class LayerSpec:
     """One layer.
 
     Attributes:
-        attention: its attention.
+        attention: its attention, or what takes its place.
         mlp: its MLP or its experts.
         norms: the norms before and behind both.
         parallel: whether the MLP reads what the attention reads, and not its sum with the
             attention's output.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | DeltaNetSpec
     mlp: MLPSpec | MoESpec
     norms: LayerNorms = PRE_NORMS
     parallel: bool = False

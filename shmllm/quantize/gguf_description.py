@@ -31,7 +31,7 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
         fields: the content of its config.json.
         architecture: llama.cpp's name, which is the prefix of the keys.
     """
-    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    attention, mlp = config.attentions[0], config.layers[0].mlp
     values: Values = {
         "block_count": config.num_layers,
         "context_length": config.max_position_embeddings,
@@ -89,7 +89,7 @@ def _windows(config: ModelConfig) -> list[int]:
 
 def _main_rope(config: ModelConfig) -> RopeConfig | None:
     """The rotation of layers that see all positions, or of the others if those have none."""
-    full = [each.attention.rope for each in config.layers if each.attention.window is None]
+    full = [each.rope for each in config.attentions if each.window is None]
     return next((rope for rope in (*full, *config.ropes) if rope is not None), None)
 
 
@@ -124,7 +124,7 @@ def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
 
 def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {
-        "attention.scale": config.layers[0].attention.scale,
+        "attention.scale": config.attentions[0].scale,
         "embedding_scale": config.embedding_scale,
         "residual_scale": config.residual_scale,
         "logit_scale": 1 / config.logits_scale,

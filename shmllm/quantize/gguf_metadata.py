@@ -22,7 +22,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.registry import find_family
 from shmllm.models.rope import attention_factor
-from shmllm.models.specs import LayerSpec
+from shmllm.models.specs import AttentionSpec, LayerSpec
 from shmllm.quantize.gguf_description import Values, rope_tensors
 
 _TOLERANCE = 1e-5
@@ -96,7 +96,10 @@ def _comparable(config: ModelConfig) -> Values:
 
 
 def _comparable_layer(layer: LayerSpec, config: ModelConfig) -> LayerSpec:
-    window, rope = layer.attention.window, layer.attention.rope
+    attention = layer.attention
+    if not isinstance(attention, AttentionSpec):
+        return layer
+    window, rope = attention.window, attention.rope
     if window is not None and window >= config.max_position_embeddings:
         window = None
     if rope is not None:
@@ -104,7 +107,7 @@ def _comparable_layer(layer: LayerSpec, config: ModelConfig) -> LayerSpec:
         rope = replace(rope, mscale_all_dim=None)
         if rope.type == "longrope":  # only the factor of angles depends on it
             rope = replace(rope, factor=1.0)
-    return replace(layer, attention=replace(layer.attention, window=window, rope=rope))
+    return replace(layer, attention=replace(attention, window=window, rope=rope))
 
 
 def _difference(wanted: Any, found: Any, where: str) -> str:

@@ -7,7 +7,6 @@ fitting weights and KV blocks into it. `cpu.memory` and `gpu.memory` have the po
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -16,15 +15,20 @@ from shmllm.core.kv_groups import (
     FullAttention,
     KVGroup,
     KVRule,
+    RecurrentState,
     SlidingWindow,
     buffers_per_block,
     group_layers,
     most_blocks,
+    most_states,
 )
 from shmllm.errors import EngineStartError
-from shmllm.worker.arena import Arena
+from shmllm.models.config import ModelConfig
+from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 
 MIB = 2**20
+LONGEST_INTERVAL = 2**40
+"""More tokens than any request has: it never needs a second block of states."""
 SMALLER_DTYPES = {
     "float32": "; dtype='bfloat16' needs half, quantization='int8' or 'int4' less",
     "bfloat16": "; quantization='int8' or 'int4' needs less",
@@ -96,52 +100,96 @@ class CacheShape:
         block_size: tokens in a block.
         layer_bytes: the keys and values of a block in one layer.
         max_step_tokens: the most tokens of one request that a step computes.
+        max_num_seqs: the most requests that run at once.
+        state_bytes: the state of a request in one layer that has one.
     """
 
     groups: tuple[KVGroup, ...]
     block_size: int
     layer_bytes: int
     max_step_tokens: int
+    max_num_seqs: int = 1
+    state_bytes: int = 0
 
     @classmethod
-    def of(cls, config: EngineConfig, windows: Sequence[int | None], layer_bytes: int) -> Self:
+    def of(cls, config: EngineConfig, model: ModelConfig, layer_bytes: int) -> Self:
         """
         Args:
             config: the engine's configuration.
-            windows: for each layer its sliding window in tokens, or None.
+            model: the model's.
             layer_bytes: the keys and values of a block in one layer.
         """
-        keeps_all = config.cache.disable_hybrid_kv_cache_manager
-        rules: list[KVRule] = [
-            FullAttention() if window is None or keeps_all else SlidingWindow(window)
-            for window in windows
-        ]
-        scheduler = config.scheduler
-        longest = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
-        return cls(group_layers(rules), config.cache.block_size, layer_bytes, longest)
+        cache, scheduler = config.cache, config.scheduler
+        interval = cache.mamba_block_size if cache.enable_prefix_caching else LONGEST_INTERVAL
+        rules = layer_rules(
+            model, cache.disable_hybrid_kv_cache_manager, interval, cache.block_size
+        )
+        return cls(
+            group_layers(rules),
+            cache.block_size,
+            layer_bytes,
+            scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens,
+            scheduler.max_num_seqs,
+            -(-max(model.layer_state_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES,
+        )
 
     @property
     def num_buffers(self) -> int:
-        """The number of layers that a block has room for."""
+        """The number of attention layers that a block has room for."""
         return buffers_per_block(self.groups)
 
     @property
     def bytes_per_block(self) -> int:
+        """The keys and values of a block, in all layers."""
         return self.num_buffers * self.layer_bytes
 
     @property
-    def places(self) -> list[tuple[int, int]]:
-        """For each layer the index of its group, and of its buffer in the blocks of the group."""
-        places = {
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that have a state."""
+        of_states = (group.layers for group in self.groups if group.rule.interval is not None)
+        return tuple(layer for layers in of_states for layer in layers)
+
+    @property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """For each layer with attention the index of its group, and of its buffer in the blocks of
+        the group."""
+        return {
             layer: (index, buffer)
             for index, group in enumerate(self.groups)
+            if group.rule.interval is None
             for buffer, layer in enumerate(group.layers)
         }
-        return [places[layer] for layer in range(len(places))]
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the most blocks that a request of `num_tokens` tokens holds at any time."""
         return most_blocks(self.groups, num_tokens, self.max_step_tokens, self.block_size)
+
+    def states_for(self, num_blocks: int) -> int:
+        """Return the number of blocks of states, with the padding block, beside `num_blocks` blocks
+        of keys and values.
+
+        There are two for each request that may run and one for each interval of the tokens that
+        fit, but no more than the memory of the keys and values holds; and always as many as the
+        longest request needs.
+        """
+        intervals = [group.rule.interval for group in self.groups if group.rule.interval]
+        if not intervals:
+            return 1
+        num_tokens = num_blocks * self.block_size
+        wanted = 2 * self.max_num_seqs + num_tokens // intervals[0]
+        most = num_blocks * self.bytes_per_block // (len(self.state_layers) * self.state_bytes)
+        fewest = most_states(self.groups, num_tokens, self.max_step_tokens)
+        return 1 + max(min(wanted, most), fewest)
+
+    def bytes_for(self, num_blocks: int) -> int:
+        """Return the size of a cache with `num_blocks` blocks of keys and values."""
+        states = self.states_for(num_blocks) * self.state_bytes * len(self.state_layers)
+        return num_blocks * self.bytes_per_block + states
+
+    def num_blocks(self, num_bytes: int) -> int:
+        """Return the number of blocks of keys and values in a cache of `num_bytes`."""
+        most = max(num_bytes, 0) // self.bytes_per_block
+        return bisect_right(range(1, most + 1), num_bytes, key=self.bytes_for)
 
     def longest_request(self, num_blocks: int, most: int) -> int:
         """Return the length of the longest request, at most `most` tokens, that never holds more
@@ -149,16 +197,43 @@ class CacheShape:
         return bisect_right(range(1, most + 1), num_blocks, key=self.blocks_for)
 
 
+def layer_rules(
+    model: ModelConfig, keeps_all: bool, interval: int, block_size: int
+) -> list[KVRule]:
+    """Return what each layer keeps.
+
+    Args:
+        model: the model.
+        keeps_all: whether layers keep what is behind their windows, too.
+        interval: the number of tokens between two states, rounded up to a multiple of `block_size`.
+        block_size: tokens in a block.
+    """
+    state = RecurrentState(-(-interval // block_size) * block_size)
+    every = zip(model.layer_state_bytes, model.layer_windows, strict=True)
+    return [
+        state
+        if num_bytes
+        else FullAttention()
+        if window is None or keeps_all
+        else SlidingWindow(window)
+        for num_bytes, window in every
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     """
     Attributes:
-        num_blocks: the number of blocks to allocate, with the padding block.
+        num_blocks: the number of blocks of keys and values to allocate, with the padding block.
+        num_states: the number of blocks of states, likewise.
+        num_bytes: the memory of all of them.
         max_model_len: the largest number of tokens of a request, so that one always fits.
         warning: a sentence if max_model_len is smaller than configured, else None.
     """
 
     num_blocks: int
+    num_states: int
+    num_bytes: int
     max_model_len: int
     warning: str | None
 
@@ -179,23 +254,24 @@ def fit_kv_cache(
         EngineStartError: the smallest cache, one block of tokens beside the padding block, does
             not fit.
     """
-    block_size, bytes_per_block = shape.block_size, shape.bytes_per_block
-    needed_bytes = (shape.blocks_for(max_model_len) + 1) * bytes_per_block
+    block_size = shape.block_size
+    needed_bytes = shape.bytes_for(shape.blocks_for(max_model_len) + 1)
     fewest = shape.blocks_for(block_size) + 1
-    num_blocks = num_bytes // bytes_per_block
+    num_blocks = shape.num_blocks(num_bytes)
     if num_blocks < fewest:
         limit = "what is left for the KV cache" if origin else "kv_cache_memory_bytes"
         raise EngineStartError(
             f"not enough memory for one sequence: {limit} is {max(num_bytes, 0):,} and the "
             f"smallest cache, {fewest} blocks of {block_size} tokens, needs "
-            f"{fewest * bytes_per_block:,}{origin}"
+            f"{shape.bytes_for(fewest):,}{origin}"
         )
     capacity = shape.longest_request(num_blocks - 1, max_model_len)
+    sizes = num_blocks, shape.states_for(num_blocks), shape.bytes_for(num_blocks)
     if capacity == max_model_len:
-        return CacheSize(num_blocks, max_model_len, None)
+        return CacheSize(*sizes, max_model_len, None)
     advice = origin or f"; raise kv_cache_memory_bytes to {needed_bytes:,} for all of it"
     warning = (
         f"max_model_len is {capacity:,} instead of {max_model_len:,}: the KV cache of "
         f"{num_bytes / MIB:,.0f} MiB holds no longer sequence{advice}"
     )
-    return CacheSize(num_blocks, capacity, warning)
+    return CacheSize(*sizes, capacity, warning)

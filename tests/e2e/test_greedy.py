@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cache_shapes import grouped
 from support.reference_models import (
     KINDS,
     MAX_TOKENS,
@@ -20,7 +18,9 @@ from support.reference_models import (
 from support.variants import diagonal, slow
 
 from shmllm import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from shmllm.core.kv_groups import group_layers, most_blocks
 from shmllm.models.config import ModelConfig
+from shmllm.worker.memory import layer_rules
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -68,8 +68,9 @@ def test_an_engine_process_equals_transformers(reference: ReferenceModel) -> Non
 @pytest.mark.parametrize("reference", [*KINDS, slow("tiny")], indirect=True)
 def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     options = LOCAL | {"max_model_len": 400}
-    windows = ModelConfig.from_directory(reference.directory).layer_windows
-    blocks = replace(grouped(windows, 16), max_step_tokens=2048).blocks_for(400)
+    config = ModelConfig.from_directory(reference.directory)
+    groups = group_layers(layer_rules(config, False, 512, 16))
+    blocks = most_blocks(groups, 400, 2048, 16)
     with LLM(str(reference.directory), **options) as probe:
         room_for_two = 2 * (blocks + 1) * bytes_per_block(probe)
     options |= {"kv_cache_memory_bytes": room_for_two}

@@ -100,7 +100,7 @@ class GpuSteps:
         self.cache = GpuKVCache(
             layout, shape, num_blocks, device.make_arena(num_bytes, "the cache")
         )
-        for part in (part for _, *layer in self.cache.layers for part in layer):
+        for part in (part for _, *layer in self.cache.layers.values() for part in layer):
             part.fill_(math.nan)
         self.inputs = GpuInputs(
             max_tokens, max_requests, max_blocks, num_groups, self.last_tokens, device
@@ -129,7 +129,9 @@ class GpuSteps:
         self._grow(row, length)
         self.computed[row] = length
         generator = torch.Generator().manual_seed(row)
-        for group, part in ((group, part) for group, *kv in self.cache.layers for part in kv):
+        for group, part in (
+            (group, part) for group, *kv in self.cache.layers.values() for part in kv
+        ):
             blocks = self._blocks[row][group]
             shape = (len(blocks), *part.shape[1:])
             numbers = torch.randn(shape, generator=generator).to(self.device.torch_device)

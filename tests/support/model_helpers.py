@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.cache_shapes import grouped
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -30,11 +29,15 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
+from shmllm.core.kv_groups import group_layers
 from shmllm.core.plan import StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
@@ -44,6 +47,7 @@ from shmllm.worker.batch import InputBatch
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
 from shmllm.worker.cpu.program import CpuProgram
+from shmllm.worker.memory import CacheShape, layer_rules
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 SIZES = {
@@ -76,12 +80,19 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
+    "qwen3_next": Qwen3NextConfig,
+    "qwen3_5": Qwen3_5TextConfig,
+    "qwen3_5_moe": Qwen3_5MoeTextConfig,
 }
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Storage full of NaN, where there is one, so that a weight nobody loads is seen."""
     return torch.full(shape, float("nan") if dtype.is_floating_point else 77, dtype=dtype)
+
+
+STATE_PARAMETERS = "conv1d.weight", "conv1d.bias", "A_log", "dt_bias", ".D"
+"""The parameters of recurrent layers that are no matrices of products."""
 
 
 def reference_model(
@@ -97,6 +108,8 @@ def reference_model(
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
+            elif name.endswith(STATE_PARAMETERS):
+                parameter.normal_(0.0, 0.5)
             else:
                 parameter.normal_(0.0, 0.05).mul_(scale)
     model.to(getattr(torch, dtype))
@@ -117,23 +130,24 @@ def load(
     return model
 
 
-BLOCK_SIZE = 16
+BLOCK_SIZE = INTERVAL = 16
 
 
 def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, InputBatch]:
     """What runs one sequence of at most that many tokens, in blocks from 1 on."""
     config = model.config
     num_blocks = -(-num_tokens // BLOCK_SIZE)
-    shape = grouped(config.layer_windows, BLOCK_SIZE)
-    num_groups = len(shape.groups)
+    groups = group_layers(layer_rules(config, False, INTERVAL, BLOCK_SIZE))
+    shape = CacheShape(groups, BLOCK_SIZE, 1, 64, state_bytes=max(config.layer_state_bytes))
+    num_groups = len(groups)
     num_all = num_groups * num_blocks + 1
     layout = CacheLayout(
         config.num_kv_heads, config.head_dim, BLOCK_SIZE, str(model.dtype).removeprefix("torch.")
     )
-    arena = HostArena(cache_bytes(layout, shape, num_all), "the cache")
+    arena = HostArena(cache_bytes(layout, shape, num_all, num_all), "the cache")
     batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size, num_groups)
     batch.block_tables[:, 0] = np.arange(1, num_all).reshape(num_groups, num_blocks)
-    cache = CpuKVCache(layout, shape, num_all, arena)
+    cache = CpuKVCache(layout, shape, num_all, arena, num_all)
     return CpuProgram(model, cache, batch, num_tokens, 1), batch
 
 

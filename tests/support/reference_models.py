@@ -35,21 +35,30 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+DELTA_NET: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+SHARED_EXPERT: dict[str, Any] = {
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "mistral": ("Mistral", {"sliding_window": 48, "head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),
-    "qwen2_moe": (
-        "Qwen2Moe",
-        {
-            "num_experts": 16,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
-        },
-    ),
+    "qwen2_moe": ("Qwen2Moe", SHARED_EXPERT),
+    "qwen3_next": ("Qwen3Next", DELTA_NET | SHARED_EXPERT),
+    "qwen3_5": ("Qwen3_5Text", DELTA_NET),
+    "qwen3_5_moe": ("Qwen3_5MoeText", DELTA_NET | SHARED_EXPERT),
     "qwen3_moe": (
         "Qwen3Moe",
         {
@@ -82,9 +91,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3")
-"""The norms of queries and keys, a window, groups of layers with sinks and experts, and with two
-rotations: the architectures that differ most."""
+QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next")
+"""The norms of queries and keys, a window, groups of layers with sinks and experts, with two
+rotations, and with states: the architectures that differ most."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
 
@@ -137,7 +146,7 @@ def _draw_weights(model: Any) -> None:
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
-            elif parameter.ndim == 1 or name.endswith("bias"):
+            elif parameter.ndim == 1 or name.endswith(("bias", "conv1d.weight")):
                 parameter.normal_(0.0, 0.5)
             else:
                 parameter.mul_(WEIGHT_SCALE)

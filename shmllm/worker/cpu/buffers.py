@@ -32,7 +32,6 @@ class CpuBuffers:
     Attributes:
         hidden: [max_tokens, hidden], the residual stream.
         normed: [max_tokens, hidden], outputs of norms.
-        attended: [max_tokens, num_heads * head_dim], outputs of attention.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
         experts: for each mixture of experts, its buffers.
@@ -66,9 +65,9 @@ class CpuBuffers:
         def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), torch.float32)
 
-        hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
+        hidden = config.hidden_size
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
-        self.attended = buffer(max_tokens, heads * dim)
+        self._attended = {width: buffer(max_tokens, width) for width in config.attended_widths}
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
@@ -84,7 +83,7 @@ class CpuBuffers:
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self.rounded: Tensor | None = None
         if activation_dtype != "float32":
-            widest = max(hidden, heads * dim, *config.inner_widths)
+            widest = max(hidden, *config.attended_widths, *config.inner_widths)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
             size = rounded_bytes(most_rows, widest, activation_dtype)
             self.rounded = allocate((size,), torch.uint8)
@@ -93,6 +92,11 @@ class CpuBuffers:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
         that width share it: a decoder has used one output before it computes the next."""
         return self._products[width]
+
+    def attended(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
+        place."""
+        return self._attended[width]
 
     def activated(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of an MLP's activation."""

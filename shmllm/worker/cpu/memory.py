@@ -50,7 +50,7 @@ class HostMemory:
         Raises:
             EngineStartError: see `fit_kv_cache`.
         """
-        num_bytes = config.given_bytes(shape.bytes_per_block)
+        num_bytes = config.given_bytes(shape.bytes_for)
         if num_bytes is None:
             share = self.free_bytes() // DEFAULT_KV_CACHE_FRACTION
             num_bytes = min(DEFAULT_KV_CACHE_BYTES, share)

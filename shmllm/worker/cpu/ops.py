@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
@@ -19,6 +20,7 @@ from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
@@ -38,6 +40,7 @@ from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     EMBED,
     EMBED_PACKED,
+    GATE,
     GATHER,
     ROPE_TABLES,
     SCALE_AND_CAP,
@@ -123,7 +126,7 @@ class CpuOps:
         self._cache = cache
         self._heads = {
             scale: head_words(cache.layout, config.num_heads, scale)
-            for scale in {layer.attention.scale for layer in config.layers}
+            for scale in {attention.scale for attention in config.attentions}
         }
         self._requests = [
             request_words(
@@ -144,6 +147,7 @@ class CpuOps:
         self._split_states = torch.empty(states, dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
         self._products = products
+        self._delta_nets = DeltaNetOps(program, inputs, cache, block_tables)
         self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts)
         for rope in config.ropes:
             self._record_rope_tables(rope)
@@ -184,7 +188,8 @@ class CpuOps:
         return out
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
-        out, inputs, buffers = self._buffers.attended, self._inputs, self._buffers
+        inputs, buffers = self._inputs, self._buffers
+        out = buffers.attended(attention.spec.width)
         group, cache = self._cache.layers[attention.layer]
         window = self._config.layer_windows[attention.layer] or 0
         spec, norm = attention.spec, self._config.norm
@@ -210,6 +215,14 @@ class CpuOps:
         ]  # fmt: skip
         self._record("attend", ATTEND[kinds], *operands)
         self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
+        if spec.gated:
+            gates = [qkv.data_ptr() + 4 * (spec.width + 2 * spec.kv_width), 4 * qkv.shape[1]]
+            self._record("gate", GATE, out.data_ptr(), spec.width, *gates)
+        return out
+
+    def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
+        out = self._buffers.attended(net.spec.width)
+        self._delta_nets.run(x, net, out)
         return out
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:

@@ -118,10 +118,11 @@ class CpuRunner(LoadedRunner):
         wanted = config.load.kv_cache_dtype
         stored = loaded.dtype_name if wanted == "auto" else wanted
         layout = CacheLayout(loaded.config.num_kv_heads, loaded.config.head_dim, block_size, stored)
-        shape = CacheShape.of(config, loaded.config.layer_windows, layout.block_bytes)
+        shape = CacheShape.of(config, loaded.config, layout.block_bytes)
         self.kv_groups = shape.groups
         size = memory.size_cache(config.cache, shape, loaded.max_model_len)
-        kv_cache = HostArena(cache_bytes(layout, shape, size.num_blocks), "the KV cache")
+        num_bytes = cache_bytes(layout, shape, size.num_blocks, size.num_states)
+        kv_cache = HostArena(num_bytes, "the KV cache")
         rows = config.scheduler.max_num_seqs
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(
@@ -131,7 +132,7 @@ class CpuRunner(LoadedRunner):
         in_tiles = uses_tiles(config.load, activations)
         self._program = CpuProgram(
             self.model,
-            CpuKVCache(layout, shape, size.num_blocks, kv_cache),
+            CpuKVCache(layout, shape, size.num_blocks, kv_cache, size.num_states),
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,

@@ -75,4 +75,6 @@ class GpuKVCache:
             (arena.allocate(size, dtype), arena.allocate(size, dtype))
             for _ in range(shape.num_buffers)
         ]
-        self.layers = [(group, *buffers[buffer]) for group, buffer in shape.places]
+        self.layers = {
+            layer: (group, *buffers[buffer]) for layer, (group, buffer) in shape.places.items()
+        }

@@ -115,7 +115,7 @@ class DeviceMemory:
         Raises:
             EngineStartError: see `fit_kv_cache`; the message has all the numbers.
         """
-        given = config.given_bytes(shape.bytes_per_block)
+        given = config.given_bytes(shape.bytes_for)
         if given is not None:
             return fit_kv_cache(given, shape, max_model_len)
         use = self._measure(config.gpu_memory_utilization, weights, graph_bytes, profile)
@@ -126,7 +126,9 @@ class DeviceMemory:
         )
         size = fit_kv_cache(use.left, shape, max_model_len, origin)
         most = max(MOST_BLOCKS, shape.blocks_for(max_model_len) + 1)
-        return replace(size, num_blocks=min(size.num_blocks, most))
+        num_blocks = min(size.num_blocks, most)
+        num_states, num_bytes = shape.states_for(num_blocks), shape.bytes_for(num_blocks)
+        return replace(size, num_blocks=num_blocks, num_states=num_states, num_bytes=num_bytes)
 
     def _measure(
         self, fraction: float, weights: Arena, graph_bytes: int, profile: Callable[[], None]

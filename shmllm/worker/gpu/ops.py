@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
@@ -196,6 +197,9 @@ class GpuOps:
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
         self._launch_attention(partial(self._attend, attended, query, attention))
         return out
+
+    def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
+        raise AssertionError("program.check_model refuses such models")
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
         out = self._buffers.activated(mlp.inner)[: len(x)]

@@ -58,7 +58,7 @@ class StepResources:
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         block_size = config.cache.block_size
         layout = GpuCacheLayout.of(model, block_size, loaded.dtype)
-        shape = CacheShape.of(config, model.layer_windows, layout.block_bytes)
+        shape = CacheShape.of(config, model, layout.block_bytes)
         num_groups = len(shape.groups)
         batch = InputBatch(
             rows, max_model_len, block_size, model.vocab_size, num_groups, samples_ahead=True

@@ -51,6 +51,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "long_prefill_token_threshold": (["--long-prefill-token-threshold", "9"], 9),
     "num_gpu_blocks_override": (["--num-gpu-blocks-override", "64"], 64),
     "disable_hybrid_kv_cache_manager": (["--disable-hybrid-kv-cache-manager"], True),
+    "mamba_block_size": (["--mamba-block-size", "64"], 64),
     "scheduling_policy": (["--scheduling-policy", "priority"], "priority"),
     "async_scheduling": (["--async-scheduling"], True),
     "wait_policy": (["--wait-policy", "idle"], "idle"),

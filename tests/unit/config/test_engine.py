@@ -85,7 +85,7 @@ FULL = EngineConfig(
         True,
         "größe",
     ),
-    CacheConfig(32, 12345, False, 0.5, 40, True),
+    CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
     num_threads=2,
@@ -111,9 +111,12 @@ def test_the_length_of_the_model_has_three_names(given):
 
 
 def test_a_number_of_blocks_counts_before_a_number_of_bytes():
-    assert CacheConfig().given_bytes(100) is None
-    assert CacheConfig(memory_bytes=950).given_bytes(100) == 950
-    assert CacheConfig(memory_bytes=950, num_blocks=4).given_bytes(100) == 400
+    def bytes_for(num_blocks):
+        return 100 * num_blocks
+
+    assert CacheConfig().given_bytes(bytes_for) is None
+    assert CacheConfig(memory_bytes=950).given_bytes(bytes_for) == 950
+    assert CacheConfig(memory_bytes=950, num_blocks=4).given_bytes(bytes_for) == 400
 
 
 def test_a_configuration_from_json_is_checked():

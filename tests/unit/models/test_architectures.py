@@ -39,6 +39,16 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": 7}
 GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9, "head_dim": 16}
 
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+DELTA_EXPERTS = DELTA | EXPERTS | {"shared_expert_intermediate_size": 36}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -130,6 +140,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
+    "qwen3-next": ("qwen3_next", DELTA_EXPERTS),
+    "qwen3-next-dense": (
+        "qwen3_next",
+        DELTA_EXPERTS
+        | {"mlp_only_layers": [1], "norm_topk_prob": False, "attention_bias": True}
+        | {"linear_conv_kernel_dim": 3, "linear_num_value_heads": 2},
+    ),
+    "qwen3.5": ("qwen3_5", DELTA),
+    "qwen3.5-wide": (
+        "qwen3_5",
+        DELTA
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]}
+        | {"num_hidden_layers": 3, "linear_key_head_dim": 32, "linear_value_head_dim": 128}
+        | {"linear_num_key_heads": 1, "tie_word_embeddings": True, "linear_conv_kernel_dim": 2}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "qwen3.5-moe": ("qwen3_5_moe", DELTA_EXPERTS),
+    "qwen3.5-moe-all-experts": ("qwen3_5_moe", DELTA_EXPERTS | {"num_experts_per_tok": 6}),
+    "qwen3-next-all-experts": ("qwen3_next", DELTA_EXPERTS | {"num_experts_per_tok": 6}),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN_ROPE | {"rope_theta": 1e6}}),
     "qwen2-moe": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 36}),
     "qwen2-moe-window": (
@@ -196,6 +225,9 @@ BFLOAT16 = [
     "olmoe",
     "phi3",
     "qwen2-tied",
+    "qwen3-next-all-experts",
+    "qwen3.5",
+    "qwen3.5-moe-all-experts",
     "qwen2-moe",
     "qwen3-tied",
     "qwen3-moe",

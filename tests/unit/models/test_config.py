@@ -63,6 +63,10 @@ def test_absent_fields_get_transformers_defaults(tmp_path: Path) -> None:
     )
 
 
+DELTA_NETS = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+OPTIONS = {family: DELTA_NETS for family in ("qwen3_next", "qwen3_5", "qwen3_5_moe")}
+
+
 @pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
     sizes = {name: value for name, value in MINIMAL.items() if name != "architectures"}
@@ -82,16 +86,19 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)
 def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
-    reference = reference_model(family, dtype="bfloat16", eos_token_id=[7, 9])
+    reference = reference_model(
+        family, dtype="bfloat16", eos_token_id=[7, 9], **OPTIONS.get(family, {})
+    )
     config = ModelConfig.from_directory(save(reference, tmp_path))
     assert config.architecture == type(reference).__name__
     assert config.dtype == "bfloat16"
     assert config.eos_token_ids == (7, 9)
     assert (config.num_heads, config.num_kv_heads) == (6, 2)
-    projection = reference.get_submodule("model.layers.0.self_attn.o_proj")
+    layer = next(n for n, each in enumerate(config.layers) if each.attention in config.attentions)
+    projection = reference.get_submodule(f"model.layers.{layer}.self_attn.o_proj")
     assert config.num_heads * config.head_dim == projection.in_features
     names = [name for name, _ in reference.named_parameters()]
-    assert config.layers[0].attention.bias == any(name.endswith("q_proj.bias") for name in names)
+    assert config.attentions[0].bias == any(name.endswith("q_proj.bias") for name in names)
 
 
 def test_absent_fields_of_gpt2_agree_with_transformers(tmp_path: Path) -> None:

@@ -289,5 +289,9 @@ def test_rows_of_one_matrix_join_to_one_destination(
         assert torch.equal(weights[f"{name}.weight"][0].clone(), part)
     bias = joined([weights[f"{name}.bias"][0] for name in names])
     assert torch.equal(bias, attention.qkv_proj.bias)
-    with pytest.raises(AssertionError, match="one after the other"):
-        joined([weights[f"{name}.weight"][0] for name in reversed(names)])
+    mixed = joined([weights[f"{name}.weight"][0] for name in reversed(names)])
+    widths = attention.qkv_proj.out_features[::-1]
+    mixed.copy_(torch.cat(values.flip(0).split(widths)))
+    found = [weights[f"{name}.weight"][0].clone() for name in reversed(names)]
+    assert torch.equal(mixed.clone(), torch.cat(found))
+    assert mixed.shape == whole.shape

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from support.cache_shapes import one_group
 
+from shmllm.core.kv_groups import FullAttention, RecurrentState, group_layers, most_states
 from shmllm.errors import EngineStartError
-from shmllm.worker.memory import check_weights_fit, fit_kv_cache
+from shmllm.worker.memory import CacheShape, check_weights_fit, fit_kv_cache
 
 MIB = 2**20
 
@@ -62,3 +63,37 @@ def test_weights_that_do_not_fit_are_an_error_with_both_numbers(dtype, advises):
         check_weights_fit(3000 * MIB, dtype, Pool())
     assert advises in str(error.value)
     assert bool(advises) == ("; " in str(error.value))
+
+
+STATE, LAYER = 1000, 10
+
+
+def with_states(interval: int = 64, rows: int = 4) -> CacheShape:
+    """Three layers with states and one with attention, in chunks of 64 tokens."""
+    rules = [*[RecurrentState(interval)] * 3, FullAttention()]
+    return CacheShape(group_layers(rules), 16, LAYER, 64, rows, STATE)
+
+
+@pytest.mark.parametrize("num_bytes", [30_000, 100_000, 10_000_000])
+def test_states_take_no_more_than_is_given(num_bytes: int) -> None:
+    shape = with_states()
+    size = fit_kv_cache(num_bytes, shape, 100_000)
+    assert size.num_bytes == size.num_blocks * LAYER + size.num_states * 3 * STATE
+    assert size.num_bytes <= num_bytes < shape.bytes_for(size.num_blocks + 1)
+    assert size.num_states > most_states(shape.groups, size.max_model_len, 64)
+
+
+def test_there_are_states_for_the_requests_and_the_tokens_that_fit() -> None:
+    shape = with_states(interval=16, rows=2)
+    assert shape.states_for(100_000) == 1 + 100_000 * LAYER // (3 * STATE)
+    many = CacheShape(shape.groups, 16, 100 * STATE, 64, 2, STATE)
+    assert many.states_for(1000) == 1 + 2 * 2 + 1000
+    assert many.states_for(2) == 1 + 2 * 2 + 2
+    assert one_group(1000).states_for(1000) == 1
+
+
+def test_without_room_for_a_state_the_error_has_the_size() -> None:
+    fewest = with_states().bytes_for(2)
+    with pytest.raises(EngineStartError, match=f"needs {fewest:,}"):
+        fit_kv_cache(fewest - 1, with_states(), 64)
+    assert fit_kv_cache(fewest, with_states(), 64).max_model_len == 16

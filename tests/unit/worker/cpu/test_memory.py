@@ -36,7 +36,7 @@ def free(monkeypatch):
 def test_the_default_is_2_gib_or_a_quarter_of_the_free_memory(free, available, cache):
     free(available)
     size = HostMemory().size_cache(CacheConfig(), one_group(4096), 128)
-    assert size == CacheSize(cache // 4096, 128, None)
+    assert size == CacheSize(cache // 4096, 1, cache, 128, None)
 
 
 def test_a_configured_size_does_not_depend_on_the_free_memory(free):

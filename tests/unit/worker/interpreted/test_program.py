@@ -120,7 +120,7 @@ def test_the_cache_takes_the_bytes_that_its_layout_computes(gpu_device) -> None:
     shape = one_group(layout.block_bytes, num_layers=3)
     num_bytes = layout.cache_bytes(num_buffers=3, num_blocks=5)
     cache = GpuKVCache(layout, shape, 5, gpu_device.make_arena(num_bytes, "the cache"))
-    sizes = {part.nbytes for _, *parts in cache.layers for part in parts}
+    sizes = {part.nbytes for _, *parts in cache.layers.values() for part in parts}
     assert sizes == {5 * layout.block_bytes // 2}
     with pytest.raises(AssertionError, match="too small"):
         GpuKVCache(layout, shape, 5, gpu_device.make_arena(num_bytes - 1, "the cache"))
