@@ -59,8 +59,8 @@ def stored_parts(config: ModelConfig, kinds: Mapping[str, str]) -> list[tuple[Pa
     packed = {}
     for name, kind in kinds.items():
         for view in destinations.get(name, ()):
-            assert isinstance(view, Tensor)
-            packed[int(view.storage_offset())] = view.numel(), kind
+            if isinstance(view, Tensor):  # else its rows are not neighbours: they become floats
+                packed[int(view.storage_offset())] = view.numel(), kind
     return [_parts(matrix, packed) for matrix in made]
 
 

@@ -28,6 +28,8 @@ from shmllm_kernels.cpu.states import end_of_stretch, num_requests, state_at, to
 HEAD_MULTIPLE = 16
 """What the widths of heads are multiples of: the lanes of the widest vectors."""
 NORM_EPS = 1e-6
+ROWS_AT_ONCE = 4
+"""The rows of S that are added up separately, so that no addition waits for the one before."""
 
 
 @compiled
@@ -84,94 +86,110 @@ value_dim; logs float32 [value_heads]; biases [value_heads].
 
 
 @emitted
-def _update(builder, source, target, row, depth, query, key, value, out, decay, rate, vectors):
-    """Computes one token for `vectors` vectors of columns.
+def _update(builder, source, target, depth, query, key, value, out, decay, rate, vectors):
+    """Computes one token for some columns, which are `vectors` vectors.
 
-    Args: source, target: addresses of these columns of S before and after; may be equal. row: bytes
-    of a row of S. depth: key_dim. query, key: addresses. value, out: addresses of these columns.
-    decay, rate: float32.
+    Args: source, target: addresses of these columns of S before and after; may be equal. depth:
+    key_dim. query, key: addresses. value, out: addresses of these columns. decay, rate: float32.
+    It prefetches the next columns, which follow in memory.
     """
     e, vectors = Emitter(builder), vectors.constant
-    zero, size = e.const(0), 4 * e.lanes
+    size = 4 * e.lanes
+    following = builder.add(source, builder.mul(depth, e.const(size * vectors)))
 
-    def scalar(address):
-        return e.broadcast(e.load_scalar(e.at(address, builder.mul(loop.index, e.const(4)))))
+    def rows(loop):
+        """The row's offset in a query or key, and that of its columns, of each row at once."""
+        for row in range(ROWS_AT_ONCE):
+            index = builder.add(loop.index, e.const(row))
+            columns = builder.mul(index, e.const(size * vectors))
+            yield (
+                builder.mul(index, e.const(4)),
+                [builder.add(columns, e.const(size * vector)) for vector in range(vectors)],
+            )
 
-    def columns(address):
-        place = e.at(address, builder.mul(loop.index, row))
-        return [e.at(place, size * vector) for vector in range(vectors)]
+    def scalar(address, offset):
+        return e.broadcast(e.load_scalar(e.at(address, offset)))
 
-    loop = Loop(e, zero, depth, 1)
-    loop.begin([e.zeros()] * (2 * vectors + 1))
-    of_query, of_key = scalar(query), scalar(key)
-    state = [e.load(place) for place in columns(source)]
-    totals = [e.fma(each, of_key, old) for each, old in zip(state, loop.values, strict=False)]
-    totals += [
-        e.fma(each, of_query, old) for each, old in zip(state, loop.values[vectors:-1], strict=True)
-    ]
-    totals.append(e.fma(of_query, of_key, loop.values[-1]))
+    loop = Loop(e, e.const(0), depth, ROWS_AT_ONCE)
+    loop.begin([e.zeros()] * (ROWS_AT_ONCE * (2 * vectors + 1)))
+    old, totals = iter(loop.values), []
+    for offset, columns in rows(loop):
+        of_query, of_key = scalar(query, offset), scalar(key, offset)
+        for column in columns:
+            state = e.load(e.at(source, column))
+            totals += [e.fma(state, of_key, next(old)), e.fma(state, of_query, next(old))]
+        totals.append(e.fma(of_query, of_key, next(old)))
     loop.end(totals)
+    sums = _added(builder, totals)
     factor, strength = e.broadcast(decay), e.broadcast(rate)
     changes = []
     for vector in range(vectors):
-        known = builder.fmul(factor, totals[vector])
+        of_key, of_query = (builder.fmul(factor, sums[2 * vector + n]) for n in range(2))
         given = e.load(e.at(value, size * vector))
-        changes.append(builder.fmul(builder.fsub(given, known), strength))
-        kept = builder.fmul(factor, totals[vectors + vector])
-        e.store(e.fma(totals[-1], changes[-1], kept), e.at(out, size * vector))
-    loop = Loop(e, zero, depth, 1)
+        changes.append(builder.fmul(builder.fsub(given, of_key), strength))
+        e.store(e.fma(sums[-1], changes[-1], of_query), e.at(out, size * vector))
+    loop = Loop(e, e.const(0), depth, ROWS_AT_ONCE)
     loop.begin([])
-    of_key = scalar(key)
-    for old, new, change in zip(columns(source), columns(target), changes, strict=True):
-        e.store(e.fma(of_key, change, builder.fmul(factor, e.load(old))), new)
+    for offset, columns in rows(loop):
+        of_key = scalar(key, offset)
+        for column, change in zip(columns, changes, strict=True):
+            kept = builder.fmul(factor, e.load(e.at(source, column)))
+            e.prefetch(e.at(following, column))
+            e.store(e.fma(of_key, change, kept), e.at(target, column))
     loop.end([])
 
 
+def _added(builder, totals):
+    """Adds up what the rows at once have, by halves."""
+    rows = ROWS_AT_ONCE
+    while rows > 1:
+        rows, half = rows // 2, len(totals) // 2
+        totals = [builder.fadd(a, b) for a, b in zip(totals[:half], totals[half:], strict=True)]
+    return totals
+
+
 @emitted
-def _clear(builder, target, row, depth, vectors):
-    """Makes `vectors` vectors of columns of S zero."""
-    e, vectors = Emitter(builder), vectors.constant
-    loop = Loop(e, e.const(0), depth, 1)
+def _clear(builder, target, num_bytes):
+    """Makes memory zero, a vector after the other."""
+    e = Emitter(builder)
+    loop = Loop(e, e.const(0), num_bytes, 4 * e.lanes)
     loop.begin([])
-    place = e.at(target, builder.mul(loop.index, row))
-    for vector in range(vectors):
-        e.store(e.zeros(), e.at(place, 4 * e.lanes * vector))
+    e.store(e.zeros(), e.at(target, loop.index))
     loop.end([])
 
 
 @compiled
 def _columns_at_once(value_dim):
-    """Returns the number of columns of S in a piece of work."""
-    return (
-        4 * LANES if value_dim % (4 * LANES) == 0
-        else 2 * LANES if value_dim % (2 * LANES) == 0
-        else LANES
-    )  # fmt: skip
+    """Returns the number of columns of S that lie together, row after row."""
+    return 2 * LANES if value_dim % (2 * LANES) == 0 else LANES
 
 
 @compiled
 def _pieces(operands, piece, thread, num_threads):
-    value_dim = word(operands, 15)
-    return num_requests(operands) * word(operands, 14) * (value_dim // _columns_at_once(value_dim))
+    return num_requests(operands) * word(operands, 14)
 
 
 @compiled
 def _run(operands, piece, thread, num_threads, vectors):
+    value_heads, value_dim = word(operands, 14), word(operands, 15)
+    head, tokens = piece % value_heads, tokens_of(operands, piece // value_heads)
+    for column in range(0, value_dim, vectors * LANES):
+        _compute_columns(operands, tokens, head, column, vectors)
+
+
+@compiled
+def _compute_columns(operands, tokens, head, first, vectors):
+    """Computes all tokens of a request for some columns of a head."""
     x, stride, key_heads, key_dim, value_heads, value_dim = (
         word(operands, 10), word(operands, 11), word(operands, 12), word(operands, 13),
         word(operands, 14), word(operands, 15),
     )  # fmt: skip
-    parts = value_dim // (vectors * LANES)
-    part, head = piece % parts, piece // parts % value_heads
-    tokens = tokens_of(operands, piece // (parts * value_heads))
-    column = part * (vectors * LANES)
-    keys, values = key_heads * key_dim, value_heads * value_dim
+    keys, values, column = key_heads * key_dim, value_heads * value_dim, head * value_dim + first
     own_key = head // (value_heads // key_heads) * key_dim
-    offset = word(operands, 18) + 4 * (head * key_dim * value_dim + column)
-    row, position = 4 * value_dim, tokens.start
+    offset, position = word(operands, 18) + 4 * key_dim * column, tokens.start
     if tokens.start == 0:
         source = state_at(operands, tokens, 0) + offset
-        _clear(source, row, key_dim, vectors)
+        _clear(source, 4 * key_dim * (vectors * LANES))
     else:
         source = state_at(operands, tokens, tokens.start - 1) + offset
     while position < tokens.end:
@@ -181,17 +199,17 @@ def _run(operands, piece, thread, num_threads, vectors):
             token = tokens.row + at - tokens.start
             place = x + token * stride
             gates = floats(place + 4 * (2 * keys + 2 * values))
-            out = word(operands, 16) + token * word(operands, 17) + 4 * (head * value_dim + column)
+            out = word(operands, 16) + token * word(operands, 17) + 4 * column
             _update(
-                source, target, row, key_dim, place + 4 * own_key, place + 4 * (keys + own_key),
-                place + 4 * (2 * keys + head * value_dim + column), out,
-                gates[value_heads + head], gates[head], vectors,
+                source, target, key_dim, place + 4 * own_key, place + 4 * (keys + own_key),
+                place + 4 * (2 * keys + column), out, gates[value_heads + head], gates[head],
+                vectors,
             )  # fmt: skip
             source = target
         position = end
 
 
-_DELTA_RULE = {vectors: Kernel(_pieces, _run, vectors) for vectors in (1, 2, 4)}
+_DELTA_RULE = {vectors: Kernel(_pieces, _run, vectors) for vectors in (1, 2)}
 
 
 def delta_rule(value_dim: int) -> Kernel:
@@ -204,7 +222,8 @@ def delta_rule(value_dim: int) -> Kernel:
         12 key_heads, 13 key_dim, 14 value_heads, 15 value_dim (numbers)
         16 out: float32 rows [value_heads, value_dim]
         17 the stride of out in bytes (a number)
-        18 the offset of the states S [value_heads, key_dim, value_dim] in a block (a number)
+        18 the offset of the states S in a block (a number): for each head, for each few columns,
+           [key_dim, columns]; rows of whole heads would fall into an eighth of the L1 cache's sets
     """
     return _DELTA_RULE[_columns_at_once(value_dim) // LANES]
 

@@ -64,7 +64,7 @@ def test_absent_fields_get_transformers_defaults(tmp_path: Path) -> None:
 
 
 DELTA_NETS = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
-OPTIONS = {family: DELTA_NETS for family in ("qwen3_next", "qwen3_5", "qwen3_5_moe")}
+OPTIONS = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS)
 
 
 @pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)

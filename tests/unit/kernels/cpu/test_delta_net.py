@@ -16,6 +16,7 @@ from shmllm_kernels.cpu.convolution import CONVOLVE, MOST_TAPS
 from shmllm_kernels.cpu.delta_net import GATED_NORM, PREPARE, delta_rule
 from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.rows import GATE
+from shmllm_kernels.cpu.simd import LANES
 
 NUM_BLOCKS, INTERVAL = 64, 8
 
@@ -152,7 +153,9 @@ def test_a_delta_net_equals_transformers(sizes: tuple[int, int, int, int]) -> No
         assert torch.equal(out, results[0][0])
         assert torch.equal(memory, results[0][1])
     torch.testing.assert_close(results[0][0], expected, atol=2e-5, rtol=1e-4)
-    found = results[0][1].view(torch.float32).view(state.shape)
+    columns = 2 * LANES if net.sizes[3] % (2 * LANES) == 0 else LANES
+    found = results[0][1].view(torch.float32).view(len(state), -1, net.sizes[1], columns)
+    found = found.transpose(1, 2).reshape(state.shape)
     torch.testing.assert_close(found, state, atol=2e-5, rtol=1e-4)
 
 
