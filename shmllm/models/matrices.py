@@ -220,7 +220,9 @@ def joined(parts: Sequence[Matrix]) -> Matrix:
 
 
 def _is_next(first: Tensor, second: Tensor) -> bool:
-    return bool(second.storage_offset() == first.storage_offset() + first.numel())
+    memory, other = first.untyped_storage().data_ptr(), second.untyped_storage().data_ptr()
+    end = first.storage_offset() + first.numel()
+    return memory == other and bool(second.storage_offset() == end)
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:

@@ -374,3 +374,38 @@ def test_loading_holds_at_most_one_tensor(way: str, tmp_path: Path) -> None:
     stored = weight.parts[".qweight"].nbytes
     floats = 4 * weight.values.numel()
     assert grown < (2 * stored + 2**24 if way == "packed" else floats + 2 * stored + 2**24)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "w4a16"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_rows_that_are_no_neighbours_are_widened(family: str, kind: str, tmp_path: Path) -> None:
+    """Queries and gates in one tensor, and a delta net's projections by key heads."""
+    config, make = {
+        "fp8": (
+            {"quant_method": "fp8", "weight_block_size": [16, 16]},
+            lambda shape: fp8(shape, (16, 16)),
+        ),
+        "w4a16": (config_group(num_bits=4, strategy="group", group_size=32), pack_quantized),
+    }[kind]
+    options = SIZES | {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16}
+    options |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    options |= {
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+        "mlp_only_layers": [*range(4)],
+    }
+    if family == "qwen3_5":
+        del options["mlp_only_layers"]
+    reference = reference_model(family, 4.0, **options)
+    directory = save(reference, tmp_path)
+    tensors, values = load_file(directory / "model.safetensors"), reference.state_dict()
+    packed = [f"_proj{end}.weight" for end in ("", "_qkv", "_z", "_qkvz")]
+    for name in [name for name in tensors if name.endswith(tuple(packed))]:
+        weight = make((tensors[name].shape[0], tensors.pop(name).shape[1]))
+        values[name].copy_(weight.values)
+        tensors |= named(name.removesuffix(".weight"), weight)
+    write_checkpoint(directory, config, tensors)
+    model = load_packed(directory, torch.float32)
+    assert model.has_packed == (kind == "w4a16")  # groups of 16 columns are not packed
+    expected = reference(torch.tensor([TOKENS])).logits[0].detach()
+    assert_logits_close(our_logits(model, TOKENS), expected, 1e-4)
