@@ -22,6 +22,7 @@ class EngineInfo:
         num_blocks: the number of KV blocks that requests can use.
         num_states: the number of blocks of recurrent states that requests can use; 0 if the model
             has none.
+        max_states_per_request: the most of them that a request of max_model_len tokens holds.
         max_blocks_per_request: the most KV blocks that a request of max_model_len tokens holds.
         weight_bytes: the size of the weights in memory.
         max_logprobs: the largest number of alternatives per position that a request may ask for,
@@ -47,6 +48,7 @@ class EngineInfo:
     block_size: int
     num_blocks: int
     num_states: int = field(default=0, kw_only=True)
+    max_states_per_request: int = field(default=0, kw_only=True)
     max_blocks_per_request: int
     kv_cache_bytes: int
     weight_bytes: int
@@ -90,7 +92,10 @@ class EngineInfo:
     @property
     def max_concurrency(self) -> float:
         """The number of requests of max_model_len tokens that the KV cache has room for."""
-        return self.num_blocks / self.max_blocks_per_request
+        requests = self.num_blocks / self.max_blocks_per_request
+        if not self.max_states_per_request:
+            return requests
+        return min(requests, self.num_states / self.max_states_per_request)
 
     @property
     def max_embeds_bytes(self) -> int:

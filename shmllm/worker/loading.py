@@ -151,6 +151,7 @@ def make_info(
         block_size=config.cache.block_size,
         num_blocks=size.num_blocks - 1,
         num_states=size.num_states - 1,
+        max_states_per_request=shape.states_held(size.max_model_len),
         max_blocks_per_request=shape.blocks_for(size.max_model_len),
         kv_cache_bytes=size.num_bytes,
         weight_bytes=loaded.weights.num_bytes,

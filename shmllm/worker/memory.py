@@ -164,6 +164,10 @@ class CacheShape:
         """Return the most blocks that a request of `num_tokens` tokens holds at any time."""
         return most_blocks(self.groups, num_tokens, self.max_step_tokens, self.block_size)
 
+    def states_held(self, num_tokens: int) -> int:
+        """Return the most blocks of states that a request of `num_tokens` tokens holds."""
+        return most_states(self.groups, num_tokens, self.max_step_tokens)
+
     def states_for(self, num_blocks: int) -> int:
         """Return the number of blocks of states, with the padding block, beside `num_blocks` blocks
         of keys and values.
@@ -178,8 +182,7 @@ class CacheShape:
         num_tokens = num_blocks * self.block_size
         wanted = 2 * self.max_num_seqs + num_tokens // intervals[0]
         most = num_blocks * self.bytes_per_block // (len(self.state_layers) * self.state_bytes)
-        fewest = most_states(self.groups, num_tokens, self.max_step_tokens)
-        return 1 + max(min(wanted, most), fewest)
+        return 1 + max(min(wanted, most), self.states_held(num_tokens))
 
     def bytes_for(self, num_blocks: int) -> int:
         """Return the size of a cache with `num_blocks` blocks of keys and values."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.reference_models import KINDS, make_model, make_prompts, with_kinds
+from support.reference_models import EXACT_KINDS, make_model, make_prompts, with_kinds
 
 from shmllm import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, RequestError, SamplingParams
 
@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=EXACT_KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[Any, Path]:
     directory = tmp_path_factory.mktemp(request.param)
     return make_model(request.param, directory), directory

@@ -40,10 +40,6 @@ def tokens_of(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def bytes_per_block(llm: LLM) -> int:
-    return llm.facts.kv_cache_bytes // (llm.facts.num_blocks + 1)
-
-
 @pytest.mark.parametrize(
     ("reference", "setting"),
     diagonal([*VARIANTS, "tiny"], list(SETTINGS)),
@@ -71,9 +67,7 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     config = ModelConfig.from_directory(reference.directory)
     groups = group_layers(layer_rules(config, False, 512, 16))
     blocks = most_blocks(groups, 400, 2048, 16)
-    with LLM(str(reference.directory), **options) as probe:
-        room_for_two = 2 * (blocks + 1) * bytes_per_block(probe)
-    options |= {"kv_cache_memory_bytes": room_for_two}
+    options |= {"num_gpu_blocks_override": 2 * (blocks + 1)}
     with LLM(str(reference.directory), **options) as llm:
         assert 2 < llm.facts.max_concurrency <= 3
         reference.assert_greedy(tokens_of(llm, reference.prompts))
