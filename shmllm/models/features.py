@@ -18,8 +18,6 @@ class Feature(Enum):
     """A feature, with its name in messages."""
 
     LAYER_QK_NORM = "LayerNorm of queries and keys"
-    GATED_ATTENTION = "a gate of the attention's output"
-    DELTA_NET = "gated delta nets"
     TRANSPOSED = "matrices that checkpoints store transposed"
 
 
@@ -27,8 +25,6 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
     Feature.LAYER_QK_NORM: lambda model: (
         model.norm.kind == "layer" and any(each.qk_norm for each in model.attentions)
     ),
-    Feature.GATED_ATTENTION: lambda model: any(each.gated for each in model.attentions),
-    Feature.DELTA_NET: lambda model: any(model.layer_state_bytes),
     Feature.TRANSPOSED: lambda model: (
         model.transposed
         or any(isinstance(layer.mlp, MoESpec) and layer.mlp.transposed for layer in model.layers)

@@ -144,10 +144,18 @@ class CacheShape:
         return self.num_buffers * self.layer_bytes
 
     @property
+    def states(self) -> tuple[int, int] | None:
+        """The index of the group of states, and the number of tokens of its blocks; None: no layer
+        has a state."""
+        for index, group in enumerate(self.groups):
+            if group.rule.interval is not None:
+                return index, group.rule.interval
+        return None
+
+    @property
     def state_layers(self) -> tuple[int, ...]:
         """The layers that have a state."""
-        of_states = (group.layers for group in self.groups if group.rule.interval is not None)
-        return tuple(layer for layers in of_states for layer in layers)
+        return () if self.states is None else self.groups[self.states[0]].layers
 
     @property
     def places(self) -> dict[int, tuple[int, int]]:
@@ -176,11 +184,10 @@ class CacheShape:
         fit, but no more than the memory of the keys and values holds; and always as many as the
         longest request needs.
         """
-        intervals = [group.rule.interval for group in self.groups if group.rule.interval]
-        if not intervals:
+        if self.states is None:
             return 1
         num_tokens = num_blocks * self.block_size
-        wanted = 2 * self.max_num_seqs + num_tokens // intervals[0]
+        wanted = 2 * self.max_num_seqs + num_tokens // self.states[1]
         most = num_blocks * self.bytes_per_block // (len(self.state_layers) * self.state_bytes)
         return 1 + max(min(wanted, most), self.states_held(num_tokens))
 

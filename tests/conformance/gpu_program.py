@@ -30,7 +30,18 @@ SHAPE = {
 }
 LAYER_TYPES = ["sliding_attention", "full_attention"]
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+DELTA_NET = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3_5": DELTA_NET,
+    "qwen3_next": DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 36},
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"head_dim": 16, "sliding_window": 6},
     "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
@@ -154,7 +165,7 @@ def take_first(in_flight: list[Any], known: dict[int, list[int]]) -> None:
 
 class ProgramConformance:
     @pytest.mark.parametrize(
-        "name", [name if name == "cohere2" else slow(name) for name in VARIANTS]
+        "name", [name if name in ("cohere2", "qwen3_5") else slow(name) for name in VARIANTS]
     )
     def test_the_logits_equal_those_of_transformers(self, gpu_device, models, name) -> None:
         reference, directory = models(name)

@@ -27,7 +27,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from shmllm.models.matrices import FORMATS
-from shmllm_kernels.gpu import activation, norm
+from shmllm_kernels.gpu import activation, delta_net, norm
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
@@ -177,6 +177,21 @@ def rows() -> None:
     part = empty(4, 1, 64)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, norms)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, interleaved=True)
+
+
+def delta_nets() -> None:
+    """Launch a delta net of Qwen3.6-35B-A3B."""
+    heads = key_heads, key_dim, value_heads, value_dim = 16, 128, 32, 128
+    convolved, values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
+    starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
+    requests = delta_net.Requests(starts, lengths, table, 512)
+    states = empty(8, value_heads * key_dim * value_dim, dtype=torch.float32)
+    x, out, gates = empty(4, convolved), empty(4, values), empty(4, 2 * value_heads)
+    for taps in range(2, delta_net.MOST_TAPS + 1):
+        delta_net.convolve(x, empty(taps, convolved), states, requests)
+    logs = empty(value_heads, dtype=torch.float32)
+    delta_net.delta_rule(out, x, gates, logs, gates[0, :value_heads], states, requests, heads)
+    delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6)
 
 
 def step() -> None:
@@ -331,6 +346,7 @@ def main() -> None:
     key = "sm90" if capability == 90 else "any"
     if "rows" in parts:
         rows()
+        delta_nets()
         step()
         experts(facts, key)
         sampler()

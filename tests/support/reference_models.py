@@ -92,7 +92,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-"""Those whose layers have states, which GGUF files and GPUs here do not have yet."""
+"""Those whose layers have states, which GGUF files here do not have yet."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
 rotations, and with states: the architectures that differ most."""

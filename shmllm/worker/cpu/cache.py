@@ -59,7 +59,4 @@ class CpuKVCache:
             layer: arena.allocate((num_states, shape.state_bytes), torch.uint8)
             for layer in shape.state_layers
         }
-        self.interval = self.state_group = 0
-        for index, group in enumerate(shape.groups):
-            if group.rule.interval is not None:
-                self.interval, self.state_group = group.rule.interval, index
+        self.state_group, self.interval = shape.states or (0, 0)

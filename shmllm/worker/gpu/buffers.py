@@ -30,7 +30,6 @@ class GpuBuffers:
         arena: the arena of the buffers; no step needs contents that an earlier step left there.
         hidden: [max_tokens, hidden], the residual stream.
         normed: [max_tokens, hidden], outputs of norms.
-        attended: [max_tokens, num_heads * head_dim], outputs of attention.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
         sampled: [max_requests, hidden], the hidden states of the tokens that get logits.
@@ -64,7 +63,7 @@ class GpuBuffers:
             return allocate((rows, width), self._dtype)
 
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
-        self.attended = buffer(max_tokens, heads * dim)
+        self._attended = {width: buffer(max_tokens, width) for width in config.attended_widths}
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
@@ -86,6 +85,11 @@ class GpuBuffers:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
         that width share it: a decoder has used one output before it computes the next."""
         return self._products[width]
+
+    def attended(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
+        place."""
+        return self._attended[width]
 
     def activated(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of an MLP's activation."""

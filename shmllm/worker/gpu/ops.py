@@ -28,6 +28,7 @@ from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.attention import paged_attention
+from shmllm_kernels.gpu.delta_net import Requests, convolve, delta_rule, gated_norm
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.row_copies import embed, gather_rows
@@ -175,7 +176,8 @@ class GpuOps:
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         spec, num_tokens = attention.spec, len(qkv)
-        heads = qkv.view(num_tokens, -1, spec.head_dim)
+        rows = qkv.unflatten(1, (-1, spec.head_dim))
+        heads = rows[:, : spec.num_heads + 2 * spec.num_kv_heads]
         query = heads[:, : spec.num_heads]  # rotated in place
         q_norm, k_norm = attention.q_norm, attention.k_norm
         norms, offset, width = None, 0.0, spec.num_heads * spec.head_dim
@@ -193,13 +195,36 @@ class GpuOps:
             cos, sin = self._angles(spec.rope, num_tokens)
             is_interleaved = spec.rope.interleaved
         rope_and_write(query, keys, values, heads, cos, sin, slots, norms, offset, is_interleaved)
-        out = self._buffers.attended[:num_tokens]
+        out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
         self._launch_attention(partial(self._attend, attended, query, attention))
+        if spec.gated:
+            out.mul_(qkv[:, spec.width + 2 * spec.kv_width :].sigmoid_())
         return out
 
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
-        raise AssertionError("program.check_model refuses such models")
+        spec = net.spec
+        out = self._buffers.attended(spec.width)[: len(x)]
+        gate = x[:, spec.convolved_width : spec.convolved_width + spec.width]
+        self._launch_attention(partial(self._run_delta_net, out, x, net))
+        gated_norm(out, gate, net.norm.weight, net.norm.spec.eps)
+        return out
+
+    def _run_delta_net(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
+        spec, cache, step = net.spec, self._cache, self._inputs.step
+        num_reqs = self._descriptor.num_reqs
+        requests = Requests(
+            step.query_starts[: num_reqs + 1],
+            step.context_lens[:num_reqs],
+            self._inputs.block_tables[cache.state_group, :num_reqs],
+            cache.interval,
+        )
+        mixed, gates = x[:, : spec.convolved_width], x[:, spec.convolved_width + spec.width :]
+        states = cache.states[net.layer]
+        convolve(mixed, net.convolution, states, requests)
+        state = states[:, spec.convolution_bytes // states.itemsize :]
+        heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
+        delta_rule(out, mixed, gates, net.logs, net.biases, state, requests, heads)
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
         out = self._buffers.activated(mlp.inner)[: len(x)]

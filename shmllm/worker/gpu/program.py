@@ -51,7 +51,7 @@ class CaptureReport:
         return f"{self.num_graphs:,} {graphs}, {self.seconds:.1f} s, {mib:,.0f} MiB"
 
 
-UNSUPPORTED = {Feature.LAYER_QK_NORM, Feature.GATED_ATTENTION, Feature.DELTA_NET}
+UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
 
 

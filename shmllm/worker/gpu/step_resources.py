@@ -14,7 +14,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
-from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
+from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache, states_bytes
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
@@ -93,7 +93,7 @@ class StepResources:
         """Compute and sample the largest step, with a KV cache of one block, and allocate what any
         request may make a step allocate: after this the KV cache gets all memory that is left."""
         tokens = len(self.buffers.hidden)
-        size = self.layout.cache_bytes(self.shape.num_buffers, 1)
+        size = self.layout.cache_bytes(self.shape.num_buffers, 1) + states_bytes(self.shape, 1)
         arena = PlainArena(
             size, "a block of the KV cache", self.device.torch_device, "it is temporary"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
+from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
@@ -19,6 +20,10 @@ class TestAttention(AttentionConformance):
 
 
 class TestAttentionTiles(AttentionTilesConformance):
+    pass
+
+
+class TestDeltaNet(DeltaNetConformance):
     pass
 
 

@@ -14,7 +14,7 @@ from shmllm.models import llama
 from shmllm.models.config import ModelConfig
 from shmllm.models.features import Feature, check_features, features_of
 from shmllm.models.fields import Fields
-from shmllm.models.specs import DeltaNetSpec, MoESpec, NormSpec
+from shmllm.models.specs import MoESpec, NormSpec
 from shmllm.worker.cpu import program as cpu
 from shmllm.worker.gpu import program as gpu
 
@@ -44,10 +44,6 @@ def of_attention(**options: Any) -> ModelConfig:
 
 USES = {
     Feature.LAYER_QK_NORM: replace(of_attention(qk_norm="head"), norm=NormSpec(kind="layer")),
-    Feature.GATED_ATTENTION: of_attention(gated=True),
-    Feature.DELTA_NET: of_layer(
-        attention=DeltaNetSpec(key_heads=1, key_dim=16, value_heads=1, value_dim=16, taps=4)
-    ),
     Feature.TRANSPOSED: replace(PLAIN, transposed=True),
 }
 EXPERTS = of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True))

@@ -1,0 +1,276 @@
+"""Gated delta nets for the tokens of a step: the convolution, the delta rule, and the gated norm.
+
+`reference.delta_net` has the formulas. One program computes all tokens of a request in the step,
+one after the other, for some channels or some columns of a head's state. The state lies in blocks
+that stand for `interval` tokens of a request: a token reads the state in the block of the token
+before it, and the program leaves the state behind the last token of each block in it. The grids
+depend on the padded sizes of the step alone; a padded request has no tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shmllm_kernels.gpu.configs import next_power_of_two
+
+MOST_TAPS = 4
+CHANNELS = 128
+"""The channels of a program."""
+COLUMNS = 32
+"""The columns of a state that a program has in registers, beside all its rows."""
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests of a step and their states.
+
+    Attributes:
+        query_starts: [requests + 1] int32, the index of each request's first token.
+        context_lens: [requests] int32, the number of each request's tokens with this step's.
+        block_table: [requests, blocks] int32, the blocks of states.
+        interval: the number of tokens of a block.
+    """
+
+    query_starts: Tensor
+    context_lens: Tensor
+    block_table: Tensor
+    interval: int
+
+
+@triton.jit
+def _block(table_ptr, position, interval):
+    """The block with the state behind a position."""
+    return tl.load(table_ptr + position // interval).to(tl.int64)
+
+
+@triton.jit
+def _convolve(
+    x_ptr,
+    weights_ptr,
+    states_ptr,
+    starts_ptr,
+    context_ptr,
+    table_ptr,
+    x_stride,
+    state_stride,
+    table_stride,
+    interval,
+    channels,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < channels
+    first = tl.load(starts_ptr + request)
+    count = tl.load(starts_ptr + request + 1) - first
+    if count <= 0:
+        return
+    start = tl.load(context_ptr + request) - count
+    table_ptr += request.to(tl.int64) * table_stride
+    has_b = inside & (TAPS > 2)
+    has_a = inside & (TAPS > 3)
+    newest = tl.load(weights_ptr + (TAPS - 1) * channels + columns, mask=inside, other=0.0)
+    of_c = tl.load(weights_ptr + (TAPS - 2) * channels + columns, mask=inside, other=0.0)
+    of_b = tl.load(weights_ptr + (TAPS - 3) * channels + columns, mask=has_b, other=0.0)
+    of_a = tl.load(weights_ptr + columns, mask=has_a, other=0.0)
+    began = start > 0
+    place = states_ptr + columns
+    place += _block(table_ptr, tl.maximum(start - 1, 0), interval) * state_stride
+    c = tl.load(place + (TAPS - 2) * channels, mask=inside & began, other=0.0)
+    b = tl.load(place + (TAPS - 3) * channels, mask=has_b & began, other=0.0)
+    a = tl.load(place, mask=has_a & began, other=0.0)
+    for token in range(count):
+        position = start + token
+        row = x_ptr + (first + token).to(tl.int64) * x_stride + columns
+        x = tl.load(row, mask=inside, other=0.0).to(tl.float32)
+        total = a * of_a + b * of_b + c * of_c + x * newest
+        total = total / (1.0 + tl.exp(-total))
+        tl.store(row, total.to(x_ptr.dtype.element_ty), mask=inside)
+        a = b
+        b = c
+        c = x
+        if ((position + 1) % interval == 0) | (token == count - 1):
+            place = states_ptr + _block(table_ptr, position, interval) * state_stride + columns
+            tl.store(place + (TAPS - 2) * channels, c, mask=inside)
+            tl.store(place + (TAPS - 3) * channels, b, mask=has_b)
+            tl.store(place, a, mask=has_a)
+
+
+def convolve(x: Tensor, weights: Tensor, states: Tensor, requests: Requests) -> None:
+    """Replaces each channel by ``silu`` of its causal convolution, in place.
+
+    Args:
+        x: [tokens, channels], with any stride between rows: float32, float16 or bfloat16.
+        weights: [taps, channels], contiguous, x's dtype.
+        states: [blocks, (taps - 1) * channels] float32, with any stride between blocks.
+        requests: the requests.
+
+    Moves 2 * tokens * channels elements.
+    """
+    taps, channels = weights.shape
+    assert 2 <= taps <= MOST_TAPS
+    grid = len(requests.context_lens), triton.cdiv(channels, CHANNELS)
+    _convolve[grid](
+        x, weights, states, requests.query_starts, requests.context_lens, requests.block_table,
+        x.stride(0), states.stride(0), requests.block_table.stride(0), requests.interval, channels,
+        TAPS=taps, BLOCK=CHANNELS, num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _unit(x, eps):
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) + eps)
+
+
+@triton.jit
+def _delta_rule(
+    x_ptr,
+    gates_ptr,
+    logs_ptr,
+    biases_ptr,
+    states_ptr,
+    out_ptr,
+    starts_ptr,
+    context_ptr,
+    table_ptr,
+    x_stride,
+    gates_stride,
+    state_stride,
+    out_stride,
+    table_stride,
+    interval,
+    key_heads,
+    key_dim,
+    value_heads,
+    value_dim,
+    query_scale,
+    eps,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    rows = tl.arange(0, BLOCK_K)
+    columns = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    of_keys = rows < key_dim
+    of_values = columns < value_dim
+    first = tl.load(starts_ptr + request)
+    count = tl.load(starts_ptr + request + 1) - first
+    if count <= 0:
+        return
+    start = tl.load(context_ptr + request) - count
+    table_ptr += request.to(tl.int64) * table_stride
+    cells = head * key_dim * value_dim + rows[:, None] * value_dim + columns[None, :]
+    inside = of_keys[:, None] & of_values[None, :]
+    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if start > 0:
+        place = states_ptr + _block(table_ptr, start - 1, interval) * state_stride
+        state = tl.load(place + cells, mask=inside, other=0.0)
+    query_at = head // (value_heads // key_heads) * key_dim + rows
+    key_at = key_heads * key_dim + query_at
+    value_at = 2 * key_heads * key_dim + head * value_dim + columns
+    growth = -tl.exp(tl.load(logs_ptr + head))
+    bias = tl.load(biases_ptr + head).to(tl.float32)
+    for token in range(count):
+        position = start + token
+        index = (first + token).to(tl.int64)
+        row = x_ptr + index * x_stride
+        query = tl.load(row + query_at, mask=of_keys, other=0.0).to(tl.float32)
+        key = tl.load(row + key_at, mask=of_keys, other=0.0).to(tl.float32)
+        value = tl.load(row + value_at, mask=of_values, other=0.0).to(tl.float32)
+        query = _unit(query, eps) * query_scale
+        key = _unit(key, eps)
+        gates = gates_ptr + index * gates_stride + head
+        strength = 1.0 / (1.0 + tl.exp(-tl.load(gates).to(tl.float32)))
+        time = tl.load(gates + value_heads).to(tl.float32) + bias
+        small = tl.log(1.0 + tl.exp(tl.minimum(time, 20.0)))
+        state *= tl.exp(growth * tl.where(time > 20.0, time, small))
+        change = (value - tl.sum(state * key[:, None], axis=0)) * strength
+        state += key[:, None] * change[None, :]
+        out = tl.sum(state * query[:, None], axis=0)
+        target = out_ptr + index * out_stride + head * value_dim + columns
+        tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_values)
+        if ((position + 1) % interval == 0) | (token == count - 1):
+            place = states_ptr + _block(table_ptr, position, interval) * state_stride
+            tl.store(place + cells, state, mask=inside)
+
+
+def delta_rule(
+    out: Tensor,
+    x: Tensor,
+    gates: Tensor,
+    logs: Tensor,
+    biases: Tensor,
+    states: Tensor,
+    requests: Requests,
+    heads: tuple[int, int, int, int],
+) -> None:
+    """Writes the outputs of ``reference.delta_net.delta_rule`` for each request.
+
+    Args:
+        out: [tokens, value_heads * value_dim], x's dtype.
+        x: [tokens, 2 * key_heads * key_dim + value_heads * value_dim], queries, keys and values:
+            float32, float16 or bfloat16. Rows of x, gates and out may have any stride.
+        gates: [tokens, 2 * value_heads], rates and decays, x's dtype.
+        logs: [value_heads] float32.
+        biases: [value_heads].
+        states: [blocks, value_heads * key_dim * value_dim] float32, with any stride between blocks.
+        requests: the requests.
+        heads: key_heads, key_dim, value_heads, value_dim.
+
+    Reads and writes the state of each request once, and of each block that the step completes.
+    """
+    key_heads, key_dim, value_heads, value_dim = heads
+    columns = min(COLUMNS, next_power_of_two(value_dim))
+    grid = len(requests.context_lens), value_heads, triton.cdiv(value_dim, columns)
+    _delta_rule[grid](
+        x, gates, logs, biases, states, out,
+        requests.query_starts, requests.context_lens, requests.block_table,
+        x.stride(0), gates.stride(0), states.stride(0), out.stride(0),
+        requests.block_table.stride(0), requests.interval,
+        key_heads, key_dim, value_heads, value_dim, key_dim**-0.5, NORM_EPS,
+        BLOCK_K=next_power_of_two(key_dim), BLOCK_V=columns, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gated_norm(
+    x_ptr, gate_ptr, weight_ptr, x_stride, gate_stride, width, eps, BLOCK: tl.constexpr
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    places = x_ptr + row * x_stride + head * width + columns
+    x = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    gates = gate_ptr + row * gate_stride + head * width + columns
+    gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
+    normed *= gate / (1.0 + tl.exp(-gate))
+    tl.store(places, normed.to(x_ptr.dtype.element_ty), mask=inside)
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> None:
+    """Replaces each head of x by ``reference.delta_net.gated_norm``.
+
+    Args:
+        x: [tokens, heads * width]: float32, float16 or bfloat16.
+        gate: [tokens, heads * width], x's dtype. Rows of both may have any stride.
+        weight: [width], contiguous.
+        eps: added to the mean square.
+
+    Moves 3 * tokens * heads * width elements.
+    """
+    width = len(weight)
+    grid = len(x), x.shape[1] // width
+    if grid[0]:
+        _gated_norm[grid](
+            x, gate, weight, x.stride(0), gate.stride(0), width, eps,
+            BLOCK=next_power_of_two(width), num_warps=1,
+        )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Gated delta nets (Yang, Kautz and Hatamizadeh, 2024) and their convolution, one token after the
+other, for the tokens of one request."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NORM_EPS = 1e-6
+
+
+def convolve(x: Tensor, weights: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns ``silu`` of the causal convolution of each channel, and the state behind it.
+
+    Args:
+        x: [tokens, channels].
+        weights: [taps, channels].
+        state: [taps - 1, channels] float32, the inputs before, the oldest first.
+    """
+    inputs = torch.cat([state, x.float()])
+    windows = inputs.unfold(0, len(weights), 1)  # [tokens, channels, taps]
+    out = (windows * weights.float().T).sum(-1)
+    return F.silu(out).to(x.dtype), inputs[len(x) :]
+
+
+def delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rates: Tensor,
+    decays: Tensor,
+    logs: Tensor,
+    biases: Tensor,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns the outputs, [tokens, value_heads, value_dim] of value's dtype, and the state behind
+    them.
+
+    Args:
+        query, key: [tokens, key_heads, key_dim].
+        value: [tokens, value_heads, value_dim].
+        rates, decays: [tokens, value_heads], before the sigmoid and the exponential.
+        logs, biases: [value_heads].
+        state: [value_heads, key_dim, value_dim] float32.
+    """
+    repeats, dim = value.shape[1] // key.shape[1], key.shape[2]
+    query, key = (_unit(each).repeat_interleave(repeats, 1) for each in (query, key))
+    times = F.softplus(decays.float() + biases.float())
+    factors, strengths = torch.exp(-logs.float().exp() * times), rates.float().sigmoid()
+    out = []
+    for token in range(len(value)):
+        state = state * factors[token, :, None, None]
+        known = torch.einsum("hkv,hk->hv", state, key[token])
+        change = (value[token].float() - known) * strengths[token, :, None]
+        state = state + key[token, :, :, None] * change[:, None]
+        out.append(torch.einsum("hkv,hk->hv", state, query[token] * dim**-0.5))
+    return torch.stack(out).to(value.dtype), state
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns ``rms_norm(x) * weight * silu(gate)``, all [rows, width] but the weight, [width]."""
+    scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    return (x.float() * scale * weight.float() * F.silu(gate.float())).to(x.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x.float() * torch.rsqrt(x.float().pow(2).sum(-1, keepdim=True) + NORM_EPS)
