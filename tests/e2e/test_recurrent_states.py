@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
-import torch
 from support.determinism import make_requests, said
 from support.reference_models import ReferenceModel, make_model, make_prompts
 from support.variants import slow
@@ -102,11 +100,6 @@ def test_sleep_and_updates(reference: ReferenceModel, level: int) -> None:
             for name, tensor in weights
         ]
         llm.update_weights(changed)
-        own = greedy(llm, reference.prompts)
-        assert own != expected
+        assert greedy(llm, reference.prompts) != expected
         llm.update_weights([(name, tensor.clone()) for name, tensor in weights])
         assert greedy(llm, reference.prompts) == expected
-    gc.collect()
-    with torch.no_grad():
-        for (_, old), (_, new) in zip(weights, changed, strict=True):
-            assert old.shape == new.shape
