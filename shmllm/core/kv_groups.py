@@ -2,11 +2,12 @@
 
 Layers differ in what they still read of the past: all of it, a window, the current chunk, or a
 state. A group has a rule for that, and a block table of its own. Groups of attention layers take
-their blocks from one pool: a block has one buffer for each layer of a group, and a block of any
-group has the same size, because the layers are divided into groups of the same number (the last
-group of a rule may have fewer; its last buffers stay unused). Layers with a state form one group,
-whose blocks come from a pool of their own: such a block has one state of each layer, and stands for
-as many tokens as there are from one kept state to the next.
+their blocks from one pool: a block has some buffers, each with the keys and values of a layer, or
+of several layers with smaller heads, and a block of any group has the same size, because the layers
+are divided into groups of the same number of buffers (the last group of a rule may have fewer; its
+last buffers stay unused). Layers with a state form one group, whose blocks come from a pool of
+their own: such a block has one state of each layer, and stands for as many tokens as there are from
+one kept state to the next.
 
 This module owns the rules, the division into groups, and the formulas for the blocks that a request
 may need. It must not know requests, blocks or a device.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SIMILAR_COUNTS = 1.5
-"""If the most frequent rule has at most this many times the layers of the rarest, a group of each
+"""If the most frequent rule has at most this many times the buffers of the rarest, a group of each
 rule holds all its layers: padding then takes less memory than more groups would."""
 
 
@@ -113,48 +114,69 @@ class KVGroup:
 
     Attributes:
         rule: what the layers keep.
-        layers: the indices of the layers. Layer `layers[i]` uses buffer i of each block.
+        layers: the indices of the layers. Layer `layers[i]` uses buffer `i // per_buffer` of each
+            block.
+        per_buffer: the number of layers whose keys and values fit into a buffer.
     """
 
     rule: KVRule
     layers: tuple[int, ...] = ()
+    per_buffer: int = 1
+
+    @property
+    def num_buffers(self) -> int:
+        """The number of buffers that the layers use."""
+        return -(-len(self.layers) // self.per_buffer)
 
 
 ONE_GROUP = (KVGroup(FullAttention()),)
 """The groups of a cache that keeps all positions of all layers."""
 
 
-def group_layers(rules: Sequence[KVRule]) -> tuple[KVGroup, ...]:
-    """Divide layers into groups. Those with attention have at most the same number of layers.
+def group_layers(
+    rules: Sequence[KVRule | None], layer_bytes: Sequence[int] | None = None
+) -> tuple[KVGroup, ...]:
+    """Divide layers into groups. Those with attention have at most the same number of buffers.
 
-    That number is the number of layers with the rarest rule of attention, so that only the last
-    group of another rule has unused buffers; or that of the most frequent rule if both are similar.
+    That number is the number of buffers of the rarest rule of attention, so that only the last
+    group of another rule has unused ones; or that of the most frequent rule if both are similar.
 
     Args:
-        rules: the rule of each layer.
+        rules: the rule of each layer; None: the layer stores nothing.
+        layer_bytes: the keys and values of a block in each layer with attention; None: they are
+            equal. Layers of different sizes are in different groups.
 
     Returns:
         The groups. Those that keep everything come first: they limit a prefix-cache hit most. The
         group of states is the last one.
     """
-    layers: dict[KVRule, list[int]] = {}
-    for layer, rule in sorted(enumerate(rules), key=lambda item: item[1].most_kept is not None):
-        layers.setdefault(rule, []).append(layer)
-    states = {rule: members for rule, members in layers.items() if rule.interval is not None}
-    attention = {rule: members for rule, members in layers.items() if rule not in states}
-    counts = [len(members) for members in attention.values()] or [1]
-    size = max(counts) if max(counts) <= SIMILAR_COUNTS * min(counts) else min(counts)
+    sizes = [1] * len(rules) if layer_bytes is None else layer_bytes
+    attention: dict[tuple[KVRule, int], list[int]] = {}
+    states: dict[KVRule, list[int]] = {}
+    for layer, rule in enumerate(rules):
+        if rule is not None and rule.interval is None:
+            attention.setdefault((rule, sizes[layer]), []).append(layer)
+        elif rule is not None:
+            states.setdefault(rule, []).append(layer)
+    largest = max((size for _, size in attention), default=1)
+    every = [
+        KVGroup(rule, tuple(layers), largest // size) for (rule, size), layers in attention.items()
+    ]
+    every.sort(key=lambda group: group.rule.most_kept is not None)
+    counts = [group.num_buffers for group in every] or [1]
+    count = max(counts) if max(counts) <= SIMILAR_COUNTS * min(counts) else min(counts)
     groups = [
-        KVGroup(rule, tuple(members[begin : begin + size]))
-        for rule, members in attention.items()
-        for begin in range(0, len(members), size)
+        KVGroup(group.rule, group.layers[begin : begin + size], group.per_buffer)
+        for group in every
+        for size in [count * group.per_buffer]
+        for begin in range(0, len(group.layers), size)
     ]
     return (*groups, *(KVGroup(rule, tuple(members)) for rule, members in states.items()))
 
 
 def buffers_per_block(groups: Sequence[KVGroup]) -> int:
-    """The number of attention layers that a block has room for."""
-    return max((len(group.layers) for group in groups if group.rule.interval is None), default=0)
+    """The number of buffers of a block of keys and values."""
+    return max((group.num_buffers for group in groups if group.rule.interval is None), default=0)
 
 
 def most_blocks(

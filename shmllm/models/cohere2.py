@@ -36,9 +36,9 @@ def configure(fields: Fields) -> ModelConfig:
     windows = windows_by_type(fields, types, read_window(fields, 4096))
     layers = [
         LayerSpec(
-            attention=replace(attention, window=window, rope=None if window is None else rope),
+            mixer=replace(attention, window=window, rope=None if window is None else rope),
             mlp=read_mlp(fields),
-            norms=LayerNorms(before_attention="input_layernorm"),
+            norms=LayerNorms(before_mixer="input_layernorm"),
             parallel=True,
         )
         for window in windows

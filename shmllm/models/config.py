@@ -17,8 +17,9 @@ from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import (
     AttentionSpec,
-    DeltaNetSpec,
+    KVHeads,
     LayerSpec,
+    MixerSpec,
     MLPSpec,
     MoESpec,
     NormSpec,
@@ -50,8 +51,7 @@ class ModelConfig:
 
     Attributes:
         architecture: the first name in config.json's ``architectures``.
-        layers: what each layer is. All with attention have the same number of heads and the same
-            head_dim; there is at least one.
+        layers: what each layer is. At least one has attention.
         norm: all norms of the model, those of queries and keys included.
         dtype: the dtype of the checkpoint: "float32", "float16" or "bfloat16"; None: config.json
             does not name one.
@@ -85,22 +85,25 @@ class ModelConfig:
     transposed: bool = False
 
     def __post_init__(self) -> None:
-        attentions = [
-            (index, layer.attention)
-            for index, layer in enumerate(self.layers)
-            if isinstance(layer.attention, AttentionSpec)
-        ]
-        if not attentions:
+        if not self.attentions:
             raise EngineStartError(
                 f"{self.architecture}: models without a layer of attention are not supported"
             )
-        first, attention = attentions[0]
-        for index, other in attentions:
-            if _heads(other) != _heads(attention):
+        for index, source in self.kv_sources.items():
+            if (problem := self._problem_of_source(index, source)) is not None:
                 raise EngineStartError(
-                    f"{self.architecture}: layers with different heads are not supported: layer "
-                    f"{first} has {_in_words(attention)}, layer {index} has {_in_words(other)}"
+                    f"{self.architecture}: layer {index} has no keys and values and reads those of "
+                    f"layer {source}, which {problem}"
                 )
+
+    def _problem_of_source(self, index: int, source: int) -> str | None:
+        """Returns why a layer cannot read the keys and values of another one."""
+        own, other = self.layers[index].mixer, self.layers[source].mixer
+        assert isinstance(own, AttentionSpec), "it has a source"
+        if source >= index or not isinstance(other, AttentionSpec) or source in self.kv_sources:
+            return "is no earlier layer with attention of its own"
+        is_same = (own.kv, own.window) == (other.kv, other.window)
+        return None if is_same else "has other heads or another window"
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelConfig:
@@ -134,46 +137,51 @@ class ModelConfig:
         return len(self.layers)
 
     @property
-    def num_heads(self) -> int:
-        """The number of query heads of each layer."""
-        return self.attentions[0].num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        """The number of key heads of each layer, and of value heads."""
-        return self.attentions[0].num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """The width of each head."""
-        return self.attentions[0].head_dim
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """The mixer of each layer that has one."""
+        return tuple(layer.mixer for layer in self.layers if layer.mixer is not None)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """The attention of each layer that has one."""
-        every = (layer.attention for layer in self.layers)
-        return tuple(attention for attention in every if isinstance(attention, AttentionSpec))
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, AttentionSpec))
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
         """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
-        every = (layer.attention for layer in self.layers)
         return tuple(
-            attention.window if isinstance(attention, AttentionSpec) else None
-            for attention in every
+            layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else None
+            for layer in self.layers
         )
 
     @property
     def layer_state_bytes(self) -> tuple[int, ...]:
-        """The size of a request's state in each layer; 0 for those with attention."""
-        every = (layer.attention for layer in self.layers)
-        return tuple(mixer.state_bytes if isinstance(mixer, DeltaNetSpec) else 0 for mixer in every)
+        """The size of a request's state in each layer; 0 for those without one."""
+        return tuple(0 if layer.mixer is None else layer.mixer.state_bytes for layer in self.layers)
 
     @property
-    def attended_widths(self) -> tuple[int, ...]:
-        """The different widths of what the output projections of attention, or of what takes its
-        place, read, in ascending order."""
-        return tuple(sorted({layer.attention.width for layer in self.layers}))
+    def layer_kv(self) -> tuple[KVHeads | None, ...]:
+        """What each layer stores of a token in the KV cache; None: nothing, because it has no
+        attention or reads what another layer stored."""
+        return tuple(
+            None if layer.mixer is None or index in self.kv_sources else layer.mixer.kv
+            for index, layer in enumerate(self.layers)
+        )
+
+    @property
+    def kv_sources(self) -> dict[int, int]:
+        """For each layer that reads the keys and values of another one, that layer."""
+        return {
+            index: layer.mixer.source
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer.mixer, AttentionSpec) and layer.mixer.source is not None
+        }
+
+    @property
+    def mixed_widths(self) -> tuple[int, ...]:
+        """The different widths of what the output projections of mixers read, in ascending
+        order."""
+        return tuple(sorted({mixer.width for mixer in self.mixers}))
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -184,9 +192,7 @@ class ModelConfig:
     @property
     def linear_widths(self) -> tuple[int, ...]:
         """The different widths of the outputs of the layers' projections, in ascending order."""
-        widths = {self.hidden_size}
-        for layer in self.layers:
-            widths.add(layer.attention.in_width)
+        widths = {self.hidden_size}.union(*(mixer.linear_widths for mixer in self.mixers))
         widths |= {mlp.up_width for mlp in self.dense_mlps}
         return tuple(sorted(widths))
 
@@ -219,13 +225,13 @@ class ModelConfig:
         longrope depend on it."""
 
         def changed(layer: LayerSpec) -> LayerSpec:
-            attention = layer.attention
-            rope = attention.rope if isinstance(attention, AttentionSpec) else None
+            mixer = layer.mixer
+            rope = mixer.rope if isinstance(mixer, AttentionSpec) else None
             if rope is None or rope.type != "longrope":
                 return layer
-            assert isinstance(attention, AttentionSpec)
+            assert isinstance(mixer, AttentionSpec)
             rope = replace(rope, max_length=max_length)
-            return replace(layer, attention=replace(attention, rope=rope))
+            return replace(layer, mixer=replace(mixer, rope=rope))
 
         return replace(self, layers=tuple(changed(layer) for layer in self.layers))
 
@@ -262,22 +268,16 @@ def architecture_name(fields: Fields) -> str:
     return names[0]
 
 
-def _heads(attention: AttentionSpec) -> tuple[int, int, int]:
-    return attention.num_heads, attention.num_kv_heads, attention.head_dim
-
-
 def _num_rows(layer: LayerSpec) -> int:
     """The rows of all matrices of a layer, each as wide as the hidden state."""
-    attention, mlp = layer.attention.in_width + layer.attention.width, layer.mlp
+    mixer, mlp = layer.mixer, layer.mlp
+    count = 0 if mixer is None else sum(mixer.linear_widths) + mixer.width
+    if mlp is None:
+        return count
     if isinstance(mlp, MLPSpec):
-        return attention + mlp.up_width + mlp.inner
+        return count + mlp.up_width + mlp.inner
     shared = 0 if mlp.shared is None else mlp.shared.up_width + mlp.shared.inner
-    return attention + mlp.num_experts * (3 * mlp.inner + 1) + shared
-
-
-def _in_words(attention: AttentionSpec) -> str:
-    num_heads, num_kv_heads, head_dim = _heads(attention)
-    return f"{num_heads} heads and {num_kv_heads} key-value heads with a head_dim of {head_dim}"
+    return count + mlp.num_experts * (3 * mlp.inner + 1) + shared
 
 
 def _dtype(fields: Fields) -> str | None:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
-from shmllm.models.delta_net import DeltaNet
-from shmllm.models.experts import MoE
-from shmllm.models.layers import MLP, Attention, NamedWeights, Norm, Storage, TokenEmbedding
+from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
+from shmllm.models.layers import NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.matrices import addresses, parts_of
+from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm.models.specs import DeltaNetSpec, LayerSpec, MoESpec
+from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_update import update_weights
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
@@ -176,23 +176,26 @@ class DecoderModel:
         """Yields all norms."""
         for layer in self.layers:
             yield from layer.norms.values()
-            yield from layer.attention.norms
+            if layer.mixer is not None:
+                yield from layer.mixer.norms
+            if layer.mlp is not None:
+                yield from layer.mlp.norms
         yield self.norm
 
 
 class DecoderLayer:
-    """One layer: attention and MLP, each with norms before or behind it, or both.
+    """One layer: a mixer and an MLP, or one of them, each with norms before or behind it, or both.
 
     Attributes:
         spec: what it consists of.
-        norms: its norms before and behind attention and MLP, by the name of the weight.
-        attention: its attention, or what takes its place.
-        mlp: its MLP or its experts.
+        norms: its norms before and behind mixer and MLP, by the name of the weight.
+        mixer: its attention, or what takes its place, or None.
+        mlp: its feed-forward, or None.
     """
 
     def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
         self.spec: LayerSpec = config.layers[layer]
-        names = self.spec.norms
+        names, mixer, mlp = self.spec.norms, self.spec.mixer, self.spec.mlp
         self._residual_scale = config.residual_scale
         self.norms: dict[str, Norm] = {}
 
@@ -202,20 +205,15 @@ class DecoderLayer:
             self.norms[name] = Norm(config.hidden_size, config.norm, storage)
             return self.norms[name]
 
-        self._before_attention = norm(names.before_attention)
-        spec = self.spec.attention
-        self.attention: Attention | DeltaNet = (
-            DeltaNet(config, layer, spec, storage)
-            if isinstance(spec, DeltaNetSpec)
-            else Attention(config, layer, spec, storage)
-        )
-        self._after_attention = norm(names.after_attention)
+        self._before_mixer = norm(names.before_mixer)
+        self.mixer: Mixer | None = None
+        if mixer is not None:
+            self.mixer = MIXERS[type(mixer)].make(config, layer, mixer, storage)
+        self._after_mixer = norm(names.after_mixer)
         self._before_mlp = norm(names.before_mlp)
-        self.mlp: MLP | MoE = (
-            MoE(config.hidden_size, self.spec.mlp, storage)
-            if isinstance(self.spec.mlp, MoESpec)
-            else MLP(config.hidden_size, self.spec.mlp, storage)
-        )
+        self.mlp: FeedForward | None = None
+        if mlp is not None:
+            self.mlp = FEED_FORWARDS[type(mlp)].make(config, mlp, storage)
         self._after_mlp = norm(names.after_mlp)
 
     def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
@@ -230,50 +228,40 @@ class DecoderLayer:
         Returns:
             [tokens, hidden], which the next norm adds to ``residual``.
         """
-        scale = self._residual_scale
-        normed = ops.add_norm(x, residual, self._before_attention, scale)
-        x = self._attend(ops, normed)
-        if self.spec.parallel:
-            ops.add_norm(x, residual, None, scale)  # and the MLP reads what the attention read
+        scale, normed = self._residual_scale, None
+        if self.mixer is not None:
+            normed = ops.add_norm(x, residual, self._before_mixer, scale)
+            x = self._mix(ops, normed)
+        if self.mlp is None:
+            assert x is not None, "a layer has a mixer or an MLP"
+            return x
+        if normed is not None and self.spec.parallel:
+            ops.add_norm(x, residual, None, scale)  # and the MLP reads what the mixer read
         else:
             normed = ops.add_norm(x, residual, self._before_mlp, scale)
-        return self._run_mlp(ops, normed)
+        return self._run_mlp(ops, normed, residual)
 
-    def _attend(self, ops: Ops, x: Tensor) -> Tensor:
-        attention = self.attention
-        if isinstance(attention, DeltaNet):
-            mixed = ops.delta_net(ops.linear(x, attention.in_proj), attention)
-            out = ops.linear(mixed, attention.out_proj)
-        else:
-            attended = ops.attend(ops.linear(x, attention.qkv_proj), attention)
-            out = ops.linear(attended, attention.o_proj)
-        return out if self._after_attention is None else ops.norm(out, self._after_attention)
+    def _mix(self, ops: Ops, x: Tensor) -> Tensor:
+        assert self.spec.mixer is not None, "there is a mixer"
+        out = MIXERS[type(self.spec.mixer)].run(ops, x, self.mixer)
+        return out if self._after_mixer is None else ops.norm(out, self._after_mixer)
 
-    def _run_mlp(self, ops: Ops, x: Tensor) -> Tensor:
-        mlp = self.mlp
-        out = _run_experts(ops, x, mlp) if isinstance(mlp, MoE) else _run_dense(ops, x, mlp)
+    def _run_mlp(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
+        assert self.spec.mlp is not None, "there is a feed-forward"
+        out = FEED_FORWARDS[type(self.spec.mlp)].run(ops, x, residual, self.mlp)
         return out if self._after_mlp is None else ops.norm(out, self._after_mlp)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
-        weights = self.attention.named_weights(prefix)
-        weights |= self.mlp.named_weights(f"{prefix}.mlp")
+        weights: NamedWeights = {}
+        if self.mixer is not None:
+            weights |= self.mixer.named_weights(prefix)
+        if self.mlp is not None:
+            weights |= self.mlp.named_weights(f"{prefix}.mlp")
         for name, norm in self.norms.items():
             weights |= norm.named_weights(f"{prefix}.{name}")
         return weights
 
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules."""
-        mlp = self.mlp
-        return mlp.module_weights(f"{prefix}.mlp") if isinstance(mlp, MoE) else {}
-
-
-def _run_dense(ops: Ops, x: Tensor, mlp: MLP) -> Tensor:
-    activated = ops.activate(ops.linear(x, mlp.gate_up_proj), mlp.spec)
-    return ops.linear(activated, mlp.down_proj)
-
-
-def _run_experts(ops: Ops, x: Tensor, moe: MoE) -> Tensor:
-    routing = ops.route(x, moe)
-    shared = None if moe.shared is None else _run_dense(ops, x, moe.shared)
-    return ops.experts(x, routing, moe, shared)
+        return {} if self.mlp is None else self.mlp.module_weights(f"{prefix}.mlp")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from shmllm.models.layers import MLP, Linear, NamedWeights, Storage
+from shmllm.models.layers import MLP, Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
 from shmllm.models.specs import MoESpec
 
@@ -71,6 +71,8 @@ class MoE:
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
     """
+
+    norms: tuple[Norm, ...] = ()
 
     def __init__(self, hidden_size: int, spec: MoESpec, storage: Storage) -> None:
         self.spec = spec

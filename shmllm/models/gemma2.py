@@ -36,7 +36,7 @@ def configure(fields: Fields) -> ModelConfig:
     if types is None:
         types = tuple(FULL if layer % 2 else SLIDING for layer in range(num_layers))
     windows = windows_by_type(fields, types, read_window(fields, 4096))
-    layer = LayerSpec(attention=attention, mlp=read_gemma_mlp(fields), norms=NORMS)
+    layer = LayerSpec(mixer=attention, mlp=read_gemma_mlp(fields), norms=NORMS)
     model = gemma_model(fields, list(with_windows(layer, windows)), positions)
     if "final_logit_softcapping" not in fields.values:
         model = replace(model, logits_cap=LOGITS_CAP)

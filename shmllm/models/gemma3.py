@@ -26,8 +26,8 @@ from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import AttentionSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
 
 NORMS = LayerNorms(
-    before_attention="input_layernorm",
-    after_attention="post_attention_layernorm",
+    before_mixer="input_layernorm",
+    after_mixer="post_attention_layernorm",
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
@@ -57,7 +57,7 @@ def configure(fields: Fields) -> ModelConfig:
     }
     layers = [
         LayerSpec(
-            attention=replace(attention, window=window, rope=ropes[kind]),
+            mixer=replace(attention, window=window, rope=ropes[kind]),
             mlp=read_gemma_mlp(fields),
             norms=NORMS,
         )

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
 NORMS = LayerNorms(
-    before_attention="input_layernorm",
-    after_attention="post_self_attn_layernorm",
+    before_mixer="input_layernorm",
+    after_mixer="post_self_attn_layernorm",
     before_mlp="post_attention_layernorm",
     after_mlp="post_mlp_layernorm",
 )
@@ -36,7 +36,7 @@ def configure(fields: Fields) -> ModelConfig:
     rope = RopeConfig.from_fields(
         fields, positions, attention.head_dim, partial=0.5, interleaved=True
     )
-    layer = LayerSpec(attention=replace(attention, rope=rope), mlp=read_mlp(fields), norms=NORMS)
+    layer = LayerSpec(mixer=replace(attention, rope=rope), mlp=read_mlp(fields), norms=NORMS)
     model = read_model(fields, [layer] * read_num_layers(fields), positions)
     return replace(model, norm=read_norm(fields, default=1.5625e-07))
 

@@ -59,8 +59,8 @@ def configure(fields: Fields) -> ModelConfig:
         gated=False,
         bias=True,
     )
-    norms = LayerNorms(before_attention="ln_1", before_mlp="ln_2")
-    layer = LayerSpec(attention=attention, mlp=mlp, norms=norms)
+    norms = LayerNorms(before_mixer="ln_1", before_mlp="ln_2")
+    layer = LayerSpec(mixer=attention, mlp=mlp, norms=norms)
     positions = fields.integer("max_position_embeddings")
     model = read_model(fields, [layer] * read_num_layers(fields), positions, tied=True)
     return replace(

@@ -54,7 +54,7 @@ def configure(fields: Fields) -> ModelConfig:
     if types is None:
         types = tuple(FULL if layer % 2 else SLIDING for layer in range(num_layers))
     windows = windows_by_type(fields, types, read_window(fields, 128))
-    layer = LayerSpec(attention=attention, mlp=experts)
+    layer = LayerSpec(mixer=attention, mlp=experts)
     model = read_model(fields, with_windows(layer, windows), positions)
     return replace(model, norm=read_norm(fields, default=1e-5))
 

@@ -16,8 +16,8 @@ def configure(fields: Fields) -> ModelConfig:
     embedding_scale = fields.number("embedding_multiplier", 1.0)
 
     def scaled(layer: LayerSpec) -> LayerSpec:
-        assert isinstance(layer.attention, AttentionSpec)
-        return replace(layer, attention=replace(layer.attention, scale=scale))
+        assert isinstance(layer.mixer, AttentionSpec)
+        return replace(layer, mixer=replace(layer.mixer, scale=scale))
 
     return replace(
         model,

@@ -154,7 +154,8 @@ class Attention:
     Attributes:
         layer: the index of the layer.
         spec: what it computes.
-        qkv_proj: the projections to queries, keys and values, and to gates.
+        qkv_proj: the projections to queries, keys and values, and to gates. The rows of keys and
+            of values are equal if the checkpoint has one projection for both.
         q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
         sinks: [num_heads], or None.
     """
@@ -164,16 +165,22 @@ class Attention:
     ) -> None:
         self.layer = layer
         self.spec = spec
-        widths = [spec.width, spec.kv_width, spec.kv_width]
-        widths += [spec.width] if spec.gated else []
-        self.qkv_proj = Linear(config.hidden_size, widths, spec.bias, storage)
+        sizes = {"q": spec.width}
+        if spec.source is None:
+            sizes |= {"k": spec.kv_width, "v": spec.kv_width}
+        if spec.gated:
+            sizes["gate"] = spec.width
+        self._parts = tuple(sizes)
+        self.qkv_proj = Linear(config.hidden_size, [*sizes.values()], spec.bias, storage)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         self.q_norm: Norm | None = None
         self.k_norm: Norm | None = None
         if spec.qk_norm is not None:
-            own = [spec.head_dim, spec.head_dim] if spec.qk_norm == "head" else widths[:2]
-            self.q_norm = Norm(own[0], config.norm, storage)
-            self.k_norm = Norm(own[1], config.norm, storage)
+            per_head = spec.qk_norm == "head"
+            self.q_norm = Norm(spec.head_dim if per_head else spec.width, config.norm, storage)
+            if spec.source is None:
+                width = spec.head_dim if per_head else spec.kv_width
+                self.k_norm = Norm(width, config.norm, storage)
         self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
 
     @property
@@ -184,10 +191,13 @@ class Attention:
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
         prefix = f"{prefix}.self_attn"
-        projections = [f"{prefix}.{name}_proj" for name in ("q", "k", "v", "gate")]
-        weights = self.qkv_proj.named_weights(*projections[: len(self.qkv_proj.out_features)])
+        names = {part: f"{prefix}.{part}_proj" for part in self._parts}
+        weights = self.qkv_proj.named_weights(*names.values())
         if self.spec.gated:
-            weights |= self._with_gates(weights, *projections[::3])
+            weights |= self._with_gates(weights, names["q"], names["gate"])
+        if self.spec.keys_are_values and self.spec.source is None:
+            for kind in ("weight", "bias") if self.spec.bias else ("weight",):
+                weights[f"{names['k']}.{kind}"] += weights.pop(f"{names['v']}.{kind}")
         weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
         for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
             weights |= norm.named_weights(f"{prefix}.{name}")
@@ -216,6 +226,8 @@ class MLP:
         down_proj: the projection of the activation's output.
     """
 
+    norms: tuple[Norm, ...] = ()
+
     def __init__(self, hidden_size: int, spec: MLPSpec, storage: Storage) -> None:
         self.spec = spec
         widths = [spec.inner, spec.inner] if spec.gated else [spec.inner]
@@ -227,6 +239,10 @@ class MLP:
         names = ("gate_proj", "up_proj") if self.spec.gated else ("up_proj",)
         weights = self.gate_up_proj.named_weights(*(f"{prefix}.{name}" for name in names))
         return weights | self.down_proj.named_weights(f"{prefix}.down_proj")
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns nothing: transformers' modules have the same names."""
+        return {}
 
 
 class TokenEmbedding:

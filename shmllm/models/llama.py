@@ -20,5 +20,5 @@ def configure(fields: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     attention = with_rope(read_attention(fields, bias=bias, output_bias=bias), fields, positions)
     mlp = read_mlp(fields, bias=fields.flag("mlp_bias", False))
-    layer = LayerSpec(attention=attention, mlp=mlp)
+    layer = LayerSpec(mixer=attention, mlp=mlp)
     return read_model(fields, [layer] * read_num_layers(fields), positions)

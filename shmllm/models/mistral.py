@@ -20,6 +20,6 @@ from shmllm.models.specs import LayerSpec
 def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 131072)
     attention = with_rope(read_attention(fields, num_kv_heads=8), fields, positions)
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
     windows = [read_window(fields, 4096)] * read_num_layers(fields)
     return read_model(fields, with_windows(layer, windows), positions)

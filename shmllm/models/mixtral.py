@@ -37,9 +37,7 @@ def configure(fields: Fields) -> ModelConfig:
     attention = read_attention(fields, num_kv_heads=8)
     rope = RopeConfig.from_fields(fields, positions, attention.head_dim, theta=1e6)
     experts = read_experts(fields, fields.integer("intermediate_size"), num_experts=8, top_k=2)
-    layer = LayerSpec(
-        attention=replace(attention, rope=rope), mlp=replace(experts, renormalize=True)
-    )
+    layer = LayerSpec(mixer=replace(attention, rope=rope), mlp=replace(experts, renormalize=True))
     windows = [read_window(fields, None)] * read_num_layers(fields)
     model = read_model(fields, with_windows(layer, windows), positions)
     return replace(model, norm=read_norm(fields, default=1e-5))

@@ -18,15 +18,13 @@ from shmllm.models.readers import (
 )
 from shmllm.models.specs import AttentionSpec, LayerNorms, LayerSpec
 
-NORMS = LayerNorms(
-    after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"
-)
+NORMS = LayerNorms(after_mixer="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
 
 
 def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 2048)
     attention = with_rope(read_olmo_attention(fields), fields, positions)
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields), norms=NORMS)
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields), norms=NORMS)
     return olmo_model(fields, [layer] * read_num_layers(fields), positions)
 
 

@@ -42,7 +42,7 @@ def configure(fields: Fields) -> ModelConfig:
     }
     layers = [
         LayerSpec(
-            attention=replace(attention, window=window, rope=ropes[kind]),
+            mixer=replace(attention, window=window, rope=ropes[kind]),
             mlp=read_mlp(fields),
             norms=NORMS,
         )

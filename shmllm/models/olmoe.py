@@ -27,5 +27,5 @@ def configure(fields: Fields) -> ModelConfig:
     attention = replace(with_rope(attention, fields, positions), qk_norm="row")
     experts = read_experts(fields, fields.integer("intermediate_size"), num_experts=64, top_k=8)
     experts = replace(experts, renormalize=fields.flag("norm_topk_prob", False))
-    layers = [LayerSpec(attention=attention, mlp=experts)] * read_num_layers(fields)
+    layers = [LayerSpec(mixer=attention, mlp=experts)] * read_num_layers(fields)
     return replace(read_model(fields, layers, positions), norm=read_norm(fields, default=1e-5))

@@ -28,7 +28,7 @@ def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 4096)
     attention = read_attention(fields)
     rope = RopeConfig.from_fields(fields, positions, attention.head_dim, partial=1.0)
-    layer = LayerSpec(attention=replace(attention, rope=rope), mlp=read_mlp(fields))
+    layer = LayerSpec(mixer=replace(attention, rope=rope), mlp=read_mlp(fields))
     windows = [read_window(fields, None)] * read_num_layers(fields)
     model = read_model(fields, with_windows(layer, windows), positions)
     return replace(model, norm=read_norm(fields, default=1e-5))

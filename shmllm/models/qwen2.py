@@ -22,7 +22,7 @@ from shmllm.models.specs import LayerSpec
 def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 32768)
     attention = with_rope(read_attention(fields, num_kv_heads=32, bias=True), fields, positions)
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
     return read_model(fields, with_windows(layer, qwen_windows(fields)), positions)
 
 

@@ -38,7 +38,7 @@ def configure(fields: Fields) -> ModelConfig:
         top_k=4,
         renormalize=fields.flag("norm_topk_prob", False),
     )
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
     layers = with_experts(fields, with_windows(layer, _windows(fields)), experts)
     return read_model(fields, layers, positions)
 

@@ -23,5 +23,5 @@ def configure(fields: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, num_kv_heads=32, head_dim=128, bias=bias, output_bias=bias)
     attention = replace(with_rope(attention, fields, positions), qk_norm="head")
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
     return read_model(fields, with_windows(layer, qwen_windows(fields)), positions)

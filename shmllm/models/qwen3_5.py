@@ -63,7 +63,7 @@ def _read_layers(
     kinds: dict[str, AttentionSpec | DeltaNetSpec] = {FULL: attention}
     if LINEAR in types:
         kinds[LINEAR] = _read_delta_net(fields)
-    return tuple(LayerSpec(attention=kinds[name], mlp=mlp) for name in types)
+    return tuple(LayerSpec(mixer=kinds[name], mlp=mlp) for name in types)
 
 
 def _read_attention(fields: Fields, positions: int, num_kv_heads: int) -> AttentionSpec:

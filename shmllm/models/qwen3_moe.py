@@ -31,6 +31,6 @@ def configure(fields: Fields) -> ModelConfig:
     experts = replace(experts, renormalize=fields.flag("norm_topk_prob", False))
     enabled = fields.flag("use_sliding_window", False)
     window = read_window(fields, 4096) if enabled else None
-    layer = LayerSpec(attention=attention, mlp=read_mlp(fields))
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
     layers = with_windows(layer, [window] * read_num_layers(fields))
     return read_model(fields, with_experts(fields, layers, experts), positions)

@@ -37,7 +37,7 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     from shmllm.models.matrices import joined, matrix_of
 
     for index, layer in enumerate(config.layers):
-        net = layer.attention
+        net = layer.mixer
         if isinstance(net, DeltaNetSpec):
             prefix = f"model.layers.{index}.linear_attn.in_proj_"
             for name, parts in (("qkvz", ("qkv", "z")), ("ba", ("b", "a"))):

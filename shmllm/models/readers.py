@@ -199,9 +199,9 @@ def windows_by_type(
 
 def with_windows(layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
     """Returns layers that differ in the windows of their attention alone."""
-    attention = layer.attention
+    attention = layer.mixer
     assert isinstance(attention, AttentionSpec)
-    return tuple(replace(layer, attention=replace(attention, window=window)) for window in windows)
+    return tuple(replace(layer, mixer=replace(attention, window=window)) for window in windows)
 
 
 def _num_kv_heads(fields: Fields, num_heads: int, default: int | None) -> int:

@@ -29,9 +29,7 @@ def configure(fields: Fields) -> ModelConfig:
     mlp = read_mlp(fields, bias=fields.flag("mlp_bias", False))
     rotates, windows = _rotates(fields), _windows(fields)
     layers = [
-        LayerSpec(
-            attention=replace(attention, window=window, rope=rope if rotated else None), mlp=mlp
-        )
+        LayerSpec(mixer=replace(attention, window=window, rope=rope if rotated else None), mlp=mlp)
         for window, rotated in zip(windows, rotates, strict=True)
     ]
     return read_model(fields, layers, positions, tied=True)

@@ -35,6 +35,21 @@ class NormSpec:
     bias: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class KVHeads:
+    """What the KV cache holds of a token in one layer.
+
+    Attributes:
+        count: the number of key heads, and of value heads.
+        key_dim: the width of a key.
+        value_dim: the width of a value.
+    """
+
+    count: int
+    key_dim: int
+    value_dim: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """The attention of one layer.
@@ -55,6 +70,10 @@ class AttentionSpec:
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
             elements, before the output projection.
+        value_norm: whether values have an RMSNorm over each head, without a weight.
+        keys_are_values: whether a checkpoint has one projection for keys and values.
+        source: the layer whose keys and values this one reads instead of its own, which it then has
+            no projections for; None: it has its own.
     """
 
     num_heads: int
@@ -69,6 +88,11 @@ class AttentionSpec:
     bias: bool = False
     output_bias: bool = False
     gated: bool = False
+    value_norm: bool = False
+    keys_are_values: bool = False
+    source: int | None = None
+
+    state_bytes = 0
 
     @property
     def width(self) -> int:
@@ -83,7 +107,18 @@ class AttentionSpec:
     @property
     def in_width(self) -> int:
         """The width of queries, keys, values and gates side by side."""
-        return (2 if self.gated else 1) * self.width + 2 * self.kv_width
+        own = 2 * self.kv_width if self.source is None else 0
+        return (2 if self.gated else 1) * self.width + own
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the attention."""
+        return (self.in_width,)
+
+    @property
+    def kv(self) -> KVHeads:
+        """What the attention reads of each token in the cache."""
+        return KVHeads(self.num_kv_heads, self.head_dim, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +139,8 @@ class DeltaNetSpec:
     value_dim: int
     taps: int
 
+    kv = None
+
     @property
     def width(self) -> int:
         """The width of all value heads, and of the output."""
@@ -120,6 +157,11 @@ class DeltaNetSpec:
         return self.convolved_width + self.width + 2 * self.value_heads
 
     @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the net."""
+        return (self.in_width,)
+
+    @property
     def convolution_bytes(self) -> int:
         """The size of the convolution's state: its last inputs, in float32."""
         return 4 * (self.taps - 1) * self.convolved_width
@@ -128,6 +170,12 @@ class DeltaNetSpec:
     def state_bytes(self) -> int:
         """The size of a request's state in one layer, in float32."""
         return self.convolution_bytes + 4 * self.value_heads * self.key_dim * self.value_dim
+
+
+MixerSpec = AttentionSpec | DeltaNetSpec
+"""What mixes a layer's tokens. Each has `width`, what its output projection reads, `linear_widths`,
+`state_bytes`, the size of a request's recurrent state in the layer, and `kv`, what its layer reads
+of each token in the KV cache, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,25 +232,29 @@ class MoESpec:
     shared_gate: bool = False
 
 
+FeedForwardSpec = MLPSpec | MoESpec
+"""What computes each token by itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorms:
     """The norms of a layer. Each is the weight's name below the layer, such as "input_layernorm",
     or None: the layer has no such norm.
 
     Attributes:
-        before_attention: reads the residual stream; the attention reads its output.
-        after_attention: reads the attention's output, before that is added to the stream.
-        before_mlp: as `before_attention`; a parallel layer has none.
-        after_mlp: as `after_attention`.
+        before_mixer: reads the residual stream; the mixer reads its output.
+        after_mixer: reads the mixer's output, before that is added to the stream.
+        before_mlp: as `before_mixer`; a parallel layer has none.
+        after_mlp: as `after_mixer`.
     """
 
-    before_attention: str | None = None
-    after_attention: str | None = None
+    before_mixer: str | None = None
+    after_mixer: str | None = None
     before_mlp: str | None = None
     after_mlp: str | None = None
 
 
-PRE_NORMS = LayerNorms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+PRE_NORMS = LayerNorms(before_mixer="input_layernorm", before_mlp="post_attention_layernorm")
 """The norms of Llama and of most families, under their names."""
 
 
@@ -211,14 +263,14 @@ class LayerSpec:
     """One layer.
 
     Attributes:
-        attention: its attention, or what takes its place.
-        mlp: its MLP or its experts.
+        mixer: its attention, or what takes its place; None: it has an MLP alone.
+        mlp: its MLP or its experts; None: it has a mixer alone.
         norms: the norms before and behind both.
-        parallel: whether the MLP reads what the attention reads, and not its sum with the
-            attention's output.
+        parallel: whether the MLP reads what the mixer reads, and not its sum with the mixer's
+            output.
     """
 
-    attention: AttentionSpec | DeltaNetSpec
-    mlp: MLPSpec | MoESpec
+    mixer: MixerSpec | None
+    mlp: FeedForwardSpec | None
     norms: LayerNorms = PRE_NORMS
     parallel: bool = False

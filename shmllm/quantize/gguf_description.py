@@ -37,10 +37,10 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "feed_forward_length": _feed_forward_length(config, fields),
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
+        "attention.head_count": attention.num_heads,
+        "attention.head_count_kv": attention.num_kv_heads,
+        "attention.key_length": attention.head_dim,
+        "attention.value_length": attention.head_dim,
         _NORM_EPS[config.norm.kind]: config.norm.eps,
         "vocab_size": config.vocab_size,
     }
@@ -68,6 +68,7 @@ _NORM_EPS = {
 
 def _feed_forward_length(config: ModelConfig, fields: Mapping[str, Any]) -> int:
     mlp = config.layers[0].mlp
+    assert mlp is not None, "llama.cpp's names are for layers with attention and an MLP"
     width = fields.get("intermediate_size")
     return width if isinstance(mlp, MoESpec) and type(width) is int else mlp.inner
 
@@ -116,7 +117,11 @@ def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
     for rope in config.ropes:
         if rope.type == "llama3":
             length = rope.original_max_positions
-            return {FACTORS: llama3_factors(rope.theta, config.head_dim, rope.factor, length)}
+            return {
+                FACTORS: llama3_factors(
+                    rope.theta, config.attentions[0].head_dim, rope.factor, length
+                )
+            }
         if rope.type == "longrope":
             return {LONG_FACTORS: [*rope.long_factors], SHORT_FACTORS: [*rope.short_factors]}
     return {}
@@ -148,7 +153,7 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
     """How the pairs of a head are distributed over time, height and width."""
     text, vision = (fields.get(name) or {} for name in ("text_config", "vision_config"))
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    pairs = config.head_dim // 2
+    pairs = config.attentions[0].head_dim // 2
     sections = [*(rope.get("mrope_section") or [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3])]
     return {
         "rope.dimension_sections": (sections + [0] * _NUM_SECTIONS)[:_NUM_SECTIONS],

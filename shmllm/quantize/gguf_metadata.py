@@ -96,7 +96,7 @@ def _comparable(config: ModelConfig) -> Values:
 
 
 def _comparable_layer(layer: LayerSpec, config: ModelConfig) -> LayerSpec:
-    attention = layer.attention
+    attention = layer.mixer
     if not isinstance(attention, AttentionSpec):
         return layer
     window, rope = attention.window, attention.rope
@@ -107,7 +107,7 @@ def _comparable_layer(layer: LayerSpec, config: ModelConfig) -> LayerSpec:
         rope = replace(rope, mscale_all_dim=None)
         if rope.type == "longrope":  # only the factor of angles depends on it
             rope = replace(rope, factor=1.0)
-    return replace(layer, attention=replace(attention, window=window, rope=rope))
+    return replace(layer, mixer=replace(attention, window=window, rope=rope))
 
 
 def _difference(wanted: Any, found: Any, where: str) -> str:

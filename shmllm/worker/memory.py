@@ -7,8 +7,9 @@ fitting weights and KV blocks into it. `cpu.memory` and `gpu.memory` have the po
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_groups import (
@@ -24,6 +25,7 @@ from shmllm.core.kv_groups import (
 )
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.specs import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 
 MIB = 2**20
@@ -91,6 +93,19 @@ def check_weights_fit(weight_bytes: int, dtype: str, pool: MemoryPool) -> None:
         )
 
 
+class Place(NamedTuple):
+    """Where a layer has its keys and values.
+
+    group: the index of its group.
+    buffer: the index of the buffer in the blocks of the group.
+    part: its index among the layers that share the buffer.
+    """
+
+    group: int
+    buffer: int
+    part: int
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """The division of a model's KV cache, before its size is known.
@@ -98,7 +113,8 @@ class CacheShape:
     Attributes:
         groups: the groups of layers.
         block_size: tokens in a block.
-        layer_bytes: the keys and values of a block in one layer.
+        buffer_bytes: the size of a block in one buffer: the keys and values of the layer that has
+            most, or of several others.
         max_step_tokens: the most tokens of one request that a step computes.
         max_num_seqs: the most requests that run at once.
         state_bytes: the state of a request in one layer that has one.
@@ -106,28 +122,31 @@ class CacheShape:
 
     groups: tuple[KVGroup, ...]
     block_size: int
-    layer_bytes: int
+    buffer_bytes: int
     max_step_tokens: int
     max_num_seqs: int = 1
     state_bytes: int = 0
 
     @classmethod
-    def of(cls, config: EngineConfig, model: ModelConfig, layer_bytes: int) -> Self:
+    def of(
+        cls, config: EngineConfig, model: ModelConfig, bytes_of: Callable[[KVHeads], int]
+    ) -> Self:
         """
         Args:
             config: the engine's configuration.
             model: the model's.
-            layer_bytes: the keys and values of a block in one layer.
+            bytes_of: returns the size of a block's keys and values in a layer.
         """
         cache, scheduler = config.cache, config.scheduler
         interval = cache.mamba_block_size if cache.enable_prefix_caching else LONGEST_INTERVAL
         rules = layer_rules(
             model, cache.disable_hybrid_kv_cache_manager, interval, cache.block_size
         )
+        layer_bytes = [0 if heads is None else bytes_of(heads) for heads in model.layer_kv]
         return cls(
-            group_layers(rules),
+            group_layers(rules, layer_bytes),
             cache.block_size,
-            layer_bytes,
+            max(layer_bytes),
             scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens,
             scheduler.max_num_seqs,
             -(-max(model.layer_state_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES,
@@ -135,13 +154,13 @@ class CacheShape:
 
     @property
     def num_buffers(self) -> int:
-        """The number of attention layers that a block has room for."""
+        """The number of buffers of a block of keys and values."""
         return buffers_per_block(self.groups)
 
     @property
     def bytes_per_block(self) -> int:
         """The keys and values of a block, in all layers."""
-        return self.num_buffers * self.layer_bytes
+        return self.num_buffers * self.buffer_bytes
 
     @property
     def states(self) -> tuple[int, int] | None:
@@ -158,14 +177,13 @@ class CacheShape:
         return () if self.states is None else self.groups[self.states[0]].layers
 
     @property
-    def places(self) -> dict[int, tuple[int, int]]:
-        """For each layer with attention the index of its group, and of its buffer in the blocks of
-        the group."""
+    def places(self) -> dict[int, Place]:
+        """Where each layer that stores keys and values has them."""
         return {
-            layer: (index, buffer)
-            for index, group in enumerate(self.groups)
+            layer: Place(number, *divmod(index, group.per_buffer))
+            for number, group in enumerate(self.groups)
             if group.rule.interval is None
-            for buffer, layer in enumerate(group.layers)
+            for index, layer in enumerate(group.layers)
         }
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -209,8 +227,8 @@ class CacheShape:
 
 def layer_rules(
     model: ModelConfig, keeps_all: bool, interval: int, block_size: int
-) -> list[KVRule]:
-    """Return what each layer keeps.
+) -> list[KVRule | None]:
+    """Return what each layer keeps; None: it stores nothing.
 
     Args:
         model: the model.
@@ -219,15 +237,16 @@ def layer_rules(
         block_size: tokens in a block.
     """
     state = RecurrentState(-(-interval // block_size) * block_size)
-    every = zip(model.layer_state_bytes, model.layer_windows, strict=True)
-    return [
-        state
-        if num_bytes
-        else FullAttention()
-        if window is None or keeps_all
-        else SlidingWindow(window)
-        for num_bytes, window in every
-    ]
+
+    def rule(num_bytes: int, heads: KVHeads | None, window: int | None) -> KVRule | None:
+        if num_bytes:
+            return state
+        if heads is None:
+            return None
+        return FullAttention() if window is None or keeps_all else SlidingWindow(window)
+
+    every = zip(model.layer_state_bytes, model.layer_kv, model.layer_windows, strict=True)
+    return [rule(*layer) for layer in every]
 
 
 @dataclass(frozen=True, slots=True)

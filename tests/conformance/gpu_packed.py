@@ -126,14 +126,14 @@ class PackedProgramConformance:
         steps = GpuSteps(gpu_device, directory)
         assert steps.model.has_packed
         if name != "experts":
-            assert isinstance(steps.model.layers[0].attention.qkv_proj.weight, MixedMatrix)
+            assert isinstance(steps.model.layers[0].mixer.qkv_proj.weight, MixedMatrix)
             assert not isinstance(parts_of(steps.model.embedding.table)[0], torch.Tensor)
         assert_equals_the_values(directory, steps, torch.float32)
 
     def test_compressed_tensors(self, gpu_device, tmp_path, dtype) -> None:
         directory = compressed(tmp_path, **SHAPE)
         steps = GpuSteps(gpu_device, directory, dtype=dtype)
-        assert steps.model.layers[0].attention.o_proj.weight.kind == "int4"
+        assert steps.model.layers[0].mixer.o_proj.weight.kind == "int4"
         assert_equals_the_values(directory, steps, dtype)
 
     def test_replays_equal_launches(self, gpu_device, tmp_path) -> None:

@@ -8,6 +8,7 @@ from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.reference import rope_write as plain
+from shmllm_kernels.reference.rope_write import HeadNorms
 
 EPS = 1e-6
 
@@ -48,13 +49,14 @@ class Step:
         shape = (2, blocks, block_size, kv_heads, dim)
         self.cache = poisoned(*shape, dtype=dtype, device=draw.device)
         self.query = poisoned(tokens, heads, dim, dtype=dtype, device=draw.device)
-        self.norms, self.options = None, (offset, interleaved)
+        self.norms, self.interleaved = None, interleaved
         if has_norms:
-            self.norms = (draw.normal(dim, dtype=dtype), draw.normal(dim, dtype=dtype), EPS)
+            weights = draw.normal(dim, dtype=dtype), draw.normal(dim, dtype=dtype)
+            self.norms = HeadNorms(*weights, EPS, offset)
 
     def run(self, function, query, cache):
         function(
-            query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms, *self.options
+            query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms, self.interleaved
         )
 
     def check(self, tolerances):
@@ -79,6 +81,18 @@ class RopeWriteConformance:
 
     def test_norms_with_an_offset_of_their_weights(self, draw, dtype):
         Step(draw, dtype, 3, 4, 2, 24, has_norms=True, offset=1.0).check(tolerances(dtype))
+
+    def test_values_with_a_norm(self, draw, dtype):
+        step = Step(draw, dtype, 3, 4, 2, 24, has_norms=True)
+        step.norms = step.norms._replace(has_values=True)
+        step.check(tolerances(dtype))
+
+    def test_a_step_without_keys_and_values_writes_nothing(self, draw, dtype):
+        step = Step(draw, dtype, 3, 4, 2, 24, has_norms=True)
+        step.heads = step.heads[:, :4]
+        step.norms = step.norms._replace(key=None)
+        step.check(tolerances(dtype))
+        assert step.cache.isnan().all()
 
     @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(8, False), (24, True), (8, True)])
     def test_a_part_of_each_head_and_neighbours(self, draw, dtype, rotary_dim, interleaved):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from support.cache_shapes import cache_shape
 from torch import Tensor
 
 from shmllm.config.graphs import CudaGraphMode
-from shmllm.core.kv_groups import group_layers
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model, stored_parts
@@ -19,12 +19,11 @@ from shmllm.models.weights import load_weights, stored_kinds
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
-from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache, states_bytes
+from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
-from shmllm.worker.memory import CacheShape, layer_rules
 
 BLOCK_SIZE = 8
 MAX_LENGTH = 64
@@ -85,12 +84,7 @@ class GpuSteps:
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.last_tokens = torch.full((max_requests,), -99, dtype=torch.int64, device=where)
-        layout = GpuCacheLayout.of(config, BLOCK_SIZE, dtype)
-        rules = layer_rules(config, False, BLOCK_SIZE, BLOCK_SIZE)
-        shape = CacheShape(
-            group_layers(rules), BLOCK_SIZE, layout.block_bytes, 64,
-            state_bytes=max(config.layer_state_bytes),
-        )  # fmt: skip
+        shape = cache_shape(config, BLOCK_SIZE, lambda heads: block_bytes(heads, BLOCK_SIZE, dtype))
         num_groups = len(shape.groups)
         self.batch = InputBatch(max_requests, MAX_LENGTH, BLOCK_SIZE, config.vocab_size, num_groups)
         max_blocks = MAX_LENGTH // BLOCK_SIZE
@@ -101,11 +95,9 @@ class GpuSteps:
         self._assigned: set[int] = set()
         self._step = 0
         self._last_decodes: list[int] = []
-        num_bytes = layout.cache_bytes(shape.num_buffers, num_blocks)
-        num_bytes += states_bytes(shape, num_blocks)
-        self.cache = GpuKVCache(
-            layout, shape, num_blocks, device.make_arena(num_bytes, "the cache"), num_blocks
-        )
+        num_bytes = cache_bytes(shape, dtype, num_blocks, num_blocks)
+        arena = device.make_arena(num_bytes, "the cache")
+        self.cache = GpuKVCache(config, dtype, shape, num_blocks, arena, num_blocks)
         for states in self.cache.states.values():
             states.fill_(math.nan)
         for part in (part for _, *layer in self.cache.layers.values() for part in layer):

@@ -45,6 +45,7 @@ from shmllm_kernels.gpu.row_copies import embed, gather_rows
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
+from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.sampling import SamplingColumns
 from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
 
@@ -168,11 +169,11 @@ def rows() -> None:
     activation.activate(gate_up, gate_up.clone(), "gelu_tanh", is_gated=False)
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
-    for norms in (None, (angles[0, 0], angles[0, 0], 1e-6)):
-        heads = empty(4, 48, 128)
-        rope_and_write(empty(4, 32, 128), cache[0], cache[1], heads, angles, angles, slots, norms)
+    norms = HeadNorms(angles[0, 0], angles[0, 0], 1e-6)
     query, heads = empty(4, 32, 128), empty(4, 48, 128)
-    rope_and_write(query, cache[0], cache[1], heads, angles, angles, slots, norms, offset=1.0)
+    for kind in (None, norms, norms._replace(offset=1.0), norms._replace(has_values=True)):
+        rope_and_write(query, cache[0], cache[1], heads, angles, angles, slots, kind)
+    rope_and_write(query, cache[0], cache[1], heads[:, :32], angles, angles, slots, norms)
     rope_and_write(query, cache[0], cache[1], heads, None, None, slots)
     part = empty(4, 1, 64)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, norms)

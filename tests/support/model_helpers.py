@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.cache_shapes import cache_shape
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -37,7 +38,6 @@ from transformers import (
     SmolLM3Config,
 )
 
-from shmllm.core.kv_groups import group_layers
 from shmllm.core.plan import StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
@@ -45,10 +45,8 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.weights import load_weights
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.cpu.arena import HostArena
-from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
+from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
 from shmllm.worker.cpu.program import CpuProgram
-from shmllm.worker.memory import CacheShape, layer_rules
-from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 SIZES = {
     "vocab_size": 97,
@@ -130,24 +128,23 @@ def load(
     return model
 
 
-BLOCK_SIZE = INTERVAL = 16
+BLOCK_SIZE = 16
 
 
 def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, InputBatch]:
     """What runs one sequence of at most that many tokens, in blocks from 1 on."""
     config = model.config
     num_blocks = -(-num_tokens // BLOCK_SIZE)
-    groups = group_layers(layer_rules(config, False, INTERVAL, BLOCK_SIZE))
-    shape = CacheShape(groups, BLOCK_SIZE, 1, 64, state_bytes=max(config.layer_state_bytes))
-    num_groups = len(groups)
-    num_all = num_groups * num_blocks + 1
-    layout = CacheLayout(
-        config.num_kv_heads, config.head_dim, BLOCK_SIZE, str(model.dtype).removeprefix("torch.")
+    stored = str(model.dtype).removeprefix("torch.")
+    shape = cache_shape(
+        config, BLOCK_SIZE, lambda heads: layout_of(heads, BLOCK_SIZE, stored).block_bytes
     )
-    arena = HostArena(cache_bytes(layout, shape, num_all, num_all), "the cache")
+    num_groups = len(shape.groups)
+    num_all = num_groups * num_blocks + 1
+    arena = HostArena(cache_bytes(shape, num_all, num_all), "the cache")
     batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size, num_groups)
     batch.block_tables[:, 0] = np.arange(1, num_all).reshape(num_groups, num_blocks)
-    cache = CpuKVCache(layout, shape, num_all, arena, num_all)
+    cache = CpuKVCache(config, stored, shape, num_all, arena, num_all)
     return CpuProgram(model, cache, batch, num_tokens, 1), batch
 
 

@@ -39,7 +39,7 @@ def _find_values(target, cache, heads, tile, kv_head, first_vector):
     base = cache + kv_head * word(heads, at.HEAD_BYTES) + word(heads, at.KEY_BYTES)
     for i in range(KEY_VECTORS):
         vector = min(first_vector + i, last_vector)
-        block = base + np.int64(blocks[vector >> shift]) * word(heads, at.BLOCK_BYTES)
+        block = base + np.int64(blocks[vector >> shift]) * word(heads, at.BLOCK_STRIDE)
         part = vector & ((1 << shift) - 1)
         put_word(target, i, block + part * LANES * word(heads, at.VALUE_ROW_BYTES))
 

@@ -89,7 +89,7 @@ class CacheLayout:
 
     @property
     def block_bytes(self) -> int:
-        """The stride from one block to the next: keys and values of all heads in one layer."""
+        """The size of a block: keys and values of all heads in one layer."""
         return self.num_kv_heads * self.head_bytes
 
     @property
@@ -98,7 +98,10 @@ class CacheLayout:
 
 
 def head_words(
-    layout: CacheLayout, num_heads: int, scale: float | None = None
+    layout: CacheLayout,
+    num_heads: int,
+    scale: float | None = None,
+    block_stride: int | None = None,
 ) -> NDArray[np.int64]:
     """Returns the numbers that kernels need about the heads, in the order of the names below.
 
@@ -106,6 +109,8 @@ def head_words(
         layout: the layout of the cache.
         num_heads: the number of query heads; a multiple of `layout.num_kv_heads`.
         scale: the factor of the scores; None: head_dim**-0.5.
+        block_stride: the bytes from one block of the layer to the next; None: its blocks follow
+            each other.
     """
     if num_heads % layout.num_kv_heads:
         raise ValueError(f"{num_heads} heads cannot share {layout.num_kv_heads} key-value heads")
@@ -117,7 +122,7 @@ def head_words(
         layout.block_size.bit_length() - 1,
         vectors_per_block.bit_length() - 1,
         layout.keys_per_vector,
-        layout.block_bytes,
+        layout.block_bytes if block_stride is None else block_stride,
         layout.head_bytes,
         layout.key_bytes,
         layout.keys_shape[1] * layout.itemsize,
@@ -136,7 +141,7 @@ def head_words(
     BLOCK_SHIFT,  # log2 of the block size
     VECTOR_SHIFT,  # log2 of the vectors that hold one dimension of a block's keys
     KEYS_PER_VECTOR,
-    BLOCK_BYTES,
+    BLOCK_STRIDE,  # from one block to the next
     HEAD_BYTES,
     KEY_BYTES,
     DIMENSION_BYTES,  # from one dimension of the keys to the next

@@ -1,7 +1,8 @@
 """The kernel between the qkv projection and attention.
 
-It applies RMSNorm to query and key heads if the model has such norms, applies rotary embedding
-(`reference.rope` has the formulas) if the layer has one, and writes keys and values to the cache.
+It applies RMSNorm to query, key and value heads if the model has such norms, applies rotary
+embedding (`reference.rope` has the formulas) if the layer has one, and writes keys and values to
+the cache, if the layer has its own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TOKENS_AT_ONCE = 8
 
 
 class Norm(NamedTuple):
-    """The norm of query heads, or of key heads."""
+    """The norm of query heads, of key heads, or of value heads."""
 
     weight: int  # address, or 0
     eps: float
@@ -114,7 +115,7 @@ def _store_token(heads, row, slot, cache, kind):
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
     shift = word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
-    block = cache + (slot >> shift) * word(heads, at.BLOCK_BYTES)
+    block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
     stride = word(heads, at.DIMENSION_BYTES) // itemsize(kind)
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
@@ -152,21 +153,25 @@ def _store(operands, piece, thread, num_threads, stored, kind):
     num_tokens, heads = word(word(operands, 0), 0), word(operands, 1)
     qkv, qkv_stride, cache = word(operands, 2), word(operands, 3), word(operands, 7)
     q_norm, k_norm = _norm(operands, word(operands, 8)), _norm(operands, word(operands, 9))
+    v_norm = _norm(operands, word(operands, 15))
     num_pairs, is_interleaved = word(operands, 13), word(operands, 14)
-    head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
-    num_heads = word(heads, at.NUM_HEADS)
+    head_dim, num_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_HEADS)
+    num_kv_heads = word(heads, at.NUM_KV_HEADS) if cache != 0 else 0
     chunk = _chunk(num_tokens, num_threads)
     for token in range(piece * chunk, min((piece + 1) * chunk, num_tokens)):
         row = qkv + token * qkv_stride
         keys = row + 4 * num_heads * head_dim
         _normalise_heads(row, num_heads, head_dim, q_norm, kind)
         _normalise_heads(keys, num_kv_heads, head_dim, k_norm, kind)
+        values = keys + 4 * num_kv_heads * head_dim
+        _normalise_heads(values, num_kv_heads, head_dim, v_norm, kind)
         if num_pairs > 0:
             cos = word(operands, 4) + token * num_pairs * 4
             sin = word(operands, 5) + token * num_pairs * 4
             for index in range(num_heads + num_kv_heads):
                 _rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
-        _store_token(heads, keys, word(word(operands, 6), token), cache, stored)
+        if cache != 0:
+            _store_token(heads, keys, word(word(operands, 6), token), cache, stored)
 
 
 STORE_HEADS = {kinds: Kernel(_pieces, _store, *kinds) for kinds in at.KINDS}
@@ -178,11 +183,11 @@ Operands (addresses; strides in bytes):
 
     0  step: int64 words, the first is the number of tokens
     1  heads: words, see `cache_layout.head_words`
-    2  qkv: float32 rows, all query heads, then key heads, then value heads
+    2  qkv: float32 rows, all query heads, then key heads, then value heads, if there are any
     3  the stride of qkv (a number)
     4  cos, 5  sin: float32 [tokens, pairs], of the tokens' positions
     6  slots: int64 [tokens], block * block_size + offset
-    7  the layer's cache, see `CacheLayout`
+    7  the layer's cache, see `CacheLayout`; 0: the layer has no keys and values of its own
     8  q_norm, 9  k_norm: the norms' weights, or 0 if the model has none
     10 eps of these norms, and 11 the offset of their weights, numbers from `word_of_float`
     12 0: a norm is over one head, weights [head_dim]; 1: over all query heads or all key heads
@@ -190,4 +195,5 @@ Operands (addresses; strides in bytes):
     13 pairs: the number of pairs that are rotated in each head, which are its first elements; 0:
        none, and cos and sin are not read (a number)
     14 0: element i belongs to element i + pairs; 1: element 2 i to element 2 i + 1 (a number)
+    15 v_norm: the weights of the values' norm, or 0 if the model has none
 """

@@ -18,7 +18,7 @@ from torch import Tensor
 from shmllm_kernels.gpu.attention_kernels import LOG2_E, attend, merge_splits
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def paged_attention(
 
     Args:
         out: [tokens, num_heads, dim], the last dimension contiguous.
-        query: [tokens, num_heads, dim], strides as ``out``; dim is at most 256.
+        query: [tokens, num_heads, dim], strides as ``out``; dim is at most 512.
         key_cache: [blocks, block_size, num_kv_heads, dim], the last dimension contiguous, any
             other strides; query's dtype: float32, float16 or bfloat16.
         value_cache: the same shape and strides.

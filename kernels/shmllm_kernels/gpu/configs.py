@@ -50,12 +50,12 @@ class AttentionConfig:
 # programs of 64 rows would read more than the cache delivers.
 _DECODE = {
     # head_dim up to: config
-    "sm90": {64: (16, 64, 4, 7), 128: (16, 32, 4, 7), 256: (16, 32, 4, 5)},
-    "any": {64: (16, 64, 4, 5), 128: (16, 32, 4, 5), 256: (16, 16, 4, 5)},
+    "sm90": {64: (16, 64, 4, 7), 128: (16, 32, 4, 7), 256: (16, 32, 4, 5), 512: (16, 16, 4, 5)},
+    "any": {64: (16, 64, 4, 5), 128: (16, 32, 4, 5), 256: (16, 16, 4, 5), 512: (16, 16, 4, 3)},
 }
 _PREFILL = {
-    "sm90": {64: (128, 64, 8, 5), 128: (128, 64, 8, 5), 256: (128, 32, 8, 5)},
-    "any": {64: (64, 64, 4, 5), 128: (128, 32, 8, 5), 256: (64, 16, 8, 5)},
+    "sm90": {64: (128, 64, 8, 5), 128: (128, 64, 8, 5), 256: (128, 32, 8, 5), 512: (64, 32, 8, 5)},
+    "any": {64: (64, 64, 4, 5), 128: (128, 32, 8, 5), 256: (64, 16, 8, 5), 512: (32, 16, 8, 3)},
 }
 
 
@@ -158,7 +158,7 @@ def table_entry(
 
     Args:
         key: one of DEVICE_KEYS.
-        head_dim: the size of a head, at most 256.
+        head_dim: the size of a head, at most 512.
         heads_per_kv: the number of query heads that share a kv head.
         max_query_len: 1 for a batch of decodes. The host must know it at capture.
         dtype: the dtype of query and cache. float32 gets smaller tiles, because it takes twice the

@@ -12,9 +12,17 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.reference.rope_write import HeadNorms
 
 HEADS_PER_PROGRAM = 8
 _FLOAT16_MAX = tl.constexpr(65504.0)
+
+
+@triton.jit
+def _scale(first, second, eps, HALF: tl.constexpr):
+    """Returns what RMSNorm multiplies heads by, which are given as pairs of elements."""
+    squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+    return tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
 
 
 @triton.jit
@@ -32,8 +40,7 @@ def _normed(
     HAS_OFFSET: tl.constexpr,
 ):
     """Applies RMSNorm to heads given as pairs of elements, and rounds where the reference does."""
-    squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
-    scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+    scale = _scale(first, second, eps, HALF)
     low = tl.load(weight_ptr + first_place, mask=inside, other=0.0).to(tl.float32)[None, :]
     high = tl.load(weight_ptr + second_place, mask=inside, other=0.0).to(tl.float32)[None, :]
     first, second = first * scale, second * scale
@@ -83,6 +90,7 @@ def _rope_write(
     IS_INTERLEAVED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
+    HAS_VALUE_NORM: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
@@ -122,6 +130,9 @@ def _rope_write(
     cached = block * cache_block_stride + place * cache_token_stride
     cached += head[:, None] * cache_head_stride
     if is_value:
+        if HAS_VALUE_NORM:
+            scale = _scale(first, second, eps, HALF)
+            first, second = first * scale, second * scale
         values = value_ptr + cached
         tl.store(values + first_place[None, :], _stored(first, dtype), mask=mask)
         tl.store(values + second_place[None, :], _stored(second, dtype), mask=mask)
@@ -162,8 +173,7 @@ def rope_and_write(
     cos: Tensor | None,
     sin: Tensor | None,
     slots: Tensor,
-    norms: tuple[Tensor, Tensor, float] | None = None,
-    offset: float = 0.0,
+    norms: HeadNorms | None = None,
     interleaved: bool = False,
 ) -> None:
     """Computes the same as ``reference.rope_write.rope_and_write``, with float32 intermediates.
@@ -173,13 +183,13 @@ def rope_and_write(
         key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, any other strides.
         value_cache: the same shape and strides.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], heads contiguous; float32, float16
-            or bfloat16, like all other tensors but ``slots``.
+            or bfloat16, like all other tensors but ``slots``; or [tokens, num_heads, dim]: nothing
+            is written to the cache.
         cos: [tokens, 1, rotary_dim] or [tokens, rotary_dim], the last dimension contiguous. Only
             the second half is read. None: nothing is rotated.
         sin: as ``cos``.
         slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
-        norms: weights of the query's and the key's norm, [dim] each, and their eps.
-        offset: added to these weights, in float32.
+        norms: norms of each head, with weights of [dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together, and not those of the two
             halves of the first ``rotary_dim`` elements.
 
@@ -188,19 +198,14 @@ def rope_and_write(
     8,192.
     """
     tokens, num_heads, dim = query.shape
-    num_kv_heads = key_cache.shape[2]
+    num_kv_heads = key_cache.shape[2] if heads.shape[1] > num_heads else 0
     tables = heads, heads
     if cos is not None and sin is not None:
         tables = cos.view(tokens, cos.shape[-1]), sin.view(tokens, sin.shape[-1])
     _check(query, key_cache, value_cache, heads, *tables, slots)
     if tokens == 0:
         return
-    query_weight, key_weight, eps = norms if norms is not None else (heads, heads, 0.0)
-    if norms is not None:
-        for weight in (query_weight, key_weight):
-            assert weight.shape == (dim,), "a norm's weight is [dim]"
-            assert weight.dtype is heads.dtype, "all floating tensors have one dtype"
-            assert weight.stride(0) == 1, "a norm's weight must be contiguous"
+    weights = _weights(norms, dim, heads)
     per_program = min(HEADS_PER_PROGRAM, next_power_of_two(num_heads))
     groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
     _rope_write[(tokens, groups)](
@@ -210,8 +215,7 @@ def rope_and_write(
         heads,
         *tables,
         slots,
-        query_weight,
-        key_weight,
+        *weights,
         query.stride(0),
         query.stride(1),
         heads.stride(0),
@@ -219,19 +223,32 @@ def rope_and_write(
         *(table.stride(0) for table in tables),
         *key_cache.stride()[:3],
         key_cache.shape[1],
-        eps,
-        offset,
+        0.0 if norms is None else norms.eps,
+        0.0 if norms is None else norms.offset,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=dim // 2,
         ROTARY_HALF=0 if cos is None else cos.shape[-1] // 2,
         IS_INTERLEAVED=interleaved,
         HAS_NORM=norms is not None,
-        HAS_OFFSET=offset != 0,
+        HAS_OFFSET=norms is not None and norms.offset != 0,
+        HAS_VALUE_NORM=norms is not None and norms.has_values,
         HEADS=per_program,
         PAIRS=next_power_of_two(dim // 2),
         num_warps=4,
     )
+
+
+def _weights(norms: HeadNorms | None, dim: int, heads: Tensor) -> list[Tensor]:
+    """Returns the weights of the queries' and keys' norms, or others that are not read."""
+    if norms is None:
+        return [heads, heads]
+    weights = [norms.query, norms.query if norms.key is None else norms.key]
+    for weight in weights:
+        assert weight.shape == (dim,), "a norm's weight is [dim]"
+        assert weight.dtype is heads.dtype, "all floating tensors have one dtype"
+        assert weight.stride(0) == 1, "a norm's weight must be contiguous"
+    return weights
 
 
 def _check(
@@ -244,9 +261,11 @@ def _check(
     slots: Tensor,
 ) -> None:
     tokens, num_heads, dim = query.shape
-    num_kv_heads = key_cache.shape[2]
+    most = num_heads + 2 * key_cache.shape[2]
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
-    assert heads.shape == (tokens, num_heads + 2 * num_kv_heads, dim), "heads: query, key, value"
+    assert heads.shape in ((tokens, most, dim), (tokens, num_heads, dim)), (
+        "heads: query, key, value"
+    )
     assert key_cache.shape[3] == dim, "the cache has heads of another size"
     assert key_cache.shape == value_cache.shape, "key_cache and value_cache differ in shape"
     assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from shmllm_kernels.reference.norm import rms_norm
 from shmllm_kernels.reference.rope import apply_rope
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorms of heads.
+
+    query: the weight of the queries' norm: [dim], for a norm of each head, or [num_heads * dim],
+        for one of all side by side.
+    key: the weight of the keys' norm, likewise; None: a step has no keys.
+    eps: their eps, and that of the values' norm.
+    offset: added to these weights.
+    has_values: whether value heads have a norm, too, without a weight.
+    """
+
+    query: Tensor
+    key: Tensor | None
+    eps: float
+    offset: float = 0.0
+    has_values: bool = False
 
 
 def rope_and_write(
@@ -17,8 +37,7 @@ def rope_and_write(
     cos: Tensor | None,
     sin: Tensor | None,
     slots: Tensor,
-    norms: tuple[Tensor, Tensor, float] | None = None,
-    offset: float = 0.0,
+    norms: HeadNorms | None = None,
     interleaved: bool = False,
 ) -> None:
     """Normalises and rotates the heads of a step's tokens and writes keys and values to the cache.
@@ -30,25 +49,29 @@ def rope_and_write(
         query: [tokens, num_heads, dim]; gets the rotated query heads.
         key_cache: [blocks, block_size, num_kv_heads, dim]; gets the rotated keys.
         value_cache: the same shape; gets the values.
-        heads: [tokens, num_heads + 2 * num_kv_heads, dim]: query, key and value heads.
+        heads: [tokens, num_heads + 2 * num_kv_heads, dim]: query, key and value heads; or
+            [tokens, num_heads, dim]: nothing is written to the cache.
         cos: [tokens, 1, rotary_dim], see ``reference.rope``; None: nothing is rotated.
         sin: [tokens, 1, rotary_dim], with its sign, see ``reference.rope``; None with cos.
         slots: [tokens] int64, block * block_size + offset in the block; -1: not written.
-        norms: weights of the query's and the key's norm, and their eps: [dim] each, for a norm of
-            each head, or [num_heads * dim] and [num_kv_heads * dim], for one of all side by side.
-        offset: added to these weights.
+        norms: the norms of heads; None: they have none.
         interleaved: see ``reference.rope``.
     """
-    num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
-    rotated, value = heads[:, :num_heads], heads[:, num_heads + num_kv_heads :]
-    key = heads[:, num_heads : num_heads + num_kv_heads]
+    num_heads = query.shape[1]
+    num_kv_heads = (heads.shape[1] - num_heads) // 2
+    sizes = [num_heads, num_kv_heads, num_kv_heads]
+    rotated, key, value = heads.split_with_sizes(sizes, dim=1)
     if norms is not None:
-        query_weight, key_weight, eps = norms
-        rotated = _normalise(rotated, query_weight, eps, offset)
-        key = _normalise(key, key_weight, eps, offset)
+        rotated = _normalise(rotated, norms.query, norms.eps, norms.offset)
+        if norms.key is not None:
+            key = _normalise(key, norms.key, norms.eps, norms.offset)
+        if norms.has_values:
+            value = _normalise(value, torch.ones_like(value[0, 0]), norms.eps, 0.0)
     if cos is not None and sin is not None:
         rotated, key = apply_rope(rotated, key, cos, sin, interleaved)
     query.copy_(rotated)
+    if not num_kv_heads:
+        return
     stored = slots >= 0
     blocks, places = slots[stored] // key_cache.shape[1], slots[stored] % key_cache.shape[1]
     for cache, part in ((key_cache, key), (value_cache, value)):

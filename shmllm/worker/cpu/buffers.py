@@ -67,7 +67,7 @@ class CpuBuffers:
 
         hidden = config.hidden_size
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
-        self._attended = {width: buffer(max_tokens, width) for width in config.attended_widths}
+        self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
@@ -83,7 +83,7 @@ class CpuBuffers:
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self.rounded: Tensor | None = None
         if activation_dtype != "float32":
-            widest = max(hidden, *config.attended_widths, *config.inner_widths)
+            widest = max(hidden, *config.mixed_widths, *config.inner_widths)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
             size = rounded_bytes(most_rows, widest, activation_dtype)
             self.rounded = allocate((size,), torch.uint8)

@@ -2,39 +2,66 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from shmllm.models.config import ModelConfig
+from shmllm.models.specs import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 from shmllm.worker.memory import CacheShape
 from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 
-def cache_bytes(
-    layout: CacheLayout, shape: CacheShape, num_blocks: int, num_states: int = 1
-) -> int:
+def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout:
+    """Return the layout of a block in a layer.
+
+    Args:
+        heads: the layer's keys and values.
+        block_size: tokens in a block.
+        stored: the dtype name of the cache.
+    """
+    return CacheLayout(heads.count, heads.key_dim, block_size, stored)
+
+
+def cache_bytes(shape: CacheShape, num_blocks: int, num_states: int = 1) -> int:
     """Return the size of the arena that a `CpuKVCache` needs."""
-    blocks = shape.num_buffers * (num_blocks * layout.block_bytes + ALIGNMENT_BYTES)
+    blocks = shape.num_buffers * (num_blocks * shape.buffer_bytes + ALIGNMENT_BYTES)
     states = num_states * shape.state_bytes + ALIGNMENT_BYTES
     return blocks + len(shape.state_layers) * states
+
+
+class LayerCache(NamedTuple):
+    """The keys and values of a layer.
+
+    group: the index of its group of layers.
+    blocks: [num_blocks, block_bytes] uint8, with other layers' blocks between them.
+    layout: the layout of a block.
+    """
+
+    group: int
+    blocks: Tensor
+    layout: CacheLayout
 
 
 class CpuKVCache:
     """The KV blocks of all layers.
 
     Args:
-        layout: the layout of a block in one layer.
+        model: the model's configuration.
+        stored: the dtype name of keys and values.
         shape: the groups of layers.
         num_blocks: the number of blocks of keys and values.
         arena: the arena to allocate them in.
         num_states: the number of blocks of states.
 
     Attributes:
-        layout: as given.
+        stored: as given.
         num_groups: the number of groups of layers.
-        layers: for each layer with attention the index of its group and its buffer, [num_blocks,
-            block_bytes] uint8, zeroed. One layer of each group uses the same buffer, in blocks of
-            their own.
+        layers: for each layer with attention its keys and values, zeroed. Layers of different
+            groups use the same memory, in blocks of their own. A layer that has no keys and values
+            of its own has those of the layer that it reads.
         states: for each layer with a state its buffer, [num_states, state_bytes] uint8.
         interval: the number of tokens of a block of states; 0: there are none.
         state_group: the index of the group of states; 0: there is none.
@@ -42,19 +69,27 @@ class CpuKVCache:
 
     def __init__(
         self,
-        layout: CacheLayout,
+        model: ModelConfig,
+        stored: str,
         shape: CacheShape,
         num_blocks: int,
         arena: Arena,
         num_states: int = 1,
     ) -> None:
-        self.layout = layout
+        self.stored = stored
         self.num_groups = len(shape.groups)
-        size = (num_blocks, layout.block_bytes)
+        size = (num_blocks, shape.buffer_bytes)
         buffers = [arena.allocate(size, torch.uint8) for _ in range(shape.num_buffers)]
-        self.layers: dict[int, tuple[int, Tensor]] = {
-            layer: (group, buffers[buffer]) for layer, (group, buffer) in shape.places.items()
-        }
+        self.layers: dict[int, LayerCache] = {}
+        for layer, (group, buffer, part) in shape.places.items():
+            heads = model.layer_kv[layer]
+            assert heads is not None, "it has a place"
+            layout = layout_of(heads, shape.block_size, stored)
+            begin = part * layout.block_bytes
+            blocks = buffers[buffer][:, begin : begin + layout.block_bytes]
+            self.layers[layer] = LayerCache(group, blocks, layout)
+        for layer, source in model.kv_sources.items():
+            self.layers[layer] = self.layers[source]
         self.states: dict[int, Tensor] = {
             layer: arena.allocate((num_states, shape.state_bytes), torch.uint8)
             for layer in shape.state_layers

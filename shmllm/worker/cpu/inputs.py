@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from shmllm.worker.arrays import LongArray
@@ -17,7 +19,7 @@ class CpuInputs:
     Args:
         max_tokens: the largest number of tokens in a step.
         max_requests: the largest number of requests in a step.
-        heads_per_kv: the number of query heads that share a key-value head.
+        heads_per_kv: the numbers of query heads that share a key-value head, in different layers.
         num_groups: the number of groups of layers.
 
     Attributes:
@@ -26,13 +28,13 @@ class CpuInputs:
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens, sample_tokens: (max_requests,) int64, as in
             `StepInputs`.
-        tiles, splits: (max_requests + 1,) int64, see `count_pieces`.
+        pieces: for each of `heads_per_kv` the tiles and splits, (max_requests + 1,) int64 each, see
+            `count_pieces`.
     """
 
     def __init__(
-        self, max_tokens: int, max_requests: int, heads_per_kv: int, num_groups: int
+        self, max_tokens: int, max_requests: int, heads_per_kv: Collection[int], num_groups: int
     ) -> None:
-        self._heads_per_kv = heads_per_kv
         self._counts = np.zeros(len(COUNTS), np.int64)
 
         def zeros(size: int) -> LongArray:
@@ -43,7 +45,9 @@ class CpuInputs:
         self.rows, self.first_tokens = zeros(max_requests), zeros(max_requests)
         self.counts, self.context_lens = zeros(max_requests), zeros(max_requests)
         self.sample_tokens = zeros(max_requests)
-        self.tiles, self.splits = zeros(max_requests + 1), zeros(max_requests + 1)
+        self.pieces = {
+            count: (zeros(max_requests + 1), zeros(max_requests + 1)) for count in heads_per_kv
+        }
 
     def address_of(self, count: str) -> int:
         """Return the address of the int64 that holds one of COUNTS."""
@@ -62,6 +66,5 @@ class CpuInputs:
         self.counts[:num_requests] = inputs.counts
         self.context_lens[:num_requests] = inputs.context_lens
         self.sample_tokens[:num_samples] = inputs.sample_tokens
-        count_pieces(
-            inputs.counts, inputs.context_lens, self._heads_per_kv, self.tiles, self.splits
-        )
+        for count, pieces in self.pieces.items():
+            count_pieces(inputs.counts, inputs.context_lens, count, *pieces)

@@ -16,10 +16,10 @@ from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
-from shmllm.models.specs import MLPSpec
+from shmllm.models.specs import AttentionSpec, MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
-from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.cache import CpuKVCache, LayerCache
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs
@@ -124,26 +124,29 @@ class CpuOps:
         self._buffers = buffers
         self._inputs = inputs
         self._cache = cache
-        self._heads = {
-            scale: head_words(cache.layout, config.num_heads, scale)
-            for scale in {attention.scale for attention in config.attentions}
-        }
-        self._requests = [
-            request_words(
+        self._requests = {
+            (group, per_kv): request_words(
                 inputs.first_tokens.ctypes.data,
                 inputs.counts.ctypes.data,
                 inputs.context_lens.ctypes.data,
                 inputs.rows.ctypes.data,
                 block_table.ctypes.data,
                 block_table.shape[1],
-                inputs.tiles.ctypes.data,
-                inputs.splits.ctypes.data,
+                *(words.ctypes.data for words in pieces),
             )
-            for block_table in block_tables
+            for group, block_table in enumerate(block_tables)
+            for per_kv, pieces in inputs.pieces.items()
+        }
+        self._heads: list[LongArray] = []  # the kernels read them in every step
+        self._ones: Tensor | None = None
+        layouts = [
+            (cache.layers[index].layout, layer.mixer.num_heads)
+            for index, layer in enumerate(config.layers)
+            if isinstance(layer.mixer, AttentionSpec)
         ]
-        size = scratch_bytes(cache.layout, config.num_heads)
+        size = max((scratch_bytes(*each) for each in layouts), default=0)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
-        states = split_states_bytes(cache.layout, config.num_heads)
+        states = max((split_states_bytes(*each) for each in layouts), default=0)
         self._split_states = torch.empty(states, dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
         self._products = products
@@ -188,37 +191,53 @@ class CpuOps:
         return out
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
-        inputs, buffers = self._inputs, self._buffers
-        out = buffers.attended(attention.spec.width)
-        group, cache = self._cache.layers[attention.layer]
-        window = self._config.layer_windows[attention.layer] or 0
-        spec, norm = attention.spec, self._config.norm
-        norms = [norm.weight.data_ptr() for norm in attention.norms] or [0, 0]
-        numbers = [word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row")]
-        heads = self._heads[spec.scale].ctypes.data
-        kinds = self._cache.layout.stored, kind_of(attention.qkv_proj.weight)
-        source = [qkv.data_ptr(), 4 * qkv.shape[1]]
-        angles, rotation = [0, 0], [0, 0]
-        if spec.rope is not None:
-            angles = [table.data_ptr() for table in buffers.angles[spec.rope]]
-            rotation = [spec.rope.rotary_dim // 2, int(spec.rope.interleaved)]
-        places = [*angles, inputs.slot_mapping[group].ctypes.data]
-        self._record(
-            "store_heads", STORE_HEADS[kinds], heads,
-            *source, *places, cache.data_ptr(), *norms, *numbers, *rotation,
-        )  # fmt: skip
+        spec, cache = attention.spec, self._cache.layers[attention.layer]
+        out = self._buffers.attended(spec.width)
+        blocks = cache.blocks
+        heads = head_words(cache.layout, spec.num_heads, spec.scale, blocks.stride(0))
+        self._heads.append(heads)
+        source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
+        kinds = cache.layout.stored, kind_of(attention.qkv_proj.weight)
+        self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
+        requests = self._requests[cache.group, spec.num_heads // spec.num_kv_heads]
         operands = [
-            self._requests[group].ctypes.data, heads, *source, out.data_ptr(), 4 * out.shape[1],
-            cache.data_ptr(), window, self._scratch.data_ptr(), self._scratch.shape[1],
+            requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
+            spec.window or 0, self._scratch.data_ptr(), self._scratch.shape[1],
             word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
             self._split_states.data_ptr(),
         ]  # fmt: skip
         self._record("attend", ATTEND[kinds], *operands)
         self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
         if spec.gated:
-            gates = [qkv.data_ptr() + 4 * (spec.width + 2 * spec.kv_width), 4 * qkv.shape[1]]
+            gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.width), 4 * qkv.shape[1]]
             self._record("gate", GATE, out.data_ptr(), spec.width, *gates)
         return out
+
+    def _storing(self, attention: Attention, cache: LayerCache) -> list[int]:
+        """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""
+        spec, norm = attention.spec, self._config.norm
+        angles, rotation = [0, 0], [0, 0]
+        if spec.rope is not None:
+            angles = [table.data_ptr() for table in self._buffers.angles[spec.rope]]
+            rotation = [spec.rope.rotary_dim // 2, int(spec.rope.interleaved)]
+        target = cache.blocks.data_ptr() if spec.source is None else 0
+        norms = attention.q_norm, attention.k_norm
+        weights = [None if each is None else each.weight for each in norms]
+        return [
+            *angles, self._inputs.slot_mapping[cache.group].ctypes.data, target,
+            *map(_address, weights),
+            word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row"),
+            *rotation, _address(self._weight_of_values(attention)),
+        ]  # fmt: skip
+
+    def _weight_of_values(self, attention: Attention) -> Tensor | None:
+        """Return the weight of the values' norm, which are all 1; None: they have no norm."""
+        if not attention.spec.value_norm:
+            return None
+        if self._ones is None:
+            widest = max(each.head_dim for each in self._config.attentions)
+            self._ones = torch.ones(widest, dtype=attention.qkv_proj.weight.dtype)
+        return self._ones
 
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         out = self._buffers.attended(net.spec.width)

@@ -68,7 +68,7 @@ class CpuProgram:
     ) -> None:
         self.observe: Observe | None = None
         max_requests = batch.block_tables.shape[1]
-        heads_per_kv = model.config.num_heads // model.config.num_kv_heads
+        heads_per_kv = {each.num_heads // each.num_kv_heads for each in model.config.attentions}
         self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv, cache.num_groups)
         self.buffers = CpuBuffers(model.config, max_tokens, max_requests, activation_dtype)
         self._kernels = KernelProgram(num_threads)

@@ -22,7 +22,7 @@ from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
-from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes
+from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.products import (
     activation_dtype,
@@ -37,7 +37,6 @@ from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory import CacheShape
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.scoring import score_in_pieces
-from shmllm_kernels.cpu.cache_layout import CacheLayout
 
 Execute = Callable[[StepPlan], StepResult]
 
@@ -117,11 +116,12 @@ class CpuRunner(LoadedRunner):
         block_size = config.cache.block_size
         wanted = config.load.kv_cache_dtype
         stored = loaded.dtype_name if wanted == "auto" else wanted
-        layout = CacheLayout(loaded.config.num_kv_heads, loaded.config.head_dim, block_size, stored)
-        shape = CacheShape.of(config, loaded.config, layout.block_bytes)
+        shape = CacheShape.of(
+            config, loaded.config, lambda heads: layout_of(heads, block_size, stored).block_bytes
+        )
         self.kv_groups = shape.groups
         size = memory.size_cache(config.cache, shape, loaded.max_model_len)
-        num_bytes = cache_bytes(layout, shape, size.num_blocks, size.num_states)
+        num_bytes = cache_bytes(shape, size.num_blocks, size.num_states)
         kv_cache = HostArena(num_bytes, "the KV cache")
         rows = config.scheduler.max_num_seqs
         self._vocab_size = loaded.config.vocab_size
@@ -132,7 +132,7 @@ class CpuRunner(LoadedRunner):
         in_tiles = uses_tiles(config.load, activations)
         self._program = CpuProgram(
             self.model,
-            CpuKVCache(layout, shape, size.num_blocks, kv_cache, size.num_states),
+            CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states),
             self._batch,
             config.scheduler.max_num_batched_tokens,
             num_threads,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.specs import AttentionSpec
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm_kernels.gpu.configs import AttentionConfig, attention_config, num_splits
 
@@ -21,8 +22,27 @@ DETERMINISTIC_SPLITS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The heads of a layer's attention, by which its launches differ.
+
+    Attributes:
+        num_heads: the number of query heads.
+        num_kv_heads: the number of key-value heads.
+        head_dim: the width of a head.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> HeadShape:
+        return cls(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionLaunch:
-    """What the launches of a step's attention have in common.
+    """What the launches of a step's attention in layers of the same heads have in common.
 
     Attributes:
         config: the tile sizes.
@@ -53,18 +73,30 @@ class AttentionLaunches:
     device: torch.device
     deterministic: bool
 
-    def choose(self, descriptor: BatchDescriptor, max_query_len: int) -> AttentionLaunch:
-        """Return the choice for a step.
+    @property
+    def head_shapes(self) -> tuple[HeadShape, ...]:
+        """The different heads of the model's layers."""
+        return tuple(dict.fromkeys(map(HeadShape.of, self.model.attentions)))
+
+    def choose(
+        self, descriptor: BatchDescriptor, max_query_len: int
+    ) -> dict[HeadShape, AttentionLaunch]:
+        """Return the choice for a step, for each of `head_shapes`.
 
         Args:
             descriptor: the padded sizes of the step.
             max_query_len: the largest number of tokens of a request; ignored for uniform steps.
         """
-        heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
+        return {heads: self._choose(heads, descriptor, max_query_len) for heads in self.head_shapes}
+
+    def _choose(
+        self, shape: HeadShape, descriptor: BatchDescriptor, max_query_len: int
+    ) -> AttentionLaunch:
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
         is_decode = descriptor.uniform
         longest = 1 if is_decode else max_query_len
         config = attention_config(
-            self.device, self.model.head_dim, heads // kv_heads, longest, self.dtype
+            self.device, shape.head_dim, heads // kv_heads, longest, self.dtype
         )
         if self.deterministic:
             return AttentionLaunch(config, DETERMINISTIC_SPLITS if is_decode else 1, True)
@@ -72,16 +104,18 @@ class AttentionLaunches:
         sizes = tokens, descriptor.num_reqs, heads, kv_heads
         return AttentionLaunch(config, num_splits(self.device, config, *sizes), is_decode)
 
-    def most_parts(self, max_tokens: int, max_requests: int) -> int:
-        """Return the largest number of tokens times splits of a launch, 0 if none is split. Times
-        the number of heads, this is at most PROGRAMS_PER_PROCESSOR * multiprocessors * block_m, or
-        DETERMINISTIC_SPLITS * max_requests * heads."""
-        parts = 0
+    def scratch_sizes(self, max_tokens: int, max_requests: int) -> tuple[int, int]:
+        """Return the numbers of elements of `AttentionScratch.sums` and `stats` that serve every
+        launch. The first is the number of tokens, heads, splits and elements of a head multiplied;
+        of tokens times splits there are at most PROGRAMS_PER_PROCESSOR * multiprocessors * block_m,
+        or DETERMINISTIC_SPLITS * max_requests * heads."""
+        sums = stats = 0
         for step in _steps(max_tokens, max_requests):
-            splits = self.choose(step, step.num_tokens).num_splits
-            if splits > 1:
-                parts = max(parts, step.num_tokens * splits)
-        return parts
+            for shape, launch in self.choose(step, step.num_tokens).items():
+                if launch.num_splits > 1:
+                    parts = step.num_tokens * launch.num_splits * shape.num_heads
+                    sums, stats = max(sums, parts * shape.head_dim), max(stats, parts * 2)
+        return sums, stats
 
     def variants(
         self,
@@ -91,7 +125,7 @@ class AttentionLaunches:
     ) -> list[BatchDescriptor]:
         """Return a small step for each choice of this and, for the same step, of other kernels."""
         found = {
-            (self.choose(step, step.num_tokens), other(step)): step
+            (*self.choose(step, step.num_tokens).values(), other(step)): step
             for step in _steps(max_tokens, max_requests)
         }
         return list(found.values())

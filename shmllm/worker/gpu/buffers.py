@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
-from shmllm.worker.gpu.attention_launches import AttentionLaunches
+from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm_kernels.gpu.attention import AttentionScratch
@@ -49,7 +51,7 @@ class GpuBuffers:
         self._config = config
         self._dtype = dtype
         self.attention = AttentionLaunches(config, dtype, device.torch_device, deterministic)
-        self._most_parts = self.attention.most_parts(max_tokens, max_requests)
+        self._scratch_sizes = self.attention.scratch_sizes(max_tokens, max_requests)
         counter = CountingAllocator()
         self._allocate(counter.allocate, max_tokens, max_requests)
         self.arena = device.make_arena(counter.num_bytes, "the activations of a step")
@@ -57,13 +59,13 @@ class GpuBuffers:
 
     def _allocate(self, allocate: Allocator, max_tokens: int, max_requests: int) -> None:
         config = self._config
-        hidden, heads, dim = config.hidden_size, config.num_heads, config.head_dim
+        hidden = config.hidden_size
 
         def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), self._dtype)
 
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
-        self._attended = {width: buffer(max_tokens, width) for width in config.attended_widths}
+        self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
@@ -78,8 +80,9 @@ class GpuBuffers:
             for spec in config.mixtures
         }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
-        self._part_sums = allocate((self._most_parts * heads * dim,), torch.float32)
-        self._part_stats = allocate((self._most_parts * heads * 2,), torch.float32)
+        self._part_sums, self._part_stats = (
+            allocate((size,), torch.float32) for size in self._scratch_sizes
+        )
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
@@ -95,13 +98,15 @@ class GpuBuffers:
         """Return the buffer [max_tokens, width] for the output of an MLP's activation."""
         return self._activated[width]
 
-    def scratch(self, num_tokens: int, num_splits: int) -> AttentionScratch | None:
+    def scratch(
+        self, heads: HeadShape, num_tokens: int, num_splits: int
+    ) -> AttentionScratch | None:
         """Return the scratch memory of attention for a launch of `num_tokens` tokens; None if it
         has only one split."""
         if num_splits == 1:
             return None
-        dim, heads = self._config.head_dim, self._config.num_heads
-        shape, count = (num_tokens, heads, num_splits), num_tokens * heads * num_splits
+        shape = num_tokens, heads.num_heads, num_splits
+        dim, count = heads.head_dim, prod(shape)
         return AttentionScratch(
             self._part_sums[: count * dim].view(*shape, dim),
             self._part_stats[: count * 2].view(*shape, 2),

@@ -1,75 +1,56 @@
 """The KV cache on a GPU: the keys and values of all layers, or their states, at fixed addresses.
 
-This module owns the layout, [blocks, block_size, kv heads, head_dim], with separate tensors for
-keys and values. docs/kernels.md has the reasons for that layout.
+This module owns the layout. A block of a layer has its keys and behind them its values,
+[block_size, kv heads, head_dim] each. docs/kernels.md has the reasons for that order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import prod
 
 import torch
+from torch import Tensor
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.specs import KVHeads
 from shmllm.worker.arena import Arena, padded_bytes
 from shmllm.worker.memory import CacheShape
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCacheLayout:
-    """The layout of the KV blocks in one layer.
+def block_bytes(heads: KVHeads, block_size: int, dtype: torch.dtype) -> int:
+    """Return the size of a block's keys and values in one layer.
 
-    Attributes:
-        num_kv_heads: the number of key-value heads.
-        head_dim: elements in a head.
+    Args:
+        heads: the layer's keys and values.
         block_size: tokens in a block.
-        dtype: the dtype of keys and values.
+        dtype: their dtype.
     """
-
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> GpuCacheLayout:
-        return cls(config.num_kv_heads, config.head_dim, block_size, dtype)
-
-    @property
-    def block_bytes(self) -> int:
-        """The size of a block's keys and values in one layer, in bytes."""
-        elements = self.block_size * self.num_kv_heads * self.head_dim
-        return 2 * elements * self.dtype.itemsize
-
-    def shape(self, num_blocks: int) -> tuple[int, int, int, int]:
-        """Return the shape of a layer's keys, which is that of its values, too."""
-        return num_blocks, self.block_size, self.num_kv_heads, self.head_dim
-
-    def cache_bytes(self, num_buffers: int, num_blocks: int) -> int:
-        """Return the size of the arena that a `GpuKVCache` needs."""
-        return 2 * num_buffers * padded_bytes(self.shape(num_blocks), self.dtype)
+    return block_size * heads.count * (heads.key_dim + heads.value_dim) * dtype.itemsize
 
 
-def states_bytes(shape: CacheShape, num_states: int) -> int:
-    """Return the size of the states in the arena of a `GpuKVCache`."""
-    return len(shape.state_layers) * padded_bytes((num_states, shape.state_bytes), torch.uint8)
+def cache_bytes(shape: CacheShape, dtype: torch.dtype, num_blocks: int, num_states: int = 1) -> int:
+    """Return the size of the arena that a `GpuKVCache` needs."""
+    buffer = padded_bytes((num_blocks, shape.buffer_bytes), torch.uint8)
+    states = padded_bytes((num_states, shape.state_bytes), torch.uint8)
+    return shape.num_buffers * buffer + len(shape.state_layers) * states
 
 
 class GpuKVCache:
     """The KV blocks of all layers.
 
     Args:
-        layout: the layout of the blocks in one layer.
+        model: the model's configuration.
+        dtype: the dtype of keys and values.
         shape: the groups of layers.
         num_blocks: the number of blocks of keys and values.
         arena: the arena to allocate them in.
         num_states: the number of blocks of states.
 
     Attributes:
-        layout: as given.
         layers: for each layer with attention the index of its group, its keys and its values,
-            zeroed; see `GpuCacheLayout.shape`. One layer of each group uses the same tensors, in
-            blocks of their own.
+            [num_blocks, block_size, kv heads, head_dim] each, zeroed. Layers of different groups
+            use the same memory, in blocks of their own. A layer that has no keys and values of its
+            own has those of the layer that it reads.
         states: for each layer with a state its states, [num_states, elements] float32.
         interval: the number of tokens of a block of states; 0: there are none.
         state_group: the index of the group of states; 0: there is none.
@@ -77,24 +58,35 @@ class GpuKVCache:
 
     def __init__(
         self,
-        layout: GpuCacheLayout,
+        model: ModelConfig,
+        dtype: torch.dtype,
         shape: CacheShape,
         num_blocks: int,
         arena: Arena,
         num_states: int = 1,
     ) -> None:
-        self.layout = layout
-        size, dtype = layout.shape(num_blocks), layout.dtype
-        buffers = [
-            (arena.allocate(size, dtype), arena.allocate(size, dtype))
-            for _ in range(shape.num_buffers)
-        ]
-        self.layers = {
-            layer: (group, *buffers[buffer]) for layer, (group, buffer) in shape.places.items()
-        }
+        size = (num_blocks, shape.buffer_bytes // dtype.itemsize)
+        buffers = [arena.allocate(size, dtype) for _ in range(shape.num_buffers)]
+        self.layers: dict[int, tuple[int, Tensor, Tensor]] = {}
+        for layer, (group, buffer, part) in shape.places.items():
+            heads = model.layer_kv[layer]
+            assert heads is not None, "it has a place"
+            own = block_bytes(heads, shape.block_size, dtype) // dtype.itemsize
+            blocks = buffers[buffer][:, part * own : (part + 1) * own]
+            self.layers[layer] = (group, *_keys_and_values(blocks, heads, shape.block_size))
+        for layer, source in model.kv_sources.items():
+            self.layers[layer] = self.layers[source]
         elements = shape.state_bytes // torch.float32.itemsize
-        self.states: dict[int, torch.Tensor] = {
+        self.states: dict[int, Tensor] = {
             layer: arena.allocate((num_states, elements), torch.float32)
             for layer in shape.state_layers
         }
         self.state_group, self.interval = shape.states or (0, 0)
+
+
+def _keys_and_values(blocks: Tensor, heads: KVHeads, block_size: int) -> tuple[Tensor, Tensor]:
+    """Return views of the keys and the values in a layer's blocks, [num_blocks, elements]."""
+    of_keys = block_size, heads.count, heads.key_dim
+    of_values = block_size, heads.count, heads.value_dim
+    keys, values = blocks.split_with_sizes([prod(of_keys), prod(of_values)], dim=1)
+    return keys.unflatten(1, of_keys), values.unflatten(1, of_values)

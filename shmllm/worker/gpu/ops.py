@@ -19,6 +19,7 @@ from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import MLPSpec
+from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.experts import ExpertOps
@@ -33,6 +34,7 @@ from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.row_copies import embed, gather_rows
 from shmllm_kernels.gpu.step import rope_tables
+from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.step import LearnedPositions
 
 
@@ -177,30 +179,38 @@ class GpuOps:
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         spec, num_tokens = attention.spec, len(qkv)
         rows = qkv.unflatten(1, (-1, spec.head_dim))
-        heads = rows[:, : spec.num_heads + 2 * spec.num_kv_heads]
+        num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
+        heads = rows[:, : spec.num_heads + num_stored]
         query = heads[:, : spec.num_heads]  # rotated in place
-        q_norm, k_norm = attention.q_norm, attention.k_norm
-        norms, offset, width = None, 0.0, spec.num_heads * spec.head_dim
-        if q_norm is not None and k_norm is not None:
-            offset = q_norm.spec.offset
-            if spec.qk_norm == "row":
-                self.norm(qkv[:, :width], q_norm)
-                self.norm(qkv[:, width : width + len(k_norm.weight)], k_norm)
-            else:
-                norms = q_norm.weight, k_norm.weight, q_norm.spec.eps
+        norms = self._norms_of_heads(qkv, attention)
         group, keys, values = self._cache.layers[attention.layer]
         slots = self._inputs.step.slots[group, :num_tokens]
         cos, sin, is_interleaved = None, None, False
         if spec.rope is not None:
             cos, sin = self._angles(spec.rope, num_tokens)
             is_interleaved = spec.rope.interleaved
-        rope_and_write(query, keys, values, heads, cos, sin, slots, norms, offset, is_interleaved)
+        rope_and_write(query, keys, values, heads, cos, sin, slots, norms, is_interleaved)
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
         self._launch_attention(partial(self._attend, attended, query, attention))
         if spec.gated:
-            out.mul_(qkv[:, spec.width + 2 * spec.kv_width :].sigmoid_())
+            out.mul_(qkv[:, spec.in_width - spec.width :].sigmoid_())
         return out
+
+    def _norms_of_heads(self, qkv: Tensor, attention: Attention) -> HeadNorms | None:
+        """Return the norms that `rope_and_write` applies to each head, after applying those over
+        all heads side by side."""
+        spec, q_norm, k_norm = attention.spec, attention.q_norm, attention.k_norm
+        if q_norm is None:
+            return None
+        if spec.qk_norm == "row":
+            self.norm(qkv[:, : spec.width], q_norm)
+            if k_norm is not None:
+                self.norm(qkv[:, spec.width : spec.width + spec.kv_width], k_norm)
+            return None
+        of_keys = None if k_norm is None else k_norm.weight
+        kind = q_norm.spec
+        return HeadNorms(q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm)
 
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         spec = net.spec
@@ -253,7 +263,9 @@ class GpuOps:
         return cos[:num_tokens], sin[:num_tokens]
 
     def _attend(self, out: Tensor, query: Tensor, attention: Attention) -> None:
-        inputs, launch, num_reqs = self._inputs, self._attention, self._descriptor.num_reqs
+        inputs, num_reqs = self._inputs, self._descriptor.num_reqs
+        heads = HeadShape.of(attention.spec)
+        launch = self._attention[heads]
         num_tokens = num_reqs if self._descriptor.uniform else len(query)
         group, keys, values = self._cache.layers[attention.layer]
         paged_attention(
@@ -270,6 +282,6 @@ class GpuOps:
             soft_cap=attention.spec.soft_cap,
             sinks=attention.sinks,
             num_splits=launch.num_splits,
-            scratch=self._buffers.scratch(num_tokens, launch.num_splits),
+            scratch=self._buffers.scratch(heads, num_tokens, launch.num_splits),
             masks_all=launch.masks_all,
         )

@@ -74,9 +74,10 @@ def check_model(
                 "dtype of the weights"
             )
     check_features(config, "the GPU", UNSUPPORTED)
-    if config.head_dim > MAX_HEAD_DIM:
+    widest = max(each.head_dim for each in config.attentions)
+    if widest > MAX_HEAD_DIM:
         raise EngineStartError(
-            f"heads of {config.head_dim} elements are too large for the GPU's attention, "
+            f"heads of {widest} elements are too large for the GPU's attention, "
             f"which takes {MAX_HEAD_DIM}: start with device='cpu'"
         )
 

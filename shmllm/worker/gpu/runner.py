@@ -16,7 +16,7 @@ from torch import Tensor
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.gpu.cache import GpuKVCache, states_bytes
+from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
@@ -181,10 +181,11 @@ class GpuRunner(LoadedRunner):
             estimate_graph_bytes(len(self._dispatcher.captures()), num_layers),
             resources.run_largest,
         )
-        num_bytes = resources.layout.cache_bytes(shape.num_buffers, size.num_blocks)
-        num_bytes += states_bytes(shape, size.num_states)
+        num_bytes = cache_bytes(shape, loaded.dtype, size.num_blocks, size.num_states)
         kv_cache = memory.make_arena(num_bytes, "the KV cache")
-        cache = GpuKVCache(resources.layout, shape, size.num_blocks, kv_cache, size.num_states)
+        cache = GpuKVCache(
+            loaded.config, loaded.dtype, shape, size.num_blocks, kv_cache, size.num_states
+        )
         self._program = resources.make_program(cache, self._dispatcher)
         with torch.inference_mode():
             captured = self._program.capture(on_capture)

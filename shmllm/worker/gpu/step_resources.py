@@ -14,7 +14,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
-from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache, states_bytes
+from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
@@ -32,7 +32,6 @@ class StepResources:
     Attributes:
         loaded: the loaded model.
         device: the device.
-        layout: the layout of the KV cache in one layer.
         shape: the groups of layers of the KV cache.
         batch: the state of the running requests, on the host.
         sampler: the sampler, with the state of the running requests on the device.
@@ -43,7 +42,6 @@ class StepResources:
 
     loaded: LoadedModel
     device: Device
-    layout: GpuCacheLayout
     shape: CacheShape
     batch: InputBatch
     sampler: GpuSampler
@@ -57,8 +55,9 @@ class StepResources:
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         block_size = config.cache.block_size
-        layout = GpuCacheLayout.of(model, block_size, loaded.dtype)
-        shape = CacheShape.of(config, model, layout.block_bytes)
+        shape = CacheShape.of(
+            config, model, lambda heads: block_bytes(heads, block_size, loaded.dtype)
+        )
         num_groups = len(shape.groups)
         batch = InputBatch(
             rows, max_model_len, block_size, model.vocab_size, num_groups, samples_ahead=True
@@ -68,7 +67,6 @@ class StepResources:
         return cls(
             loaded,
             device,
-            layout,
             shape,
             batch,
             sampler,
@@ -93,13 +91,14 @@ class StepResources:
         """Compute and sample the largest step, with a KV cache of one block, and allocate what any
         request may make a step allocate: after this the KV cache gets all memory that is left."""
         tokens = len(self.buffers.hidden)
-        size = self.layout.cache_bytes(self.shape.num_buffers, 1) + states_bytes(self.shape, 1)
+        model, dtype = self.loaded.config, self.loaded.dtype
+        size = cache_bytes(self.shape, dtype, 1)
         arena = PlainArena(
             size, "a block of the KV cache", self.device.torch_device, "it is temporary"
         )
         rows = min(len(self.buffers.logits), tokens)
         program = self.make_program(
-            GpuKVCache(self.layout, self.shape, 1, arena),
+            GpuKVCache(model, dtype, self.shape, 1, arena),
             GraphDispatcher(CudaGraphMode.NONE, None, rows, tokens),
         )
         largest = BatchDescriptor(tokens, rows, uniform=False)

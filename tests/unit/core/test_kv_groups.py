@@ -129,6 +129,15 @@ def test_states_are_a_group_of_their_own_behind_the_others():
     assert counts(state, state) == [(state, 2)]
 
 
+def test_layers_with_smaller_heads_share_a_buffer():
+    window = SlidingWindow(64)
+    rules = [window, window, FULL, FULL, window, FULL, None]
+    groups = group_layers(rules, [100, 100, 50, 50, 100, 30, 0])
+    layers = [(group.layers, group.per_buffer, group.num_buffers) for group in groups]
+    assert layers == [((2, 3), 2, 1), ((5,), 3, 1), ((0,), 1, 1), ((1,), 1, 1), ((4,), 1, 1)]
+    assert buffers_per_block(groups) == 1
+
+
 def test_a_long_request_of_a_gemma_3_27b_needs_a_fifth_of_the_memory():
     """62 layers, of which every sixth is full, and 131,072 tokens in chunks of 2,048."""
     window = SlidingWindow(1024)

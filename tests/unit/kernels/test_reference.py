@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from shmllm_kernels.reference.attention import paged_attention
-from shmllm_kernels.reference.rope_write import rope_and_write
+from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -46,7 +46,7 @@ def test_rope_and_write_equals_transformers_norm_and_rotary_embedding():
     query, cache = torch.empty(3, 4, 16), torch.zeros(2, 3, 4, 2, 16)
     tables = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
     slots = torch.tensor([9, -1, 2])
-    rope_and_write(query, *cache, heads, *tables, slots, (*weights, 1e-5))
+    rope_and_write(query, *cache, heads, *tables, slots, HeadNorms(*weights, 1e-5))
     with torch.no_grad():
         parts = norms[0](heads[:, :4]), norms[1](heads[:, 4:6])
     wide = [torch.cat((part, part), -1) for part in (cos, sin)]
@@ -64,7 +64,7 @@ def test_a_norm_over_all_heads_and_an_offset_apply_before_the_rotation():
     heads, weights = random(3, 8, 16), [random(64, seed=2), random(32, seed=3)]
     query, cache = torch.empty(3, 4, 16), torch.zeros(2, 3, 4, 2, 16)
     slots = torch.tensor([9, 0, 2])
-    rope_and_write(query, *cache, heads, None, None, slots, (*weights, 1e-5), offset=1.0)
+    rope_and_write(query, *cache, heads, None, None, slots, HeadNorms(*weights, 1e-5, 1.0))
     for got, part, weight in zip(
         (query, cache[0].flatten(0, 1)[slots]), (heads[:, :4], heads[:, 4:6]), weights, strict=True
     ):

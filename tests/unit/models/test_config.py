@@ -58,7 +58,7 @@ def test_absent_fields_get_transformers_defaults(tmp_path: Path) -> None:
         vocab_size=100,
         hidden_size=64,
         max_position_embeddings=2048,
-        layers=(LayerSpec(attention=attention, mlp=MLPSpec(inner=96)),) * 4,
+        layers=(LayerSpec(mixer=attention, mlp=MLPSpec(inner=96)),) * 4,
         norm=NormSpec(eps=1e-6),
     )
 
@@ -73,8 +73,8 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     expected = CONFIGS[family](**sizes | {"num_attention_heads": 32})
     name = type(expected).__name__.replace("Text", "").replace("Config", "ForCausalLM")
     config = read(tmp_path, architectures=[name], num_attention_heads=32)
-    assert config.num_kv_heads == expected.num_key_value_heads
-    assert config.head_dim == (getattr(expected, "head_dim", None) or 2)
+    assert config.attentions[0].num_kv_heads == expected.num_key_value_heads
+    assert config.attentions[0].head_dim == (getattr(expected, "head_dim", None) or 2)
     assert config.max_position_embeddings == expected.max_position_embeddings
     eps = "layer_norm_eps" if config.norm.kind == "layer" else "rms_norm_eps"
     assert config.norm.eps == getattr(expected, eps)
@@ -93,10 +93,11 @@ def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
     assert config.architecture == type(reference).__name__
     assert config.dtype == "bfloat16"
     assert config.eos_token_ids == (7, 9)
-    assert (config.num_heads, config.num_kv_heads) == (6, 2)
-    layer = next(n for n, each in enumerate(config.layers) if each.attention in config.attentions)
+    attention = config.attentions[0]
+    assert (attention.num_heads, attention.num_kv_heads) == (6, 2)
+    layer = next(n for n, each in enumerate(config.layers) if each.mixer in config.attentions)
     projection = reference.get_submodule(f"model.layers.{layer}.self_attn.o_proj")
-    assert config.num_heads * config.head_dim == projection.in_features
+    assert attention.width == projection.in_features
     names = [name for name, _ in reference.named_parameters()]
     assert config.attentions[0].bias == any(name.endswith("q_proj.bias") for name in names)
 
@@ -105,7 +106,7 @@ def test_absent_fields_of_gpt2_agree_with_transformers(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "n_layer": 3}))
     config, expected = ModelConfig.from_directory(tmp_path), CONFIGS["gpt2"](n_layer=3)
-    attention = config.layers[0].attention
+    attention = config.layers[0].mixer
     assert (attention.num_heads, attention.num_kv_heads) == (expected.n_head, expected.n_head)
     assert (config.hidden_size, attention.head_dim) == (expected.n_embd, 64)
     assert config.num_learned_positions == config.max_position_embeddings == expected.n_positions
@@ -198,7 +199,7 @@ def test_layer_windows(
 )
 def test_biases(fields: dict[str, Any], attention: bool, mlp: bool, tmp_path: Path) -> None:
     layer = read(tmp_path, **fields).layers[0]
-    assert (layer.attention.bias, layer.mlp.bias) == (attention, mlp)
+    assert (layer.mixer.bias, layer.mlp.bias) == (attention, mlp)
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ HIDDEN, INNER, TOKENS = 8, 12, 3
 ATTENTION = AttentionSpec(
     num_heads=2, num_kv_heads=1, head_dim=4, scale=0.5, rope=RopeConfig(rotary_dim=4)
 )
-PRE = LayerSpec(attention=ATTENTION, mlp=MLPSpec(inner=INNER))
-POST_NORMS = LayerNorms(after_attention="after_a", after_mlp="after_m")
+PRE = LayerSpec(mixer=ATTENTION, mlp=MLPSpec(inner=INNER))
+POST_NORMS = LayerNorms(after_mixer="after_a", after_mlp="after_m")
 SANDWICH = LayerNorms(
-    before_attention="before_a",
-    after_attention="after_a",
+    before_mixer="before_a",
+    after_mixer="after_a",
     before_mlp="before_m",
     after_mlp="after_m",
 )
-ONE_NORM = LayerNorms(before_attention="input_layernorm")
+ONE_NORM = LayerNorms(before_mixer="input_layernorm")
 
 
 def config_of(layer: LayerSpec, **options: object) -> ModelConfig:
@@ -115,9 +115,9 @@ def forward(model: DecoderModel) -> Tensor:
         def maybe(x: Tensor, name: str | None, norms: dict[str, Norm] = norms) -> Tensor:
             return x if name is None else normed(x, norms[name])
 
-        reads = maybe(stream, names.before_attention)
-        out = mixed(reads @ layer.attention.qkv_proj.weight.t())
-        out = maybe(out @ layer.attention.o_proj.weight.t(), names.after_attention)
+        reads = maybe(stream, names.before_mixer)
+        out = mixed(reads @ layer.mixer.qkv_proj.weight.t())
+        out = maybe(out @ layer.mixer.o_proj.weight.t(), names.after_mixer)
         stream = stream + scale * out
         if not layer.spec.parallel:
             reads = maybe(stream, names.before_mlp)
@@ -160,7 +160,7 @@ def test_the_model_owns_its_logits(scale: float, cap: float | None) -> None:
 
 def test_names_of_weights_follow_the_spec() -> None:
     attention = replace(ATTENTION, qk_norm="row", sinks=True, output_bias=True)
-    layer = LayerSpec(attention=attention, mlp=MLPSpec(inner=INNER, gated=False), norms=SANDWICH)
+    layer = LayerSpec(mixer=attention, mlp=MLPSpec(inner=INNER, gated=False), norms=SANDWICH)
     norm = NormSpec(kind="layer", bias=True)
     weights = make_model(config_of(layer, norm=norm, num_learned_positions=9)).named_weights()
     shapes = {name: tuple(views[0].shape) for name, views in weights.items()}

@@ -39,7 +39,7 @@ def of_layer(**options: Any) -> ModelConfig:
 
 
 def of_attention(**options: Any) -> ModelConfig:
-    return of_layer(attention=replace(LAYER.attention, **options))
+    return of_layer(mixer=replace(LAYER.mixer, **options))
 
 
 USES = {
@@ -94,8 +94,19 @@ def test_an_option_for_another_device_or_other_weights_is_refused_before_they_ar
         cpu.check_model(PLAIN, load, "float32")
 
 
-def test_layers_with_different_heads_are_refused_with_both() -> None:
-    with pytest.raises(EngineStartError) as caught:
-        of_attention(num_kv_heads=4, head_dim=16)
-    assert "layer 0 has 8 heads and 8 key-value heads with a head_dim of 8" in str(caught.value)
-    assert "layer 1 has 8 heads and 4 key-value heads with a head_dim of 16" in str(caught.value)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"source": 1},
+            "reads those of layer 1, which is no earlier layer with attention of its own",
+        ),
+        ({"source": 0, "num_kv_heads": 2}, "reads those of layer 0, which has other heads or"),
+        ({"source": 0, "window": 3}, "reads those of layer 0, which has other heads or"),
+    ],
+)
+def test_a_layer_reads_only_keys_and_values_like_its_own(
+    changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(EngineStartError, match=f"layer 1 has no keys and values and {reason}"):
+        of_attention(**changes)

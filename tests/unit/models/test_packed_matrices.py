@@ -175,11 +175,11 @@ def test_the_parts_of_a_fused_matrix_have_their_own_formats(tmp_path: Path) -> N
     kinds = {f"{attention}.v_proj.weight": "Q6_K", f"{attention}.k_proj.weight": "F16"}
     file = write_model(tmp_path / "m.gguf", reference, kind="Q4_K", kinds=kinds)
     model = load_packed(save(reference, tmp_path), file)
-    fused = model.layers[0].attention.qkv_proj.weight
+    fused = model.layers[0].mixer.qkv_proj.weight
     assert isinstance(fused, MixedMatrix)
     found = [getattr(part, "kind", part.dtype) for part in fused.parts]
     assert found == ["q4_k", torch.float32, "q6_k"]
-    assert isinstance(model.layers[1].attention.qkv_proj.weight, PackedMatrix)
+    assert isinstance(model.layers[1].mixer.qkv_proj.weight, PackedMatrix)
     assert isinstance(model.embedding.table, PackedMatrix)
 
 

@@ -161,7 +161,7 @@ def values_of(matrix: QuantizedMatrix) -> torch.Tensor:
 
 
 def linears(model: DecoderModel) -> list:
-    blocks = [(b.attention, b.mlp) for b in model.layers]
+    blocks = [(b.mixer, b.mlp) for b in model.layers]
     found = [
         (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         for attention, mlp in blocks
@@ -279,7 +279,7 @@ def test_rows_of_one_matrix_join_to_one_destination(
 ) -> None:
     """A checkpoint may have several projections in one tensor."""
     model = load(save(reference_model("qwen2"), tmp_path), quantization=quantization)
-    weights, attention = model.named_weights(), model.layers[1].attention
+    weights, attention = model.named_weights(), model.layers[1].mixer
     names = [f"model.layers.1.self_attn.{name}_proj" for name in "qkv"]
     whole = joined([weights[f"{name}.weight"][0] for name in names])
     assert whole.shape == attention.qkv_proj.weight.shape

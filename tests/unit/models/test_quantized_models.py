@@ -87,7 +87,7 @@ WIDENED: dict[str, tuple[Any, Callable[[tuple[int, int]], Weight]]] = {
 def test_logits_are_those_of_the_values(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     packed, plain = quantized_pair(tmp_path, *CASES[kind])
     model = load_packed(packed, dtype)
-    assert {layer.attention.o_proj.weight.kind for layer in model.layers} == {kind}
+    assert {layer.mixer.o_proj.weight.kind for layer in model.layers} == {kind}
     expected = our_logits(load_packed(plain), TOKENS)
     bound = 2e-5 if dtype is torch.float32 else 0.03
     assert_logits_close(our_logits(model, TOKENS), expected, bound)

@@ -166,7 +166,7 @@ def test_a_rotated_part_must_be_pairs() -> None:
 
 def with_ropes(config: ModelConfig, *ropes: RopeConfig) -> ModelConfig:
     layers = [
-        replace(layer, attention=replace(layer.attention, rope=rope))
+        replace(layer, mixer=replace(layer.mixer, rope=rope))
         for layer, rope in zip(config.layers, ropes, strict=True)
     ]
     return replace(config, layers=tuple(layers))
@@ -181,7 +181,7 @@ def test_each_layer_has_the_tables_of_its_own_rotation(tmp_path: Path) -> None:
     def logits(*ropes: RopeConfig) -> torch.Tensor:
         model.config = with_ropes(config, *ropes)
         for layer, spec in zip(model.layers, model.config.layers, strict=True):
-            layer.attention.spec = spec.attention
+            layer.mixer.spec = spec.mixer
         return our_logits(model, tokens)
 
     plain, mixed = logits(rope, rope, rope), logits(rope, other, rope)

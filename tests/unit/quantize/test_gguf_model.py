@@ -136,7 +136,7 @@ def test_llama_3s_factors_ends_and_sampling_defaults_are_stored(tmp_path: Path) 
     [
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
           | {"truncate": False, "original_max_position_embeddings": 256}},
-         "cannot express this model: layers.0..attention.rope.truncate is False"),
+         "cannot express this model: layers.0..mixer.rope.truncate is False"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}
           | {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}},
          "no tensor rope_factors_long in a GGUF file of Llama"),
@@ -167,7 +167,7 @@ def test_what_a_file_cannot_say_is_refused(
 @pytest.mark.parametrize(
     ("kind", "fields", "reason"),
     [
-        ("smollm3", {"no_rope_layer_interval": 2, "no_rope_layers": None}, "attention.rope is"),
+        ("smollm3", {"no_rope_layer_interval": 2, "no_rope_layers": None}, "mixer.rope is"),
         ("olmo2", {"tie_word_embeddings": True}, "the LM head shares the embedding table"),
         ("qwen2_moe", {"norm_topk_prob": True}, "mlp.renormalize is True"),
         ("cohere2", {"layer_types": ["sliding_attention"] * 4}, "window is 48, it would become"),

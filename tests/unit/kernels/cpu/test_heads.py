@@ -13,7 +13,7 @@ from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.memory import word_of_float
-from shmllm_kernels.reference.rope_write import rope_and_write
+from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 40, 16, 4
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -22,13 +22,14 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """The features of a layer. is_wide: None: there are no norms."""
+    """The features of a layer. is_wide: None: queries and keys have no norms."""
 
     num_pairs: int = HEAD_DIM // 2
     is_interleaved: bool = False
     is_wide: bool | None = None
     offset: float = 0.0
     stored: str = "float32"
+    has_value_norm: bool = False
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -56,6 +57,7 @@ CASES = [
     Case(num_pairs=15, is_interleaved=True, is_wide=True, offset=1.0),
     Case(is_wide=True, stored="float16"),
     Case(num_pairs=12, is_wide=False, offset=1.0, stored="bfloat16"),
+    Case(is_wide=False, has_value_norm=True),
     Case(stored="int8"),
     Case(num_pairs=10, is_interleaved=True, is_wide=True, stored="int8"),
 ]
@@ -84,13 +86,14 @@ def stored(
     turns = angles(first, len(qkv), case.num_pairs)
     tables = [turns.cos(), turns.sin()] if case.num_pairs else []
     norms = [0, 0] if case.is_wide is None else [q_norm.data_ptr(), k_norm.data_ptr()]
+    ones = torch.ones(HEAD_DIM, dtype=q_norm.dtype)
     program = KernelProgram(num_threads)
     program.record(
         STORE_HEADS[case.kinds],
         [num_tokens.ctypes.data, heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1],
          *([table.data_ptr() for table in tables] or [0, 0]), slots.data_ptr(), cache.data_ptr(),
          *norms, word_of_float(EPS), word_of_float(case.offset), int(case.is_wide or False),
-         case.num_pairs, int(case.is_interleaved)],
+         case.num_pairs, int(case.is_interleaved), ones.data_ptr() if case.has_value_norm else 0],
     )  # fmt: skip
     program.replay()
     return qkv[:, : NUM_HEADS * HEAD_DIM], cache
@@ -123,8 +126,10 @@ def expected(case: Case, qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Te
     rope_and_write(
         query, keys, values, qkv.double().view(len(qkv), -1, HEAD_DIM),
         cos if case.num_pairs else None, sin if case.num_pairs else None, slots,
-        None if case.is_wide is None else (q_norm.double(), k_norm.double(), EPS),
-        case.offset, case.is_interleaved,
+        None
+        if case.is_wide is None
+        else HeadNorms(q_norm.double(), k_norm.double(), EPS, case.offset, case.has_value_norm),
+        case.is_interleaved,
     )  # fmt: skip
     return query, keys, values
 

@@ -23,7 +23,7 @@ from shmllm_kernels.reference.rope import rotate
 TOKENS = list(range(40, 90)) * 2
 ROPE = RopeConfig(rotary_dim=16)
 ATTENTION = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=16, scale=0.25, rope=ROPE)
-LAYER = LayerSpec(attention=ATTENTION, mlp=MLPSpec(inner=40))
+LAYER = LayerSpec(mixer=ATTENTION, mlp=MLPSpec(inner=40))
 PLAIN = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=97,
@@ -33,7 +33,7 @@ PLAIN = ModelConfig(
     norm=NormSpec(eps=1e-5),
 )
 SANDWICH = LayerNorms(
-    before_attention="a", after_attention="b", before_mlp="c", after_mlp="d"
+    before_mixer="a", after_mixer="b", before_mlp="c", after_mlp="d"
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def with_layer(config: ModelConfig = PLAIN, **options: Any) -> ModelConfig:
 
 
 def with_attention(config: ModelConfig = PLAIN, **options: Any) -> ModelConfig:
-    return with_layer(config, attention=replace(ATTENTION, **options))
+    return with_layer(config, mixer=replace(ATTENTION, **options))
 
 
 def with_mlp(activation: str, is_gated: bool) -> ModelConfig:
@@ -56,8 +56,8 @@ MODELS = {
     "LayerNorm": replace(PLAIN, norm=NormSpec(kind="layer", bias=True)),
     "norm offset": with_attention(replace(PLAIN, norm=NormSpec(offset=1.0)), qk_norm="head"),
     "norms around": with_layer(replace(PLAIN, norm=NormSpec(offset=1.0)), norms=SANDWICH),
-    "norms behind": with_layer(norms=LayerNorms(after_attention="b", after_mlp="d")),
-    "parallel": with_layer(norms=LayerNorms(before_attention="a"), parallel=True),
+    "norms behind": with_layer(norms=LayerNorms(after_mixer="b", after_mlp="d")),
+    "parallel": with_layer(norms=LayerNorms(before_mixer="a"), parallel=True),
     "factors": replace(
         PLAIN, residual_scale=0.22, embedding_scale=12.0, logits_scale=0.125, logits_cap=2.0
     ),

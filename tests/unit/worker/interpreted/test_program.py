@@ -15,7 +15,7 @@ from conformance.gpu_program import (
     assert_equals_transformers,
     models,
 )
-from support.cache_shapes import one_group
+from support.cache_shapes import cache_shape
 from support.fake_gpu import eager, lazy
 from support.gpu_steps import GpuSteps
 
@@ -24,7 +24,7 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.worker.gpu import ops
-from shmllm.worker.gpu.cache import GpuCacheLayout, GpuKVCache
+from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.program import check_model
 
 __all__ = ["_inference_mode", "models"]
@@ -99,9 +99,9 @@ def test_a_failed_capture_is_a_start_error(gpu_device, models, monkeypatch) -> N
     [
         ({}, "int8", r"quantization='int8' is for the CPU: leave it out, or .* device='cpu'"),
         (
-            {"head_dim": 512, "rope": RopeConfig(rotary_dim=512)},
+            {"head_dim": 576, "rope": RopeConfig(rotary_dim=576)},
             None,
-            r"heads of 512 elements .* device='cpu'",
+            r"heads of 576 elements .* device='cpu'",
         ),
     ],
 )
@@ -109,21 +109,22 @@ def test_a_model_without_kernels_is_refused(models, changes, quantization, messa
     directory = models("llama")[1]
     config = ModelConfig.from_directory(directory)
     layer = config.layers[0]
-    layer = replace(layer, attention=replace(layer.attention, **changes))
+    layer = replace(layer, mixer=replace(layer.mixer, **changes))
     load = LoadConfig(str(directory), quantization=quantization)
     with pytest.raises(EngineStartError, match=message):
         check_model(replace(config, layers=(layer,) * config.num_layers), load, "float32")
 
 
-def test_the_cache_takes_the_bytes_that_its_layout_computes(gpu_device) -> None:
-    layout = GpuCacheLayout(2, 20, 3, torch.float16)
-    shape = one_group(layout.block_bytes, num_layers=3)
-    num_bytes = layout.cache_bytes(num_buffers=3, num_blocks=5)
-    cache = GpuKVCache(layout, shape, 5, gpu_device.make_arena(num_bytes, "the cache"))
+def test_the_cache_takes_the_bytes_that_are_computed(gpu_device, models) -> None:
+    config = ModelConfig.from_directory(models("llama")[1])
+    dtype = torch.float16
+    shape = cache_shape(config, 3, lambda heads: block_bytes(heads, 3, dtype))
+    num_bytes = cache_bytes(shape, dtype, num_blocks=5)
+    cache = GpuKVCache(config, dtype, shape, 5, gpu_device.make_arena(num_bytes, "the cache"))
     sizes = {part.nbytes for _, *parts in cache.layers.values() for part in parts}
-    assert sizes == {5 * layout.block_bytes // 2}
+    assert sizes == {5 * shape.buffer_bytes // 2}
     with pytest.raises(AssertionError, match="too small"):
-        GpuKVCache(layout, shape, 5, gpu_device.make_arena(num_bytes - 1, "the cache"))
+        GpuKVCache(config, dtype, shape, 5, gpu_device.make_arena(num_bytes - 64, "the cache"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,70 @@
+"""The kinds of feed-forwards: which class owns the weights of each, and which operations it has.
+
+A feed-forward computes each token by itself: an MLP, or a mixture of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.experts import MoE
+from shmllm.models.layers import MLP, NamedWeights, Norm, Storage
+from shmllm.models.ops import Ops
+from shmllm.models.specs import FeedForwardSpec, MLPSpec, MoESpec
+
+
+class FeedForward(Protocol):
+    """The weights of a layer's feed-forward."""
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Its own norms."""
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp"."""
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of the names that differ in transformers' modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardKind:
+    """A kind of feed-forwards.
+
+    Attributes:
+        make: (config, spec, storage) -> the weights of a layer's feed-forward.
+        run: (ops, x, residual, feed_forward) -> its output. x is the normalised residual stream,
+            residual the stream itself; all are [tokens, hidden].
+    """
+
+    make: Callable[[ModelConfig, Any, Storage], FeedForward]
+    run: Callable[[Ops, Tensor, Tensor, Any], Tensor]
+
+
+def _make_mlp(config: ModelConfig, spec: MLPSpec, storage: Storage) -> MLP:
+    return MLP(config.hidden_size, spec, storage)
+
+
+def _make_experts(config: ModelConfig, spec: MoESpec, storage: Storage) -> MoE:
+    return MoE(config.hidden_size, spec, storage)
+
+
+def _run_mlp(ops: Ops, x: Tensor, residual: Tensor, mlp: MLP) -> Tensor:
+    return ops.linear(ops.activate(ops.linear(x, mlp.gate_up_proj), mlp.spec), mlp.down_proj)
+
+
+def _run_experts(ops: Ops, x: Tensor, residual: Tensor, moe: MoE) -> Tensor:
+    routing = ops.route(x, moe)
+    shared = None if moe.shared is None else _run_mlp(ops, x, residual, moe.shared)
+    return ops.experts(x, routing, moe, shared)
+
+
+FEED_FORWARDS: dict[type[FeedForwardSpec], FeedForwardKind] = {
+    MLPSpec: FeedForwardKind(_make_mlp, _run_mlp),
+    MoESpec: FeedForwardKind(_make_experts, _run_experts),
+}

@@ -1,0 +1,58 @@
+"""The kinds of mixers: which class owns the weights of each, and which operations it consists of.
+
+A new kind is a spec in `specs.py`, a class of weights in a module of its own, an operation of
+`ops.Ops`, and a row of `MIXERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.delta_net import DeltaNet
+from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
+from shmllm.models.ops import Ops
+from shmllm.models.specs import AttentionSpec, DeltaNetSpec, MixerSpec
+
+
+class Mixer(Protocol):
+    """The weights of a layer's mixer."""
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Its own norms."""
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixerKind:
+    """A kind of mixers.
+
+    Attributes:
+        make: (config, layer, spec, storage) -> the weights of a layer's mixer.
+        run: (ops, x, mixer) -> its output; x and the output are [tokens, hidden].
+    """
+
+    make: Callable[[ModelConfig, int, Any, Storage], Mixer]
+    run: Callable[[Ops, Tensor, Any], Tensor]
+
+
+def _attend(ops: Ops, x: Tensor, attention: Attention) -> Tensor:
+    attended = ops.attend(ops.linear(x, attention.qkv_proj), attention)
+    return ops.linear(attended, attention.o_proj)
+
+
+def _run_delta_net(ops: Ops, x: Tensor, net: DeltaNet) -> Tensor:
+    return ops.linear(ops.delta_net(ops.linear(x, net.in_proj), net), net.out_proj)
+
+
+MIXERS: dict[type[MixerSpec], MixerKind] = {
+    AttentionSpec: MixerKind(Attention, _attend),
+    DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
+}
