@@ -17,12 +17,14 @@ from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import (
     AttentionSpec,
+    FeedForwardSpec,
     KVHeads,
     LayerSpec,
     MixerSpec,
     MLPSpec,
     MoESpec,
     NormSpec,
+    PerLayerSpec,
 )
 
 __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
@@ -65,6 +67,11 @@ class ModelConfig:
         logits_scale: the factor of the logits.
         logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
         transposed: whether a checkpoint has the matrices of the layers as [in, out].
+        per_layer: the inputs that each layer has of its own; None: there are none.
+        scales_layers: whether each layer ends with the multiplication of the residual stream by a
+            weight.
+        skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
+            model lacks them.
     """
 
     architecture: str
@@ -83,6 +90,9 @@ class ModelConfig:
     logits_scale: float = 1.0
     logits_cap: float | None = None
     transposed: bool = False
+    per_layer: PerLayerSpec | None = None
+    scales_layers: bool = False
+    skipped_prefixes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.attentions:
@@ -142,6 +152,11 @@ class ModelConfig:
         return tuple(layer.mixer for layer in self.layers if layer.mixer is not None)
 
     @property
+    def feed_forwards(self) -> tuple[FeedForwardSpec, ...]:
+        """The feed-forward of each layer that has one."""
+        return tuple(layer.mlp for layer in self.layers if layer.mlp is not None)
+
+    @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """The attention of each layer that has one."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, AttentionSpec))
@@ -194,6 +209,7 @@ class ModelConfig:
         """The different widths of the outputs of the layers' projections, in ascending order."""
         widths = {self.hidden_size}.union(*(mixer.linear_widths for mixer in self.mixers))
         widths |= {mlp.up_width for mlp in self.dense_mlps}
+        widths |= set() if self.per_layer is None else {self.per_layer.width}
         return tuple(sorted(widths))
 
     @property
@@ -204,21 +220,24 @@ class ModelConfig:
     @property
     def mixtures(self) -> tuple[MoESpec, ...]:
         """The different mixtures of experts of the layers."""
-        mlps = (layer.mlp for layer in self.layers)
-        return tuple(dict.fromkeys(mlp for mlp in mlps if isinstance(mlp, MoESpec)))
+        every = (mixture for mlp in self.feed_forwards for mixture in mlp.mixtures)
+        return tuple(dict.fromkeys(every))
 
     @property
     def dense_mlps(self) -> tuple[MLPSpec, ...]:
         """The different dense MLPs of the layers, the shared experts included."""
-        dense = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MLPSpec)]
-        dense += [moe.shared for moe in self.mixtures if moe.shared is not None]
-        return tuple(dict.fromkeys(dense))
+        return tuple(dict.fromkeys(dense for mlp in self.feed_forwards for dense in mlp.dense))
 
     @property
     def num_matrix_elements(self) -> int:
         """About the number of parameters."""
         rows = self.vocab_size + self.num_learned_positions
-        return (rows + sum(map(_num_rows, self.layers))) * self.hidden_size
+        rows += sum(sum(mixer.linear_widths) + mixer.width for mixer in self.mixers)
+        rows += sum(mlp.num_rows for mlp in self.feed_forwards)
+        of_layers = 0
+        if self.per_layer is not None:
+            of_layers = self.per_layer.vocab_size * self.per_layer.width * self.num_layers
+        return rows * self.hidden_size + of_layers
 
     def for_length(self, max_length: int) -> ModelConfig:
         """Returns the configuration for requests of at most `max_length` tokens: the angles of
@@ -266,18 +285,6 @@ def architecture_name(fields: Fields) -> str:
         known = ", ".join(sorted(ARCHITECTURES))
         raise fields.error(f"'architectures' must name the model's class; supported: {known}")
     return names[0]
-
-
-def _num_rows(layer: LayerSpec) -> int:
-    """The rows of all matrices of a layer, each as wide as the hidden state."""
-    mixer, mlp = layer.mixer, layer.mlp
-    count = 0 if mixer is None else sum(mixer.linear_widths) + mixer.width
-    if mlp is None:
-        return count
-    if isinstance(mlp, MLPSpec):
-        return count + mlp.up_width + mlp.inner
-    shared = 0 if mlp.shared is None else mlp.shared.up_width + mlp.shared.inner
-    return count + mlp.num_experts * (3 * mlp.inner + 1) + shared
 
 
 def _dtype(fields: Fields) -> str | None:

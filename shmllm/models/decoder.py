@@ -20,6 +20,7 @@ from shmllm.models.layers import NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.matrices import addresses, parts_of
 from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.ops import LogitsOps, Ops
+from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_update import update_weights
@@ -56,6 +57,9 @@ class DecoderModel:
         self.is_asleep = False
         self._rename = rename
         self.embedding = TokenEmbedding(config, storage)
+        self.per_layer: PerLayerInputs | None = None
+        if config.per_layer is not None:
+            self.per_layer = PerLayerInputs(config, config.per_layer, storage)
         self.layers = [DecoderLayer(config, layer, storage) for layer in range(config.num_layers)]
         self.norm = Norm(config.hidden_size, config.norm, storage)
 
@@ -72,6 +76,8 @@ class DecoderModel:
             [tokens, hidden], the input of `logits`.
         """
         residual = ops.embed(self.embedding)
+        if self.per_layer is not None:
+            ops.embed_per_layer(residual, self.per_layer)
         x: Tensor | None = None
         for layer in self.layers:
             x = layer(ops, x, residual)
@@ -133,6 +139,8 @@ class DecoderModel:
     @cached_property
     def _named_weights(self) -> NamedWeights:
         weights = self.embedding.named_weights()
+        if self.per_layer is not None:
+            weights |= self.per_layer.named_weights()
         for index, layer in enumerate(self.layers):
             weights |= layer.named_weights(f"model.layers.{index}")
         weights |= self.norm.named_weights("model.norm")
@@ -172,15 +180,13 @@ class DecoderModel:
                 covered[spans[index][1]].add(name)
         return covered
 
-    def norms(self) -> Iterator[Norm]:
-        """Yields all norms."""
+    def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
+        """Yields the weights of norms and of other factors, with the value that changes nothing."""
+        norms = [self.norm] if self.per_layer is None else [self.norm, self.per_layer.norm]
         for layer in self.layers:
-            yield from layer.norms.values()
-            if layer.mixer is not None:
-                yield from layer.mixer.norms
-            if layer.mlp is not None:
-                yield from layer.mlp.norms
-        yield self.norm
+            norms += layer.all_norms()
+            yield from () if layer.scale is None else ((layer.scale, 1.0),)
+        yield from ((norm.weight, 1.0 - norm.spec.offset) for norm in norms)
 
 
 class DecoderLayer:
@@ -191,6 +197,8 @@ class DecoderLayer:
         norms: its norms before and behind mixer and MLP, by the name of the weight.
         mixer: its attention, or what takes its place, or None.
         mlp: its feed-forward, or None.
+        input: what adds its own input, or None.
+        scale: [1], the factor of the residual stream behind it, or None.
     """
 
     def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
@@ -215,8 +223,12 @@ class DecoderLayer:
         if mlp is not None:
             self.mlp = FEED_FORWARDS[type(mlp)].make(config, mlp, storage)
         self._after_mlp = norm(names.after_mlp)
+        self.input: LayerInput | None = None
+        if config.per_layer is not None:
+            self.input = LayerInput(config, layer, config.per_layer, storage)
+        self.scale = storage.tensor(1) if config.scales_layers else None
 
-    def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor | None:
         """Runs the layer.
 
         Args:
@@ -226,8 +238,22 @@ class DecoderLayer:
             residual: [tokens, hidden], the residual stream, changed in place.
 
         Returns:
-            [tokens, hidden], which the next norm adds to ``residual``.
+            [tokens, hidden], which the next norm adds to ``residual``; None: nothing is left to
+            add.
         """
+        out = self._run(ops, x, residual)
+        if self.input is None and self.scale is None:
+            return out
+        ops.add_norm(out, residual, None, self._residual_scale)
+        if self.input is not None:
+            gated = ops.gate_layer_input(ops.linear(residual, self.input.gate), self.input)
+            out = ops.norm(ops.linear(gated, self.input.projection), self.input.norm)
+            ops.add_norm(out, residual, None, 1.0)
+        if self.scale is not None:
+            ops.scale(residual, 1.0, self.scale)
+        return None
+
+    def _run(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
         scale, normed = self._residual_scale, None
         if self.mixer is not None:
             normed = ops.add_norm(x, residual, self._before_mixer, scale)
@@ -260,7 +286,21 @@ class DecoderLayer:
             weights |= self.mlp.named_weights(f"{prefix}.mlp")
         for name, norm in self.norms.items():
             weights |= norm.named_weights(f"{prefix}.{name}")
+        if self.input is not None:
+            weights |= self.input.named_weights(prefix)
+        if self.scale is not None:
+            weights[f"{prefix}.layer_scalar"] = (self.scale,)
         return weights
+
+    def all_norms(self) -> Iterator[Norm]:
+        """Yields its norms and those of its parts."""
+        yield from self.norms.values()
+        if self.mixer is not None:
+            yield from self.mixer.norms
+        if self.mlp is not None:
+            yield from self.mlp.norms
+        if self.input is not None:
+            yield self.input.norm
 
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules."""

@@ -1,4 +1,4 @@
-"""A mixture of experts as the owner of its weights. `ops.Ops` computes with them."""
+"""Mixtures of experts as the owners of their weights. `ops.Ops` computes with them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from shmllm.models.config import ModelConfig
 from shmllm.models.layers import MLP, Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
-from shmllm.models.specs import MoESpec
+from shmllm.models.specs import DenseAndExpertsSpec, MoESpec
 
 
 class ExpertLinear:
@@ -70,6 +71,7 @@ class MoE:
         gate_up_proj: gate and up of each expert.
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
+        scale: [experts], the factor of each expert's output, or None.
     """
 
     norms: tuple[Norm, ...] = ()
@@ -82,6 +84,7 @@ class MoE:
         self.gate_up_proj = ExpertLinear(experts, hidden_size, 2 * inner, bias, storage)
         self.down_proj = ExpertLinear(experts, inner, hidden_size, bias, storage)
         self.shared = None if spec.shared is None else MLP(hidden_size, spec.shared, storage)
+        self.scale = storage.tensor(experts) if spec.scaled else None
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with
@@ -109,3 +112,39 @@ class MoE:
     def _router_weights(self, prefix: str) -> NamedWeights:
         names = ("gate", "shared_expert_gate") if self.spec.shared_gate else ("gate",)
         return self.router.named_weights(*(f"{prefix}.{name}" for name in names))
+
+
+class DenseAndExperts:
+    """The weights of a dense MLP and a mixture of experts side by side.
+
+    Attributes:
+        spec: what it computes.
+        mlp: the dense MLP.
+        experts: the mixture.
+        router_norm: the norm of what the router reads.
+        before_experts: the norm of what the experts read.
+        after_mlp, after_experts: the norms of the outputs.
+    """
+
+    def __init__(self, config: ModelConfig, spec: DenseAndExpertsSpec, storage: Storage) -> None:
+        self.spec = spec
+        self.mlp = MLP(config.hidden_size, spec.mlp, storage)
+        self.experts = MoE(config.hidden_size, spec.experts, storage)
+        self.router_norm, self.before_experts, self.after_mlp, self.after_experts = self.norms = (
+            *(Norm(config.hidden_size, config.norm, storage) for _ in range(4)),
+        )
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp"."""
+        weights = self.mlp.named_weights(prefix) | self.experts.module_weights(prefix)
+        weights[f"{prefix}.router.scale"] = (self.router_norm.weight,)
+        if self.experts.scale is not None:
+            weights[f"{prefix}.router.per_expert_scale"] = (self.experts.scale,)
+        names = ("before_experts", "after_mlp", "after_experts")
+        for name, norm in zip(names, self.norms[1:], strict=True):
+            weights |= norm.named_weights(f"{prefix}.{name}")
+        return weights
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns nothing: transformers' modules have the same names."""
+        return {}

@@ -11,7 +11,6 @@ from enum import Enum
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import MoESpec
 
 
 class Feature(Enum):
@@ -26,8 +25,7 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
         model.norm.kind == "layer" and any(each.qk_norm for each in model.attentions)
     ),
     Feature.TRANSPOSED: lambda model: (
-        model.transposed
-        or any(isinstance(layer.mlp, MoESpec) and layer.mlp.transposed for layer in model.layers)
+        model.transposed or any(mixture.transposed for mixture in model.mixtures)
     ),
 }
 

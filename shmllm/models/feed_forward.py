@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.experts import MoE
+from shmllm.models.experts import DenseAndExperts, MoE
 from shmllm.models.layers import MLP, NamedWeights, Norm, Storage
 from shmllm.models.ops import Ops
-from shmllm.models.specs import FeedForwardSpec, MLPSpec, MoESpec
+from shmllm.models.specs import DenseAndExpertsSpec, FeedForwardSpec, MLPSpec, MoESpec
 
 
 class FeedForward(Protocol):
@@ -64,7 +64,17 @@ def _run_experts(ops: Ops, x: Tensor, residual: Tensor, moe: MoE) -> Tensor:
     return ops.experts(x, routing, moe, shared)
 
 
+def _run_both(ops: Ops, x: Tensor, residual: Tensor, both: DenseAndExperts) -> Tensor:
+    out = ops.norm(_run_mlp(ops, x, residual, both.mlp), both.after_mlp)
+    read = ops.add_norm(None, residual, both.router_norm, 1.0)
+    routing = ops.route(ops.scale(read, both.spec.router_scale), both.experts)
+    read = ops.add_norm(None, residual, both.before_experts, 1.0)
+    of_experts = ops.norm(ops.experts(read, routing, both.experts, None), both.after_experts)
+    return ops.add_norm(of_experts, out, None, 1.0)
+
+
 FEED_FORWARDS: dict[type[FeedForwardSpec], FeedForwardKind] = {
     MLPSpec: FeedForwardKind(_make_mlp, _run_mlp),
     MoESpec: FeedForwardKind(_make_experts, _run_experts),
+    DenseAndExpertsSpec: FeedForwardKind(DenseAndExperts, _run_both),
 }

@@ -264,8 +264,8 @@ class TokenEmbedding:
         self.head = Linear(hidden_size, [vocab_size], False, storage.for_head(), shared)
         length = config.num_learned_positions
         self.positions = storage.tensor(length, hidden_size) if length else None
-        self.scale = _rounded(config.embedding_scale, storage.dtype)
-        self.embeds_scale = _rounded(config.embeds_scale, storage.dtype)
+        self.scale = rounded(config.embedding_scale, storage.dtype)
+        self.embeds_scale = rounded(config.embeds_scale, storage.dtype)
 
     def named_weights(self) -> NamedWeights:
         """Returns the destinations of the matrices, each [rows, hidden].
@@ -283,5 +283,6 @@ class TokenEmbedding:
         return weights
 
 
-def _rounded(number: float, dtype: torch.dtype) -> float:
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """Returns the number of a dtype that is nearest."""
     return float(torch.tensor(number, dtype=dtype))

@@ -10,6 +10,7 @@ from torch import Tensor
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.specs import MLPSpec
 
 
@@ -83,6 +84,24 @@ class Ops(LinearOps, Protocol):
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Normalises ``x`` [tokens, hidden], in place, and returns it."""
 
+    def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
+        """Multiplies ``x`` [tokens, width], in place, by a number, and by a weight [1] unless it is
+        None. Returns ``x``."""
+
+    def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
+        """Computes the inputs that each layer has of its own, for `gate_layer_input`.
+
+        They are ``(norm(projection_scale * projection(hidden)) + scale * table[token]) /
+        sqrt(2)``, with a norm of each layer's part; see `PerLayerSpec`.
+
+        Args:
+            hidden: [tokens, hidden], the result of `embed`.
+            inputs: the weights.
+        """
+
+    def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
+        """Returns ``act(x)`` times the input of a layer; in place, ``x`` is [tokens, width]."""
+
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         """Computes the attention of one layer, over the step's tokens and those before them.
 
@@ -126,7 +145,8 @@ class Ops(LinearOps, Protocol):
         """Chooses the experts of each token of ``x`` [tokens, hidden].
 
         They are those with the largest logits; of equal ones the lower expert. `MoESpec` says how
-        logits become weights. A token with a logit that is NaN has weights that are NaN.
+        logits become weights, which are multiplied by ``moe.scale`` if it is not None. A token with
+        a logit that is NaN has weights that are NaN.
         """
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:

@@ -16,6 +16,8 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "GPT2LMHeadModel": "gpt2",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4ForCausalLM": "glm4",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
@@ -44,6 +46,7 @@ package."""
 
 TEXT_MODELS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Gemma4ForConditionalGeneration": "gemma4_text",
     "Mistral3ForConditionalGeneration": "mistral",
     "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",

@@ -26,6 +26,9 @@ def inverse_frequencies(rope: RopeConfig) -> Tensor:
         return _yarn(rope, wavelengths)
     if rope.type == "longrope":
         return _longrope(rope, wavelengths)
+    if rope.type == "proportional":
+        is_rotated = torch.arange(len(wavelengths)) < rope.num_pairs
+        return torch.where(is_rotated, 1.0 / wavelengths, 0.0) / rope.factor
     return 1.0 / wavelengths
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from shmllm.models.fields import Fields
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 
 _TYPES: dict[str, RopeType] = {
     "default": "default",
@@ -19,6 +19,7 @@ _TYPES: dict[str, RopeType] = {
     "yarn": "yarn",
     "longrope": "longrope",
     "su": "longrope",
+    "proportional": "proportional",
 }
 
 
@@ -30,7 +31,8 @@ class RopeConfig:
         rotary_dim: the number of elements at the beginning of each head that are rotated; even.
         interleaved: whether neighbouring elements are rotated together, and not those of the two
             halves.
-        type: the method that extends the context length.
+        type: the method that extends the context length, or "proportional": of all pairs of a head
+            only the first are rotated.
         theta: the base of the wavelengths.
         factor: the ratio of the extended to the original context length; used by all types but
             the default one.
@@ -48,6 +50,8 @@ class RopeConfig:
             original context length, one number for each rotated pair.
         long_factors: used by longrope: these divide the frequencies otherwise.
         max_length: used by longrope: the largest number of tokens of a request.
+        num_pairs: used by proportional: the number of pairs that are rotated; the frequencies of
+            the others are 0.
     """
 
     rotary_dim: int
@@ -67,6 +71,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     max_length: int = 0
+    num_pairs: int = 0
 
     @classmethod
     def from_fields(
@@ -96,6 +101,8 @@ class RopeConfig:
         """
         rope = _rope_fields(fields, layer_type)
         rope_type = _rope_type(rope)
+        if rope_type == "proportional":
+            return _proportional(cls, rope, head_dim, theta)
         plain = cls(
             rotary_dim=_rotary_dim(fields, rope, head_dim, partial),
             interleaved=interleaved,
@@ -147,6 +154,19 @@ def _rotary_dim(fields: Fields, rope: Fields, head_dim: int, default: float | No
             f"{name} {partial:g} of a head_dim of {head_dim} is not an even number of elements"
         )
     return rotary_dim
+
+
+def _proportional(make: type[RopeConfig], rope: Fields, head_dim: int, theta: float) -> RopeConfig:
+    share = rope.number("partial_rotary_factor", 1.0)
+    if share > 1:
+        raise rope.error(f"partial_rotary_factor must be at most 1, not {share:g}")
+    return make(
+        rotary_dim=head_dim,
+        type="proportional",
+        theta=rope.number("rope_theta", theta),
+        factor=rope.number("factor", 1.0),
+        num_pairs=int(share * head_dim // 2),
+    )
 
 
 def _llama3(rope: Fields, plain: RopeConfig) -> RopeConfig:

@@ -14,7 +14,7 @@ from shmllm.models.rope_config import RopeConfig
 NormKind = Literal["rms", "layer"]
 QKNorm = Literal["head", "row"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-ExpertActivation = Literal["silu", "gpt_oss"]
+ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss"]
 Scoring = Literal["softmax", "softmax_of_top"]
 
 
@@ -199,6 +199,21 @@ class MLPSpec:
         """The width of the activation's input: of gate and up side by side, or of up."""
         return 2 * self.inner if self.gated else self.inner
 
+    @property
+    def mixtures(self) -> tuple[MoESpec, ...]:
+        """None."""
+        return ()
+
+    @property
+    def dense(self) -> tuple[MLPSpec, ...]:
+        """The MLP itself."""
+        return (self,)
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all matrices, each as wide as the hidden state."""
+        return self.up_width + self.inner
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
@@ -208,7 +223,7 @@ class MoESpec:
         num_experts: the number of experts.
         top_k: the number of experts that a token goes to.
         inner: the width of an expert's activation's output.
-        activation: "silu", or gpt-oss's clamped product.
+        activation: "silu", "gelu_tanh", or gpt-oss's clamped product.
         scoring: "softmax" of all experts before the choice, or "softmax_of_top" of the chosen ones.
         renormalize: whether the weights of the chosen experts are divided by their sum.
         router_bias: whether the router has a bias.
@@ -217,6 +232,7 @@ class MoESpec:
             [experts, in, out], and not a tensor [out, in] for each expert.
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
+        scaled: whether the output of an expert is multiplied by a weight of that expert.
     """
 
     num_experts: int
@@ -230,10 +246,83 @@ class MoESpec:
     transposed: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
+    scaled: bool = False
+
+    @property
+    def mixtures(self) -> tuple[MoESpec, ...]:
+        """The mixture itself."""
+        return (self,)
+
+    @property
+    def dense(self) -> tuple[MLPSpec, ...]:
+        """The dense MLPs that it has."""
+        return () if self.shared is None else (self.shared,)
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all matrices, each as wide as the hidden state."""
+        own = self.num_experts * (3 * self.inner + 1)
+        return own + sum(mlp.num_rows for mlp in self.dense)
 
 
-FeedForwardSpec = MLPSpec | MoESpec
-"""What computes each token by itself."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseAndExpertsSpec:
+    """A dense MLP and a mixture of experts side by side, whose outputs are added (Gemma 4).
+
+    The MLP reads what the layer's norm gives. The router and the experts read the residual stream,
+    each through a norm of its own. Both outputs have a norm.
+
+    Attributes:
+        mlp: the dense MLP.
+        experts: the mixture.
+        router_scale: the factor of what the router reads.
+    """
+
+    mlp: MLPSpec
+    experts: MoESpec
+    router_scale: float
+
+    @property
+    def mixtures(self) -> tuple[MoESpec, ...]:
+        """The mixture."""
+        return (self.experts,)
+
+    @property
+    def dense(self) -> tuple[MLPSpec, ...]:
+        """The dense MLPs."""
+        return (self.mlp, *self.experts.dense)
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all matrices, each as wide as the hidden state."""
+        return self.mlp.num_rows + self.experts.num_rows
+
+
+FeedForwardSpec = MLPSpec | MoESpec | DenseAndExpertsSpec
+"""What computes each token by itself. Each has `mixtures` and `dense`, the mixtures of experts and
+the dense MLPs that it has, and `num_rows`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerSpec:
+    """Inputs that each layer has of its own: per-layer embeddings (Gemma 3n and 4).
+
+    A token's inputs are the sum of a norm of a projection of its embedding, and of a lookup in a
+    table with a part for each layer. Behind its MLP, a layer multiplies the activation of a
+    projection of the residual stream by its input, projects the product back, normalises that, and
+    adds it to the stream.
+
+    Attributes:
+        vocab_size: the number of tokens in the table.
+        width: the width of a layer's input.
+        activation: the activation.
+        padding: the token whose inputs embeddings get that a prompt gives itself.
+    """
+
+    vocab_size: int
+    width: int
+    activation: Activation
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

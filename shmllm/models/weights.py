@@ -18,6 +18,7 @@ from torch import Tensor
 from shmllm.errors import EngineStartError
 from shmllm.models.checkpoint import CheckpointFile
 from shmllm.models.checkpoint_formats.quantized_file import find_method, quantized_files
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import NamedWeights
@@ -86,8 +87,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     directory = Path(directory)
     destinations = model.destinations()
     shards = [
-        _read_header(path, destinations, model.config.tie_word_embeddings)
-        for path in _checkpoint_files(directory)
+        _read_header(path, destinations, model.config) for path in _checkpoint_files(directory)
     ]
     _check_complete(model, shards, directory)
     try:
@@ -134,14 +134,14 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
         seed: the same seed gives the same weights on the same kind of device.
     """
     generators: dict[torch.device, torch.Generator] = {}
-    ones = {norm.weight.data_ptr(): 1.0 - norm.spec.offset for norm in model.norms()}
+    neutral = {weight.data_ptr(): value for weight, value in model.neutral_weights()}
     for views in model.named_weights().values():
         first, *others = views
         if first.device not in generators:
             generators[first.device] = torch.Generator(first.device).manual_seed(seed)
         value = first if isinstance(first, Tensor) else torch.empty(first.shape, dtype=first.dtype)
-        if isinstance(first, Tensor) and first.data_ptr() in ones:
-            value.fill_(ones[first.data_ptr()])
+        if isinstance(first, Tensor) and first.data_ptr() in neutral:
+            value.fill_(neutral[first.data_ptr()])
         else:
             value.normal_(0.0, 0.02, generator=generators[first.device])
         for view in others if value is first else views:
@@ -162,13 +162,17 @@ def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:
     return found
 
 
-def _read_header(file: CheckpointFile, destinations: NamedWeights, tied: bool) -> _Shard:
+def _read_header(file: CheckpointFile, destinations: NamedWeights, config: ModelConfig) -> _Shard:
     """Checks the names, shapes and types of the tensors in one file."""
     path = file.path
     with file:
         shapes = file.shapes()
-        known = ((model_name(stored, tied), stored) for stored in shapes)
-        names = {name: stored for name, stored in known if name is not None}
+        known = ((model_name(stored, config.tie_word_embeddings), stored) for stored in shapes)
+        names = {
+            name: stored
+            for name, stored in known
+            if name is not None and not name.startswith(config.skipped_prefixes)
+        }
         unknown = [stored for name, stored in names.items() if name not in destinations]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

@@ -14,7 +14,7 @@ from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llam
 from shmllm.models.config import ModelConfig
 from shmllm.models.rope import attention_factor
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 
 Values = dict[str, Any]
 """Metadata by their keys: str, int, float, bool, or lists of these."""
@@ -68,7 +68,7 @@ _NORM_EPS = {
 
 def _feed_forward_length(config: ModelConfig, fields: Mapping[str, Any]) -> int:
     mlp = config.layers[0].mlp
-    assert mlp is not None, "llama.cpp's names are for layers with attention and an MLP"
+    assert isinstance(mlp, MLPSpec | MoESpec), "llama.cpp's families have these"
     width = fields.get("intermediate_size")
     return width if isinstance(mlp, MoESpec) and type(width) is int else mlp.inner
 

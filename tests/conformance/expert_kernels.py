@@ -10,7 +10,14 @@ from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.experts import down, gate_and_up
-from shmllm_kernels.gpu.routing import SortedPairs, combine, max_blocks, route, sort_pairs
+from shmllm_kernels.gpu.routing import (
+    SortedPairs,
+    combine,
+    max_blocks,
+    route,
+    scale_chosen,
+    sort_pairs,
+)
 from shmllm_kernels.reference import moe as plain
 
 SMALL = ProductConfig(16, 32, 16, 4, 2)
@@ -82,6 +89,14 @@ class ExpertKernelsConformance:
         assert_close(weights[2:], want[2:], 1e-6, 1e-5)
         assert weights[:2].isnan().all()
 
+    def test_weights_of_chosen_experts_are_scaled(self, draw, dtype):
+        weights = draw.normal(5, 3, dtype=torch.float32)
+        ids, scales = draw.integers(0, 6, 5, 3).int(), draw.normal(6, dtype=dtype)
+        ids[4] = -1
+        want = torch.where(ids < 0, weights, weights * scales.float()[ids.long().clamp(0)])
+        scale_chosen(weights, ids, scales)
+        assert torch.equal(weights, want)
+
     def test_padded_tokens_go_to_no_expert(self, draw, dtype):
         logits = draw.normal(5, 8, dtype=dtype)
         logits[3:] = torch.nan
@@ -108,7 +123,7 @@ class ExpertKernelsConformance:
         assert pairs.blocks[: len(blocks)].tolist() == blocks
         assert (pairs.blocks[len(blocks) :] == -99).all()
 
-    @pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
+    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss"])
     @pytest.mark.parametrize("has_bias", [True, False])
     @pytest.mark.parametrize(
         ("tokens", "experts", "top_k", "hidden", "inner", "config"),

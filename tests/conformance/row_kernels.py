@@ -6,9 +6,10 @@ import pytest
 import torch
 from support.kernel_helpers import assert_close, poisoned
 
-from shmllm_kernels.gpu import activation, norm
+from shmllm_kernels.gpu import activation, norm, per_layer
 from shmllm_kernels.reference import activation as plain_activation
 from shmllm_kernels.reference import norm as plain_norm
+from shmllm_kernels.reference import per_layer as plain_per_layer
 
 EPS = 1e-5
 NORM_SHAPES = [(0, 64), (1, 64), (3, 48), (5, 1000), (2, 1), (2, 2049)]
@@ -115,3 +116,22 @@ class RowKernelsConformance:
             norm.rms_norm(torch.empty_like(x), x, weight.double(), EPS)
         with pytest.raises(AssertionError, match="wide"):
             activation.activate(torch.empty_like(x), x, "silu", is_gated=True)
+
+    @pytest.mark.parametrize(("tokens", "layers", "width"), [(0, 2, 16), (1, 3, 24), (5, 2, 32)])
+    def test_per_layer_inputs(self, draw, dtype, tokens, layers, width):
+        x, table = (draw.normal(n, layers * width, dtype=dtype) for n in (tokens, 9))
+        weight, sampled = draw.normal(width, dtype=dtype), draw.integers(0, 9, 4).long()
+        ids = draw.integers(-5, 9, tokens).long()
+        known = ids.where(ids >= -1, sampled[(-2 - ids).clamp(0)])
+        numbers = 0.5, 0.3, 4.0, 7
+        want = plain_per_layer.embed_per_layer(x.float(), table.float(), known, weight.float(),
+                                               *numbers)  # fmt: skip
+        per_layer.embed_per_layer(x, table, ids, sampled, weight, *numbers)
+        assert_close(x, want.to(dtype), *tolerances(dtype))
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_gates_of_layer_inputs(self, draw, dtype, name):
+        wide, x = draw.normal(3, 80, dtype=dtype), draw.normal(3, 24, dtype=dtype)
+        want = plain_per_layer.gate_layer_input(x.float(), wide[:, 24:48].float(), name)
+        per_layer.gate_layer_input(x, wide[:, 24:48], name)
+        assert_close(x, want.to(dtype), *tolerances(dtype))

@@ -27,7 +27,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from shmllm.models.matrices import FORMATS
-from shmllm_kernels.gpu import activation, delta_net, norm
+from shmllm_kernels.gpu import activation, delta_net, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
@@ -40,7 +40,14 @@ from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.packings import PackedRows
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.routing import SortedPairs, combine, max_blocks, route, sort_pairs
+from shmllm_kernels.gpu.routing import (
+    SortedPairs,
+    combine,
+    max_blocks,
+    route,
+    scale_chosen,
+    sort_pairs,
+)
 from shmllm_kernels.gpu.row_copies import embed, gather_rows
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
@@ -201,6 +208,11 @@ def step() -> None:
     embed(x, x.clone(), ids, ids, 64.0)
     embed(x, x.clone(), ids, ids, learned=LearnedPositions(x.clone(), ids))
     gather_rows(x, x.clone(), ids)
+    of_layers = empty(4, 35 * 256)
+    per_layer.embed_per_layer(
+        of_layers, of_layers.clone(), ids, ids, of_layers[0, :256], 1e-6, 0.02, 16.0, 0
+    )
+    per_layer.gate_layer_input(empty(4, 256), of_layers[:, 256:512], "gelu_tanh")
     rope_tables(empty(4, 128), empty(4, 128), ids, empty(64, dtype=torch.float32), 1.0)
     sizes = StepSizes(4, 2, 2)
     packed = empty(3 * sum(sizes), dtype=torch.int64)
@@ -217,6 +229,7 @@ def experts(facts: dict[str, Any], key: str) -> None:
         blocks = empty(max_blocks(ids.numel(), count, 16), 3, dtype=torch.int32)
         pairs = SortedPairs(ids.flatten(), empty(count, dtype=torch.int32), blocks, starts)
         sort_pairs(pairs, ids, 16)
+        scale_chosen(weights, ids, empty(count))
         rows, x = empty(4, top_k, hidden), empty(4, hidden)
         combine(x, rows, weights, None if is_silu else x.clone(), weights[:, 0])
         for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):

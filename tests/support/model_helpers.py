@@ -15,6 +15,7 @@ from transformers import (
     Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     GPT2Config,
     GptOssConfig,
@@ -62,6 +63,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "cohere2": Cohere2Config,
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
+    "gemma4": Gemma4TextConfig,
     "glm4": Glm4Config,
     "gpt2": GPT2Config,
     "gpt_oss": GptOssConfig,
@@ -104,12 +106,15 @@ def reference_model(
     model: PreTrainedModel = auto.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or ".ln_" in name:
+            if "norm" in name or ".ln_" in name or name.endswith("scale"):
                 parameter.normal_(1.0, 0.2)
             elif name.endswith(STATE_PARAMETERS):
                 parameter.normal_(0.0, 0.5)
             else:
                 parameter.normal_(0.0, 0.05).mul_(scale)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
     model.to(getattr(torch, dtype))
     return model
 

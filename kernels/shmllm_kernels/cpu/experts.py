@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmllm_kernels.cpu.functions import silu
+from shmllm_kernels.cpu.functions import gelu_tanh, silu
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, itemsize, put_number, word
@@ -30,7 +30,7 @@ from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
 
-SILU, GPT_OSS = "silu", "gpt_oss"
+SILU, GELU_TANH, GPT_OSS = "silu", "gelu_tanh", "gpt_oss"
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
 
 
@@ -77,13 +77,18 @@ def _of_expert(operands, expert, num_columns, kind, bias_kind):
 
 
 @compiled
+def _of_gate(x, activation):
+    return gelu_tanh(x) if activation == GELU_TANH else silu(x, np.float32(1.0))
+
+
+@compiled
 def _activate(scratch, width, out, activation, x_kind):
     """Writes one row's activation. scratch: gate and up of `width` columns."""
     gate = floats(scratch)
-    if activation == SILU:
+    if activation != GPT_OSS:
         up = floats(scratch + 4 * width)
         for i in range(width):
-            put_number(out, i, silu(gate[i], np.float32(1.0)) * up[i], x_kind)
+            put_number(out, i, _of_gate(gate[i], activation) * up[i], x_kind)
     else:
         for i in range(width):
             bounded = min(gate[2 * i], np.float32(_LIMIT))
@@ -102,7 +107,7 @@ def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, 
     )
     weights = _of_expert(operands, expert, 2 * inner, kind, bias_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
-    if activation == SILU:
+    if activation != GPT_OSS:
         up = inner + column
         product(rows, count, weights, column, width, scratch - 4 * column, stride)
         product(rows, count, weights, up, width, scratch + 4 * width - 4 * up, stride)
@@ -129,13 +134,13 @@ _KINDS = [kinds for kinds in KINDS if kinds[0] != "int8"]  # no thread knows a r
 GATE_AND_UP = {
     (*kinds, activation): Kernel(_pieces, _gate_and_up, *kinds, activation)
     for kinds in _KINDS
-    for activation in (SILU, GPT_OSS)
+    for activation in (SILU, GELU_TANH, GPT_OSS)
 }
 """Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up.
 
-SILU: ``silu(gate) * up``, where the columns of gate precede those of up. GPT_OSS: ``(up + 1) * gate
-* sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where columns of gate and up
-alternate.
+SILU: ``silu(gate) * up``, where the columns of gate precede those of up; GELU_TANH likewise.
+GPT_OSS: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where
+columns of gate and up alternate.
 
 Operands (addresses; strides in bytes; all but x, out, weights and bias float32 or int64):
 

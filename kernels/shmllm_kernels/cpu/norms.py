@@ -129,3 +129,23 @@ ADD = Kernel(count_pieces, _add)
 Operands: address of the number of rows; x [rows, width]; residual [rows, width]; width; scale, a
 number from `word_of_float`.
 """
+
+
+@compiled
+def _scale(operands, piece, thread, num_threads, kind):
+    width = word(operands, 2)
+    factor = float_of_word(word(operands, 3))
+    if word(operands, 4) != 0:
+        factor *= number(word(operands, 4), 0, kind)
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    values = floats(word(operands, 1))
+    for i in range(begin * width, end * width):
+        values[i] *= factor
+
+
+SCALE = {kind: Kernel(count_pieces, _scale, kind) for kind in KINDS}
+"""Kernels by the dtype name of the weight. ``x *= factor * weight``, in place.
+
+Operands: address of the number of rows; x [rows, width]; width; factor, a number from
+`word_of_float`; weight [1], or 0 for a weight of 1.
+"""

@@ -14,7 +14,8 @@ import numpy as np
 from shmllm_kernels.cpu.functions import exp, sigmoid
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import floats, put_word, word
+from shmllm_kernels.cpu.memory import floats, number, put_word, word
+from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 
 TOKENS_AT_ONCE = 8
@@ -227,4 +228,21 @@ Operands: address of the number of tokens; top_k; places [tokens, top_k] int64; 
 top_k] float32; rows [tokens * top_k, width]; out [tokens, width]; width; shared [tokens, width] or
 0; gates or 0 for a factor of 1, one float32 for each token, their stride in bytes. All but places
 are float32.
+"""
+
+
+@compiled
+def _scale_chosen(operands, piece, thread, num_threads, kind):
+    top_k, ids, scales = word(operands, 1), word(operands, 2), word(operands, 4)
+    weights = floats(word(operands, 3))
+    begin, end = _tokens(operands, piece, num_threads)
+    for pair in range(begin * top_k, end * top_k):
+        weights[pair] *= number(scales, word(ids, pair), kind)
+
+
+SCALE_CHOSEN = {kind: Kernel(_pieces, _scale_chosen, kind) for kind in KINDS}
+"""Kernels by the dtype name of the scales. ``weights *= scales[ids]``, in place.
+
+Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64; weights [tokens, top_k]
+float32; scales [experts].
 """

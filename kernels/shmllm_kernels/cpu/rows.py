@@ -171,8 +171,12 @@ width.
 """
 
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
 @compiled
-def _activation(x, name):
+def activation(x, name):
+    """Returns a function of ACTIVATIONS of x."""
     return (
         silu(x, np.float32(1.0)) if name == "silu" else gelu(x) if name == "gelu" else gelu_tanh(x)
     )
@@ -188,16 +192,16 @@ def _activate(operands, piece, thread, num_threads, name, is_gated):
             gate = floats(source + row * width * 8)
             up = floats(source + row * width * 8 + width * 4)
             for i in range(width):
-                values[i] = _activation(gate[i], name) * up[i]
+                values[i] = activation(gate[i], name) * up[i]
         else:
             numbers = floats(source + row * width * 4)
             for i in range(width):
-                values[i] = _activation(numbers[i], name)
+                values[i] = activation(numbers[i], name)
 
 
 ACTIVATE = {
     (name, is_gated): Kernel(count_pieces, _activate, name, is_gated)
-    for name in ("silu", "gelu", "gelu_tanh")
+    for name in ACTIVATIONS
     for is_gated in (True, False)
 }
 """Kernels by the function's name and whether it is gated: ``f(gate) * up``, or ``f(x)``.

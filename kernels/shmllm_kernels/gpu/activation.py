@@ -19,7 +19,8 @@ _SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 
 
 @triton.jit
-def _active(x, NAME: tl.constexpr):
+def active(x, NAME: tl.constexpr):
+    """Returns a function of x, float32, by its name."""
     if NAME == "silu":
         result = x * sigmoid(x)
     elif NAME == "gelu":
@@ -47,7 +48,7 @@ def _activate(
     inside = columns < dim
     dtype = out_ptr.dtype.element_ty
     source = x_ptr + row * in_stride + columns
-    value = _active(tl.load(source, mask=inside, other=0.0).to(tl.float32), NAME).to(dtype)
+    value = active(tl.load(source, mask=inside, other=0.0).to(tl.float32), NAME).to(dtype)
     if IS_GATED:
         up = tl.load(source + dim, mask=inside, other=0.0).to(tl.float32)
         value = (value.to(tl.float32) * up).to(dtype)

@@ -12,13 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shmllm_kernels.gpu.activation import active
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.functions import sigmoid
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, multiply, options, strides_of
 from shmllm_kernels.gpu.routing import BLOCK_WORDS, SortedPairs, max_blocks
 
-ACTIVATIONS = ("silu", "gpt_oss")
+ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss")
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def _gate_and_up(
     weight_stride,
     parameters_stride,
     TOP_K: tl.constexpr,
-    IS_SILU: tl.constexpr,
+    NAME: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PACKING: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -62,7 +63,7 @@ def _gate_and_up(
     halves = tl.arange(0, BLOCK_N)
     columns = tl.program_id(1) * (BLOCK_N // 2) + halves // 2
     is_up = halves % 2
-    weight_columns = columns + is_up * inner if IS_SILU else 2 * columns + is_up
+    weight_columns = columns + is_up * inner if NAME != "gpt_oss" else 2 * columns + is_up
     places = expert * (2 * inner) + weight_columns
     is_column = columns < inner
     x_rows = x_ptr + tokens.to(tl.int64) * x_stride
@@ -73,8 +74,8 @@ def _gate_and_up(
     if HAS_BIAS:
         both += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_N // 2, 2)))
-    if IS_SILU:
-        value = gate * sigmoid(gate) * up
+    if NAME != "gpt_oss":
+        value = active(gate, NAME) * up
     else:
         gate = tl.where(gate > 7.0, 7.0, gate)
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
@@ -177,7 +178,7 @@ def gate_and_up(
         k,
         *strides_of(weight),
         TOP_K=top_k,
-        IS_SILU=activation == "silu",
+        NAME=activation,
         HAS_BIAS=bias is not None,
         **options(weight, config),
     )

@@ -288,3 +288,32 @@ def combine(
         BLOCK=block,
         num_warps=row_warps(block),
     )
+
+
+@triton.jit
+def _scale_chosen(weights_ptr, ids_ptr, scales_ptr, count, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    ids = tl.load(ids_ptr + places, mask=inside, other=-1)
+    scales = tl.load(scales_ptr + ids, mask=ids >= 0, other=0.0).to(tl.float32)
+    weights = tl.load(weights_ptr + places, mask=inside, other=0.0)
+    tl.store(weights_ptr + places, weights * scales, mask=inside & (ids >= 0))
+
+
+def scale_chosen(weights: Tensor, ids: Tensor, scales: Tensor) -> None:
+    """Multiplies the weight of each chosen expert by the scale of that expert, in place.
+
+    Args:
+        weights: [tokens, top_k] float32, contiguous.
+        ids: [tokens, top_k] int32, contiguous; weights of negative ones stay.
+        scales: [experts], any floating dtype, contiguous.
+
+    One launch a layer, of a few KiB.
+    """
+    assert weights.shape == ids.shape, "weights: one for each id"
+    assert weights.is_contiguous(), "weights must be contiguous"
+    assert ids.is_contiguous(), "ids must be contiguous"
+    if weights.numel() == 0:
+        return
+    grid = (triton.cdiv(weights.numel(), 256),)
+    _scale_chosen[grid](weights, ids, scales, weights.numel(), BLOCK=256, num_warps=4)

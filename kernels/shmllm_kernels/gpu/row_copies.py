@@ -23,8 +23,8 @@ BLOCK = 1024
 
 
 @triton.jit
-def _index(indices_ptr, last_tokens_ptr, row, is_row, HAS_SAMPLED: tl.constexpr):
-    """Returns the index of each row's source."""
+def source_of(indices_ptr, last_tokens_ptr, row, is_row, HAS_SAMPLED: tl.constexpr):
+    """Returns the index of each row's source; -1: it has none."""
     index = tl.load(indices_ptr + row, mask=is_row, other=-1)
     if HAS_SAMPLED:
         sampled = tl.load(last_tokens_ptr - 2 - index, mask=index < -1, other=-1)
@@ -81,7 +81,7 @@ def _copy_rows(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    index = _index(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)[:, None]
+    index = source_of(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)[:, None]
     found = (index >= 0) & (index < num_rows)
     is_inside = (row < count)[:, None] & (column < dim)
     source = source_ptr + index * source_stride + column
@@ -119,7 +119,7 @@ def _unpack_rows(
 ):
     """A program unpacks RUNS runs of a row."""
     row = tl.program_id(0).to(tl.int64)
-    index = _index(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)
+    index = source_of(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)
     found = (index >= 0) & (index < num_rows)
     run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
     is_there = found & (run * 64 < dim)

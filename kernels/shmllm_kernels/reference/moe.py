@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm_kernels.reference.activation import silu_and_mul
+from shmllm_kernels.reference.activation import activate
 
 GATE_LIMIT = 7.0
 """gpt-oss bounds gate from above, and up on both sides."""
@@ -73,19 +73,21 @@ def experts(
         down: [experts, hidden, inner].
         gate_up_bias: [experts, 2 * inner] or None.
         down_bias: [experts, hidden] or None.
-        activation: "silu", with all columns of gate before those of up, or "gpt_oss".
+        activation: "silu" or "gelu_tanh", with all columns of gate before those of up, or
+            "gpt_oss".
 
     Returns:
         [tokens, hidden].
     """
     out = torch.zeros_like(x)
-    activate = silu_and_mul if activation == "silu" else gpt_oss_activation
     for expert in range(len(gate_up)):
         tokens, choices = torch.nonzero(ids == expert, as_tuple=True)
         inner = x[tokens] @ gate_up[expert].T
         if gate_up_bias is not None:
             inner = inner + gate_up_bias[expert]
-        rows = activate(inner) @ down[expert].T
+        is_plain = activation != "gpt_oss"
+        active = activate(inner, activation, True) if is_plain else gpt_oss_activation(inner)
+        rows = active @ down[expert].T
         if down_bias is not None:
             rows = rows + down_bias[expert]
         out[tokens] += weights[tokens, choices, None] * rows

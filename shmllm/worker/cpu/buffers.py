@@ -39,6 +39,8 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
+        per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
+            there are none.
         rounded: memory for the rounded activations of any product, bytes; None: they stay float32.
     """
 
@@ -81,9 +83,13 @@ class CpuBuffers:
             spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
         }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
+        self.per_layer: Tensor | None = None
+        if config.per_layer is not None:
+            self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
         self.rounded: Tensor | None = None
         if activation_dtype != "float32":
             widest = max(hidden, *config.mixed_widths, *config.inner_widths)
+            widest = max(widest, 0 if config.per_layer is None else config.per_layer.width)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
             size = rounded_bytes(most_rows, widest, activation_dtype)
             self.rounded = allocate((size,), torch.uint8)

@@ -11,10 +11,10 @@ from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
-from shmllm.worker.cpu.products import Products, weights_of
+from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES
-from shmllm_kernels.cpu.routing import BLOCK_WORDS, COMBINE, ROUTE, SORT, max_blocks
+from shmllm_kernels.cpu.routing import BLOCK_WORDS, COMBINE, ROUTE, SCALE_CHOSEN, SORT, max_blocks
 
 
 class ExpertBuffers:
@@ -85,14 +85,18 @@ class ExpertOps:
         """Return the buffer for the router's output."""
         return self._buffers[spec].logits
 
-    def route(self, spec: MoESpec) -> Routing:
+    def route(self, moe: MoE) -> Routing:
         """Record the choice of experts by the logits in `logits`."""
-        buffers = self._buffers[spec]
+        spec, buffers = moe.spec, self._buffers[moe.spec]
         source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
         divides_by_all = spec.scoring == "softmax" and not spec.renormalize
         numbers = [spec.num_experts, spec.top_k, int(divides_by_all)]
         out = [buffers.ids.data_ptr(), buffers.weights.data_ptr()]
         self._kernels.record(ROUTE, [self._num_tokens, *source, *numbers, *out], label="route")
+        if moe.scale is not None:
+            operands = [self._num_tokens, spec.top_k, *out, moe.scale.data_ptr()]
+            kernel = SCALE_CHOSEN[kind_of(moe.scale)]
+            self._kernels.record(kernel, operands, label="scale_chosen")
         return Routing(buffers.ids, buffers.weights, buffers.shared_gates)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
+from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import AttentionSpec, MLPSpec
@@ -23,6 +24,7 @@ from shmllm.worker.cpu.cache import CpuKVCache, LayerCache
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import (
@@ -35,7 +37,7 @@ from shmllm_kernels.cpu.attention import (
 from shmllm_kernels.cpu.attention_state import LOG2_E
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
-from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM
+from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM, SCALE
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     EMBED,
@@ -152,6 +154,7 @@ class CpuOps:
         self._products = products
         self._delta_nets = DeltaNetOps(program, inputs, cache, block_tables)
         self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts)
+        self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer)
         for rope in config.ropes:
             self._record_rope_tables(rope)
 
@@ -184,6 +187,18 @@ class CpuOps:
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         self._record_norm(f"{norm.spec.kind}_norm", None, x, norm, x, 1.0)
         return x
+
+    def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
+        kernel = SCALE["float32" if weight is None else kind_of(weight)]
+        operands = x.data_ptr(), x.shape[1], word_of_float(factor), _address(weight)
+        self._record("scale", kernel, *operands)
+        return x
+
+    def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
+        self._per_layer.embed(hidden, inputs)
+
+    def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
+        return self._per_layer.gate(x, layer)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])
@@ -254,7 +269,7 @@ class CpuOps:
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(moe.spec)
         self._products.record(self._num_tokens, x, moe.router, logits, is_exact=True)
-        return self._experts.route(moe.spec)
+        return self._experts.route(moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         return self._experts.experts(x, routing, moe, shared)

@@ -37,6 +37,8 @@ class GpuBuffers:
         sampled: [max_requests, hidden], the hidden states of the tokens that get logits.
         logits: [max_requests, vocab].
         experts: the buffers of each mixture of experts.
+        per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
+            there are none.
     """
 
     def __init__(
@@ -79,6 +81,9 @@ class GpuBuffers:
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)
             for spec in config.mixtures
         }
+        self.per_layer: Tensor | None = None
+        if config.per_layer is not None:
+            self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self._part_sums, self._part_stats = (
             allocate((size,), torch.float32) for size in self._scratch_sizes

@@ -11,7 +11,14 @@ from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.experts import down, gate_and_up
-from shmllm_kernels.gpu.routing import SortedPairs, combine, max_blocks, route, sort_pairs
+from shmllm_kernels.gpu.routing import (
+    SortedPairs,
+    combine,
+    max_blocks,
+    route,
+    scale_chosen,
+    sort_pairs,
+)
 
 SMALLEST_BLOCK = 16
 """The smallest number of rows in a block of sorted pairs: then there are the most blocks."""
@@ -81,9 +88,10 @@ class ExpertOps:
         """Return the buffer for the router's output."""
         return self._buffers[spec].logits[:num_tokens]
 
-    def route(self, logits: Tensor, query_starts: Tensor, spec: MoESpec) -> Routing:
+    def route(self, logits: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
         """Choose the experts by the router's output, [tokens, experts] or one column more."""
-        buffers, num_experts = self._buffers[spec], spec.num_experts
+        spec, buffers = moe.spec, self._buffers[moe.spec]
+        num_experts = spec.num_experts
         routing = Routing(
             buffers.ids[: len(logits)],
             buffers.weights[: len(logits)],
@@ -92,6 +100,8 @@ class ExpertOps:
         divides_by_all = spec.scoring == "softmax" and not spec.renormalize
         chosen = routing.ids, routing.weights
         route(*chosen, logits[:, :num_experts], query_starts, divides_by_all)
+        if moe.scale is not None:
+            scale_chosen(routing.weights, routing.ids, moe.scale)
         return routing
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:

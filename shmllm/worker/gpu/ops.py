@@ -17,6 +17,7 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
+from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import MLPSpec
 from shmllm.worker.gpu.attention_launches import HeadShape
@@ -25,6 +26,7 @@ from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.activation import activate
@@ -93,6 +95,7 @@ class GpuOps:
         self._buffers = buffers
         self.products = GpuProducts(buffers.attention.deterministic)
         self._experts = ExpertOps(buffers.experts, self.products)
+        self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)
 
@@ -171,6 +174,17 @@ class GpuOps:
             rms_norm(x, x, norm.weight, spec.eps, spec.offset)
         return x
 
+    def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
+        if factor != 1:
+            x.mul_(factor)
+        return x if weight is None else x.mul_(weight)
+
+    def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
+        self._per_layer.embed(hidden, inputs)
+
+    def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
+        return self._per_layer.gate(x, layer)
+
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])[: len(x)]
         self.products.linear(out, x, linear)
@@ -245,7 +259,7 @@ class GpuOps:
         logits = self._experts.logits(moe.spec, len(x))
         self.products.linear(logits, x, moe.router)
         starts = self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
-        return self._experts.route(logits, starts, moe.spec)
+        return self._experts.route(logits, starts, moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         return self._experts.experts(x, routing, moe, shared)

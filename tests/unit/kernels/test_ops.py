@@ -13,7 +13,7 @@ from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as glm4_
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as phi3_rotation
 
-from shmllm_kernels.reference.activation import activate, silu_and_mul
+from shmllm_kernels.reference.activation import activate
 from shmllm_kernels.reference.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.reference.rope import apply_rope, rotate
 
@@ -166,15 +166,6 @@ def test_rotating_queries_and_keys_together_equals_rotating_each() -> None:
     assert torch.equal(torch.cat((query, key), 1), both)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [0, 1, 17])
-def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
-    gate_up = random(rows, 48, dtype=dtype) * 4
-    ours = silu_and_mul(gate_up)
-    assert ours.is_contiguous()
-    assert torch.equal(ours, F.silu(gate_up[:, :24]) * gate_up[:, 24:])
-
-
 @pytest.mark.parametrize(
     ("name", "transformers_name"),
     [("silu", "silu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_pytorch_tanh")],
@@ -194,5 +185,5 @@ def test_operations_do_not_change_their_inputs() -> None:
     rms_norm(x, weight, 1e-6)
     add_rms_norm(x, residual.clone(), weight, 1e-6)
     apply_rope(x, residual, cos.unsqueeze(1), signed(sin))
-    silu_and_mul(x)
+    activate(x, "silu", is_gated=True)
     assert all(torch.equal(after, old) for after, old in zip(inputs, before, strict=True))

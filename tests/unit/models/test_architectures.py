@@ -37,6 +37,14 @@ YARN_ROPE = ROPE | {
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": 7}
+GEMMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 7,
+    "num_hidden_layers": 7,
+    "vocab_size_per_layer_input": 97,
+    "hidden_size_per_layer_input": 24,
+}
 GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9, "head_dim": 16}
 
 DELTA: dict[str, Any] = {
@@ -121,6 +129,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
         | {"rope_parameters": {"sliding_attention": ROPE, "full_attention": LLAMA3_ROPE}}
         | {"tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma4": ("gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0}),
+    "gemma4-per-layer": (
+        "gemma4",
+        GEMMA4
+        | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "num_hidden_layers": 6}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 3},
+    ),
+    "gemma4-experts": (
+        "gemma4",
+        GEMMA4
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 1, "enable_moe_block": True, "attention_bias": True}
+        | {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24},
+    ),
+    "gemma4-all-experts": (
+        "gemma4",
+        GEMMA4
+        | {"enable_moe_block": True, "num_experts": 3, "top_k_experts": 3}
+        | {"moe_intermediate_size": 24, "final_logit_softcapping": 0.5},
     ),
     "granite": (
         "granite",
@@ -213,6 +241,7 @@ BFLOAT16 = [
     "cohere2",
     "gemma2",
     "gemma3",
+    "gemma4-per-layer",
     "glm4",
     "gpt-oss-all-experts",  # near-ties of a router would choose other experts
     "gpt2",

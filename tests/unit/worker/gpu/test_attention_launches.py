@@ -39,9 +39,15 @@ def launches(monkeypatch):
     return AttentionLaunches(LLAMA_8B, torch.bfloat16, torch.device("cuda", 0), False)
 
 
-def splits(launches, num_tokens, num_reqs, *, uniform=False):
+def choose(launches, num_tokens, num_reqs, *, uniform=False):
+    """The only choice of a model whose layers have the same heads."""
     step = BatchDescriptor(num_tokens, num_reqs, uniform)
-    return launches.choose(step, num_tokens).num_splits
+    (launch,) = launches.choose(step, num_tokens).values()
+    return launch
+
+
+def splits(launches, num_tokens, num_reqs, *, uniform=False):
+    return choose(launches, num_tokens, num_reqs, uniform=uniform).num_splits
 
 
 def test_steps_with_few_programs_are_split(launches):
@@ -63,13 +69,15 @@ def test_deterministic_steps_have_a_number_of_splits_of_their_kind(launches):
     for num_reqs in (1, 24, 256):
         assert splits(launches, num_reqs, num_reqs, uniform=True) == DETERMINISTIC_SPLITS
         assert splits(launches, num_reqs + 1, num_reqs) == 1
-    assert launches.choose(BatchDescriptor(64, 1, False), 64).masks_all
+    assert choose(launches, 64, 1).masks_all
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_scratch_memory_is_for_every_step_and_bounded(launches, deterministic):
     launches = replace(launches, deterministic=deterministic)
-    most = launches.most_parts(MAX_TOKENS, MAX_REQUESTS)
+    sums, stats = launches.scratch_sizes(MAX_TOKENS, MAX_REQUESTS)
+    most = stats // (2 * 32)
+    assert sums == most * 32 * 128
     for requests in range(1, MAX_REQUESTS + 1):
         number = splits(launches, requests, requests, uniform=True)
         assert number == 1 or requests * number <= most
@@ -83,12 +91,26 @@ def test_the_scratch_memory_is_for_every_step_and_bounded(launches, deterministi
 
 def test_every_choice_has_a_variant_and_no_two_variants_are_alike(launches):
     variants = launches.variants(MAX_TOKENS, MAX_REQUESTS)
-    found = [launches.choose(step, step.num_tokens) for step in variants]
+    found = [choose(launches, step.num_tokens, step.num_reqs, uniform=step.uniform)
+             for step in variants]  # fmt: skip
     assert len(set(found)) == len(found)
     for requests in range(1, MAX_REQUESTS + 1):
-        assert launches.choose(BatchDescriptor(requests, requests, True), 1) in found
+        assert choose(launches, requests, requests, uniform=True) in found
         for tokens in range(requests + 1, MAX_TOKENS, 97):
-            assert launches.choose(BatchDescriptor(tokens, requests, False), tokens) in found
+            assert choose(launches, tokens, requests) in found
+
+
+def test_layers_with_other_heads_have_launches_of_their_own(launches):
+    wide = replace(LLAMA_8B.attentions[0], num_kv_heads=2, head_dim=512)
+    layers = (LLAMA_8B.layers[0], replace(LLAMA_8B.layers[0], mixer=wide))
+    both = replace(launches, model=replace(LLAMA_8B, layers=layers))
+    chosen = both.choose(BatchDescriptor(16, 16, True), 1)
+    assert [shape.head_dim for shape in chosen] == [128, 512]
+    assert next(iter(chosen.values())) == choose(launches, 16, 16, uniform=True)
+    assert (
+        both.scratch_sizes(MAX_TOKENS, MAX_REQUESTS)[0]
+        > launches.scratch_sizes(MAX_TOKENS, MAX_REQUESTS)[0]
+    )
 
 
 def test_one_token_and_one_request_have_one_variant(launches):
