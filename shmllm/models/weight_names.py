@@ -24,6 +24,8 @@ SKIPPED_PREFIXES = (
     "multi_modal_projector.",
     "model.audio_tower.",
     "audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
 )
 """The prefixes of tensors that a language model does not have."""
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cache_shapes import grouped
+from support.cache_shapes import cache_shape
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
 from support.reference_models import QUICK, VARIANTS, make_model
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.worker.cpu.cache import layout_of
 from shmllm_kernels.cpu.arithmetic import HAS_INT8
 from shmllm_kernels.cpu.products import DTYPES
 
@@ -85,9 +86,10 @@ def test_chunks(start: Any, alone: list[Any], requests: list[Any]) -> None:
 
 def test_preemption(start: Any, alone: list[Any], requests: list[Any]) -> None:
     with start() as probe:
-        windows = ModelConfig.from_directory(Path(probe.facts.model_directory)).layer_windows
+        config = ModelConfig.from_directory(Path(probe.facts.model_directory))
         block_bytes = probe.facts.kv_cache_bytes // (probe.facts.num_blocks + 1)
-    shape = replace(grouped(windows, 16), max_step_tokens=100)
+    shape = cache_shape(config, 16, lambda heads: layout_of(heads, 16, "float32").block_bytes)
+    shape = replace(shape, max_step_tokens=100)
     room = (shape.blocks_for(720) + 5) * block_bytes
     with start(kv_cache_memory_bytes=room, max_model_len=720, max_num_batched_tokens=100) as llm:
         assert ask_shuffled(llm, requests, seed=4) == alone

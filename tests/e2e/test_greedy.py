@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cache_shapes import cache_shape
 from support.reference_models import (
     KINDS,
     MAX_TOKENS,
@@ -18,9 +19,9 @@ from support.reference_models import (
 from support.variants import diagonal, slow
 
 from shmllm import LLM, RequestError, SamplingParams, StructuredOutputsParams
-from shmllm.core.kv_groups import group_layers, most_blocks
+from shmllm.core.kv_groups import most_blocks
 from shmllm.models.config import ModelConfig
-from shmllm.worker.memory import layer_rules
+from shmllm.worker.cpu.cache import layout_of
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -65,8 +66,8 @@ def test_an_engine_process_equals_transformers(reference: ReferenceModel) -> Non
 def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     options = LOCAL | {"max_model_len": 400}
     config = ModelConfig.from_directory(reference.directory)
-    groups = group_layers(layer_rules(config, False, 512, 16))
-    blocks = most_blocks(groups, 400, 2048, 16)
+    shape = cache_shape(config, 16, lambda heads: layout_of(heads, 16, "float32").block_bytes)
+    blocks = most_blocks(shape.groups, 400, 2048, 16)
     options |= {"num_gpu_blocks_override": 2 * (blocks + 1)}
     with LLM(str(reference.directory), **options) as llm:
         assert 2 < llm.facts.max_concurrency <= 3

@@ -1,6 +1,6 @@
 """Prompts given as embeddings equal transformers' in families that change what a table returns: a
-factor of the tokens' embeddings (Gemma), of all embeddings (Granite), or learned positions
-(GPT-2)."""
+factor of the tokens' embeddings (Gemma), of all embeddings (Granite), learned positions (GPT-2), or
+inputs that each layer has of its own (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"head_dim": 16},
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "gpt2": {},
+    "gemma4": {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": 97,
+        "hidden_size_per_layer_input": 24,
+        "layer_types": ["full_attention"] * 3,
+    },
 }
 NUM_TOKENS = 8
 
@@ -27,8 +34,13 @@ NUM_TOKENS = 8
 def greedy(model: Any, embeds: torch.Tensor) -> list[int]:
     """Transformers' tokens after these embeddings, [tokens, hidden], without its cache."""
     found: list[int] = []
+    prompt = [model.config.pad_token_id] * len(embeds)  # as for what an image's tower gives
     for _ in range(NUM_TOKENS):
-        token = int(model(inputs_embeds=embeds[None]).logits[0, -1].argmax())
+        inputs = {"inputs_embeds": embeds[None]}
+        if getattr(model.config, "hidden_size_per_layer_input", 0):
+            of_layers = model.model.get_per_layer_inputs(torch.tensor([prompt + found]))
+            inputs["per_layer_inputs"] = of_layers
+        token = int(model(**inputs).logits[0, -1].argmax())
         found.append(token)
         embeds = torch.cat((embeds, model.get_input_embeddings()(torch.tensor([token]))))
     return found

@@ -296,7 +296,7 @@ def sampler() -> None:
     add_biases(logits, ids, tokens, logits[0, :4])
 
 
-SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80))
+SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80), (16, 2, 512))
 """Query heads, kv heads, and the head size."""
 
 

@@ -80,6 +80,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"sliding_window": 48}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 7}),
+    "gemma4": (
+        "Gemma4Text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 48,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 4096,
+            "hidden_size_per_layer_input": 16,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -98,9 +111,11 @@ QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next")
 rotations, and with states: the architectures that differ most."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
-EXACT_KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS if kind not in RECURRENT]
-"""Those whose hidden states transformers computes to 1e-5: its delta nets work in chunks, whose
-rounding errors are 2e-5."""
+INEXACT = (*RECURRENT, "gemma4")
+"""Those whose hidden states transformers does not compute to 1e-5 in float32. Its delta nets work
+in chunks, whose rounding errors are 2e-5. It is 2.0e-5 from float64 for this Gemma 4, where shmllm
+is 1.3e-5 from it."""
+EXACT_KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS if kind not in INEXACT]
 
 
 def with_kinds(settings: Iterable[Any]) -> list[Any]:

@@ -25,8 +25,9 @@ MINIMAL: dict[str, Any] = {
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
-NAMED_LIKE_LLAMA = [family for family in CONFIGS if family != "gpt2"]
-"""The families whose fields and weights have Llama's names."""
+NAMED_LIKE_LLAMA = [family for family in CONFIGS if family not in ("gpt2", "gemma4")]
+"""The families whose fields and weights have Llama's names, and whose layers have the same
+heads."""
 
 
 def read(directory: Path, **fields: Any) -> ModelConfig:
@@ -100,6 +101,47 @@ def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
     assert attention.width == projection.in_features
     names = [name for name, _ in reference.named_parameters()]
     assert config.attentions[0].bias == any(name.endswith("q_proj.bias") for name in names)
+
+
+def test_absent_fields_of_gemma4_agree_with_transformers(tmp_path: Path) -> None:
+    sizes = {name: value for name, value in MINIMAL.items() if name != "architectures"}
+    sizes |= {"num_hidden_layers": 13, "num_attention_heads": 8}
+    config = read(tmp_path, architectures=["Gemma4ForCausalLM"], **sizes)
+    expected = CONFIGS["gemma4"](**sizes)
+    for index, attention in enumerate(config.attentions):
+        own = expected.per_layer_config[index]
+        heads = own.num_key_value_heads, own.head_dim
+        assert (attention.num_kv_heads, attention.head_dim) == heads
+        is_full = expected.layer_types[index] == "full_attention"
+        assert attention.window == (None if is_full else expected.sliding_window)
+        parameters = expected.rope_parameters[expected.layer_types[index]]
+        assert attention.rope.theta == parameters["rope_theta"]
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.norm.eps == expected.rms_norm_eps
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    assert config.per_layer.width == expected.hidden_size_per_layer_input
+    assert config.per_layer.vocab_size == expected.vocab_size_per_layer_input
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not"),
+        ({"per_layer_config": {"0": {"window": 5}}}, "per_layer_config: 0: 'window' is not"),
+        ({"per_layer_config": {"0": {"head_dim": 7}}}, "layer 0: 4 key-value heads with a head_d"),
+        ({"global_head_dim": 31}, "layer 5: 4 key-value heads with a head_dim of 31 do not fit"),
+        ({"num_kv_shared_layers": 2}, r"num_kv_shared_layers \(2\) leaves no layer of type 'full"),
+        ({"vocab_size_per_layer_input": 50}, r"vocab_size_per_layer_input \(50\) has no row"),
+        ({"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3}, "is more than num_exp"),
+        ({"rope_parameters": {"full_attention": {}}}, "must have an object 'sliding_attention'"),
+    ],
+)
+def test_wrong_fields_of_gemma4_are_refused(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    sizes = {"num_hidden_layers": 6, "num_attention_heads": 8}
+    with pytest.raises(EngineStartError, match=reason):
+        read(tmp_path, architectures=["Gemma4ForCausalLM"], **sizes | fields)
 
 
 def test_absent_fields_of_gpt2_agree_with_transformers(tmp_path: Path) -> None:

@@ -27,17 +27,20 @@ from shmllm.models.weight_staging import StagedWeights
 TOKENS = [3, 14, 15, 92, 65]
 QWEN3_VL = "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"
 MISTRAL3 = "mistral", "Mistral3ForConditionalGeneration", "mistral"
+GEMMA4 = "gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"
+OPTIONS = {"gemma4": {"vocab_size_per_layer_input": 97, "global_head_dim": 32}}
 GEMMA3 = "gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", NAMES)
-@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, GEMMA3])
+@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, GEMMA3, GEMMA4])
 def test_the_language_model_runs_alone(
     family: tuple[str, str, str], form: str, tied: bool, tmp_path: Path
 ) -> None:
     text, architecture, model_type = family
-    save(reference_model(text, tie_word_embeddings=tied, eos_token_id=7), tmp_path)
+    options = OPTIONS.get(text, {})
+    save(reference_model(text, tie_word_embeddings=tied, eos_token_id=7, **options), tmp_path)
     plain = load(tmp_path)
     nest(tmp_path, architecture, model_type, form)
     model = load(tmp_path)
