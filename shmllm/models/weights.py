@@ -116,9 +116,10 @@ def _copy_all(
 def _copy(file: CheckpointFile, name: str, views: Sequence[Destination], kind: str | None) -> None:
     """Copies one tensor of a format. A function of its own, because no variable may keep the tensor
     while the next one is read."""
-    packed = packed_of(views[0]) if len(views) == 1 else None
-    if packed is not None and packed.kind == kind:
-        file.read_packed(name, packed)
+    packed = [each for each in map(packed_of, views) if each is not None and each.kind == kind]
+    if len(packed) == len(views):
+        for each in packed:
+            file.read_packed(name, each)
         return
     with file.tensor(name) as tensor:
         for view in views:

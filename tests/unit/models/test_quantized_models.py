@@ -376,10 +376,30 @@ def test_loading_holds_at_most_one_tensor(way: str, tmp_path: Path) -> None:
     assert grown < (2 * stored + 2**24 if way == "packed" else floats + 2 * stored + 2**24)
 
 
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "qwen3_5": DELTA_NET,
+    "qwen3_next": DELTA_NET | {"mlp_only_layers": [*range(4)]},
+    "gemma4": {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 0,
+    },
+}
+
+
 @pytest.mark.parametrize("kind", ["fp8", "w4a16"])
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
-def test_rows_that_are_no_neighbours_are_widened(family: str, kind: str, tmp_path: Path) -> None:
-    """Queries and gates in one tensor, and a delta net's projections by key heads."""
+@pytest.mark.parametrize("family", UNUSUAL)
+def test_rows_that_are_no_neighbours_or_twice_there(family: str, kind: str, tmp_path: Path) -> None:
+    """Queries and gates in one tensor, a delta net's projections by key heads, and one tensor for
+    keys and values."""
     config, make = {
         "fp8": (
             {"quant_method": "fp8", "weight_block_size": [16, 16]},
@@ -388,15 +408,7 @@ def test_rows_that_are_no_neighbours_are_widened(family: str, kind: str, tmp_pat
         "w4a16": (config_group(num_bits=4, strategy="group", group_size=32), pack_quantized),
     }[kind]
     options = SIZES | {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16}
-    options |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    options |= {
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 32,
-        "mlp_only_layers": [*range(4)],
-    }
-    if family == "qwen3_5":
-        del options["mlp_only_layers"]
-    reference = reference_model(family, 4.0, **options)
+    reference = reference_model(family, 4.0, **options | UNUSUAL[family])
     directory = save(reference, tmp_path)
     tensors, values = load_file(directory / "model.safetensors"), reference.state_dict()
     packed = [f"_proj{end}.weight" for end in ("", "_qkv", "_z", "_qkvz")]
