@@ -7,54 +7,37 @@ the task of `ops.Ops`.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.layers import NamedWeights, Norm, Storage, TokenEmbedding
-from shmllm.models.matrices import addresses, parts_of
+from shmllm.models.matrices import parts_of
 from shmllm.models.mixers import MIXERS, Mixer
+from shmllm.models.model import Model
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.specs import LayerSpec
-from shmllm.models.weight_update import update_weights
+from shmllm.models.weight_names import model_name
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
 """Returns the destinations of a family's names, made from those of the default names."""
 
 
-class DecoderModel:
+class DecoderModel(Model):
     """Embedding, layers, final norm and LM head.
 
     Args:
         config: the configuration.
         storage: allocates the weights.
         rename: the family's ``named_weights``; None: its names are the default ones.
-
-    Attributes:
-        config: the configuration that the model was built from.
-        dtype: the dtype of weights and activations.
-        weights_version: the number of weight updates since the first load.
-        missing: the names of weights whose contents were dropped with their memory and that have
-            not been written since.
-        num_losses: how often the contents of all weights were dropped.
-        is_asleep: whether the memory of the weights is released. They must not be read or
-            written then.
     """
 
     def __init__(self, config: ModelConfig, storage: Storage, rename: Rename | None = None) -> None:
-        self.config = config
-        self.dtype = storage.dtype
-        self.weights_version = 0
-        self.missing: set[str] = set()
-        self.num_losses = 0
-        self.is_asleep = False
+        super().__init__(config, storage.dtype)
         self._rename = rename
         self.embedding = TokenEmbedding(config, storage)
         self.per_layer: PerLayerInputs | None = None
@@ -89,55 +72,10 @@ class DecoderModel:
         scale, cap = self.config.logits_scale, self.config.logits_cap
         return logits if scale == 1 and cap is None else ops.scale_and_cap(logits, scale, cap)
 
-    def weights_changed(self, names: Iterable[str]) -> None:
-        """Records that weights were written. The writer calls this, between two steps.
+    def known_name(self, name: str) -> str | None:
+        return model_name(name, self.config.tie_word_embeddings)
 
-        Args:
-            names: the names under which weights were written.
-        """
-        self.missing.difference_update(self.written(names))
-        self.weights_version += 1
-
-    def check_awake(self) -> None:
-        """Raises RequestError if the memory of the weights is released."""
-        if self.is_asleep:
-            raise RequestError("the weights are asleep: wake_up(tags=['weights']) first")
-
-    def weights_lost(self) -> None:
-        """Records that the contents of all weights were dropped with their memory."""
-        self.missing = set(self.named_weights())
-        self.num_losses += 1
-
-    def weights_damaged(self) -> None:
-        """Records that only some of the weights were overwritten: none is of any use."""
-        self.weights_lost()
-        self.weights_version += 1
-
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Overwrites weights in place; see `weight_update.update_weights`.
-
-        Raises:
-            RequestError: the weights are asleep, or a tensor was refused.
-        """
-        self.check_awake()
-        tied = self.config.tie_word_embeddings
-        written = update_weights(self.destinations(), named_tensors, tied)
-        if written:
-            self.weights_changed(written)
-        return written
-
-    def named_weights(self) -> NamedWeights:
-        """Returns the destinations of each tensor of a Hugging Face checkpoint.
-
-        Returns:
-            A mapping from the checkpoint's name to views of the checkpoint's shape.
-            ``view.copy_(tensor)`` on each of a name's views loads or updates that weight,
-            ``view.clone()`` reads it.
-        """
-        return dict(self._named_weights)
-
-    @cached_property
-    def _named_weights(self) -> NamedWeights:
+    def _name_weights(self) -> NamedWeights:
         weights = self.embedding.named_weights()
         if self.per_layer is not None:
             weights |= self.per_layer.named_weights()
@@ -146,39 +84,11 @@ class DecoderModel:
         weights |= self.norm.named_weights("model.norm")
         return weights if self._rename is None else self._rename(weights, self.config)
 
-    @cached_property
-    def _destinations(self) -> NamedWeights:
+    def _name_module_weights(self) -> NamedWeights:
         weights: NamedWeights = {}
         for index, layer in enumerate(self.layers):
             weights |= layer.module_weights(f"model.layers.{index}")
-        return weights | self._named_weights
-
-    def destinations(self) -> NamedWeights:
-        """Returns `named_weights`, and the destinations of names that transformers' modules give
-        to the same weights, where these differ from those of checkpoints."""
-        return dict(self._destinations)
-
-    def written(self, names: Iterable[str]) -> set[str]:
-        """Returns which of `named_weights` are written by writing to these `destinations`."""
-        return set().union(*(self._covered.get(name, {name}) for name in names))
-
-    @cached_property
-    def _covered(self) -> dict[str, set[str]]:
-        """For each of `destinations` that is no name of a checkpoint, the names whose memory it
-        covers."""
-        spans = [
-            (addresses(views[0]), name)
-            for name, views in self._destinations.items()
-            if name not in self._named_weights
-        ]
-        spans.sort(key=lambda pair: pair[0].start)
-        covered: dict[str, set[str]] = {name: set() for _, name in spans}
-        for name, (view, *_) in self._named_weights.items() if spans else ():
-            begin = addresses(view).start
-            index = bisect_right(spans, begin, key=lambda pair: pair[0].start) - 1
-            if index >= 0 and begin in spans[index][0]:
-                covered[spans[index][1]].add(name)
-        return covered
+        return weights
 
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """Yields the weights of norms and of other factors, with the value that changes nothing."""

@@ -38,10 +38,9 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import RequestError
-from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import Destination
-from shmllm.models.weight_names import model_name
+from shmllm.models.model import Model
 from shmllm.models.weight_update import find_problem, is_finite, not_finite, refuse
 
 ALIGNMENT_BYTES = 64
@@ -96,9 +95,7 @@ class StagedWeights:
         free: returns the free memory of a device, see `free_bytes`.
     """
 
-    def __init__(
-        self, model: DecoderModel, free: Callable[[torch.device], int] = free_bytes
-    ) -> None:
+    def __init__(self, model: Model, free: Callable[[torch.device], int] = free_bytes) -> None:
         self._model = model
         self._free = free
         self._destinations = model.destinations()
@@ -119,7 +116,7 @@ class StagedWeights:
                 pieces must come in order; a piece with index 0 starts the tensor again.
             piece: [elements]; it is copied and converted to the model's dtype.
         """
-        known = model_name(name, self._model.config.tie_word_embeddings)
+        known = self._model.known_name(name)
         if known is None or known in self._problems:
             return
         name = known

@@ -6,33 +6,34 @@ afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from shmllm.errors import RequestError, nearest
 from shmllm.models.layers import NamedWeights
-from shmllm.models.weight_names import model_name
 
 MAX_LISTED_PROBLEMS = 8
 """The largest number of problems that one error message lists."""
 
 
 def update_weights(
-    destinations: NamedWeights, named_tensors: Iterable[tuple[str, Tensor]], tied: bool
+    destinations: NamedWeights,
+    named_tensors: Iterable[tuple[str, Tensor]],
+    known_name: Callable[[str], str | None],
 ) -> set[str]:
     """Copies tensors into a model in place, converted to its dtype.
 
     It checks all tensors first: an error leaves the model unchanged. It writes all copies that a
-    model keeps of a weight, and skips the names for which `model_name` is None.
+    model keeps of a weight, and skips the names for which `known_name` is None.
 
     Args:
         destinations: the model's `destinations()`.
         named_tensors: names as in a Hugging Face checkpoint of the model, and tensors of the
             checkpoint's shape, of any floating dtype and on any device. Any of the names, in any
             order.
-        tied: whether the LM head shares the embedding table.
+        known_name: the model's `known_name`.
 
     Returns:
         The model's names of the weights that were written.
@@ -41,7 +42,7 @@ def update_weights(
         RequestError: tensors have unknown names, wrong shapes, a dtype that is not floating, or
             values that are not finite. The message lists them.
     """
-    known = ((model_name(name, tied), tensor) for name, tensor in named_tensors)
+    known = ((known_name(name), tensor) for name, tensor in named_tensors)
     update = [(name, tensor) for name, tensor in known if name is not None]
     problems: dict[str, str] = {}
     for name, tensor in update:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from shmllm.errors import RequestError
-from shmllm.models.decoder import DecoderModel
+from shmllm.models.model import Model
 from shmllm.outputs.sleep_report import MIB, OwnedBytes, SleepState
 from shmllm.worker.arena import Arena, Contents
 from shmllm.worker.memory import MemoryPool
@@ -42,7 +42,7 @@ class MemoryOwners:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         weights: Arena,
         kv_cache: Arena,
         workspaces: Sequence[Workspace],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +17,8 @@ from shmllm.errors import (
     ProtocolMismatchError,
     RequestError,
 )
+from shmllm.models.model import Model
+from shmllm.models.weight_names import model_name
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -26,34 +27,25 @@ ME, OTHER = 3, 4
 PROMPT = list(range(1, 13))
 
 
-class FakeModel:
+class FakeModel(Model):
     """A model of three weights. The weight "b" has two views."""
 
     def __init__(self):
+        super().__init__(None, torch.float32)
         self.weights = {
             "a": (torch.zeros(2),),
             "b": (torch.zeros(2, 3), torch.zeros(3, 2).t()),
             "c": (torch.zeros(4, dtype=torch.float16),),
         }
-        self.config = SimpleNamespace(tie_word_embeddings=True)
-        self.missing = set()
-        self.weights_version = self.num_losses = 0
-        self.is_asleep = False
 
-    def named_weights(self):
+    def known_name(self, name):
+        return model_name(name, tied=True)
+
+    def _name_weights(self):
         return self.weights
 
-    destinations = named_weights
-
-    def written(self, names):
-        return set(names)
-
-    def weights_changed(self, names):
-        self.missing -= set(names)
-        self.weights_version += 1
-
-    def check_awake(self):
-        pass
+    def _name_module_weights(self):
+        return {}
 
     def values(self):
         return {name: views[0].tolist() for name, views in self.weights.items()}

@@ -1,0 +1,142 @@
+"""What an engine asks of any loaded model: its configuration, and its weights by name.
+
+This module owns the state of the weights: which are missing, and whether their memory is there. It
+must not know how a model computes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from shmllm.errors import RequestError
+from shmllm.models.config import ModelConfig
+from shmllm.models.layers import NamedWeights
+from shmllm.models.matrices import addresses
+from shmllm.models.weight_update import update_weights
+
+
+class Model(ABC):
+    """A loaded model.
+
+    Args:
+        config: the configuration.
+        dtype: the dtype of weights and activations.
+
+    Attributes:
+        config, dtype: as given.
+        weights_version: the number of weight updates since the first load.
+        missing: the names of weights whose contents were dropped with their memory and that have
+            not been written since.
+        num_losses: how often the contents of all weights were dropped.
+        is_asleep: whether the memory of the weights is released. They must not be read or
+            written then.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.weights_version = 0
+        self.missing: set[str] = set()
+        self.num_losses = 0
+        self.is_asleep = False
+
+    @abstractmethod
+    def _name_weights(self) -> NamedWeights:
+        """Returns `named_weights`. Called once."""
+
+    @abstractmethod
+    def _name_module_weights(self) -> NamedWeights:
+        """Returns the destinations of the names that differ in transformers' modules. Called
+        once."""
+
+    @abstractmethod
+    def known_name(self, name: str) -> str | None:
+        """Returns the name in `destinations` for a name in a checkpoint, if there is such a weight.
+        None: checkpoints may have the tensor although the model does not keep it."""
+
+    def weights_changed(self, names: Iterable[str]) -> None:
+        """Records that weights were written. The writer calls this, between two steps.
+
+        Args:
+            names: the names under which weights were written.
+        """
+        self.missing.difference_update(self.written(names))
+        self.weights_version += 1
+
+    def check_awake(self) -> None:
+        """Raises RequestError if the memory of the weights is released."""
+        if self.is_asleep:
+            raise RequestError("the weights are asleep: wake_up(tags=['weights']) first")
+
+    def weights_lost(self) -> None:
+        """Records that the contents of all weights were dropped with their memory."""
+        self.missing = set(self.named_weights())
+        self.num_losses += 1
+
+    def weights_damaged(self) -> None:
+        """Records that only some of the weights were overwritten: none is of any use."""
+        self.weights_lost()
+        self.weights_version += 1
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Overwrites weights in place; see `weight_update.update_weights`.
+
+        Raises:
+            RequestError: the weights are asleep, or a tensor was refused.
+        """
+        self.check_awake()
+        written = update_weights(self.destinations(), named_tensors, self.known_name)
+        if written:
+            self.weights_changed(written)
+        return written
+
+    def named_weights(self) -> NamedWeights:
+        """Returns the destinations of each tensor of a Hugging Face checkpoint.
+
+        Returns:
+            A mapping from the checkpoint's name to views of the checkpoint's shape.
+            ``view.copy_(tensor)`` on each of a name's views loads or updates that weight,
+            ``view.clone()`` reads it.
+        """
+        return dict(self._named_weights)
+
+    def destinations(self) -> NamedWeights:
+        """Returns `named_weights`, and the destinations of names that transformers' modules give
+        to the same weights, where these differ from those of checkpoints."""
+        return dict(self._destinations)
+
+    def written(self, names: Iterable[str]) -> set[str]:
+        """Returns which of `named_weights` are written by writing to these `destinations`."""
+        return set().union(*(self._covered.get(name, {name}) for name in names))
+
+    @cached_property
+    def _named_weights(self) -> NamedWeights:
+        return self._name_weights()
+
+    @cached_property
+    def _destinations(self) -> NamedWeights:
+        return self._name_module_weights() | self._named_weights
+
+    @cached_property
+    def _covered(self) -> dict[str, set[str]]:
+        """For each of `destinations` that is no name of a checkpoint, the names whose memory it
+        covers."""
+        spans = [
+            (addresses(views[0]), name)
+            for name, views in self._destinations.items()
+            if name not in self._named_weights
+        ]
+        spans.sort(key=lambda pair: pair[0].start)
+        covered: dict[str, set[str]] = {name: set() for _, name in spans}
+        for name, (view, *_) in self._named_weights.items() if spans else ():
+            begin = addresses(view).start
+            index = bisect_right(spans, begin, key=lambda pair: pair[0].start) - 1
+            if index >= 0 and begin in spans[index][0]:
+                covered[spans[index][1]].add(name)
+        return covered
