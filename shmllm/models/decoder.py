@@ -73,7 +73,9 @@ class DecoderModel(Model):
         return logits if scale == 1 and cap is None else ops.scale_and_cap(logits, scale, cap)
 
     def known_name(self, name: str) -> str | None:
-        return model_name(name, self.config.tie_word_embeddings)
+        known = model_name(name, self.config.tie_word_embeddings)
+        is_skipped = known is not None and known.startswith(self.config.skipped_prefixes)
+        return None if is_skipped else known
 
     def _name_weights(self) -> NamedWeights:
         weights = self.embedding.named_weights()

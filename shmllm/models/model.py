@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 import torch
@@ -18,6 +18,7 @@ from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import addresses
+from shmllm.models.weight_names import BUFFER_SUFFIXES
 from shmllm.models.weight_update import update_weights
 
 
@@ -78,6 +79,23 @@ class Model(ABC):
         """Records that the contents of all weights were dropped with their memory."""
         self.missing = set(self.named_weights())
         self.num_losses += 1
+
+    def save_buffers(self) -> dict[str, Tensor]:
+        """Returns copies, in the memory of the host, of the weights that transformers' modules have
+        as buffers. Trainers send parameters only, so a sleep has to keep these."""
+        buffers = (name for name in self.named_weights() if self.is_buffer(name))
+        return {name: self._named_weights[name][0].clone().cpu() for name in buffers}
+
+    def restore_buffers(self, saved: Mapping[str, Tensor]) -> None:
+        """Writes what `save_buffers` returned."""
+        for name, values in saved.items():
+            for view in self._named_weights[name]:
+                view.copy_(values)
+        self.missing.difference_update(saved)
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether one of `named_weights` is a buffer in transformers' modules."""
+        return name.endswith(BUFFER_SUFFIXES)
 
     def weights_damaged(self) -> None:
         """Records that only some of the weights were overwritten: none is of any use."""

@@ -29,6 +29,9 @@ SKIPPED_PREFIXES = (
 )
 """The prefixes of tensors that a language model does not have."""
 
+BUFFER_SUFFIXES = (".layer_scalar", ".e_score_correction_bias")
+"""The ends of the names of weights that transformers' modules have as buffers."""
+
 _SKIPPED_SUFFIXES = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"
 """The ends of the names of constants: frequencies, and the causal masks in GPT-2's first files."""
 

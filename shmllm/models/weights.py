@@ -18,7 +18,6 @@ from torch import Tensor
 from shmllm.errors import EngineStartError
 from shmllm.models.checkpoint import CheckpointFile
 from shmllm.models.checkpoint_formats.quantized_file import find_method, quantized_files
-from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import NamedWeights
@@ -87,7 +86,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     directory = Path(directory)
     destinations = model.destinations()
     shards = [
-        _read_header(path, destinations, model.config) for path in _checkpoint_files(directory)
+        _read_header(path, destinations, model.known_name) for path in _checkpoint_files(directory)
     ]
     _check_complete(model, shards, directory)
     try:
@@ -163,17 +162,15 @@ def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:
     return found
 
 
-def _read_header(file: CheckpointFile, destinations: NamedWeights, config: ModelConfig) -> _Shard:
+def _read_header(
+    file: CheckpointFile, destinations: NamedWeights, known_name: Callable[[str], str | None]
+) -> _Shard:
     """Checks the names, shapes and types of the tensors in one file."""
     path = file.path
     with file:
         shapes = file.shapes()
-        known = ((model_name(stored, config.tie_word_embeddings), stored) for stored in shapes)
-        names = {
-            name: stored
-            for name, stored in known
-            if name is not None and not name.startswith(config.skipped_prefixes)
-        }
+        known = ((known_name(stored), stored) for stored in shapes)
+        names = {name: stored for name, stored in known if name is not None}
         unknown = [stored for name, stored in names.items() if name not in destinations]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

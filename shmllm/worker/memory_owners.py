@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from shmllm.errors import RequestError
 from shmllm.models.model import Model
 from shmllm.outputs.sleep_report import MIB, OwnedBytes, SleepState
@@ -55,6 +57,7 @@ class MemoryOwners:
         self._workspaces = workspaces
         self._pool = pool
         self._graph_bytes = graph_bytes
+        self._saved_buffers: dict[str, Tensor] = {}
 
     @property
     def num_missing(self) -> int:
@@ -71,6 +74,8 @@ class MemoryOwners:
         Raises:
             RequestError: there is no memory to keep the contents in; nothing changed.
         """
+        if part is SleepState.WEIGHTS and not self._model.is_asleep:
+            self._saved_buffers = self._model.save_buffers()
         try:
             for arena in self._arenas[part]:
                 arena.release(keep)
@@ -103,6 +108,8 @@ class MemoryOwners:
             raise RequestError(f"{' '.join(part.tags)} cannot wake up: {problem}") from problem
         if part is SleepState.WEIGHTS:
             self._model.is_asleep = False
+            if self._model.missing:
+                self._model.restore_buffers(self._saved_buffers)
 
     def tidy(self) -> None:
         """Give freed memory that allocators keep back to the system."""

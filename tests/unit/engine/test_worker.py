@@ -43,7 +43,7 @@ class FakeModel:
     def load_weights(self, named):
         from shmllm.models.weight_update import update_weights
 
-        written = update_weights(self.weights, named, tied=False)
+        written = update_weights(self.weights, named, str)
         if written:
             self.weights_changed(written)
         return written

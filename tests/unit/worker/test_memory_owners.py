@@ -102,3 +102,27 @@ def test_lost_weights_need_free_memory_to_wake_up(model_and_owners, monkeypatch)
     with pytest.raises(RequestError, match=r"they need \d+ MiB and 1 MiB of memory are free"):
         owners.restore(SleepState.WEIGHTS)
     assert model.is_asleep
+
+
+@pytest.mark.parametrize("levels", [[False], [True, False]])
+def test_what_trainers_never_send_survives_every_sleep(tmp_path, levels):
+    """transformers' modules have it as buffers; trainers send parameters."""
+    sizes = {"vocab_size_per_layer_input": 97, "global_head_dim": 16}
+    reference = reference_model("gemma4", **sizes)
+    config = ModelConfig.from_directory(save(reference, tmp_path))
+    counter = CountingAllocator()
+    create_model(config, torch.float32, counter.allocate)
+    weights, cache = HostArena(counter.num_bytes, "weights"), HostArena(2**20, "cache")
+    model = create_model(config, torch.float32, weights.allocate)
+    load_weights(model, tmp_path)
+    owners, expected = (
+        MemoryOwners(model, weights, cache, [], HostMemory()),
+        our_logits(model, TOKENS),
+    )
+    for keep in levels:
+        owners.release(SleepState.WEIGHTS, keep)
+    owners.restore(SleepState.WEIGHTS)
+    assert owners.num_missing == len(model.named_weights()) - config.num_layers
+    model.load_weights([(name, value.clone()) for name, value in reference.named_parameters()])
+    assert owners.num_missing == 0
+    assert torch.equal(our_logits(model, TOKENS), expected)
