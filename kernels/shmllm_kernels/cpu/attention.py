@@ -85,6 +85,7 @@ def count_pieces(
     heads_per_kv: int,
     tiles: NDArray[np.int64],
     splits: NDArray[np.int64],
+    split_keys: int = SPLIT_KEYS,
 ) -> None:
     """Divides the requests of a step into pieces for one key-value head: tiles of queries, or
     splits of the context of a single query.
@@ -96,9 +97,10 @@ def count_pieces(
         tiles: [requests + 1]; gets the number of pieces before each request, and the total.
         splits: [requests + 1]; gets the index of each request's first split among all splits, or
             -1 if its pieces are tiles, and at the end the number of requests with splits.
+        split_keys: the number of positions in a split.
     """
     queries, size = queries_per_tile(heads_per_kv), len(counts)
-    of_context = -(-context_lens // SPLIT_KEYS)
+    of_context = -(-context_lens // split_keys)
     of_context[(counts != 1) | (of_context < 2)] = 0
     ends = np.cumsum(of_context)
     has_splits = (of_context > 0) & (ends <= MAX_SPLITS)

@@ -78,7 +78,8 @@ def _normalise_heads(row, num_heads, head_dim, norm, kind):
 
 
 @compiled
-def _rotate(head, num_pairs, is_interleaved, cos, sin):
+def rotate(head, num_pairs, is_interleaved, cos, sin):
+    """Rotates the first pairs of a head in place; `STORE_HEADS` explains the operands."""
     cosines, sines = floats(cos), floats(sin)
     if is_interleaved != 0:
         pairs = floats(head)
@@ -169,7 +170,7 @@ def _store(operands, piece, thread, num_threads, stored, kind):
             cos = word(operands, 4) + token * num_pairs * 4
             sin = word(operands, 5) + token * num_pairs * 4
             for index in range(num_heads + num_kv_heads):
-                _rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
+                rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
         if cache != 0:
             _store_token(heads, keys, word(word(operands, 6), token), cache, stored)
 

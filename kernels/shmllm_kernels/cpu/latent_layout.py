@@ -1,0 +1,51 @@
+"""The memory layout of a latent attention's cache on a CPU.
+
+A block contains one row for each token: its latent, its rotated key part, and zeros up to whole
+vectors. The row is the token's key, and its first elements are its value: one read serves both
+products and all query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.simd import LANES, STORED
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""The dtype names of caches."""
+
+
+@compiled
+def padded(width):
+    """Rounds a width up to whole vectors."""
+    return (width + LANES - 1) // LANES * LANES
+
+
+@dataclass(frozen=True)
+class LatentLayout:
+    """The layout of one layer's cache.
+
+    Args:
+        key_dim: the width of a latent and of a rotated key part together.
+        block_size: the number of tokens in a block; a power of two.
+        stored: the dtype name of the cache, one of DTYPES.
+    """
+
+    key_dim: int
+    block_size: int
+    stored: str
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ValueError(f"block_size must be a power of two, not {self.block_size}")
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a token's row."""
+        return int(padded(self.key_dim)) * STORED[self.stored][1]
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of a block in one layer."""
+        return self.block_size * self.row_bytes
