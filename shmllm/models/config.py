@@ -13,12 +13,13 @@ from typing import Any
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.quantization_methods import quantization_fields
-from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
+from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import (
     AttentionSpec,
     FeedForwardSpec,
     KVHeads,
+    LatentAttentionSpec,
     LayerSpec,
     MixerSpec,
     MLPSpec,
@@ -95,7 +96,7 @@ class ModelConfig:
     skipped_prefixes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.attentions:
+        if not any(mixer.kv for mixer in self.mixers):
             raise EngineStartError(
                 f"{self.architecture}: models without a layer of attention are not supported"
             )
@@ -162,6 +163,16 @@ class ModelConfig:
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, AttentionSpec))
 
     @property
+    def latent_attentions(self) -> tuple[LatentAttentionSpec, ...]:
+        """The latent attention of each layer that has one."""
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, LatentAttentionSpec))
+
+    @property
+    def all_attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
+        """The attention of either kind of each layer that has one."""
+        return (*self.attentions, *self.latent_attentions)
+
+    @property
     def layer_windows(self) -> tuple[int | None, ...]:
         """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
         return tuple(
@@ -201,8 +212,16 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different rotations of the layers."""
-        ropes = (attention.rope for attention in self.attentions)
+        ropes = (attention.rope for attention in self.all_attentions)
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+    @property
+    def read_widths(self) -> tuple[int, ...]:
+        """The different widths of what matrix products read, in ascending order."""
+        widths = {self.hidden_size, *self.mixed_widths, *self.inner_widths}
+        widths.update(*(attention.read_widths for attention in self.latent_attentions))
+        widths |= set() if self.per_layer is None else {self.per_layer.width}
+        return tuple(sorted(widths))
 
     @property
     def linear_widths(self) -> tuple[int, ...]:
@@ -243,16 +262,17 @@ class ModelConfig:
         """Returns the configuration for requests of at most `max_length` tokens: the angles of
         longrope depend on it."""
 
-        def changed(layer: LayerSpec) -> LayerSpec:
+        def lengthened(layer: LayerSpec) -> LayerSpec:
             mixer = layer.mixer
-            rope = mixer.rope if isinstance(mixer, AttentionSpec) else None
+            if not isinstance(mixer, AttentionSpec | LatentAttentionSpec):
+                return layer
+            rope = mixer.rope
             if rope is None or rope.type != "longrope":
                 return layer
-            assert isinstance(mixer, AttentionSpec)
-            rope = replace(rope, max_length=max_length)
-            return replace(layer, mixer=replace(mixer, rope=rope))
+            changed = replace(mixer, rope=replace(rope, max_length=max_length))
+            return replace(layer, mixer=changed)
 
-        return replace(self, layers=tuple(changed(layer) for layer in self.layers))
+        return replace(self, layers=tuple(lengthened(layer) for layer in self.layers))
 
 
 def text_fields(fields: Fields) -> Fields:
@@ -267,6 +287,7 @@ def text_fields(fields: Fields) -> Fields:
         return fields
     where, architecture = f"{fields.where}: text_config", architecture_name(fields)
     found, expected = nested.get("model_type"), TEXT_MODELS.get(architecture)
+    found = MODEL_TYPES.get(str(found), found)
     if expected is not None and found not in (None, expected):
         raise EngineStartError(
             f"{where}: model_type {found!r} is not supported in {architecture}; supported: "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
@@ -68,6 +70,7 @@ class MoE:
         spec: what it computes.
         router: the projection to a logit for each expert, followed by the gate of `shared` if
             there is one. It is never quantized: a small error may choose other experts.
+        correction: [experts] float32, added to scores for the choice alone, or None.
         gate_up_proj: gate and up of each expert.
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
@@ -79,7 +82,13 @@ class MoE:
     def __init__(self, hidden_size: int, spec: MoESpec, storage: Storage) -> None:
         self.spec = spec
         widths = [spec.num_experts, 1] if spec.shared_gate else [spec.num_experts]
-        self.router = Linear(hidden_size, widths, spec.router_bias, storage.exact())
+        exact = storage.exact()
+        if spec.router_float32:
+            exact = replace(exact, dtype=torch.float32)
+        self.router = Linear(hidden_size, widths, spec.router_bias, exact)
+        self.correction: Tensor | None = None
+        if spec.correction_bias:
+            self.correction = storage.allocate((spec.num_experts,), torch.float32)
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
         self.gate_up_proj = ExpertLinear(experts, hidden_size, 2 * inner, bias, storage)
         self.down_proj = ExpertLinear(experts, inner, hidden_size, bias, storage)
@@ -96,7 +105,7 @@ class MoE:
         weights |= self.gate_up_proj.named_weights(f"{one}.gate_proj", f"{one}.up_proj")
         weights |= self.down_proj.named_weights(f"{one}.down_proj")
         if self.shared is not None:
-            weights |= self.shared.named_weights(f"{prefix}.shared_expert")
+            weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_name}")
         return weights
 
     def module_weights(self, prefix: str) -> NamedWeights:
@@ -111,7 +120,10 @@ class MoE:
 
     def _router_weights(self, prefix: str) -> NamedWeights:
         names = ("gate", "shared_expert_gate") if self.spec.shared_gate else ("gate",)
-        return self.router.named_weights(*(f"{prefix}.{name}" for name in names))
+        weights = self.router.named_weights(*(f"{prefix}.{name}" for name in names))
+        if self.correction is not None:
+            weights[f"{prefix}.gate.e_score_correction_bias"] = (self.correction,)
+        return weights
 
 
 class DenseAndExperts:

@@ -15,7 +15,7 @@ NormKind = Literal["rms", "layer"]
 QKNorm = Literal["head", "row"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss"]
-Scoring = Literal["softmax", "softmax_of_top"]
+Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class KVHeads:
     Attributes:
         count: the number of key heads, and of value heads.
         key_dim: the width of a key.
-        value_dim: the width of a value.
+        value_dim: the width of a value; 0: a value is the first elements of its key.
     """
 
     count: int
@@ -172,7 +172,76 @@ class DeltaNetSpec:
         return self.convolution_bytes + 4 * self.value_heads * self.key_dim * self.value_dim
 
 
-MixerSpec = AttentionSpec | DeltaNetSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """A latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1). Keys and values of all
+    heads are projections of one latent, which is all that the cache holds, beside a key part that
+    carries the position.
+
+    Attributes:
+        num_heads: the number of heads.
+        rank: the width of a latent.
+        nope_dim: the width of that part of a query which does not rotate.
+        rope_dim: the width of the part that rotates, and of the key part.
+        value_dim: the width of a head's value.
+        query_rank: the width of what queries are a projection of, which has a norm; None: they are
+            a projection of the hidden state.
+        rope: the rotation.
+        scale: the factor of the scores.
+        bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
+    """
+
+    num_heads: int
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None
+    rope: RopeConfig
+    scale: float
+    bias: bool = False
+
+    state_bytes = 0
+
+    @property
+    def width(self) -> int:
+        """The width of all heads' values, which the output projection reads."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def query_width(self) -> int:
+        """The width of all queries."""
+        return self.num_heads * (self.nope_dim + self.rope_dim)
+
+    @property
+    def latent_width(self) -> int:
+        """The width of all queries, projected to the width of a latent."""
+        return self.num_heads * self.rank
+
+    @property
+    def key_dim(self) -> int:
+        """The width of a latent and of a key part."""
+        return self.rank + self.rope_dim
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the attention."""
+        ranks = () if self.query_rank is None else (self.query_rank,)
+        return (*ranks, self.query_width, self.key_dim)
+
+    @property
+    def read_widths(self) -> tuple[int, ...]:
+        """The widths of what products read, but for the hidden state and `width`."""
+        ranks = () if self.query_rank is None else (self.query_rank,)
+        return (*ranks, self.query_width, self.latent_width)
+
+    @property
+    def kv(self) -> KVHeads:
+        """What the attention reads of each token in the cache."""
+        return KVHeads(1, self.key_dim, 0)
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaNetSpec
 """What mixes a layer's tokens. Each has `width`, what its output projection reads, `linear_widths`,
 `state_bytes`, the size of a request's recurrent state in the layer, and `kv`, what its layer reads
 of each token in the KV cache, or None."""
@@ -224,8 +293,17 @@ class MoESpec:
         top_k: the number of experts that a token goes to.
         inner: the width of an expert's activation's output.
         activation: "silu", "gelu_tanh", or gpt-oss's clamped product.
-        scoring: "softmax" of all experts before the choice, or "softmax_of_top" of the chosen ones.
+        scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones, or
+            "sigmoid" of each.
         renormalize: whether the weights of the chosen experts are divided by their sum.
+        weight_scale: the factor of the weights.
+        correction_bias: whether the router has a bias that counts for the choice alone.
+        num_groups: the number of groups of consecutive experts.
+        top_groups: the number of groups that a token's experts are chosen from, those with the
+            largest scores.
+        best_of_group: the score of a group is the sum of this many of its experts' largest scores,
+            1 or 2.
+        router_float32: whether the router's weight is float32 in a model of any dtype.
         router_bias: whether the router has a bias.
         bias: whether the experts' projections have a bias.
         transposed: whether a checkpoint has the weights of all experts in one tensor,
@@ -233,6 +311,7 @@ class MoESpec:
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
         scaled: whether the output of an expert is multiplied by a weight of that expert.
+        shared_name: the name of `shared` in checkpoints.
     """
 
     num_experts: int
@@ -241,12 +320,24 @@ class MoESpec:
     activation: ExpertActivation = "silu"
     scoring: Scoring = "softmax"
     renormalize: bool = False
+    weight_scale: float = 1.0
+    correction_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+    router_float32: bool = False
     router_bias: bool = False
     bias: bool = False
     transposed: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
     scaled: bool = False
+    shared_name: str = "shared_expert"
+
+    @property
+    def divides_by_all(self) -> bool:
+        """Whether the sum of the chosen experts' scores does not divide them."""
+        return self.scoring != "softmax_of_top" and not self.renormalize
 
     @property
     def mixtures(self) -> tuple[MoESpec, ...]:

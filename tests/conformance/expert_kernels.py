@@ -22,6 +22,7 @@ from shmllm_kernels.reference import moe as plain
 
 SMALL = ProductConfig(16, 32, 16, 4, 2)
 WIDE = ProductConfig(32, 64, 32, 4, 2)
+BY_SOFTMAX = plain.Choice(divides_by_all=True)
 ROUTED = [(1, 1, 1), (5, 4, 2), (3, 7, 7), (4, 60, 4), (2, 128, 8)]
 """Tokens, experts, and the number that each token goes to."""
 
@@ -40,13 +41,17 @@ def starts(num_tokens: int, device: torch.device) -> torch.Tensor:
 
 
 def routed(
-    logits: torch.Tensor, top_k: int, divides_by_all: bool, num_tokens: int | None = None
+    logits: torch.Tensor,
+    top_k: int,
+    choice: plain.Choice,
+    num_tokens: int | None = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, device = len(logits), logits.device
     ids = torch.full((tokens, top_k), -7, dtype=torch.int32, device=device)
     weights = poisoned(tokens, top_k, dtype=torch.float32, device=device)
     existing = tokens if num_tokens is None else num_tokens
-    route(ids, weights, logits, starts(existing, device), divides_by_all)
+    route(ids, weights, logits, starts(existing, device), choice, bias)
     return ids, weights
 
 
@@ -66,8 +71,9 @@ class ExpertKernelsConformance:
     @pytest.mark.parametrize(("tokens", "experts", "top_k"), ROUTED)
     def test_route(self, draw, dtype, tokens, experts, top_k, divides_by_all):
         wide = draw.normal(tokens, experts + 1, dtype=dtype, scale=2.0)
-        ids, weights = routed(wide[:, :experts], top_k, divides_by_all)
-        want_ids, want = plain.route(wide[:, :experts].float(), top_k, divides_by_all)
+        choice = plain.Choice(divides_by_all=divides_by_all)
+        ids, weights = routed(wide[:, :experts], top_k, choice)
+        want_ids, want = plain.route(wide[:, :experts].float(), top_k, choice)
         assert torch.equal(ids.long(), want_ids)
         assert_close(weights, want, 1e-6, 1e-5)
 
@@ -76,15 +82,37 @@ class ExpertKernelsConformance:
         logits[0] = 1
         logits[1] = -torch.inf
         logits[2, 3:] = -torch.inf
-        ids, _ = routed(logits, 5, True)
-        assert torch.equal(ids.long(), plain.route(logits.float(), 5, True)[0])
+        ids, _ = routed(logits, 5, BY_SOFTMAX)
+        assert torch.equal(ids.long(), plain.route(logits.float(), 5, BY_SOFTMAX)[0])
+
+    @pytest.mark.parametrize("divides_by_all", [True, False])
+    @pytest.mark.parametrize("num_best", [1, 2])
+    @pytest.mark.parametrize("is_sigmoid", [True, False])
+    @pytest.mark.parametrize(
+        ("experts", "top_k", "groups", "top_groups"), [(12, 4, 3, 2), (256, 8, 8, 4), (20, 6, 1, 1)]
+    )
+    def test_route_in_groups(
+        self, draw, is_sigmoid, num_best, divides_by_all, experts, top_k, groups, top_groups
+    ):
+        choice = plain.Choice(
+            divides_by_all=divides_by_all, is_sigmoid=is_sigmoid, num_groups=groups,
+            top_groups=top_groups, num_best=num_best, scale=2.5,
+        )  # fmt: skip
+        logits = draw.normal(4, experts, dtype=torch.float32, scale=2.0)
+        logits[1, 5], logits[2] = torch.nan, 1.0
+        for bias in (None, draw.normal(experts, dtype=torch.float32)):
+            ids, weights = routed(logits, top_k, choice, bias=bias)
+            want_ids, want = plain.route(logits, top_k, choice, bias)
+            assert torch.equal(ids.long(), want_ids)
+            torch.testing.assert_close(weights, want, atol=1e-5, rtol=1e-5, equal_nan=True)
 
     def test_a_nan_is_chosen_last_and_makes_all_weights_nan(self, draw, dtype):
         logits = draw.normal(3, 6, dtype=dtype)
         logits[0, 2] = torch.nan
         logits[1, :] = torch.nan
-        ids, weights = routed(logits, 3, False)
-        want_ids, want = plain.route(logits.float(), 3, False)
+        choice = plain.Choice(divides_by_all=False)
+        ids, weights = routed(logits, 3, choice)
+        want_ids, want = plain.route(logits.float(), 3, choice)
         assert torch.equal(ids.long(), want_ids)
         assert_close(weights[2:], want[2:], 1e-6, 1e-5)
         assert weights[:2].isnan().all()
@@ -100,7 +128,7 @@ class ExpertKernelsConformance:
     def test_padded_tokens_go_to_no_expert(self, draw, dtype):
         logits = draw.normal(5, 8, dtype=dtype)
         logits[3:] = torch.nan
-        ids, _ = routed(logits, 2, True, num_tokens=3)
+        ids, _ = routed(logits, 2, BY_SOFTMAX, num_tokens=3)
         assert (ids[3:] == -1).all()
         assert (ids[:3] >= 0).all()
 

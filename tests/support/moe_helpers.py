@@ -11,7 +11,17 @@ from torch import Tensor
 
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES
-from shmllm_kernels.cpu.routing import BLOCK_WORDS, COMBINE, ROUTE, SORT, max_blocks
+from shmllm_kernels.cpu.memory import word_of_float
+from shmllm_kernels.cpu.routing import (
+    BLOCK_WORDS,
+    COMBINE,
+    ROUTE,
+    SIGMOID,
+    SOFTMAX,
+    SORT,
+    max_blocks,
+)
+from shmllm_kernels.reference.moe import Choice
 
 GUARDS = 3
 """The number of rows after the last one that no kernel may write."""
@@ -138,12 +148,21 @@ class MoERun:
         self._guarded.append((buffer, rows))
         return buffer
 
-    def route(self, logits: Tensor, divides_by_all: bool = True) -> None:
-        """Chooses experts by logits [tokens, experts]."""
+    def route(
+        self, logits: Tensor, choice: Choice | None = None, bias: Tensor | None = None
+    ) -> None:
+        """Chooses experts by logits [tokens, experts]; None: by their softmax."""
+        choice = Choice(divides_by_all=True) if choice is None else choice
         operands = [address(logits), 4 * logits.shape[1], self.num_experts, self.top_k]
-        places = [int(divides_by_all), address(self._ids), address(self._weights)]
-        count = self._count.ctypes.data
-        self._run(lambda program: program.record(ROUTE, [count, *operands, *places]))
+        places = [int(choice.divides_by_all), address(self._ids), address(self._weights)]
+        ranks = torch.full((len(logits), self.num_experts + choice.num_groups), torch.nan)
+        has_ranks = choice.is_sigmoid or bias is not None or choice.num_groups > 1
+        groups = [choice.num_groups, choice.top_groups, choice.num_best]
+        extra = [address(ranks) if has_ranks else 0, address(bias), *groups]
+        count, scale = self._count.ctypes.data, word_of_float(choice.scale)
+        kernel = ROUTE[SIGMOID if choice.is_sigmoid else SOFTMAX]
+        row = [count, *operands, *places, *extra, scale]
+        self._run(lambda program: program.record(kernel, row))
 
     def route_to(self, ids: Tensor, weights: Tensor) -> None:
         """Sets the experts and weights, [tokens, top_k]."""

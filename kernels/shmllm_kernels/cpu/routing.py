@@ -14,9 +14,14 @@ import numpy as np
 from shmllm_kernels.cpu.functions import exp, sigmoid
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import floats, number, put_word, word
+from shmllm_kernels.cpu.memory import float_of_word, floats, number, put_word, word
 from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
+
+SOFTMAX, SIGMOID = "softmax", "sigmoid"
+"""What the scores of experts are made of their logits by."""
+
+_SMALLEST_TOTAL = 1e-20  # DeepSeek-V3 adds it to a sum of sigmoids
 
 TOKENS_AT_ONCE = 8
 """The largest number of tokens in one piece of work."""
@@ -93,17 +98,68 @@ def _largest(logits, count):
 
 
 @compiled
-def _route_token(logits, num_experts, top_k, divides_by_all, ids, weights):
-    values, shares = floats(logits), floats(weights)
+def _score_of_group(ranks, begin, end, num_best):
+    """Returns the largest rank of a group, or the sum of its two largest."""
+    values = floats(ranks)
+    best, second = np.float32(-math.inf), np.float32(-math.inf)
+    for expert in range(begin, end):
+        rank = _rank(values[expert])
+        second = max(second, min(rank, best))
+        best = max(best, rank)
+    return best + second if num_best == 2 else best
+
+
+@compiled
+def _keep_best_groups(ranks, num_experts, num_groups, top_groups, num_best):
+    """Makes the ranks of all groups but the best ones minus infinity; their scores lie behind."""
+    values, size = floats(ranks), num_experts // num_groups
+    scores_at = ranks + 4 * num_experts
+    scores = floats(scores_at)
+    for group in range(num_groups):
+        scores[group] = _score_of_group(ranks, group * size, (group + 1) * size, num_best)
+    last = _last_chosen(scores_at, num_groups, top_groups)
+    last_score = _rank(scores[last])
+    for group in range(num_groups):
+        is_kept = _is_chosen_before(_rank(scores[group]), group, last_score, last + 1)
+        end = (group + 1) * size
+        for expert in range(end if is_kept else group * size, end):
+            values[expert] = np.float32(-math.inf)
+
+
+@compiled
+def _share(logit, largest, scoring):
+    return sigmoid(logit) if scoring == SIGMOID else exp(logit - largest)
+
+
+@compiled
+def _rank_experts(operands, logits, ranks, scoring):
+    """Writes the numbers by which a token's experts are chosen."""
+    num_experts, bias, num_groups = word(operands, 3), word(operands, 9), word(operands, 10)
+    source, target = floats(logits), floats(ranks)
+    for expert in range(num_experts):
+        rank = source[expert]
+        if scoring == SIGMOID and rank == rank:
+            rank = sigmoid(rank)
+        if bias != 0:
+            rank += floats(bias)[expert]
+        target[expert] = rank
+    if num_groups > 1:
+        _keep_best_groups(ranks, num_experts, num_groups, word(operands, 11), word(operands, 12))
+
+
+@compiled
+def _route_token(operands, logits, ranks, ids, weights, scoring):
+    num_experts, top_k, divides_by_all = word(operands, 3), word(operands, 4), word(operands, 5)
+    values, chosen_by, shares = floats(logits), floats(ranks), floats(weights)
     largest = _largest(logits, num_experts)
-    last = _last_chosen(logits, num_experts, top_k)
-    last_rank = _rank(values[last])
-    total = np.float32(0.0)
+    last = _last_chosen(ranks, num_experts, top_k)
+    last_rank = _rank(chosen_by[last])
+    total = np.float32(_SMALLEST_TOTAL if scoring == SIGMOID else 0.0)
     num_chosen = np.int64(0)
     for expert in range(num_experts):
         logit = values[expert]
-        share = exp(logit - largest)
-        is_chosen = _is_chosen_before(_rank(logit), expert, last_rank, last + 1)
+        share = _share(logit, largest, scoring)
+        is_chosen = _is_chosen_before(_rank(chosen_by[expert]), expert, last_rank, last + 1)
         if divides_by_all != 0 or is_chosen:
             total += share
         if logit != logit:
@@ -112,36 +168,54 @@ def _route_token(logits, num_experts, top_k, divides_by_all, ids, weights):
             put_word(ids, num_chosen, expert)
             shares[num_chosen] = share
             num_chosen += 1
+    if scoring == SIGMOID and divides_by_all != 0:
+        total = np.float32(1.0) if total == total else total
+    scale = float_of_word(word(operands, 13))
     for i in range(top_k):
-        shares[i] = shares[i] / total
+        shares[i] = shares[i] / total * scale
 
 
 @compiled
-def _route(operands, piece, thread, num_threads):
+def _route(operands, piece, thread, num_threads, scoring):
     logits, stride, num_experts = word(operands, 1), word(operands, 2), word(operands, 3)
-    top_k, divides_by_all = word(operands, 4), word(operands, 5)
-    ids, weights = word(operands, 6), word(operands, 7)
+    top_k, ids, weights = word(operands, 4), word(operands, 6), word(operands, 7)
     begin, end = _tokens(operands, piece, num_threads)
     for token in range(begin, end):
+        own, ranks = logits + token * stride, logits + token * stride
+        if word(operands, 8) != 0:
+            ranks = word(operands, 8) + token * 4 * (num_experts + word(operands, 10))
+            _rank_experts(operands, own, ranks, scoring)
         _route_token(
-            logits + token * stride, num_experts, top_k, divides_by_all,
-            ids + token * top_k * 8, weights + token * top_k * 4,
-        )  # fmt: skip
+            operands, own, ranks, ids + token * top_k * 8, weights + token * top_k * 4, scoring
+        )
 
 
-ROUTE = Kernel(_pieces, _route)
-"""Chooses each token's experts, those with the largest logits; of equal ones the lower expert.
+ROUTE = {scoring: Kernel(_pieces, _route, scoring) for scoring in (SOFTMAX, SIGMOID)}
+"""Kernels by the scores of experts; each chooses a token's experts. `reference.moe.route` defines
+them.
 
-``weight = exp(logit) / sum(exp(logits))``, where the sum is over all experts or over the chosen
-ones. The latter is both the softmax of the chosen logits, and the softmax of all logits divided by
+SOFTMAX: ``weight = exp(logit) / sum(exp(logits))``, where the sum is over all experts or over the
+chosen ones. The latter is both the softmax of the chosen logits, and the softmax of all logits
+divided by the sum over the chosen ones. SIGMOID: ``weight = sigmoid(logit)``, or this divided by
 the sum over the chosen ones.
 
 A NaN is chosen last; all weights of its token are NaN then, as they are if the largest logit is
-infinite.
+infinite and the scores are SOFTMAX.
 
-Operands: address of the number of tokens; logits [tokens, experts] float32, their stride in bytes;
-the number of experts; top_k, at most that number; whether the sum is over all experts; ids
-[tokens, top_k] int64, in ascending order; weights [tokens, top_k] float32.
+Operands (addresses; strides in bytes):
+
+    0  the address of the number of tokens
+    1  logits [tokens, experts] float32, 2  their stride (a number)
+    3  the number of experts, 4  top_k, at most that number (numbers)
+    5  1: the sum is over all experts, or there is none for SIGMOID; 0: over the chosen (a number)
+    6  ids [tokens, top_k] int64, in ascending order, 7  weights [tokens, top_k] float32
+    8  scratch [tokens, experts + groups] float32, or 0: logits rank the experts, and operands 9 to
+       12 are not used
+    9  bias [experts] float32, added to what ranks the experts, or 0
+    10 groups, of consecutive experts; 1: there are none (a number)
+    11 the number of groups that a token's experts are chosen from, and 12 how many of a group's
+       largest ranks make the group's score: 1 or 2 (numbers)
+    13 the factor of the weights, a number from `word_of_float`
 """
 
 

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
 from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.reference import moe as plain
+from shmllm_kernels.reference.moe import Choice
 
 MAX_EXPERTS = 4096
 BLOCK_WORDS = tl.constexpr(3)
 PAIRS_AT_ONCE = 1024
 COLUMNS_AT_ONCE = 1024
+SMALLEST_TOTAL = tl.constexpr(plain.SMALLEST_TOTAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +50,59 @@ def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
     return min(num_experts, num_pairs) + num_pairs // block_m
 
 
+@triton.jit
+def _keep_best_groups(
+    ranks,
+    experts,
+    PER_GROUP: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    NUM_BEST: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+):
+    """Makes the ranks of all groups but the best ones minus infinity."""
+    groups = tl.arange(0, PADDED_GROUPS)
+    scores = tl.full((PADDED_GROUPS,), float("-inf"), tl.float32)
+    for group in tl.static_range(NUM_GROUPS):
+        own = tl.where(experts // PER_GROUP == group, ranks, float("-inf"))
+        score = tl.max(own, axis=0)
+        if NUM_BEST == 2:
+            first = tl.min(tl.where(own == score, experts, PADDED), axis=0)
+            score += tl.max(tl.where(experts == first, float("-inf"), own), axis=0)
+        score = tl.where(score != score, float("-inf"), score)
+        scores = tl.where(groups == group, score, scores)
+    left = groups < NUM_GROUPS
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.max(tl.where(left, scores, float("-inf")), axis=0)
+        first = tl.min(tl.where(left & (scores == best), groups, PADDED_GROUPS), axis=0)
+        left = left & (groups != first)
+    for group in tl.static_range(NUM_GROUPS):
+        is_left = tl.max(((groups == group) & left).to(tl.int32), axis=0) > 0
+        ranks = tl.where((experts // PER_GROUP == group) & is_left, float("-inf"), ranks)
+    return ranks
+
+
 @triton.jit(do_not_specialize=["num_requests"])
 def _route(
     ids_ptr,
     weights_ptr,
     logits_ptr,
+    bias_ptr,
     starts_ptr,
     num_requests,
     logits_stride,
+    scale,
     DIVIDES_BY_ALL: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    NUM_BEST: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
     PADDED: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, PADDED)
@@ -66,18 +110,35 @@ def _route(
     source = logits_ptr + token * logits_stride + experts
     logits = tl.load(source, mask=inside, other=float("-inf")).to(tl.float32)
     is_nan = logits != logits
-    ranks = tl.where(is_nan, float("-inf"), logits)
+    largest = tl.max(tl.where(is_nan, float("-inf"), logits), axis=0)
+    shares = sigmoid(logits) if IS_SIGMOID else tl.exp(logits - largest)
+    ranks = shares if IS_SIGMOID else logits
+    if HAS_BIAS:
+        ranks += tl.load(bias_ptr + experts, mask=inside, other=0.0)
+    ranks = tl.where(is_nan | (ranks != ranks) | (inside == 0), float("-inf"), ranks)
+    if NUM_GROUPS > 1:
+        ranks = _keep_best_groups(
+            ranks,
+            experts,
+            NUM_EXPERTS // NUM_GROUPS,
+            NUM_GROUPS,
+            TOP_GROUPS,
+            NUM_BEST,
+            PADDED,
+            PADDED_GROUPS,
+        )
     left = inside
     for _ in tl.static_range(TOP_K):
         best = tl.max(tl.where(left, ranks, float("-inf")), axis=0)
         first = tl.min(tl.where(left & (ranks == best), experts, PADDED), axis=0)
         left = left & (experts != first)
     chosen = inside & (left == 0)
-    shares = tl.exp(logits - tl.max(ranks, axis=0))
     counted = inside if DIVIDES_BY_ALL else chosen
     total = tl.sum(tl.where(counted, shares, 0.0), axis=0)
+    if IS_SIGMOID:
+        total = 1.0 if DIVIDES_BY_ALL else total + SMALLEST_TOTAL
     has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
-    weights = tl.where(has_nan, float("nan"), shares / total)
+    weights = tl.where(has_nan, float("nan"), shares / total * scale)
     places = token * TOP_K + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
     exists = token < tl.load(starts_ptr + num_requests)
     tl.store(ids_ptr + places, tl.where(exists, experts, -1), mask=chosen)
@@ -166,20 +227,26 @@ def _combine(
 
 
 def route(
-    ids: Tensor, weights: Tensor, logits: Tensor, query_starts: Tensor, divides_by_all: bool
+    ids: Tensor,
+    weights: Tensor,
+    logits: Tensor,
+    query_starts: Tensor,
+    choice: Choice,
+    bias: Tensor | None = None,
 ) -> None:
-    """Writes ``reference.moe.route(logits, top_k, divides_by_all)``; padded tokens get the expert
-    -1, whom nobody computes.
+    """Writes ``reference.moe.route(logits, top_k, choice, bias)``; padded tokens get the expert -1,
+    whom nobody computes.
 
     Args:
         ids: [tokens, top_k] int32, contiguous; gets each token's experts in ascending order.
         weights: [tokens, top_k] float32, contiguous; gets the factors of their outputs.
         logits: [tokens, experts], each row contiguous; float32, float16 or bfloat16.
         query_starts: [requests + 1] int32, whose last number is that of the step's tokens.
-        divides_by_all: whether the weights of all experts add up to 1, and not those of the chosen.
+        choice: how the experts are chosen.
+        bias: [experts] float32, contiguous, or None.
 
     One launch a layer, with a program for each token that passes top_k times over its logits in
-    registers: 2 us for one token, 10 us for 8,192 with 8 of 128 experts.
+    registers, and twice for each group: 2 us for one token, 10 us for 8,192 with 8 of 128 experts.
     """
     tokens, top_k = ids.shape
     num_experts = logits.shape[1]
@@ -190,19 +257,28 @@ def route(
     assert weights.is_contiguous(), "weights must be contiguous"
     assert logits.stride(1) == 1, "rows must be contiguous"
     assert 0 < top_k <= num_experts <= MAX_EXPERTS, f"{top_k} of {num_experts} experts"
+    assert num_experts % choice.num_groups == 0, "groups have equally many experts"
     if tokens == 0:
         return
     _route[(tokens,)](
         ids,
         weights,
         logits,
+        weights if bias is None else bias,
         query_starts,
         len(query_starts) - 1,
         logits.stride(0),
-        DIVIDES_BY_ALL=divides_by_all,
+        choice.scale,
+        DIVIDES_BY_ALL=choice.divides_by_all,
+        IS_SIGMOID=choice.is_sigmoid,
+        HAS_BIAS=bias is not None,
+        NUM_GROUPS=choice.num_groups,
+        TOP_GROUPS=choice.top_groups,
+        NUM_BEST=choice.num_best,
         NUM_EXPERTS=num_experts,
         TOP_K=top_k,
         PADDED=next_power_of_two(num_experts),
+        PADDED_GROUPS=next_power_of_two(choice.num_groups),
         num_warps=row_warps(num_experts),
     )
 

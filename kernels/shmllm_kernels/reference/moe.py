@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,33 +12,81 @@ from shmllm_kernels.reference.activation import activate
 GATE_LIMIT = 7.0
 """gpt-oss bounds gate from above, and up on both sides."""
 
+SMALLEST_TOTAL = 1e-20
+"""DeepSeek-V3 adds it to a sum of sigmoids."""
+
 _SLOPE = 1.702
 
 
-def route(logits: Tensor, top_k: int, divides_by_all: bool) -> tuple[Tensor, Tensor]:
-    """Chooses the experts with the largest logits; of equal ones the lower expert.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How a token's experts are chosen and weighted.
 
-    ``weight = exp(logit) / sum(exp(logits))``. A sum over the chosen experts is both the softmax of
-    their logits, and the softmax of all logits divided by the sum over the chosen ones. A NaN is
-    chosen last, and makes all weights of its token NaN.
+    Attributes:
+        divides_by_all: whether the weights of all experts, and not those of the chosen ones, add up
+            to 1. With sigmoids: whether the weights are not divided.
+        is_sigmoid: whether ``score = sigmoid(logit)``, and not ``exp(logit) / sum(exp(logits))``.
+        num_groups: the number of groups of consecutive experts.
+        top_groups: the number of groups that the experts are chosen from.
+        num_best: how many of a group's largest scores make the group's score, 1 or 2.
+        scale: the factor of the weights.
+    """
+
+    divides_by_all: bool
+    is_sigmoid: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    num_best: int = 1
+    scale: float = 1.0
+
+
+def route(
+    logits: Tensor, top_k: int, choice: Choice, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Chooses the experts with the largest scores; of equal ones the lower expert.
+
+    A softmax divided by its sum over the chosen experts is also the softmax of their logits. A NaN
+    is chosen last, and makes all weights of its token NaN.
 
     Args:
         logits: [tokens, experts].
         top_k: the number of experts for each token.
-        divides_by_all: whether the sum is over all experts.
+        choice: how they are chosen.
+        bias: [experts], added to the scores for the choice alone; None: there is none. With a
+            softmax it is added to the logits.
 
     Returns:
         The experts [tokens, top_k] int64, in ascending order, and their weights [tokens, top_k] in
         the dtype of the logits.
     """
-    ranks = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    order = ranks.sort(dim=-1, descending=True, stable=True).indices
-    ids = order[:, :top_k].sort(-1).values
-    shares = (logits - ranks.amax(-1, keepdim=True)).exp()
+    ranks = logits.sigmoid() if choice.is_sigmoid else logits
+    ranks = _ordered(ranks if bias is None else ranks + bias)
+    if choice.num_groups > 1:
+        groups = ranks.unflatten(-1, (choice.num_groups, -1))
+        scores = groups.sort(-1, descending=True).values[..., : choice.num_best].sum(-1)
+        left_out = _order(_ordered(scores))[:, choice.top_groups :, None].expand(
+            -1, -1, groups.shape[2]
+        )
+        ranks = groups.scatter(1, left_out, -torch.inf).flatten(1)
+    ids = _order(ranks)[:, :top_k].sort(-1).values
+    if choice.is_sigmoid:
+        shares = logits.sigmoid()
+    else:
+        shares = (logits - _ordered(logits).amax(-1, keepdim=True)).exp()
     chosen = shares.gather(-1, ids)
-    total = (shares if divides_by_all else chosen).sum(-1, keepdim=True)
-    weights = chosen / total
+    total = (shares if choice.divides_by_all else chosen).sum(-1, keepdim=True)
+    if choice.is_sigmoid:
+        total = torch.ones_like(total) if choice.divides_by_all else total + SMALLEST_TOTAL
+    weights = chosen / total * choice.scale
     return ids, weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)
+
+
+def _ordered(ranks: Tensor) -> Tensor:
+    return ranks.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _order(ranks: Tensor) -> Tensor:
+    return ranks.sort(dim=-1, descending=True, stable=True).indices
 
 
 def gpt_oss_activation(gate_up: Tensor) -> Tensor:

@@ -12,9 +12,18 @@ from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
-from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES
-from shmllm_kernels.cpu.routing import BLOCK_WORDS, COMBINE, ROUTE, SCALE_CHOSEN, SORT, max_blocks
+from shmllm_kernels.cpu.routing import (
+    BLOCK_WORDS,
+    COMBINE,
+    ROUTE,
+    SCALE_CHOSEN,
+    SIGMOID,
+    SOFTMAX,
+    SORT,
+    max_blocks,
+)
 
 
 class ExpertBuffers:
@@ -28,6 +37,8 @@ class ExpertBuffers:
 
     Attributes:
         logits: [max_tokens, experts] float32, the router's output; with a shared gate one more.
+        ranks: [max_tokens, experts + groups] float32, scratch of the choice; None: logits rank the
+            experts.
         ids, weights, shared_gates: see `Routing`.
         places: [max_tokens, top_k] int64, where each pair lies among the sorted ones.
         tokens: [pairs] int64, the token of each sorted pair.
@@ -48,6 +59,9 @@ class ExpertBuffers:
             return allocate(shape, torch.int64)
 
         self.logits = floats(max_tokens, experts + int(spec.shared_gate))
+        self.ranks: Tensor | None = None
+        if spec.scoring == "sigmoid" or spec.correction_bias or spec.num_groups > 1:
+            self.ranks = floats(max_tokens, experts + spec.num_groups)
         self.ids, self.places = words(max_tokens, spec.top_k), words(max_tokens, spec.top_k)
         self.weights = floats(max_tokens, spec.top_k)
         self.tokens, self.firsts = words(pairs), words(experts)
@@ -89,10 +103,13 @@ class ExpertOps:
         """Record the choice of experts by the logits in `logits`."""
         spec, buffers = moe.spec, self._buffers[moe.spec]
         source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
-        divides_by_all = spec.scoring == "softmax" and not spec.renormalize
-        numbers = [spec.num_experts, spec.top_k, int(divides_by_all)]
+        numbers = [spec.num_experts, spec.top_k, int(spec.divides_by_all)]
         out = [buffers.ids.data_ptr(), buffers.weights.data_ptr()]
-        self._kernels.record(ROUTE, [self._num_tokens, *source, *numbers, *out], label="route")
+        extra = [0 if each is None else each.data_ptr() for each in (buffers.ranks, moe.correction)]
+        groups = [spec.num_groups, spec.top_groups, spec.best_of_group]
+        kernel = ROUTE[SIGMOID if spec.scoring == "sigmoid" else SOFTMAX]
+        operands = [*source, *numbers, *out, *extra, *groups, word_of_float(spec.weight_scale)]
+        self._kernels.record(kernel, [self._num_tokens, *operands], label="route")
         if moe.scale is not None:
             operands = [self._num_tokens, spec.top_k, *out, moe.scale.data_ptr()]
             kernel = SCALE_CHOSEN[kind_of(moe.scale)]

@@ -19,6 +19,7 @@ from shmllm_kernels.gpu.routing import (
     scale_chosen,
     sort_pairs,
 )
+from shmllm_kernels.reference.moe import Choice
 
 SMALLEST_BLOCK = 16
 """The smallest number of rows in a block of sorted pairs: then there are the most blocks."""
@@ -35,7 +36,9 @@ class ExpertBuffers:
         max_tokens: the largest number of tokens in a step.
 
     Attributes:
-        logits: [max_tokens, experts], the router's output; with a shared gate one more.
+        logits: [max_tokens, experts], the router's output, in the dtype of its weight; with a
+            shared gate one more.
+        exact_x: [max_tokens, hidden] float32, the input of a router in float32, or None.
         ids: [max_tokens, top_k] int32; see `Routing`.
         weights: [max_tokens, top_k] float32; see `Routing`.
         sorted: the pairs by their experts.
@@ -58,7 +61,10 @@ class ExpertBuffers:
         def integers(*shape: int) -> Tensor:
             return allocate(shape, torch.int32)
 
-        self.logits = allocate((max_tokens, experts + int(spec.shared_gate)), dtype)
+        is_exact = spec.router_float32 and dtype != torch.float32
+        self.exact_x = allocate((max_tokens, hidden), torch.float32) if is_exact else None
+        of_router = torch.float32 if is_exact else dtype
+        self.logits = allocate((max_tokens, experts + int(spec.shared_gate)), of_router)
         self.ids = integers(max_tokens, top_k)
         self.weights = allocate((max_tokens, top_k), torch.float32)
         blocks = integers(max_blocks(pairs, experts, SMALLEST_BLOCK), 3)
@@ -84,9 +90,14 @@ class ExpertOps:
         """Return the number of rows of an expert of each mixture, were the tokens spread evenly."""
         return [_rows(spec, num_tokens) for spec in self._buffers]
 
-    def logits(self, spec: MoESpec, num_tokens: int) -> Tensor:
-        """Return the buffer for the router's output."""
-        return self._buffers[spec].logits[:num_tokens]
+    def logits(self, x: Tensor, moe: MoE) -> Tensor:
+        """Compute the router's output for ``x`` [tokens, hidden], in the dtype of its weight."""
+        buffers = self._buffers[moe.spec]
+        logits = buffers.logits[: len(x)]
+        if buffers.exact_x is not None:
+            x = buffers.exact_x[: len(x)].copy_(x)
+        self._products.linear(logits, x, moe.router)
+        return logits
 
     def route(self, logits: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
         """Choose the experts by the router's output, [tokens, experts] or one column more."""
@@ -97,9 +108,9 @@ class ExpertOps:
             buffers.weights[: len(logits)],
             logits[:, num_experts] if spec.shared_gate else None,
         )
-        divides_by_all = spec.scoring == "softmax" and not spec.renormalize
         chosen = routing.ids, routing.weights
-        route(*chosen, logits[:, :num_experts], query_starts, divides_by_all)
+        own = logits[:, :num_experts]
+        route(*chosen, own, query_starts, _choice_of(spec), moe.correction)
         if moe.scale is not None:
             scale_chosen(routing.weights, routing.ids, moe.scale)
         return routing
@@ -121,6 +132,17 @@ class ExpertOps:
         out = buffers.out[:num_tokens]
         combine(out, rows, routing.weights, shared, routing.shared_gates)
         return out
+
+
+def _choice_of(spec: MoESpec) -> Choice:
+    return Choice(
+        divides_by_all=spec.divides_by_all,
+        is_sigmoid=spec.scoring == "sigmoid",
+        num_groups=spec.num_groups,
+        top_groups=spec.top_groups,
+        num_best=spec.best_of_group,
+        scale=spec.weight_scale,
+    )
 
 
 def _rows(spec: MoESpec, num_tokens: int) -> int:

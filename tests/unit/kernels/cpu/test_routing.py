@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 from shmllm_kernels.reference import moe
+from shmllm_kernels.reference.moe import Choice
 from tests.support.moe_helpers import MoERun
 
 SHAPES = [(1, 1), (4, 1), (8, 2), (16, 16), (60, 4), (128, 8)]
@@ -19,7 +20,7 @@ SHAPES = [(1, 1), (4, 1), (8, 2), (16, 16), (60, 4), (128, 8)]
 
 def routed(logits: Tensor, top_k: int, divides_by_all: bool = True) -> MoERun:
     run = MoERun(logits.shape[1], top_k, len(logits))
-    run.route(logits, divides_by_all)
+    run.route(logits, Choice(divides_by_all=divides_by_all))
     return run
 
 
@@ -62,7 +63,7 @@ def test_the_reference_agrees_on_ties_and_numbers_that_are_not_finite(
     logits[0], logits[1], logits[2] = math.nan, -math.inf, 5.0
     for top_k in (1, 4, 12):
         run = routed(logits, top_k, divides_by_all)
-        ids, weights = moe.route(logits.double(), top_k, divides_by_all)
+        ids, weights = moe.route(logits.double(), top_k, Choice(divides_by_all=divides_by_all))
         assert torch.equal(run.ids, ids)
         torch.testing.assert_close(run.weights.double(), weights, equal_nan=True)
 
@@ -93,6 +94,63 @@ def test_a_token_is_routed_alone_as_among_others() -> None:
         alone = routed(logits[token : token + 1].clone(), 4)
         assert torch.equal(alone.ids[0], together.ids[token])
         assert torch.equal(alone.weights[0], together.weights[token])
+
+
+def chosen_by_sigmoids(logits: Tensor, bias: Tensor, choice: Choice, top_k: int) -> Tensor:
+    """The weights of DeepSeek-V3's router (2024, section 2.1.2), [tokens, experts], as its authors
+    write them: zeros but for the chosen experts."""
+    scores = logits.double().sigmoid()
+    groups = (scores + bias).unflatten(-1, (choice.num_groups, -1))
+    best = groups.topk(2, -1).values.sum(-1).topk(choice.top_groups, -1).indices
+    kept = torch.zeros(groups.shape[:2]).scatter(1, best, 1.0)[..., None].bool()
+    ids = groups.masked_fill(~kept, -math.inf).flatten(1).topk(top_k, -1).indices
+    weights = scores.gather(-1, ids)
+    if not choice.divides_by_all:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return torch.zeros_like(scores).scatter(1, ids, weights * choice.scale)
+
+
+@pytest.mark.parametrize("divides_by_all", [False, True])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "num_groups", "top_groups"),
+    [(256, 8, 8, 4), (160, 6, 8, 3), (8, 2, 4, 1), (12, 3, 1, 1), (12, 12, 2, 2)],
+)
+def test_sigmoids_in_groups_equal_the_papers_formula(
+    num_experts: int, top_k: int, num_groups: int, top_groups: int, divides_by_all: bool
+) -> None:
+    choice = Choice(
+        divides_by_all=divides_by_all, is_sigmoid=True, num_groups=num_groups,
+        top_groups=top_groups, num_best=2, scale=2.5,
+    )  # fmt: skip
+    logits, bias = torch.randn(60, num_experts) * 2, torch.randn(num_experts)
+    run = MoERun(num_experts, top_k, len(logits))
+    run.route(logits, choice, bias)
+    found = torch.zeros(logits.shape).scatter(1, run.ids, run.weights)
+    want = chosen_by_sigmoids(logits, bias, choice, top_k)
+    torch.testing.assert_close(found.double(), want, atol=1e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+@pytest.mark.parametrize("num_best", [1, 2])
+def test_groups_agree_with_the_reference_on_ties_and_numbers_that_are_not_finite(
+    is_sigmoid: bool, num_best: int
+) -> None:
+    palette = torch.tensor([0.0, 1.0, 1.0, -2.0, math.inf, -math.inf, math.nan])
+    logits = palette[torch.randint(0, len(palette), (400, 12))]
+    logits[0], logits[1] = math.nan, 5.0
+    for divides_by_all, num_groups, top_groups in ((True, 3, 2), (False, 4, 2), (False, 6, 5)):
+        choice = Choice(
+            divides_by_all=divides_by_all, is_sigmoid=is_sigmoid, num_groups=num_groups,
+            top_groups=top_groups, num_best=num_best, scale=16.0,
+        )  # fmt: skip
+        for top_k, bias in ((1, None), (4, None), (4, 0.5 ** torch.randperm(12))):
+            run = MoERun(12, top_k, len(logits))
+            run.route(logits, choice, bias)
+            ids, weights = moe.route(
+                logits.double(), top_k, choice, None if bias is None else bias.double()
+            )
+            assert torch.equal(run.ids, ids)
+            torch.testing.assert_close(run.weights.double(), weights, equal_nan=True)
 
 
 def check_sorted(run: MoERun) -> None:
