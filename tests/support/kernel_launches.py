@@ -31,11 +31,14 @@ from shmllm_kernels.gpu import activation, delta_net, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
+    latent_entry,
     packed_config,
     product_entry,
     table_entry,
 )
 from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.latent_attention import paged_latent_attention
+from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.packings import PackedRows
 from shmllm_kernels.gpu.products import linear
@@ -52,6 +55,7 @@ from shmllm_kernels.gpu.row_copies import embed, gather_rows
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
+from shmllm_kernels.reference.moe import Choice
 from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.sampling import SamplingColumns
 from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
@@ -219,13 +223,26 @@ def step() -> None:
     unpack_step(StepTensors.allocate(sizes, "cpu"), packed, sizes, sizes)
 
 
+def routers() -> None:
+    """Launch the routers of DeepSeek-V3 and of DeepSeek-V2."""
+    starts = empty(2, dtype=torch.int32)
+    for count, top_k, top_groups, is_sigmoid in ((256, 8, 4, True), (160, 6, 3, False)):
+        ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
+        logits, bias = empty(4, count, dtype=torch.float32), empty(count, dtype=torch.float32)
+        choice = Choice(
+            divides_by_all=not is_sigmoid, is_sigmoid=is_sigmoid, num_groups=8,
+            top_groups=top_groups, num_best=2 if is_sigmoid else 1, scale=2.5,
+        )  # fmt: skip
+        route(ids, weights, logits, starts, choice, bias if is_sigmoid else None)
+
+
 def experts(facts: dict[str, Any], key: str) -> None:
     """Launch the mixtures of Qwen3-30B-A3B and of gpt-oss-20b with every entry of the table."""
     starts = empty(2, dtype=torch.int32)
     for count, top_k, hidden, inner in ((128, 8, 2048, 768), (32, 4, 2880, 2880)):
         is_silu = top_k == 8
         ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
-        route(ids, weights, empty(4, count), starts, is_silu)
+        route(ids, weights, empty(4, count), starts, Choice(divides_by_all=is_silu))
         blocks = empty(max_blocks(ids.numel(), count, 16), 3, dtype=torch.int32)
         pairs = SortedPairs(ids.flatten(), empty(count, dtype=torch.int32), blocks, starts)
         sort_pairs(pairs, ids, 16)
@@ -353,6 +370,29 @@ def attention(
     )  # fmt: skip
 
 
+def latents(facts: dict[str, Any], key: str, takes_all: bool) -> None:
+    """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
+    GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
+    dtypes = (*HALVES, torch.float32) if takes_all else HALVES[:1]
+    table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
+    for dtype, heads in itertools.product(dtypes, (16, 20, 128) if takes_all else (16,)):
+        facts |= {"dtype": str(dtype), "heads": heads}
+        cache, query = empty(8, 16, 576, dtype=dtype), empty(4, heads, 512, dtype=dtype)
+        rope = empty(4, heads, 64, dtype=dtype)
+        slots, angles = empty(4, dtype=torch.int64), empty(4, 64, dtype=dtype)
+        x, weight = empty(4, 576, dtype=dtype), empty(512, dtype=dtype)
+        write_latents(cache, x, weight, 1e-6, angles, angles, slots, True)
+        for longest, splits in ((1, 1), (1, 4), (512, 1), (512, 4)):
+            config = latent_entry(key, heads, longest, dtype)
+            facts |= {"splits": splits, "longest": longest} | asdict(config)
+            scratch = AttentionScratch.allocate(4, heads, splits, 512, torch.device("cpu"))
+            paged_latent_attention(
+                query, query.clone(), rope, cache, table, starts, starts[1:], config, 0.1, splits,
+                scratch,
+            )  # fmt: skip
+        facts.clear()
+
+
 def main() -> None:
     capability, parts = int(sys.argv[1]), sys.argv[2:]
     facts: dict[str, Any] = {}
@@ -364,6 +404,8 @@ def main() -> None:
         step()
         experts(facts, key)
         sampler()
+        routers()
+        latents(facts, key, "all-attention" in parts)
     chosen = [("int4", torch.bfloat16), ("q5_k", torch.float16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]

@@ -20,7 +20,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
+def find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
     """Returns the last request whose first tile, starts[i] // BLOCK_Q + i, is at most `tile`."""
     low = tile * 0
     high = low + num_requests
@@ -149,7 +149,7 @@ def attend(
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     tile = index // NUM_KV_HEADS
     kv_head = index % NUM_KV_HEADS
-    request = _find_request(starts_ptr, tile, num_requests, BLOCK_Q)
+    request = find_request(starts_ptr, tile, num_requests, BLOCK_Q)
     begin = tl.load(starts_ptr + request)
     query_len = tl.load(starts_ptr + request + 1) - begin
     first_query = (tile - begin // BLOCK_Q - request) * BLOCK_Q

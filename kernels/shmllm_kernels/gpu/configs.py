@@ -59,6 +59,15 @@ _PREFILL = {
 }
 
 
+# Latents of 512 elements and key parts of 64: a tile of 32 keys takes 36 KiB. The sums of a program
+# take 2 KiB of registers for each row, and its queries 1.1 KiB of shared memory.
+_LATENT = {
+    # rows up to: config
+    "sm90": {16: (16, 32, 4, 5), 32: (32, 32, 8, 5), 64: (64, 32, 8, 5)},
+    "any": {16: (16, 16, 4, 5), 32: (32, 16, 8, 5)},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
     """The tile sizes of a product of some rows with each expert's weights.
@@ -173,6 +182,31 @@ def table_entry(
     if dtype is torch.float32:
         block_m, tile = max(block_m // 4, 16, next_power_of_two(heads_per_kv)), max(tile // 4, 16)
     return AttentionConfig(block_m, tile, num_warps, num_stages)
+
+
+def latent_config(
+    device: torch.device, num_heads: int, max_query_len: int, dtype: torch.dtype
+) -> AttentionConfig:
+    """Returns the `latent_entry` of a device."""
+    return latent_entry(device_key(device), num_heads, max_query_len, dtype)
+
+
+def latent_entry(
+    key: str, num_heads: int, max_query_len: int, dtype: torch.dtype
+) -> AttentionConfig:
+    """Returns the tile sizes of a launch of latent attention.
+
+    Args:
+        key: one of DEVICE_KEYS.
+        num_heads: the number of query heads.
+        max_query_len: see `table_entry`.
+        dtype: the dtype of queries and cache; float32 gets smaller tiles.
+    """
+    if dtype is torch.float32:
+        return AttentionConfig(16, 16, 4, 3)
+    by_rows = _LATENT[key]
+    rows = num_heads if max_query_len == 1 else max(by_rows)
+    return AttentionConfig(*by_rows[min((n for n in by_rows if n >= rows), default=max(by_rows))])
 
 
 def num_splits(

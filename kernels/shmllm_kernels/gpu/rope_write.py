@@ -52,7 +52,7 @@ def _normed(
 
 
 @triton.jit
-def _stored(x, dtype: tl.constexpr):
+def stored(x, dtype: tl.constexpr):
     """Converts a value to the cache's dtype; float16 saturates, since 0 times infinity is NaN."""
     if dtype == tl.float16:
         x = tl.where(x == x, x, 0.0)
@@ -134,8 +134,8 @@ def _rope_write(
             scale = _scale(first, second, eps, HALF)
             first, second = first * scale, second * scale
         values = value_ptr + cached
-        tl.store(values + first_place[None, :], _stored(first, dtype), mask=mask)
-        tl.store(values + second_place[None, :], _stored(second, dtype), mask=mask)
+        tl.store(values + first_place[None, :], stored(first, dtype), mask=mask)
+        tl.store(values + second_place[None, :], stored(second, dtype), mask=mask)
         return
 
     if HAS_NORM:
@@ -161,8 +161,8 @@ def _rope_write(
         tl.store(target + second_place[None, :], second.to(dtype), mask=mask)
     else:
         keys = key_ptr + cached
-        tl.store(keys + first_place[None, :], _stored(first, dtype), mask=mask)
-        tl.store(keys + second_place[None, :], _stored(second, dtype), mask=mask)
+        tl.store(keys + first_place[None, :], stored(first, dtype), mask=mask)
+        tl.store(keys + second_place[None, :], stored(second, dtype), mask=mask)
 
 
 def rope_and_write(

@@ -6,6 +6,7 @@ from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
+from conformance.latent_kernels import LatentKernelsConformance
 from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
@@ -28,6 +29,10 @@ class TestDeltaNet(DeltaNetConformance):
 
 
 class TestExpertKernels(ExpertKernelsConformance):
+    pass
+
+
+class TestLatentKernels(LatentKernelsConformance):
     pass
 
 

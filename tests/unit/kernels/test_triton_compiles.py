@@ -54,6 +54,8 @@ def check(found: list[Kernel], capability: int) -> None:
             assert kernel["stack_bytes"] <= SPILLED_BYTES
             if kernel["kernel"] == "attend":
                 check_attention(kernel, capability)
+            if kernel["kernel"] == "attend_latents":
+                check_latents(kernel, capability)
             if "kind" in kernel:
                 check_packed(kernel, capability)
 
@@ -78,6 +80,17 @@ def check_attention(kernel: Kernel, capability: int) -> None:
         )
 
 
+def check_latents(kernel: Kernel, capability: int) -> None:
+    """The loop keeps the latents of a later tile in flight, and reads each latent once."""
+    assert kernel["mma"] or kernel["wgmma"]
+    if capability == 90 and kernel["block_m"] >= 64:
+        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
+    (loop,) = kernel["loops"]
+    assert len(loop["buffers"]) == 2, "one for latents, one for key parts"
+    assert min(loop["buffers"]) >= 2
+    assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
+
+
 def check_packed(kernel: Kernel, capability: int) -> None:
     """Each operation of unpacking is rounded by itself; products use tensor cores, and load the
     codes and the rows of activations of later iterations while they compute."""
@@ -96,15 +109,22 @@ def check_packed(kernel: Kernel, capability: int) -> None:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
-    return launches(90, tmp_path_factory.mktemp("cache"), "rows", "some-attention", "some-packed")
+    return launches(
+        90,
+        tmp_path_factory.mktemp("cache"),
+        "rows",
+        "some-attention",
+        "some-latents",
+        "some-packed",
+    )
 
 
 def is_of_attention(kernel: Kernel) -> bool:
-    return kernel["kernel"] in ("attend", "merge_splits")
+    return kernel["kernel"] in ("attend", "merge_splits") and "heads" not in kernel
 
 
 def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
-    found = [k for k in compiled if not is_of_attention(k) and "kind" not in k]
+    found = [k for k in compiled if not is_of_attention(k) and "kind" not in k and "heads" not in k]
     names = {kernel["kernel"] for kernel in found}
     assert {
         "_rms_norm",
@@ -135,6 +155,16 @@ def test_some_kernels_that_read_packed_weights_compile(compiled: list[Kernel]) -
 def test_some_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None:
     found = [kernel for kernel in compiled if is_of_attention(kernel)]
     assert [kernel["kernel"] for kernel in found] == ["attend", "merge_splits", "attend", "attend"]
+    check(found, 90)
+
+
+def test_latent_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None:
+    found = [kernel for kernel in compiled if "heads" in kernel]
+    assert {kernel["kernel"] for kernel in found} == {
+        "_write_latents",
+        "attend_latents",
+        "merge_splits",
+    }
     check(found, 90)
 
 

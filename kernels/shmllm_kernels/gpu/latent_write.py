@@ -1,0 +1,127 @@
+"""Normalises a step's latents, rotates their key parts, and writes both to the cache."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
+from shmllm_kernels.gpu.rope_write import stored
+
+
+@triton.jit
+def _write_latents(
+    cache_ptr,
+    x_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
+    x_stride,
+    cos_stride,
+    sin_stride,
+    block_stride,
+    token_stride,
+    block_size,
+    eps,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if slot < 0:
+        return
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    source = x_ptr + token * x_stride
+    target = cache_ptr + slot // block_size * block_stride + slot % block_size * token_stride
+
+    elements = tl.arange(0, ELEMENTS)
+    inside = elements < RANK
+    x = tl.load(source + elements, mask=inside, other=0.0).to(tl.float32)
+    x = x * tl.rsqrt(tl.sum(x * x, axis=0) / RANK + eps)
+    weight = tl.load(weight_ptr + elements, mask=inside, other=0.0).to(tl.float32)
+    normed = (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    tl.store(target + elements, stored(normed, dtype), mask=inside)
+
+    pairs = tl.arange(0, PAIRS)
+    inside = pairs < HALF
+    if IS_INTERLEAVED:
+        first_place, second_place = 2 * pairs, 2 * pairs + 1
+    else:
+        first_place, second_place = pairs, HALF + pairs
+    first = tl.load(source + RANK + first_place, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + RANK + second_place, mask=inside, other=0.0).to(tl.float32)
+    # The second half of each table has the sign of the cosine or sine itself.
+    angle = token * cos_stride + HALF + pairs
+    cos = tl.load(cos_ptr + angle, mask=inside, other=1.0).to(tl.float32)
+    angle = token * sin_stride + HALF + pairs
+    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)
+    keys = target + RANK
+    tl.store(keys + first_place, stored(first * cos - second * sin, dtype), mask=inside)
+    tl.store(keys + second_place, stored(second * cos + first * sin, dtype), mask=inside)
+
+
+def write_latents(
+    cache: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    interleaved: bool = False,
+) -> None:
+    """Computes the same as ``reference.latent_write.write_latents``, with float32 intermediates.
+
+    Args:
+        cache: [blocks, block_size, rank + rope_dim], rows contiguous, any other strides.
+        x: [tokens, rank + rope_dim], each row contiguous; float32, float16 or bfloat16, like all
+            other tensors but ``slots``.
+        weight: [rank], contiguous.
+        eps: that of the latents' norm.
+        cos: [tokens, rope_dim], the last dimension contiguous; only the second half is read.
+        sin: as ``cos``.
+        slots: [tokens] int64; a token whose slot is -1 is not written.
+        interleaved: whether neighbouring elements are rotated together.
+
+    One launch a layer, with a program for each token: 1.1 KiB read and written for rank 512 and a
+    rope_dim of 64; 2 us for one token, 7 us for 8,192.
+    """
+    tokens, width = x.shape
+    rank, block_size = len(weight), cache.shape[1]
+    rope_dim = width - rank
+    assert rope_dim > 0 == rope_dim % 2, f"{rope_dim} elements have no halves"
+    assert cache.shape[2] == width, "the cache has rows of another size"
+    assert cos.shape == sin.shape == (tokens, rope_dim), "cos and sin: one row per token"
+    for tensor in (cache, x, weight, cos, sin):
+        assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
+        assert tensor.dtype is x.dtype, "all floating tensors have one dtype"
+    assert slots.shape == (tokens,), "slots: one per token"
+    assert slots.dtype is torch.int64, "slots are int64"
+    if tokens == 0:
+        return
+    _write_latents[(tokens,)](
+        cache,
+        x,
+        weight,
+        cos,
+        sin,
+        slots,
+        x.stride(0),
+        cos.stride(0),
+        sin.stride(0),
+        *cache.stride()[:2],
+        block_size,
+        eps,
+        RANK=rank,
+        HALF=rope_dim // 2,
+        IS_INTERLEAVED=interleaved,
+        ELEMENTS=next_power_of_two(rank),
+        PAIRS=next_power_of_two(rope_dim // 2),
+        num_warps=row_warps(rank),
+    )
