@@ -14,9 +14,10 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
+from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
 from shmllm.models.ops import Ops
-from shmllm.models.specs import AttentionSpec, DeltaNetSpec, MixerSpec
+from shmllm.models.specs import AttentionSpec, DeltaNetSpec, LatentAttentionSpec, MixerSpec
 
 
 class Mixer(Protocol):
@@ -48,11 +49,20 @@ def _attend(ops: Ops, x: Tensor, attention: Attention) -> Tensor:
     return ops.linear(attended, attention.o_proj)
 
 
+def _attend_to_latents(ops: Ops, x: Tensor, attention: LatentAttention) -> Tensor:
+    ops.store_latents(ops.linear(x, attention.kv_down), attention)
+    if attention.query_down is not None and attention.query_norm is not None:
+        x = ops.norm(ops.linear(x, attention.query_down), attention.query_norm)
+    attended = ops.attend_to_latents(ops.linear(x, attention.query_up), attention)
+    return ops.linear(attended, attention.o_proj)
+
+
 def _run_delta_net(ops: Ops, x: Tensor, net: DeltaNet) -> Tensor:
     return ops.linear(ops.delta_net(ops.linear(x, net.in_proj), net), net.out_proj)
 
 
 MIXERS: dict[type[MixerSpec], MixerKind] = {
     AttentionSpec: MixerKind(Attention, _attend),
+    LatentAttentionSpec: MixerKind(LatentAttention, _attend_to_latents),
     DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.specs import MLPSpec
@@ -116,6 +117,31 @@ class Ops(LinearOps, Protocol):
 
         Returns:
             [tokens, num_heads * head_dim].
+        """
+
+    def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
+        """Normalises the latents of the step's tokens, rotates their key parts, and stores both in
+        the cache.
+
+        Args:
+            x: [tokens, rank + rope_dim], latents and key parts side by side; may be overwritten.
+            attention: the layer.
+        """
+
+    def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
+        """Computes the latent attention of one layer, over the step's tokens, whose latents are
+        stored, and those before them.
+
+        Each head's query consists of a part that ``key_up`` projects to the width of a latent and a
+        part that is rotated. Its scores are the products of both with latents and key parts, its
+        output the weighted sum of latents, which ``value_up`` projects.
+
+        Args:
+            query: [tokens, heads * (nope_dim + rope_dim)]; may be overwritten.
+            attention: the layer.
+
+        Returns:
+            [tokens, heads * value_dim].
         """
 
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:

@@ -15,12 +15,18 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Dots1ForCausalLM": "dots1",
     "GPT2LMHeadModel": "gpt2",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
+    "KimiK25ForConditionalGeneration": "deepseek_v3",
     "LlamaForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
@@ -40,11 +46,14 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
     "SmolLM3ForCausalLM": "smollm3",
+    "SolarOpenForCausalLM": "solar_open",
+    "YoutuForCausalLM": "youtu",
 }
 """For each name in a config.json's ``architectures``, the name of the family's module in this
 package."""
 
 TEXT_MODELS: dict[str, str] = {
+    "KimiK25ForConditionalGeneration": "deepseek_v3",
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "Gemma4ForConditionalGeneration": "gemma4_text",
     "Mistral3ForConditionalGeneration": "mistral",
@@ -54,6 +63,9 @@ TEXT_MODELS: dict[str, str] = {
 }
 """For each architecture of a multimodal model, the ``model_type`` that its ``text_config`` must
 have. Other language models in the same architecture are other families."""
+
+MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
+"""Other names for a ``model_type``, as the files of the models' authors have them."""
 
 NUM_NAMED = 3
 """The number of known architectures that the error for an unknown one names."""

@@ -22,6 +22,8 @@ SKIPPED_PREFIXES = (
     "vision_tower.",
     "model.multi_modal_projector.",
     "multi_modal_projector.",
+    "model.mm_projector.",
+    "mm_projector.",
     "model.audio_tower.",
     "audio_tower.",
     "model.embed_vision.",

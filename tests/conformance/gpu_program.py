@@ -39,6 +39,16 @@ DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 24,
+}
+GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_5": DELTA_NET,
     "qwen3_next": DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 36},
@@ -75,6 +85,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "top_k_experts": 2,
         "moe_intermediate_size": 24,
     },
+    "deepseek_v2": LATENT | GROUPS | {"topk_method": "group_limited_greedy"},
+    "deepseek_v3": LATENT | GROUPS | {"first_k_dense_replace": 1, "kv_lora_rank": 32},
+    "glm4_moe": GROUPS | {"head_dim": 16, "use_qk_norm": True, "moe_intermediate_size": 24},
+    "glm4_moe_lite": LATENT | GROUPS | {"attention_bias": True, "q_lora_rank": 40},
     "smollm3": {"no_rope_layers": [1, 0]},
     "olmo2": {},
     "olmo3": {"sliding_window": 5, "layer_types": LAYER_TYPES},
@@ -106,6 +120,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "layer_types": LAYER_TYPES,
     },
 }
+QUICK = ("cohere2", "deepseek_v3", "qwen3_5")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """The tolerances of logits, relative to the largest logit."""
 
@@ -178,9 +193,7 @@ def take_first(in_flight: list[Any], known: dict[int, list[int]]) -> None:
 
 
 class ProgramConformance:
-    @pytest.mark.parametrize(
-        "name", [name if name in ("cohere2", "qwen3_5") else slow(name) for name in VARIANTS]
-    )
+    @pytest.mark.parametrize("name", [name if name in QUICK else slow(name) for name in VARIANTS])
     def test_the_logits_equal_those_of_transformers(self, gpu_device, models, name) -> None:
         reference, directory = models(name)
         steps = GpuSteps(gpu_device, directory)
@@ -189,8 +202,9 @@ class ProgramConformance:
             for row, logits in steps.step(work).items():
                 assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
-    def test_the_models_dtype(self, gpu_device, models, dtype) -> None:
-        reference, directory = models("qwen3")
+    @pytest.mark.parametrize("name", ["qwen3", slow("deepseek_v3")])
+    def test_the_models_dtype(self, gpu_device, models, dtype, name) -> None:
+        reference, directory = models(name)
         steps = GpuSteps(gpu_device, directory, "FULL_DECODE_ONLY", (2,), dtype=dtype)
         steps.program.capture()
         add_prompts(steps, {0: 6, 1: 3})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.cache_shapes import cache_shape
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
-from support.reference_models import QUICK, VARIANTS, make_model
+from support.reference_models import LATENTS, QUICK, VARIANTS, make_model
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError
@@ -32,12 +32,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "kv-int8": {"kv_cache_dtype": "int8"},
 }
+TRANSPOSED = ("gpt2", "gpt_oss")
+"""Those whose matrices are stored transposed: they are not quantized."""
 QUICK_CASES = list(zip(("float32", "bfloat16", "float16"), QUICK, strict=False))
 CASES = [
     case if case in QUICK_CASES else slow(case)
     for case in itertools.product(OPTIONS, VARIANTS)
-    if case[0] in (*DTYPES, "kv-int8")
-    or case[1] not in ("gpt2", "gpt_oss")  # stored transposed: not quantized
+    if (case[0] in (*DTYPES, "kv-int8") or case[1] not in TRANSPOSED)
+    and (case[0] != "kv-int8" or case[1] not in LATENTS)
 ]
 NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.weight")
 

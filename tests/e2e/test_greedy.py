@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cache_shapes import cache_shape
 from support.reference_models import (
+    ALIKE,
     KINDS,
     MAX_TOKENS,
     VARIANTS,
@@ -43,7 +45,8 @@ def tokens_of(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("reference", "setting"),
-    diagonal([*VARIANTS, "tiny"], list(SETTINGS)),
+    diagonal([kind for kind in (*VARIANTS, "tiny") if kind not in ALIKE], list(SETTINGS))
+    + [slow(*each) for each in itertools.product(ALIKE, SETTINGS)],
     indirect=["reference"],
 )
 def test_equals_transformers(reference: ReferenceModel, setting: str) -> None:

@@ -13,10 +13,15 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Dots1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
@@ -37,6 +42,8 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
     SmolLM3Config,
+    SolarOpenConfig,
+    YoutuConfig,
 )
 
 from shmllm.core.plan import StepPlan
@@ -61,10 +68,15 @@ SIZES = {
 }
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "cohere2": Cohere2Config,
+    "deepseek_v2": DeepseekV2Config,
+    "deepseek_v3": DeepseekV3Config,
+    "dots1": Dots1Config,
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
     "gemma4": Gemma4TextConfig,
     "glm4": Glm4Config,
+    "glm4_moe": Glm4MoeConfig,
+    "glm4_moe_lite": Glm4MoeLiteConfig,
     "gpt2": GPT2Config,
     "gpt_oss": GptOssConfig,
     "granite": GraniteConfig,
@@ -74,6 +86,8 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "olmo3": Olmo3Config,
     "phi3": Phi3Config,
     "smollm3": SmolLM3Config,
+    "solar_open": SolarOpenConfig,
+    "youtu": YoutuConfig,
     "qwen2": Qwen2Config,
     "mixtral": MixtralConfig,
     "olmoe": OlmoeConfig,
@@ -115,6 +129,8 @@ def reference_model(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.2)
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     model.to(getattr(torch, dtype))
     return model
 

@@ -49,6 +49,18 @@ SHARED_EXPERT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -69,6 +81,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
         },
     ),
+    "deepseek_v2": ("DeepseekV2", LATENT | {"topk_method": "greedy", "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "use_qk_norm": True,
+        },
+    ),
+    "glm4_moe_lite": ("Glm4MoeLite", LATENT),
     "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
@@ -105,10 +130,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-"""Those whose layers have states, which GGUF files here do not have yet."""
-QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next")
+"""Those whose layers have states."""
+NOT_IN_GGUF = (*RECURRENT, "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite")
+"""Those that GGUF files here do not have yet."""
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+"""Those whose cache holds latents, which are not rounded to 8 bits."""
+QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
-rotations, and with states: the architectures that differ most."""
+rotations, with states, and with latents: the architectures that differ most."""
+ALIKE = ("deepseek_v2", "glm4_moe", "glm4_moe_lite")
+"""Those that differ from the ones in QUICK by few options: only slow tests run them."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
 INEXACT = (*RECURRENT, "gemma4")
@@ -170,6 +201,9 @@ def _draw_weights(model: Any) -> None:
                 parameter.normal_(0.0, 0.5)
             else:
                 parameter.mul_(WEIGHT_SCALE)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
 
 
 def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **config: Any) -> Any:

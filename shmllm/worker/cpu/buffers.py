@@ -70,6 +70,10 @@ class CpuBuffers:
         hidden = config.hidden_size
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
         self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
+        self._latents = {
+            width: buffer(max_tokens, width)
+            for width in {each.latent_width for each in config.latent_attentions}
+        }
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
@@ -88,8 +92,7 @@ class CpuBuffers:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
         self.rounded: Tensor | None = None
         if activation_dtype != "float32":
-            widest = max(hidden, *config.mixed_widths, *config.inner_widths)
-            widest = max(widest, 0 if config.per_layer is None else config.per_layer.width)
+            widest = max(config.read_widths)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
             size = rounded_bytes(most_rows, widest, activation_dtype)
             self.rounded = allocate((size,), torch.uint8)
@@ -103,6 +106,11 @@ class CpuBuffers:
         """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
         place."""
         return self._attended[width]
+
+    def latents(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the queries of a latent attention, projected to
+        the width of latents, and for its output before it is projected to values."""
+        return self._latents[width]
 
     def activated(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of an MLP's activation."""

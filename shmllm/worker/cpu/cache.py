@@ -12,9 +12,10 @@ from shmllm.models.specs import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 from shmllm.worker.memory import CacheShape
 from shmllm_kernels.cpu.cache_layout import CacheLayout
+from shmllm_kernels.cpu.latent_layout import LatentLayout
 
 
-def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout:
+def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout | LatentLayout:
     """Return the layout of a block in a layer.
 
     Args:
@@ -22,6 +23,8 @@ def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout:
         block_size: tokens in a block.
         stored: the dtype name of the cache.
     """
+    if not heads.value_dim:
+        return LatentLayout(heads.key_dim, block_size, stored)
     return CacheLayout(heads.count, heads.key_dim, block_size, stored)
 
 
@@ -42,7 +45,19 @@ class LayerCache(NamedTuple):
 
     group: int
     blocks: Tensor
-    layout: CacheLayout
+    layout: CacheLayout | LatentLayout
+
+
+def head_layout(cache: LayerCache) -> CacheLayout:
+    """Return the layout of a layer whose cache has values beside keys."""
+    assert isinstance(cache.layout, CacheLayout), "the layer has latents"
+    return cache.layout
+
+
+def latent_layout(cache: LayerCache) -> LatentLayout:
+    """Return the layout of a layer whose cache has latents."""
+    assert isinstance(cache.layout, LatentLayout), "the layer has keys and values"
+    return cache.layout
 
 
 class CpuKVCache:

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 
+from shmllm.models.specs import AttentionSpec, LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
+from shmllm_kernels.cpu import latent_attention
 from shmllm_kernels.cpu.attention import count_pieces
+from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
 
 COUNTS = ("num_tokens", "num_requests", "num_samples")
+
+
+class Division(NamedTuple):
+    """How the attention of a layer is divided into pieces of work.
+
+    heads_per_kv: the number of query heads that share a key-value head.
+    split_keys: the number of positions in a split.
+    """
+
+    heads_per_kv: int
+    split_keys: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> Division:
+        """Return that of a layer."""
+        if isinstance(spec, LatentAttentionSpec):
+            return cls(spec.num_heads, latent_attention.SPLIT_KEYS)
+        return cls(spec.num_heads // spec.num_kv_heads, SPLIT_KEYS)
 
 
 class CpuInputs:
@@ -19,7 +41,7 @@ class CpuInputs:
     Args:
         max_tokens: the largest number of tokens in a step.
         max_requests: the largest number of requests in a step.
-        heads_per_kv: the numbers of query heads that share a key-value head, in different layers.
+        divisions: those of the different layers.
         num_groups: the number of groups of layers.
 
     Attributes:
@@ -28,12 +50,12 @@ class CpuInputs:
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens, sample_tokens: (max_requests,) int64, as in
             `StepInputs`.
-        pieces: for each of `heads_per_kv` the tiles and splits, (max_requests + 1,) int64 each, see
+        pieces: for each of `divisions` the tiles and splits, (max_requests + 1,) int64 each, see
             `count_pieces`.
     """
 
     def __init__(
-        self, max_tokens: int, max_requests: int, heads_per_kv: Collection[int], num_groups: int
+        self, max_tokens: int, max_requests: int, divisions: Collection[Division], num_groups: int
     ) -> None:
         self._counts = np.zeros(len(COUNTS), np.int64)
 
@@ -46,7 +68,7 @@ class CpuInputs:
         self.counts, self.context_lens = zeros(max_requests), zeros(max_requests)
         self.sample_tokens = zeros(max_requests)
         self.pieces = {
-            count: (zeros(max_requests + 1), zeros(max_requests + 1)) for count in heads_per_kv
+            division: (zeros(max_requests + 1), zeros(max_requests + 1)) for division in divisions
         }
 
     def address_of(self, count: str) -> int:
@@ -66,5 +88,8 @@ class CpuInputs:
         self.counts[:num_requests] = inputs.counts
         self.context_lens[:num_requests] = inputs.context_lens
         self.sample_tokens[:num_samples] = inputs.sample_tokens
-        for count, pieces in self.pieces.items():
-            count_pieces(inputs.counts, inputs.context_lens, count, *pieces)
+        for division, pieces in self.pieces.items():
+            count_pieces(
+                inputs.counts, inputs.context_lens, division.heads_per_kv, *pieces,
+                division.split_keys,
+            )  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
@@ -20,10 +21,11 @@ from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.specs import AttentionSpec, MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
-from shmllm.worker.cpu.cache import CpuKVCache, LayerCache
+from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
-from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.inputs import CpuInputs, Division
+from shmllm.worker.cpu.latent_attention import LatentAttentionOps
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
@@ -127,7 +129,7 @@ class CpuOps:
         self._inputs = inputs
         self._cache = cache
         self._requests = {
-            (group, per_kv): request_words(
+            (group, division): request_words(
                 inputs.first_tokens.ctypes.data,
                 inputs.counts.ctypes.data,
                 inputs.context_lens.ctypes.data,
@@ -137,12 +139,12 @@ class CpuOps:
                 *(words.ctypes.data for words in pieces),
             )
             for group, block_table in enumerate(block_tables)
-            for per_kv, pieces in inputs.pieces.items()
+            for division, pieces in inputs.pieces.items()
         }
         self._heads: list[LongArray] = []  # the kernels read them in every step
         self._ones: Tensor | None = None
         layouts = [
-            (cache.layers[index].layout, layer.mixer.num_heads)
+            (head_layout(cache.layers[index]), layer.mixer.num_heads)
             for index, layer in enumerate(config.layers)
             if isinstance(layer.mixer, AttentionSpec)
         ]
@@ -152,6 +154,9 @@ class CpuOps:
         self._split_states = torch.empty(states, dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
         self._products = products
+        self._latents = LatentAttentionOps(
+            program, products, config, buffers, inputs, cache, self._requests
+        )
         self._delta_nets = DeltaNetOps(program, inputs, cache, block_tables)
         self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts)
         self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer)
@@ -209,12 +214,13 @@ class CpuOps:
         spec, cache = attention.spec, self._cache.layers[attention.layer]
         out = self._buffers.attended(spec.width)
         blocks = cache.blocks
-        heads = head_words(cache.layout, spec.num_heads, spec.scale, blocks.stride(0))
+        layout = head_layout(cache)
+        heads = head_words(layout, spec.num_heads, spec.scale, blocks.stride(0))
         self._heads.append(heads)
         source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
-        kinds = cache.layout.stored, kind_of(attention.qkv_proj.weight)
+        kinds = layout.stored, kind_of(attention.qkv_proj.weight)
         self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
-        requests = self._requests[cache.group, spec.num_heads // spec.num_kv_heads]
+        requests = self._requests[cache.group, Division.of(spec)]
         operands = [
             requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
             spec.window or 0, self._scratch.data_ptr(), self._scratch.shape[1],
@@ -253,6 +259,12 @@ class CpuOps:
             widest = max(each.head_dim for each in self._config.attentions)
             self._ones = torch.ones(widest, dtype=attention.qkv_proj.weight.dtype)
         return self._ones
+
+    def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
+        self._latents.store(x, attention)
+
+    def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
+        return self._latents.attend(query, attention)
 
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         out = self._buffers.attended(net.spec.width)

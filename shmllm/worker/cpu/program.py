@@ -8,13 +8,14 @@ import numpy as np
 from torch import Tensor
 
 from shmllm.config.engine import LoadConfig
+from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.cpu.products import Products, activation_dtype, uses_tiles
 from shmllm.worker.loaded_runner import Observe
@@ -33,6 +34,11 @@ def check_model(
     some are packed as these kinds."""
     uses_tiles(load, activation_dtype(load, dtype, packed))
     check_features(config, "the CPU", UNSUPPORTED)
+    if load.kv_cache_dtype == "int8" and config.latent_attentions:
+        raise EngineStartError(
+            f"kv_cache_dtype='int8' is not possible for {config.architecture}: its cache holds "
+            "latents, which have no 8-bit kernels; leave it out"
+        )
     if load.rounding is not None:
         check_features(config, f"quantization={load.rounding!r}", NOT_QUANTIZED)
 
@@ -68,8 +74,8 @@ class CpuProgram:
     ) -> None:
         self.observe: Observe | None = None
         max_requests = batch.block_tables.shape[1]
-        heads_per_kv = {each.num_heads // each.num_kv_heads for each in model.config.attentions}
-        self.inputs = CpuInputs(max_tokens, max_requests, heads_per_kv, cache.num_groups)
+        divisions = {Division.of(each) for each in model.config.all_attentions}
+        self.inputs = CpuInputs(max_tokens, max_requests, divisions, cache.num_groups)
         self.buffers = CpuBuffers(model.config, max_tokens, max_requests, activation_dtype)
         self._kernels = KernelProgram(num_threads)
         products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)

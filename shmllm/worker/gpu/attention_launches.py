@@ -13,9 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import AttentionSpec
+from shmllm.models.specs import AttentionSpec, LatentAttentionSpec
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
-from shmllm_kernels.gpu.configs import AttentionConfig, attention_config, num_splits
+from shmllm_kernels.gpu.configs import (
+    AttentionConfig,
+    attention_config,
+    latent_config,
+    num_splits,
+)
+from shmllm_kernels.gpu.latent_attention import heads_per_program
 
 DETERMINISTIC_SPLITS = 8
 """The number of splits of every decode whose bits must not depend on the other requests."""
@@ -28,15 +34,20 @@ class HeadShape:
     Attributes:
         num_heads: the number of query heads.
         num_kv_heads: the number of key-value heads.
-        head_dim: the width of a head.
+        head_dim: the width of a head's output, before it is projected to values.
+        is_latent: whether it is a latent attention.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    is_latent: bool = False
 
     @classmethod
-    def of(cls, spec: AttentionSpec) -> HeadShape:
+    def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> HeadShape:
+        """Return the heads of a layer."""
+        if isinstance(spec, LatentAttentionSpec):
+            return cls(spec.num_heads, 1, spec.rank, is_latent=True)
         return cls(spec.num_heads, spec.num_kv_heads, spec.head_dim)
 
 
@@ -76,7 +87,7 @@ class AttentionLaunches:
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
         """The different heads of the model's layers."""
-        return tuple(dict.fromkeys(map(HeadShape.of, self.model.attentions)))
+        return tuple(dict.fromkeys(map(HeadShape.of, self.model.all_attentions)))
 
     def choose(
         self, descriptor: BatchDescriptor, max_query_len: int
@@ -95,9 +106,15 @@ class AttentionLaunches:
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         is_decode = descriptor.uniform
         longest = 1 if is_decode else max_query_len
-        config = attention_config(
-            self.device, shape.head_dim, heads // kv_heads, longest, self.dtype
-        )
+        if shape.is_latent:
+            config = latent_config(self.device, heads, longest, self.dtype)
+            per_program = heads_per_program(heads, config)
+            kv_heads = -(-heads // per_program)  # a group of heads has programs of its own
+            heads = kv_heads * per_program
+        else:
+            config = attention_config(
+                self.device, shape.head_dim, heads // kv_heads, longest, self.dtype
+            )
         if self.deterministic:
             return AttentionLaunch(config, DETERMINISTIC_SPLITS if is_decode else 1, True)
         tokens = descriptor.num_reqs if is_decode else descriptor.num_tokens

@@ -68,6 +68,10 @@ class GpuBuffers:
 
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
         self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
+        self._latents = {
+            width: buffer(max_tokens, width)
+            for width in {each.latent_width for each in config.latent_attentions}
+        }
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
@@ -98,6 +102,11 @@ class GpuBuffers:
         """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
         place."""
         return self._attended[width]
+
+    def latents(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the queries of a latent attention, projected to
+        the width of latents, and for its output before it is projected to values."""
+        return self._latents[width]
 
     def activated(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of an MLP's activation."""

@@ -48,7 +48,8 @@ class GpuKVCache:
 
     Attributes:
         layers: for each layer with attention the index of its group, its keys and its values,
-            [num_blocks, block_size, kv heads, head_dim] each, zeroed. Layers of different groups
+            [num_blocks, block_size, kv heads, head_dim] each, zeroed; values that are the first
+            elements of their keys have a head_dim of 0. Layers of different groups
             use the same memory, in blocks of their own. A layer that has no keys and values of its
             own has those of the layer that it reads.
         states: for each layer with a state its states, [num_states, elements] float32.

@@ -15,6 +15,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
@@ -26,6 +27,7 @@ from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.latent_attention import LatentAttentionOps
 from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
@@ -94,6 +96,7 @@ class GpuOps:
         self._inputs = inputs
         self._buffers = buffers
         self.products = GpuProducts(buffers.attention.deterministic)
+        self._latents = LatentAttentionOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
@@ -226,6 +229,20 @@ class GpuOps:
         kind = q_norm.spec
         return HeadNorms(q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm)
 
+    def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
+        self._latents.store(x, attention)
+
+    def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
+        latents, rotated = self._latents.project(query, attention)
+        self._launch_attention(partial(self._attend_to_latents, latents, rotated, attention))
+        return self._latents.to_values(latents, attention)
+
+    def _attend_to_latents(
+        self, latents: Tensor, rotated: Tensor, attention: LatentAttention
+    ) -> None:
+        launch = self._attention[HeadShape.of(attention.spec)]
+        self._latents.attend(latents, rotated, attention, self._descriptor, launch)
+
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         spec = net.spec
         out = self._buffers.attended(spec.width)[: len(x)]
@@ -256,8 +273,7 @@ class GpuOps:
         return out
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
-        logits = self._experts.logits(moe.spec, len(x))
-        self.products.linear(logits, x, moe.router)
+        logits = self._experts.logits(x, moe)
         starts = self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
         return self._experts.route(logits, starts, moe)
 

@@ -27,6 +27,7 @@ from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
+from shmllm_kernels.gpu.latent_attention import MAX_RANK
 
 Progress = Callable[[int, int], None]
 
@@ -74,7 +75,12 @@ def check_model(
                 "dtype of the weights"
             )
     check_features(config, "the GPU", UNSUPPORTED)
-    widest = max(each.head_dim for each in config.attentions)
+    widest = max((each.head_dim for each in config.attentions), default=0)
+    if any(each.rank > MAX_RANK for each in config.latent_attentions):
+        raise EngineStartError(
+            f"latents of more than {MAX_RANK} elements are too large for the GPU's attention: "
+            "start with device='cpu'"
+        )
     if widest > MAX_HEAD_DIM:
         raise EngineStartError(
             f"heads of {widest} elements are too large for the GPU's attention, "

@@ -15,6 +15,7 @@ from support.model_helpers import (
     reference_model,
     save,
 )
+from support.variants import slow
 
 from shmllm.models.create import create_model
 from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
@@ -57,6 +58,18 @@ DELTA: dict[str, Any] = {
 }
 DELTA_EXPERTS = DELTA | EXPERTS | {"shared_expert_intermediate_size": 36}
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 24,
+}
+GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+MSCALE_ROPE = YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.2}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -83,7 +96,63 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
     "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 5, "head_dim": 16}),
     "cohere2-bias": ("cohere2", {"sliding_window": 7, "attention_bias": True, "head_dim": 8}),
+    "deepseek-v2": (
+        "deepseek_v2",
+        LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+        | {"q_lora_rank": None, "routed_scaling_factor": 16.0, "rope_parameters": MSCALE_ROPE},
+    ),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        LATENT
+        | GROUPS
+        | {"topk_method": "group_limited_greedy", "rms_norm_eps": 0.1, "attention_bias": True}
+        | {"n_shared_experts": 1, "mlp_bias": True, "first_k_dense_replace": 1},
+    ),
+    "deepseek-v2-all-experts": (
+        "deepseek_v2",
+        LATENT | {"n_routed_experts": 4, "num_experts_per_tok": 4, "num_hidden_layers": 2},
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        LATENT | GROUPS | {"first_k_dense_replace": 1, "rope_parameters": MSCALE_ROPE},
+    ),
+    "deepseek-v3-other-groups": (
+        "deepseek_v3",
+        LATENT
+        | GROUPS
+        | {"n_group": 6, "topk_group": 5, "norm_topk_prob": False, "rope_interleave": False}
+        | {"q_lora_rank": None, "attention_bias": True, "n_shared_experts": 2},
+    ),
+    "deepseek-v3-no-groups": (
+        "deepseek_v3",
+        LATENT
+        | GROUPS
+        | {"n_group": 1, "topk_group": 1, "kv_lora_rank": 33, "qk_rope_head_dim": 2},
+    ),
+    "deepseek-v3-all-experts": (
+        "deepseek_v3",
+        LATENT
+        | {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 2, "topk_group": 2}
+        | {"first_k_dense_replace": 1},
+    ),
     "glm4": ("glm4", {"head_dim": 16}),
+    "glm4-moe": (
+        "glm4_moe",
+        GROUPS | {"moe_intermediate_size": 24, "head_dim": 16, "use_qk_norm": True},
+    ),
+    "glm4-moe-bias": (
+        "glm4_moe",
+        {"n_routed_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 24}
+        | {"head_dim": 8, "attention_bias": True, "first_k_dense_replace": 2},
+    ),
+    "glm4-moe-lite": ("glm4_moe_lite", LATENT | {"n_routed_experts": 6, "num_experts_per_tok": 2}),
+    "glm4-moe-lite-all-experts": (
+        "glm4_moe_lite",
+        LATENT
+        | {"n_routed_experts": 4, "num_experts_per_tok": 4, "attention_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
     "glm4-quarter": (
         "glm4",
         {"head_dim": 16, "attention_bias": False}
@@ -113,6 +182,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"no_rope_layers": [0, 1, 0], "attention_bias": True}
         | {"mlp_bias": True, "tie_word_embeddings": False},
     ),
+    "dots1": (
+        "dots1",
+        GROUPS
+        | {"n_group": 1, "topk_group": 1, "n_shared_experts": 2, "moe_intermediate_size": 24}
+        | {"sliding_window": 7, "max_window_layers": 1, "attention_bias": True}
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+    ),
+    "dots1-all-experts": (
+        "dots1",
+        {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_shared_experts": 1}
+        | {"moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
+    "solar-open": (
+        "solar_open",
+        GROUPS | {"moe_intermediate_size": 24, "head_dim": 16, "attention_bias": True},
+    ),
+    "solar-open-all-experts": (
+        "solar_open",
+        {"n_routed_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 24}
+        | {"head_dim": 8, "num_hidden_layers": 2},
+    ),
+    "youtu": ("youtu", {name: LATENT[name] for name in LATENT if "moe" not in name}),
     "gemma2": ("gemma2", GEMMA),
     "gemma2-no-caps": (
         "gemma2",
@@ -220,13 +311,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+VARIANTS_OF_ROUTERS = {
+    "deepseek-v2",
+    "deepseek-v2-all-experts",
+    "deepseek-v3-all-experts",
+    "deepseek-v3-no-groups",
+    "dots1-all-experts",
+    "glm4-moe-bias",
+    "glm4-moe-lite-all-experts",
+    "solar-open-all-experts",
+}
+"""Cases that repeat what others show of latent attention and of routers in groups."""
+
+
 def test_every_architecture_has_a_case() -> None:
     plain = {name: family for name, family in ARCHITECTURES.items() if name not in TEXT_MODELS}
     assert set(plain.values()) == {family for family, _ in CASES.values()}
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [slow(case) if case in VARIANTS_OF_ROUTERS else case for case in CASES]
+)
 def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Path) -> None:
     family, options = CASES[case]
     reference = reference_model(family, scale, **options)
@@ -239,10 +345,15 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 BFLOAT16 = [
     "cohere2",
+    "deepseek-v2-all-experts",
+    "deepseek-v3-all-experts",
+    "dots1-all-experts",
     "gemma2",
     "gemma3",
     "gemma4-per-layer",
     "glm4",
+    "glm4-moe-bias",
+    "glm4-moe-lite-all-experts",
     "gpt-oss-all-experts",  # near-ties of a router would choose other experts
     "gpt2",
     "granite",
@@ -261,6 +372,8 @@ BFLOAT16 = [
     "qwen3-tied",
     "qwen3-moe",
     "smollm3",
+    "solar-open-all-experts",
+    "youtu",
 ]
 
 
@@ -268,7 +381,12 @@ def test_every_family_has_a_case_in_bfloat16() -> None:
     assert {CASES[case][0] for case in BFLOAT16} == {family for family, _ in CASES.values()}
 
 
-@pytest.mark.parametrize("case", BFLOAT16)
+SLOW_IN_BFLOAT16 = {"dots1-all-experts", "glm4-moe-bias", "solar-open-all-experts", "youtu"}
+
+
+@pytest.mark.parametrize(
+    "case", [slow(case) if case in SLOW_IN_BFLOAT16 else case for case in BFLOAT16]
+)
 def test_bfloat16_logits_are_nearer_to_float32_than_transformers(case: str, tmp_path: Path) -> None:
     family, options = CASES[case]
     reference = reference_model(family, 1.0, "bfloat16", **options)

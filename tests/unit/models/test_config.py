@@ -25,7 +25,9 @@ MINIMAL: dict[str, Any] = {
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
-NAMED_LIKE_LLAMA = [family for family in CONFIGS if family not in ("gpt2", "gemma4")]
+OF_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "youtu")
+"""The families whose defaults `test_latent_attention` compares."""
+NAMED_LIKE_LLAMA = [family for family in CONFIGS if family not in ("gpt2", "gemma4", *OF_DEEPSEEK)]
 """The families whose fields and weights have Llama's names, and whose layers have the same
 heads."""
 

@@ -20,12 +20,18 @@ FAMILIES = {
     for name, architecture in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
     if name not in INCOMPLETE
 }
+REQUIRED = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "glm4_moe": {"head_dim": 128},
+}
+"""Fields of families whose defaults make no model in transformers."""
 RUN = {name for name, architecture in FAMILIES.items() if architecture in ARCHITECTURES}
 
 
 def write_config(model_type: str, directory: Path) -> None:
     """Writes transformers' default configuration of a family, as `save_pretrained` does."""
-    config = CONFIG_MAPPING[model_type]()
+    config = CONFIG_MAPPING[model_type](**REQUIRED.get(model_type, {}))
     config.architectures = [FAMILIES[model_type]]
     config.save_pretrained(directory)
 

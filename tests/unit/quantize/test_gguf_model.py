@@ -13,7 +13,7 @@ import pytest
 from support.gguf_models import KINDS, UNROUNDED, stored_tensors
 from support.multimodal_models import nest
 from support.quantize_helpers import change_config, writable_model
-from support.reference_models import RECURRENT, VARIANTS
+from support.reference_models import NOT_IN_GGUF, VARIANTS
 from support.variants import slow
 
 from shmllm.errors import QuantizeError
@@ -26,7 +26,9 @@ from shmllm.quantize.gguf_metadata import find_gguf_family
 from shmllm.quantize.job import quantize
 
 SLOW = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3")
-FAMILY_PARAMS = [slow(kind) if kind in SLOW else kind for kind in VARIANTS if kind not in RECURRENT]
+FAMILY_PARAMS = [
+    slow(kind) if kind in SLOW else kind for kind in VARIANTS if kind not in NOT_IN_GGUF
+]
 QUICK_FORMATS = ("gguf-q8_0", "gguf-q4_0", "gguf-bf16")
 FORMAT_PARAMS = [each if each in QUICK_FORMATS else slow(each) for each in GGUF_KINDS]
 LLAMA3 = {

@@ -1,0 +1,80 @@
+"""A latent attention as the owner of its weights. `ops.Ops` computes with them.
+
+It is in the absorbed form: the part of each head's query that does not rotate is projected to the
+width of a latent, by the transpose of what would project latents to keys, and the attention's
+output is projected to values. So latents are read as they lie in the cache.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
+from shmllm.models.matrices import MixedMatrix
+from shmllm.models.specs import LatentAttentionSpec, NormSpec
+
+NORM = NormSpec(eps=1e-6)
+"""The norms of latents have this eps in all families, whatever that of the other norms is."""
+
+
+class LatentAttention:
+    """The weights of one layer's latent attention.
+
+    Attributes:
+        layer: the index of the layer.
+        spec: what it computes.
+        query_down: the projection to `query_rank`, or None.
+        query_norm: the norm of its output, or None.
+        query_up: the projection to queries, of that or of the hidden state.
+        kv_down: the projection to a latent and a key part, side by side.
+        kv_norm: the norm of latents.
+        key_up: [heads, rank, nope_dim], the projection of each head's query to a latent's width.
+        value_up: [heads, value_dim, rank], the projection of each head's output to a value.
+        o_proj: the output projection.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, spec: LatentAttentionSpec, storage: Storage
+    ) -> None:
+        self.layer = layer
+        self.spec = spec
+        hidden, rank = config.hidden_size, spec.query_rank
+        self.query_down: Linear | None = None
+        self.query_norm: Norm | None = None
+        if rank is not None:
+            self.query_down = Linear(hidden, [rank], spec.bias, storage)
+            self.query_norm = Norm(rank, NORM, storage)
+        self.query_up = Linear(hidden if rank is None else rank, [spec.query_width], False, storage)
+        self.kv_down = Linear(hidden, [spec.key_dim], spec.bias, storage)
+        self.kv_norm = Norm(spec.rank, NORM, storage)
+        self.key_up = storage.tensor(spec.num_heads, spec.rank, spec.nope_dim)
+        self.value_up = storage.tensor(spec.num_heads, spec.value_dim, spec.rank)
+        self.o_proj = Linear(spec.width, [hidden], spec.bias, storage)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms of latents, and of what queries are a projection of."""
+        return (self.kv_norm,) if self.query_norm is None else (self.kv_norm, self.query_norm)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
+        prefix = f"{prefix}.self_attn"
+        if self.query_down is None or self.query_norm is None:
+            weights = self.query_up.named_weights(f"{prefix}.q_proj")
+        else:
+            weights = self.query_down.named_weights(f"{prefix}.q_a_proj")
+            weights |= self.query_norm.named_weights(f"{prefix}.q_a_layernorm")
+            weights |= self.query_up.named_weights(f"{prefix}.q_b_proj")
+        weights |= self.kv_down.named_weights(f"{prefix}.kv_a_proj_with_mqa")
+        weights |= self.kv_norm.named_weights(f"{prefix}.kv_a_layernorm")
+        weights[f"{prefix}.kv_b_proj.weight"] = (self._kv_up(),)
+        return weights | self.o_proj.named_weights(f"{prefix}.o_proj")
+
+    def _kv_up(self) -> MixedMatrix:
+        """Returns the projections of latents to all heads' keys and values, [heads * (nope_dim +
+        value_dim), rank]: the rows of a key and those of a value for each head."""
+        parts: list[Tensor] = []
+        for key_up, value_up in zip(self.key_up, self.value_up, strict=True):
+            parts += [key_up.t(), value_up]
+        return MixedMatrix(parts)

@@ -1,0 +1,18 @@
+"""Youtu-LLM: latent attention and dense MLPs."""
+
+from __future__ import annotations
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.deepseek_v3 import read_latent_attention
+from shmllm.models.fields import Fields
+from shmllm.models.readers import read_mlp, read_model, read_num_layers, read_positions
+from shmllm.models.specs import LayerSpec
+
+
+def configure(fields: Fields) -> ModelConfig:
+    positions = read_positions(fields, 131_072)
+    attention = read_latent_attention(
+        fields, positions, interleaved=fields.flag("rope_interleave", True)
+    )
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
+    return read_model(fields, [layer] * read_num_layers(fields), positions, tied=True)

@@ -1,0 +1,265 @@
+"""Families with latent attention and DeepSeek's routers: names of weights, FP8, refused fields."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.model_helpers import (
+    CONFIGS,
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
+from support.quantized_checkpoints import fp8, load_packed, named, write_checkpoint
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from shmllm.config.engine import LoadConfig
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.latent_attention import LatentAttention
+from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.specs import MoESpec
+from shmllm.worker.cpu.program import check_model
+
+TOKENS = [int(token) for token in torch.randint(0, 97, (30,), generator=torch.manual_seed(5))]
+OPTIONS: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 2,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+BLOCK = (128, 128)
+
+
+def make(scale: float = 1.0, **options: Any) -> Any:
+    return reference_model("deepseek_v3", scale, **(OPTIONS | options))
+
+
+def assert_computes(model: DecoderModel, reference: Any) -> None:
+    logits = our_logits(model, TOKENS)
+    assert_logits_close(logits, reference_logits(reference, TOKENS), 1e-4)
+
+
+def attention_of(model: DecoderModel, layer: int) -> LatentAttention:
+    mixer = model.layers[layer].mixer
+    assert isinstance(mixer, LatentAttention)
+    return mixer
+
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 256,
+    "intermediate_size": 80,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 32,
+}
+REQUIRED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 3},
+    "deepseek_v3": {},
+    "dots1": {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 1},
+    "glm4_moe": {},
+    "glm4_moe_lite": {},
+    "solar_open": {},
+    "youtu": {},
+}
+"""Families, and the fields that they have no defaults for."""
+
+
+@pytest.mark.parametrize("family", REQUIRED)
+def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    """transformers writes all fields of a configuration."""
+    heads = {} if family in ("dots1", "glm4_moe", "solar_open") else {"num_key_value_heads": 32}
+    sizes = SIZES | REQUIRED[family] | heads
+    written = CONFIGS[family](**sizes)
+    named = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]}
+    for directory, fields in (("few", sizes), ("all", written.to_dict())):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "config.json").write_text(json.dumps(fields | named))
+    few, every = (ModelConfig.from_directory(tmp_path / name) for name in ("few", "all"))
+    assert replace(few, eos_token_ids=every.eos_token_ids) == every
+
+
+def test_an_update_has_the_names_of_transformers_modules(tmp_path: Path) -> None:
+    """The biases of routers are buffers, which `named_parameters` leaves out."""
+    model = load(save(make(), tmp_path))
+    other = make(2.0)
+    model.weights_lost()
+    written = model.load_weights(other.named_parameters())
+    assert "model.layers.1.mlp.experts.gate_up_proj" in written
+    assert model.missing == {"model.layers.1.mlp.gate.e_score_correction_bias"}
+    buffers = {name: tensor for name, tensor in other.named_buffers() if "correction" in name}
+    model.load_weights(buffers.items())
+    assert not model.missing
+    assert_computes(model, other)
+
+
+def test_an_update_has_the_names_of_files(tmp_path: Path) -> None:
+    model = load(save(make(), tmp_path / "first"))
+    other = make(2.0)
+    save(other, tmp_path / "other")
+    stored = load_file(tmp_path / "other" / "model.safetensors")
+    assert "model.layers.1.mlp.experts.3.up_proj.weight" in stored
+    model.weights_lost()
+    assert model.load_weights(stored.items()) == set(model.named_weights())
+    assert_computes(model, other)
+
+
+def test_the_projection_of_latents_reads_as_it_was_written(tmp_path: Path) -> None:
+    reference = make()
+    model = load(save(reference, tmp_path))
+    [view] = model.named_weights()["model.layers.1.self_attn.kv_b_proj.weight"]
+    weight = reference.model.layers[1].self_attn.kv_b_proj.weight.detach()
+    assert torch.equal(view.clone(), weight)
+    heads = weight.view(6, 22, 20)
+    assert torch.equal(attention_of(model, 1).key_up, heads[:, :12].transpose(1, 2))
+    assert torch.equal(attention_of(model, 1).value_up, heads[:, 12:])
+
+
+def test_routers_stay_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
+    model = load(save(make(), tmp_path), torch.bfloat16)
+    dtypes = {name: views[0].dtype for name, views in model.named_weights().items()}
+    exact = {name for name, dtype in dtypes.items() if dtype is torch.float32}
+    prefix = "model.layers.1.mlp.gate"
+    assert exact == {f"{prefix}.weight", f"{prefix}.e_score_correction_bias"}
+
+
+def quantized_pair(directory: Path) -> tuple[Path, Path]:
+    """The directories of a checkpoint in DeepSeek's FP8, and of one with the same values."""
+    options = {"hidden_size": 192, "intermediate_size": 136, "kv_lora_rank": 130}
+    plain = save(make(**options), directory / "plain")
+    packed = save(make(**options), directory / "packed")
+    tensors: dict[str, torch.Tensor] = {}
+    values = load_file(plain / "model.safetensors")
+    for name, tensor in values.items():
+        if name.endswith(("_proj.weight", "kv_a_proj_with_mqa.weight")):
+            weight = fp8((tensor.shape[0], tensor.shape[1]), BLOCK)
+            scale = 0.08 / weight.values.std()
+            weight.parts[".weight_scale_inv"] *= scale
+            values[name] = (weight.values * scale).contiguous()
+            tensors |= named(name.removesuffix(".weight"), weight)
+        else:
+            tensors[name] = tensor
+    save_file(values, plain / "model.safetensors")
+    write_checkpoint(
+        packed, {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": BLOCK}, tensors
+    )
+    return packed, plain
+
+
+def test_fp8_in_blocks_stays_packed_but_for_the_projections_of_heads(tmp_path: Path) -> None:
+    packed, plain = quantized_pair(tmp_path)
+    model = load_packed(packed)
+    floats = {
+        name
+        for name, (view, *_) in model.named_weights().items()
+        if name.endswith("_proj.weight") and not isinstance(view, QuantizedMatrix)
+    }
+    assert floats == {f"model.layers.{n}.self_attn.kv_b_proj.weight" for n in range(2)}
+    assert isinstance(attention_of(model, 0).kv_down.weight, QuantizedMatrix)
+    reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    assert_computes(model, reference)
+    assert_logits_close(our_logits(model, TOKENS), our_logits(load(plain), TOKENS), 1e-5)
+
+
+def test_layers_that_predict_several_tokens_are_left_out(tmp_path: Path) -> None:
+    reference = make(num_nextn_predict_layers=2)
+    save(reference, tmp_path)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    for name in ("eh_proj.weight", "shared_head.norm.weight", "mlp.experts.0.up_proj.weight"):
+        stored |= {f"model.layers.{layer}.{name}": torch.ones(3, 5) for layer in (2, 3)}
+    save_file(stored, path)
+    assert_computes(load(tmp_path), reference)
+    save_file(stored | {"model.layers.4.eh_proj.weight": torch.ones(3, 5)}, path)
+    with pytest.raises(EngineStartError, match=r"the model lacks: model\.layers\.4\.eh_proj"):
+        load(tmp_path)
+
+
+def test_kimi_k25_has_the_language_model_of_deepseek_v3(tmp_path: Path) -> None:
+    reference = make(num_nextn_predict_layers=0)
+    save(reference, tmp_path)
+    path, config_path = tmp_path / "model.safetensors", tmp_path / "config.json"
+    stored = {f"language_model.{name}": tensor for name, tensor in load_file(path).items()} | {
+        "vision_tower.x.weight": torch.ones(2),
+        "mm_projector.proj.0.weight": torch.ones(2),
+    }
+    save_file(stored, path)
+    text = json.loads(config_path.read_text()) | {"model_type": "kimi_k2"}
+    outer = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
+    config_path.write_text(json.dumps(outer))
+    assert_computes(load(tmp_path), reference)
+    config_path.write_text(json.dumps(outer | {"text_config": text | {"model_type": "llama"}}))
+    with pytest.raises(EngineStartError, match="model_type 'llama' is not supported"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("V3", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("V3", {"topk_method": "greedy"}, "topk_method 'greedy' is not supported"),
+        ("V3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported; supported: 1"),
+        ("V3", {"n_group": 3}, r"n_group \(3\) does not divide 8 experts"),
+        ("V3", {"n_group": 8}, r"n_group \(8\) leaves 1 experts in a group"),
+        ("V3", {"topk_group": 5}, r"topk_group \(5\) does not suit 3 experts"),
+        ("V3", {"topk_group": 1}, r"topk_group \(1\) does not suit 3 experts for each token"),
+        ("V3", {"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) is more than 8 experts"),
+        ("V3", {"hidden_act": "gelu"}, "experts with hidden_act 'gelu' are not supported"),
+        ("V3", {"num_key_value_heads": 2}, r"num_key_value_heads \(2\) differs from"),
+        ("V3", {"q_lora_rank": 120}, r"q_lora_rank \(120\) equals the width of all queries"),
+        ("V3", {"qk_rope_head_dim": 7}, "not an even number of elements"),
+        ("V3", {"first_k_dense_replace": -1}, "'first_k_dense_replace' must be an integer"),
+        ("V2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
+        ("V2", {"norm_topk_prob": True}, "norm_topk_prob true is not supported"),
+        ("V2", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported"),
+        ("V2", {"topk_method": "group_limited_greedy", "n_group": None}, "'n_group' is missing"),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(
+    family: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    config = make().config.to_dict() | {"architectures": [f"Deepseek{family}ForCausalLM"]}
+    if family == "V2":
+        config |= {"norm_topk_prob": False}
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(EngineStartError, match=message) as caught:
+        ModelConfig.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_glm_lists_the_layers_with_experts(tmp_path: Path) -> None:
+    config = make().config.to_dict() | {"architectures": ["Glm4MoeLiteForCausalLM"]}
+    config |= {"mlp_layer_types": ["sparse", "dense"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layers = ModelConfig.from_directory(tmp_path).layers
+    assert [isinstance(layer.mlp, MoESpec) for layer in layers] == [True, False]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mlp_layer_types": ["sparse"]}))
+    with pytest.raises(EngineStartError, match="'mlp_layer_types' must list"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_a_cache_of_8_bits_is_refused(tmp_path: Path) -> None:
+    config = ModelConfig.from_directory(save(make(), tmp_path))
+    load = LoadConfig(directory=str(tmp_path), kv_cache_dtype="int8")
+    with pytest.raises(EngineStartError, match="kv_cache_dtype='int8' is not possible for Deep"):
+        check_model(config, load, "float32")
