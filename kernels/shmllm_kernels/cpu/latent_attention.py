@@ -28,11 +28,10 @@ from shmllm_kernels.cpu.attention_state import (
 )
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_noinline
-from shmllm_kernels.cpu.latent_layout import DTYPES, LatentLayout, padded
+from shmllm_kernels.cpu.latent_layout import DTYPES, PAIR, LatentLayout, padded
 from shmllm_kernels.cpu.latent_tiles import (
     TILE_KEYS,
     TILE_ROWS,
-    TILE_VECTORS,
     score_tile,
     value_tile,
 )
@@ -55,16 +54,13 @@ SPLIT_KEYS = 256
 """The number of positions in a split. All heads share a key head, so that a short context has no
 other pieces for several threads."""
 
-_SCORES_STRIDE = 4 * CHUNK_KEYS
+_SCORES_STRIDE = 4 * (CHUNK_KEYS + LANES)  # the last tile of a chunk may have more keys
 _TABLE_BYTES = 8 * (CHUNK_KEYS + TILE_KEYS)
 _score_many, _score_four, _score_two, _score_one = (
     score_tile(rows) for rows in (TILE_ROWS, 4, 2, 1)
 )
 _many_values, _four_values, _two_values, _one_values = (
-    value_tile(rows, TILE_VECTORS) for rows in (TILE_ROWS, 4, 2, 1)
-)
-_many_columns, _four_columns, _two_columns, _one_columns = (
-    value_tile(rows, 1) for rows in (TILE_ROWS, 4, 2, 1)
+    value_tile(rows) for rows in (TILE_ROWS, 4, 2, 1)
 )
 
 
@@ -74,7 +70,7 @@ class Scratch(NamedTuple):
     query: int  # [rows, width] float32
     total: int  # the state after all splits
     state: int  # the state of a split
-    scores: int  # [rows, CHUNK_KEYS] float32
+    scores: int  # [rows, CHUNK_KEYS and more] float32
     factors: int  # [rows] float32
     keys: int  # table of the addresses of a chunk's keys, and of TILE_KEYS after them
 
@@ -240,46 +236,28 @@ def _score(query, query_stride, keys, count, width, rows, out, kind):
                 row += 1
 
 
-@compiled
-def _add_rows(weights, keys, skip, count, rows, factors, out, stride, many, four, two, one, kind):
-    """Adds the weighted values of some columns to the outputs of all rows."""
-    row = 0
-    while row < rows:
-        own, target = weights + row * _SCORES_STRIDE, out + row * stride
-        factor = factors + 4 * row
-        if rows - row >= TILE_ROWS:
-            many(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
-            row += TILE_ROWS
-        elif rows - row >= 4:
-            four(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
-            row += 4
-        elif rows - row >= 2:
-            two(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
-            row += 2
-        else:
-            one(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
-            row += 1
-
-
 @compiled_noinline
 def _add_values(weights, keys, count, rows, factors, out, width, kind):
     """Adds the weighted values of a chunk to the outputs of all rows. Some columns of all its keys
     at a time stay in the L1 cache for all rows."""
-    vectors, vector = width // LANES, 0
-    while vector < vectors:
-        skip, place = vector * (LANES * itemsize(kind)), out + 4 * LANES * vector
-        if vector + TILE_VECTORS <= vectors:
-            _add_rows(
-                weights, keys, skip, count, rows, factors, place, 4 * width, _many_values,
-                _four_values, _two_values, _one_values, kind,
-            )  # fmt: skip
-            vector += TILE_VECTORS
-        else:
-            _add_rows(
-                weights, keys, skip, count, rows, factors, place, 4 * width, _many_columns,
-                _four_columns, _two_columns, _one_columns, kind,
-            )  # fmt: skip
-            vector += 1
+    stride = 4 * width
+    for column in range(0, width, PAIR):
+        skip, row = column * itemsize(kind), 0
+        while row < rows:
+            own, target = weights + row * _SCORES_STRIDE, out + row * stride + 4 * column
+            factor = factors + 4 * row
+            if rows - row >= TILE_ROWS:
+                _many_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                row += TILE_ROWS
+            elif rows - row >= 4:
+                _four_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                row += 4
+            elif rows - row >= 2:
+                _two_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                row += 2
+            else:
+                _one_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                row += 1
 
 
 @compiled

@@ -1,8 +1,9 @@
 """The memory layout of a latent attention's cache on a CPU.
 
 A block contains one row for each token: its latent, its rotated key part, and zeros up to whole
-vectors. The row is the token's key, and its first elements are its value: one read serves both
-products and all query heads.
+pairs of vectors. The row is the token's key, and its first elements are its value: one read serves
+both products and all query heads. In bfloat16 the elements of a pair of vectors alternate: a shift
+of a register's words gives the first vector in float32, and a mask gives the second.
 """
 
 from __future__ import annotations
@@ -16,10 +17,23 @@ DTYPES = ("float32", "float16", "bfloat16")
 """The dtype names of caches."""
 
 
+PAIR = 2 * LANES
+"""The number of elements in two vectors."""
+
+
 @compiled
 def padded(width):
-    """Rounds a width up to whole vectors."""
-    return (width + LANES - 1) // LANES * LANES
+    """Rounds a width up to whole pairs of vectors."""
+    return (width + PAIR - 1) // PAIR * PAIR
+
+
+@compiled
+def place_of(element, kind):
+    """Returns where an element of a row lies."""
+    if kind != "bfloat16":
+        return element
+    within = element % PAIR
+    return element - within + within % LANES * 2 + within // LANES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from shmllm_kernels.cpu.heads import rotate, sum_of_squares
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.latent_layout import DTYPES, padded
+from shmllm_kernels.cpu.latent_layout import DTYPES, padded, place_of
 from shmllm_kernels.cpu.memory import float_of_word, floats, number, put_number, word
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 
@@ -63,9 +63,9 @@ def _store(operands, piece, thread, num_threads, stored, kind):
         place = cache + (slot >> shift) * block_stride + (slot & ((1 << shift) - 1)) * row_bytes
         width = rank + 2 * num_pairs
         for i in range(width):
-            put_number(place, i, values[i], stored)
+            put_number(place, place_of(i, stored), values[i], stored)
         for i in range(width, padded(width)):
-            put_number(place, i, np.float32(0.0), stored)
+            put_number(place, place_of(i, stored), np.float32(0.0), stored)
 
 
 STORE_LATENTS = {kinds: Kernel(count_pieces, _store, *kinds) for kinds in KINDS}
