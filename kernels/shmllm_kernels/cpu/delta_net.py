@@ -11,11 +11,9 @@ output's gates [value_heads, value_dim] each, a rate and a decay for each value 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from shmllm_kernels.cpu.functions import exp, sigmoid, silu
+from shmllm_kernels.cpu.functions import exp, sigmoid, silu, softplus
 from shmllm_kernels.cpu.heads import sum_of_squares
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
@@ -23,22 +21,20 @@ from shmllm_kernels.cpu.memory import float_of_word, floats, number, word
 from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
-from shmllm_kernels.cpu.states import end_of_stretch, num_requests, state_at, tokens_of
+from shmllm_kernels.cpu.states import (
+    clear,
+    columns_at_once,
+    end_of_stretch,
+    num_requests,
+    state_at,
+    tokens_of,
+)
 
 HEAD_MULTIPLE = 16
 """What the widths of heads are multiples of: the lanes of the widest vectors."""
 NORM_EPS = 1e-6
 ROWS_AT_ONCE = 4
 """The rows of S that are added up separately, so that no addition waits for the one before."""
-
-
-@compiled
-def _softplus(x):
-    """Returns log(1 + e**x); beyond 20, where they differ by less than a float32, x."""
-    e = exp(min(x, np.float32(20.0)))
-    u = np.float32(1.0) + e
-    small = e if u == np.float32(1.0) else np.float32(math.log(u)) * e / (u - np.float32(1.0))
-    return x if x > np.float32(20.0) else small
 
 
 @compiled
@@ -71,7 +67,7 @@ def _prepare(operands, piece, thread, num_threads, kind):
         decays = floats(row + 4 * (2 * keys + 2 * values + value_heads))
         for head in range(value_heads):
             rates[head] = sigmoid(rates[head])
-            time = _softplus(decays[head] + number(biases, head, kind))
+            time = softplus(decays[head] + number(biases, head, kind))
             decays[head] = exp(-(exp(min(logs[head], np.float32(80.0))) * time))
 
 
@@ -148,22 +144,6 @@ def _added(builder, totals):
     return totals
 
 
-@emitted
-def _clear(builder, target, num_bytes):
-    """Makes memory zero, a vector after the other."""
-    e = Emitter(builder)
-    loop = Loop(e, e.const(0), num_bytes, 4 * e.lanes)
-    loop.begin([])
-    e.store(e.zeros(), e.at(target, loop.index))
-    loop.end([])
-
-
-@compiled
-def _columns_at_once(value_dim):
-    """Returns the number of columns of S that lie together, row after row."""
-    return 2 * LANES if value_dim % (2 * LANES) == 0 else LANES
-
-
 @compiled
 def _pieces(operands, piece, thread, num_threads):
     return num_requests(operands) * word(operands, 14)
@@ -189,7 +169,7 @@ def _compute_columns(operands, tokens, head, first, vectors):
     offset, position = word(operands, 18) + 4 * key_dim * column, tokens.start
     if tokens.start == 0:
         source = state_at(operands, tokens, 0) + offset
-        _clear(source, 4 * key_dim * (vectors * LANES))
+        clear(source, 4 * key_dim * (vectors * LANES))
     else:
         source = state_at(operands, tokens, tokens.start - 1) + offset
     while position < tokens.end:
@@ -225,7 +205,7 @@ def delta_rule(value_dim: int) -> Kernel:
         18 the offset of the states S in a block (a number): for each head, for each few columns,
            [key_dim, columns]; rows of whole heads would fall into an eighth of the L1 cache's sets
     """
-    return _DELTA_RULE[_columns_at_once(value_dim) // LANES]
+    return _DELTA_RULE[columns_at_once(value_dim) // LANES]
 
 
 @compiled

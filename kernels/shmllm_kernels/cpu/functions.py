@@ -49,6 +49,27 @@ def sigmoid(x):
 
 
 @compiled
+def softplus(x):
+    """Returns log(1 + e**x), to 4 units in the last place.
+
+    It is ``max(x, 0) + log(1 + t)`` with ``t = e**-|x|``, and ``log(1 + t) = 2 artanh(t / (2 +
+    t))``, by the first eight terms of the series of artanh.
+    """
+    t = exp(-max(-x, x))
+    s = t / (np.float32(2.0) + t)
+    square = s * s
+    y = np.float32(2 / 15)
+    y = y * square + np.float32(2 / 13)
+    y = y * square + np.float32(2 / 11)
+    y = y * square + np.float32(2 / 9)
+    y = y * square + np.float32(2 / 7)
+    y = y * square + np.float32(2 / 5)
+    y = y * square + np.float32(2 / 3)
+    y = y * square + np.float32(2.0)
+    return max(x, np.float32(0.0)) + y * s
+
+
+@compiled
 def tanh(x):
     """Returns the hyperbolic tangent, to 2 units in the last place.
 

@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import short_words, word
+from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
 
 NUM_OPERANDS = 10
 
@@ -61,3 +62,19 @@ def end_of_stretch(operands, tokens, position):
     """Returns the end of the stretch of tokens from a position on that share a block."""
     interval = word(operands, 7)
     return min((position // interval + 1) * interval, tokens.end)
+
+
+@emitted
+def clear(builder, target, num_bytes):
+    """Makes memory zero, a vector after the other."""
+    e = Emitter(builder)
+    loop = Loop(e, e.const(0), num_bytes, 4 * e.lanes)
+    loop.begin([])
+    e.store(e.zeros(), e.at(target, loop.index))
+    loop.end([])
+
+
+@compiled
+def columns_at_once(width):
+    """Returns the number of columns of a head's state that lie together, row after row."""
+    return 2 * LANES if width % (2 * LANES) == 0 else LANES
