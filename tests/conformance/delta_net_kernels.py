@@ -4,89 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conformance.recurrent_steps import LENGTH, STEPS, Run, put, rows_of, tolerances
 from support.kernel_helpers import assert_close
 
 from shmllm_kernels.gpu import delta_net
 from shmllm_kernels.reference import delta_net as plain
 
-INTERVAL, LENGTH, NUM_BLOCKS = 4, 11, 40
-STEPS = [
-    [[(0, 0, 11)], [(1, 0, 11)]],
-    [[(0, 0, 3), (1, 0, 8)], [(1, 8, 9), None, (0, 3, 11)], [(1, 9, 11)]],
-    [[(0, 0, 4)], [(1, 0, 1), (0, 4, 5)], [(0, 5, 11), (1, 1, 11)]],
-]
-"""Steps of two requests of LENGTH tokens: (request, start, end), or None for a padded one."""
 HEADS = [(1, 1, 16, 16), (2, 4, 16, 40), (1, 2, 20, 8)]
 """Key heads, value heads, and the widths of both."""
 
 
-def tolerances(dtype: torch.dtype) -> tuple[float, float]:
-    """The absolute and the relative tolerance: sums of rounded numbers."""
-    return {
-        torch.float32: (2e-5, 1e-4),
-        torch.float16: (2e-3, 4e-3),
-        torch.bfloat16: (2e-2, 2e-2),
-    }[dtype]
-
-
-class Run:
-    """Steps of requests whose states lie in blocks, and begin as NaN."""
-
-    def __init__(self, width, device):
-        self.states = torch.full((NUM_BLOCKS, width), float("nan"), device=device)
-        blocks = torch.randperm(NUM_BLOCKS)[:8].view(2, 4)
-        self.table = blocks.to(device=device, dtype=torch.int32)
-
-    def requests(self, step):
-        """What kernels read of a step. A padded request has any block."""
-        parts = [part or (0, 0, 0) for part in step]
-        counts = torch.tensor([0] + [end - start for _, start, end in parts])
-        device = self.table.device
-        return delta_net.Requests(
-            counts.cumsum(0).to(device=device, dtype=torch.int32),
-            torch.tensor([end for *_, end in parts], dtype=torch.int32, device=device),
-            self.table[[request for request, *_ in parts]],
-            INTERVAL,
-        )
-
-    def state(self, request, length):
-        return self.states[self.table[request, (length - 1) // INTERVAL].item()]
-
-
-def rows_of(x, step):
-    return torch.cat([x[part[0], part[1] : part[2]] for part in step if part])
-
-
-def put(out, rows, step):
-    begin = 0
-    for request, start, end in filter(None, step):
-        out[request, start:end] = rows[begin : begin + end - start]
-        begin += end - start
-
-
 class DeltaNetConformance:
-    @pytest.mark.parametrize("steps", STEPS)
-    @pytest.mark.parametrize("taps", [2, 3, 4])
-    def test_convolution(self, draw, dtype, taps, steps):
-        channels = 150
-        x = draw.normal(2, LENGTH, channels, dtype=dtype)
-        weights = draw.normal(taps, channels, dtype=dtype)
-        run, out = Run((taps - 1) * channels + 3, draw.device), torch.empty_like(x)
-        for step in steps:
-            wide = torch.cat([rows_of(x, step)] * 2, 1)
-            rows, rest = wide[:, :channels], wide[:, channels:].clone()
-            delta_net.convolve(rows, weights, run.states, run.requests(step))
-            put(out, rows, step)
-            assert torch.equal(wide[:, channels:], rest)
-        zeros = torch.zeros(taps - 1, channels, device=draw.device)
-        for request in range(2):
-            want, state = plain.convolve(x[request], weights, zeros)
-            assert_close(out[request], want, *tolerances(dtype))
-            found = run.state(request, LENGTH)[: state.numel()].view_as(state)
-            assert torch.equal(found, state)
-            _, middle = plain.convolve(x[request, :8], weights, zeros)
-            assert torch.equal(run.state(request, 8)[: state.numel()].view_as(state), middle)
-
     @pytest.mark.parametrize("steps", STEPS)
     @pytest.mark.parametrize("sizes", HEADS)
     def test_delta_rule(self, draw, dtype, sizes, steps):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from shmllm.models.matrices import FORMATS
-from shmllm_kernels.gpu import activation, delta_net, norm, per_layer
+from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
@@ -36,6 +37,7 @@ from shmllm_kernels.gpu.configs import (
     product_entry,
     table_entry,
 )
+from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
@@ -54,6 +56,7 @@ from shmllm_kernels.gpu.routing import (
 from shmllm_kernels.gpu.row_copies import embed, gather_rows
 from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
+from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference.moe import Choice
 from shmllm_kernels.reference.rope_write import HeadNorms
@@ -196,14 +199,33 @@ def delta_nets() -> None:
     heads = key_heads, key_dim, value_heads, value_dim = 16, 128, 32, 128
     convolved, values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
     starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
-    requests = delta_net.Requests(starts, lengths, table, 512)
+    requests = Requests(starts, lengths, table, 512)
     states = empty(8, value_heads * key_dim * value_dim, dtype=torch.float32)
     x, out, gates = empty(4, convolved), empty(4, values), empty(4, 2 * value_heads)
-    for taps in range(2, delta_net.MOST_TAPS + 1):
-        delta_net.convolve(x, empty(taps, convolved), states, requests)
+    for taps in range(2, MOST_TAPS + 1):
+        convolve(x, empty(taps, convolved), None, states, requests)
     logs = empty(value_heads, dtype=torch.float32)
     delta_net.delta_rule(out, x, gates, logs, gates[0, :value_heads], states, requests, heads)
     delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6)
+
+
+def mambas() -> None:
+    """Launch a Mamba 2 of Granite-4.0-H-Small and a Mamba of Jamba-1.7-Mini."""
+    starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
+    requests, limits = Requests(starts, lengths, table, 512), (0.0, math.inf)
+    sizes = heads, head_dim, groups, state_size = 128, 64, 1, 128
+    inner, keys = heads * head_dim, groups * state_size
+    states = empty(8, inner * state_size, dtype=torch.float32)
+    x, out, times = empty(4, inner + 2 * keys), empty(4, inner), empty(4, heads)
+    convolve(x, empty(4, inner + 2 * keys), x[0].clone(), states, requests)
+    of_heads = [empty(heads, dtype=torch.float32)] * 3
+    mamba2.scan(out, x, times, *of_heads, states, requests, sizes, limits)
+    mamba2.gated_norm(out, out.clone(), out[0].clone(), groups, 1e-6)
+    logs, skips = empty(16, inner, dtype=torch.float32), empty(inner, dtype=torch.float32)
+    gate, keys_of = empty(4, 2 * inner)[:, inner:], empty(4, 256 + 32)
+    for weight in (None, empty(256)):
+        mamba.normalise(keys_of[:, :256], weight, 1e-6)
+    mamba.selective_scan(out, gate, keys_of[:, 256:], gate, logs, skips, states, requests)
 
 
 def step() -> None:
@@ -401,6 +423,7 @@ def main() -> None:
     if "rows" in parts:
         rows()
         delta_nets()
+        mambas()
         step()
         experts(facts, key)
         sampler()

@@ -1,126 +1,22 @@
-"""Gated delta nets for the tokens of a step: the convolution, the delta rule, and the gated norm.
+"""Gated delta nets for the tokens of a step, behind the convolution: the delta rule and the gated
+norm.
 
 `reference.delta_net` has the formulas. One program computes all tokens of a request in the step,
-one after the other, for some channels or some columns of a head's state. The state lies in blocks
-that stand for `interval` tokens of a request: a token reads the state in the block of the token
-before it, and the program leaves the state behind the last token of each block in it. The grids
-depend on the padded sizes of the step alone; a padded request has no tokens.
+one after the other, for some columns of a head's state.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.states import Requests, state_block
 
-MOST_TAPS = 4
-CHANNELS = 128
-"""The channels of a program."""
 COLUMNS = 32
 """The columns of a state that a program has in registers, beside all its rows."""
 NORM_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """The requests of a step and their states.
-
-    Attributes:
-        query_starts: [requests + 1] int32, the index of each request's first token.
-        context_lens: [requests] int32, the number of each request's tokens with this step's.
-        block_table: [requests, blocks] int32, the blocks of states.
-        interval: the number of tokens of a block.
-    """
-
-    query_starts: Tensor
-    context_lens: Tensor
-    block_table: Tensor
-    interval: int
-
-
-@triton.jit
-def _block(table_ptr, position, interval):
-    """The block with the state behind a position."""
-    return tl.load(table_ptr + position // interval).to(tl.int64)
-
-
-@triton.jit
-def _convolve(
-    x_ptr,
-    weights_ptr,
-    states_ptr,
-    starts_ptr,
-    context_ptr,
-    table_ptr,
-    x_stride,
-    state_stride,
-    table_stride,
-    interval,
-    channels,
-    TAPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    request = tl.program_id(0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < channels
-    first = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - first
-    if count <= 0:
-        return
-    start = tl.load(context_ptr + request) - count
-    table_ptr += request.to(tl.int64) * table_stride
-    has_b = inside & (TAPS > 2)
-    has_a = inside & (TAPS > 3)
-    newest = tl.load(weights_ptr + (TAPS - 1) * channels + columns, mask=inside, other=0.0)
-    of_c = tl.load(weights_ptr + (TAPS - 2) * channels + columns, mask=inside, other=0.0)
-    of_b = tl.load(weights_ptr + (TAPS - 3) * channels + columns, mask=has_b, other=0.0)
-    of_a = tl.load(weights_ptr + columns, mask=has_a, other=0.0)
-    began = start > 0
-    place = states_ptr + columns
-    place += _block(table_ptr, tl.maximum(start - 1, 0), interval) * state_stride
-    c = tl.load(place + (TAPS - 2) * channels, mask=inside & began, other=0.0)
-    b = tl.load(place + (TAPS - 3) * channels, mask=has_b & began, other=0.0)
-    a = tl.load(place, mask=has_a & began, other=0.0)
-    for token in range(count):
-        position = start + token
-        row = x_ptr + (first + token).to(tl.int64) * x_stride + columns
-        x = tl.load(row, mask=inside, other=0.0).to(tl.float32)
-        total = a * of_a + b * of_b + c * of_c + x * newest
-        total = total / (1.0 + tl.exp(-total))
-        tl.store(row, total.to(x_ptr.dtype.element_ty), mask=inside)
-        a = b
-        b = c
-        c = x
-        if ((position + 1) % interval == 0) | (token == count - 1):
-            place = states_ptr + _block(table_ptr, position, interval) * state_stride + columns
-            tl.store(place + (TAPS - 2) * channels, c, mask=inside)
-            tl.store(place + (TAPS - 3) * channels, b, mask=has_b)
-            tl.store(place, a, mask=has_a)
-
-
-def convolve(x: Tensor, weights: Tensor, states: Tensor, requests: Requests) -> None:
-    """Replaces each channel by ``silu`` of its causal convolution, in place.
-
-    Args:
-        x: [tokens, channels], with any stride between rows: float32, float16 or bfloat16.
-        weights: [taps, channels], contiguous, x's dtype.
-        states: [blocks, (taps - 1) * channels] float32, with any stride between blocks.
-        requests: the requests.
-
-    Moves 2 * tokens * channels elements.
-    """
-    taps, channels = weights.shape
-    assert 2 <= taps <= MOST_TAPS
-    grid = len(requests.context_lens), triton.cdiv(channels, CHANNELS)
-    _convolve[grid](
-        x, weights, states, requests.query_starts, requests.context_lens, requests.block_table,
-        x.stride(0), states.stride(0), requests.block_table.stride(0), requests.interval, channels,
-        TAPS=taps, BLOCK=CHANNELS, num_warps=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -170,7 +66,7 @@ def _delta_rule(
     inside = of_keys[:, None] & of_values[None, :]
     state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if start > 0:
-        place = states_ptr + _block(table_ptr, start - 1, interval) * state_stride
+        place = states_ptr + state_block(table_ptr, start - 1, interval) * state_stride
         state = tl.load(place + cells, mask=inside, other=0.0)
     query_at = head // (value_heads // key_heads) * key_dim + rows
     key_at = key_heads * key_dim + query_at
@@ -197,7 +93,7 @@ def _delta_rule(
         target = out_ptr + index * out_stride + head * value_dim + columns
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_values)
         if ((position + 1) % interval == 0) | (token == count - 1):
-            place = states_ptr + _block(table_ptr, position, interval) * state_stride
+            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
             tl.store(place + cells, state, mask=inside)
 
 

@@ -13,6 +13,16 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """Returns log(1 + exp(x)), also where the exponential is far below one; beyond 20, where they
+    differ by less than a float32, x."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    u = 1.0 + e
+    small = tl.where(u == 1.0, e, tl.log(u) * (e / tl.maximum(u - 1.0, 1e-30)))
+    return tl.where(x > 20.0, x, small)
+
+
+@triton.jit
 def tanh(x):
     """Returns the hyperbolic tangent, to an absolute error of 2**-23: 1 where the exponential is
     infinite."""

@@ -1,5 +1,5 @@
-"""Gated delta nets (Yang, Kautz and Hatamizadeh, 2024) and their convolution, one token after the
-other, for the tokens of one request."""
+"""Gated delta nets (Yang, Kautz and Hatamizadeh, 2024) behind their convolution, one token after
+the other, for the tokens of one request."""
 
 from __future__ import annotations
 
@@ -8,20 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NORM_EPS = 1e-6
-
-
-def convolve(x: Tensor, weights: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns ``silu`` of the causal convolution of each channel, and the state behind it.
-
-    Args:
-        x: [tokens, channels].
-        weights: [taps, channels].
-        state: [taps - 1, channels] float32, the inputs before, the oldest first.
-    """
-    inputs = torch.cat([state, x.float()])
-    windows = inputs.unfold(0, len(weights), 1)  # [tokens, channels, taps]
-    out = (windows * weights.float().T).sum(-1)
-    return F.silu(out).to(x.dtype), inputs[len(x) :]
 
 
 def delta_rule(

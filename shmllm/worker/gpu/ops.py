@@ -33,10 +33,12 @@ from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.attention import paged_attention
-from shmllm_kernels.gpu.delta_net import Requests, convolve, delta_rule, gated_norm
+from shmllm_kernels.gpu.convolution import convolve
+from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.row_copies import embed, gather_rows
+from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.step import LearnedPositions
@@ -262,7 +264,7 @@ class GpuOps:
         )
         mixed, gates = x[:, : spec.convolved_width], x[:, spec.convolved_width + spec.width :]
         states = cache.states[net.layer]
-        convolve(mixed, net.convolution, states, requests)
+        convolve(mixed, net.convolution, None, states, requests)
         state = states[:, spec.convolution_bytes // states.itemsize :]
         heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
         delta_rule(out, mixed, gates, net.logs, net.biases, state, requests, heads)

@@ -134,7 +134,7 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
         "_copy_rows",
         "_rope_tables",
     } <= names
-    assert {"_convolve", "_delta_rule", "_gated_norm"} <= names
+    assert {"_convolve", "_delta_rule", "_gated_norm", "_scan", "_selective_scan"} <= names
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
     assert {"_route", "_count_pairs", "_place_pairs", "_combine"} <= names
     assert {"_gate_and_up", "_down"} <= names
