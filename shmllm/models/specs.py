@@ -13,7 +13,7 @@ from shmllm.models.rope_config import RopeConfig
 
 NormKind = Literal["rms", "layer"]
 QKNorm = Literal["head", "row"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu_squared"]
 ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss"]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
 
@@ -253,7 +253,7 @@ class MLPSpec:
 
     Attributes:
         inner: the width of the activation's output.
-        activation: "silu", "gelu" (with the error function) or "gelu_tanh".
+        activation: "silu", "gelu" (with the error function), "gelu_tanh" or "relu_squared".
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias: whether the projections have a bias.
     """

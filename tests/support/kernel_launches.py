@@ -178,7 +178,7 @@ def rows() -> None:
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, 0.5, 1.0)
     norm.layer_norm(x, x, x[0], x[0], 1e-5)
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
-    for name in ("silu", "gelu", "gelu_tanh"):
+    for name in ("silu", "gelu", "gelu_tanh", "relu_squared"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
     activation.activate(gate_up, gate_up.clone(), "gelu_tanh", is_gated=False)
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)

@@ -115,6 +115,13 @@ def erfc(x):
 
 
 @compiled
+def relu_squared(x):
+    """Returns the square of x, or 0 below 0 (So et al., 2021)."""
+    positive = max(x, np.float32(0.0))
+    return positive * positive
+
+
+@compiled
 def gelu(x):
     """Returns x times the normal distribution's probability of a number below x (Hendrycks and
     Gimpel, 2016)."""

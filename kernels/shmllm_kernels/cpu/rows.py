@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from shmllm_kernels.cpu.functions import gelu, gelu_tanh, sigmoid, silu, tanh
+from shmllm_kernels.cpu.functions import gelu, gelu_tanh, relu_squared, sigmoid, silu, tanh
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import (
@@ -171,15 +171,17 @@ width.
 """
 
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu_squared")
 
 
 @compiled
 def activation(x, name):
     """Returns a function of ACTIVATIONS of x."""
-    return (
-        silu(x, np.float32(1.0)) if name == "silu" else gelu(x) if name == "gelu" else gelu_tanh(x)
-    )
+    if name == "silu":
+        return silu(x, np.float32(1.0))
+    if name == "relu_squared":
+        return relu_squared(x)
+    return gelu(x) if name == "gelu" else gelu_tanh(x)
 
 
 @compiled

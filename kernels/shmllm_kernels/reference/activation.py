@@ -12,6 +12,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu_squared": lambda x: F.relu(x).square(),
 }
 
 
@@ -21,7 +22,7 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
     Args:
         x: [..., 2 * dim] if it is gated, the gate in the first half and up in the second; or [...,
             dim].
-        name: "silu", "gelu" (with the error function) or "gelu_tanh".
+        name: "silu", "gelu" (with the error function), "gelu_tanh" or "relu_squared".
         is_gated: whether it is gated.
 
     Returns:

@@ -168,7 +168,12 @@ def test_rotating_queries_and_keys_together_equals_rotating_each() -> None:
 
 @pytest.mark.parametrize(
     ("name", "transformers_name"),
-    [("silu", "silu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_pytorch_tanh")],
+    [
+        ("silu", "silu"),
+        ("gelu", "gelu"),
+        ("gelu_tanh", "gelu_pytorch_tanh"),
+        ("relu_squared", "relu2"),
+    ],
 )
 def test_activations_equal_transformers(name: str, transformers_name: str) -> None:
     x, function = random(5, 48) * 4, ACT2FN[transformers_name]
