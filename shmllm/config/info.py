@@ -19,7 +19,7 @@ class EngineInfo:
     Attributes:
         model_directory: the directory of the tokenizer and of config.json.
         model_type: the architecture's name in config.json.
-        num_blocks: the number of KV blocks that requests can use.
+        num_blocks: the number of KV blocks that requests can use; 0 if the model has no attention.
         num_states: the number of blocks of recurrent states that requests can use; 0 if the model
             has none.
         max_states_per_request: the most of them that a request of max_model_len tokens holds.
@@ -92,10 +92,17 @@ class EngineInfo:
     @property
     def max_concurrency(self) -> float:
         """The number of requests of max_model_len tokens that the KV cache has room for."""
-        requests = self.num_blocks / self.max_blocks_per_request
-        if not self.max_states_per_request:
-            return requests
-        return min(requests, self.num_states / self.max_states_per_request)
+        pools = (
+            (self.num_blocks, self.max_blocks_per_request),
+            (self.num_states, self.max_states_per_request),
+        )
+        return min(count / most for count, most in pools if most)
+
+    @property
+    def num_counted_blocks(self) -> int:
+        """The number of blocks of the pool that statistics show: of keys and values, or of states
+        if the model keeps nothing else."""
+        return self.num_blocks if self.max_blocks_per_request else self.num_states
 
     @property
     def max_embeds_bytes(self) -> int:

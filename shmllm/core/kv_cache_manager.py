@@ -66,8 +66,10 @@ class KVCacheManager:
 
     @property
     def num_used_blocks(self) -> int:
-        """The blocks of keys and values that requests hold."""
-        return self.pool.num_usable - self.pool.num_free
+        """The blocks of keys and values that requests hold; those of states, if no layer has
+        others."""
+        pool = self.states if all(self._has_states) else self.pool
+        return pool.num_usable - pool.num_free
 
     @property
     def has_used_blocks(self) -> bool:

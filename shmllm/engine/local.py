@@ -156,7 +156,7 @@ class LocalEngineClient:
         return asdict(scheduler.stats) | {
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
-            "kv_blocks_total": self.info.num_blocks,
+            "kv_blocks_total": self.info.num_counted_blocks,
             "kv_blocks_used": self._core.num_used_blocks,
             "paused": int(bool(self._core.pauses)),
             "asleep": int(self._core.sleeper.state),

@@ -62,7 +62,7 @@ class Reporter:
 
     def ready(self, core: EngineCore) -> None:
         """The engine core is loaded, and the engine accepts front ends."""
-        self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.info.num_blocks)
+        self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.info.num_counted_blocks)
         self._page.set_device(core.info.device)
         self._page.set_precision(core.info.precision)
         self._page.mark(Mark.READY)

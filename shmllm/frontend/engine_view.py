@@ -240,7 +240,7 @@ class EngineView:
             ModelConfigView(host),
             CacheConfigView(
                 info.block_size,
-                info.num_blocks,
+                info.num_counted_blocks,
                 info.enable_prefix_caching,
                 info.gpu_memory_utilization,
             ),

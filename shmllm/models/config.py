@@ -21,6 +21,7 @@ from shmllm.models.specs import (
     KVHeads,
     LatentAttentionSpec,
     LayerSpec,
+    MambaSpec,
     MixerSpec,
     MLPSpec,
     MoESpec,
@@ -54,7 +55,7 @@ class ModelConfig:
 
     Attributes:
         architecture: the first name in config.json's ``architectures``.
-        layers: what each layer is. At least one has attention.
+        layers: what each layer is. At least one has attention or a recurrent state.
         norm: all norms of the model, those of queries and keys included.
         dtype: the dtype of the checkpoint: "float32", "float16" or "bfloat16"; None: config.json
             does not name one.
@@ -96,9 +97,9 @@ class ModelConfig:
     skipped_prefixes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not any(mixer.kv for mixer in self.mixers):
+        if not any(mixer.kv or mixer.state_bytes for mixer in self.mixers):
             raise EngineStartError(
-                f"{self.architecture}: models without a layer of attention are not supported"
+                f"{self.architecture}: models without a layer that mixes tokens are not supported"
             )
         for index, source in self.kv_sources.items():
             if (problem := self._problem_of_source(index, source)) is not None:
@@ -171,6 +172,11 @@ class ModelConfig:
     def all_attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
         """The attention of either kind of each layer that has one."""
         return (*self.attentions, *self.latent_attentions)
+
+    @property
+    def mambas(self) -> tuple[MambaSpec, ...]:
+        """The different Mambas of the layers."""
+        return tuple(dict.fromkeys(each for each in self.mixers if isinstance(each, MambaSpec)))
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

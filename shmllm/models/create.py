@@ -83,8 +83,9 @@ def _parts(matrix: Tensor, packed: Mapping[int, tuple[int, str]]) -> tuple[Part,
 
 
 def _create(config: ModelConfig, storage: Storage) -> DecoderModel:
-    rename = getattr(find_family(config.architecture), "named_weights", None)
-    return DecoderModel(config, storage, rename)
+    family = find_family(config.architecture)
+    renames = (getattr(family, name, None) for name in ("named_weights", "module_weights"))
+    return DecoderModel(config, storage, *renames)
 
 
 class _Addresses:

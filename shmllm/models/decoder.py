@@ -34,11 +34,18 @@ class DecoderModel(Model):
         config: the configuration.
         storage: allocates the weights.
         rename: the family's ``named_weights``; None: its names are the default ones.
+        rename_modules: its ``module_weights``, likewise.
     """
 
-    def __init__(self, config: ModelConfig, storage: Storage, rename: Rename | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        storage: Storage,
+        rename: Rename | None = None,
+        rename_modules: Rename | None = None,
+    ) -> None:
         super().__init__(config, storage.dtype)
-        self._rename = rename
+        self._rename, self._rename_modules = rename, rename_modules
         self.embedding = TokenEmbedding(config, storage)
         self.per_layer: PerLayerInputs | None = None
         if config.per_layer is not None:
@@ -90,6 +97,8 @@ class DecoderModel(Model):
         weights: NamedWeights = {}
         for index, layer in enumerate(self.layers):
             weights |= layer.module_weights(f"model.layers.{index}")
+        if self._rename_modules is not None:
+            weights = self._rename_modules(weights, self.config)
         return weights
 
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:

@@ -98,12 +98,12 @@ class MoE:
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with
         a tensor for each expert, as in most files."""
-        if self.spec.transposed:
-            return self._router_weights(prefix) | self._whole(prefix)
-        one = f"{prefix}.experts.{{}}"
-        weights = self._router_weights(prefix)
-        weights |= self.gate_up_proj.named_weights(f"{one}.gate_proj", f"{one}.up_proj")
-        weights |= self.down_proj.named_weights(f"{one}.down_proj")
+        weights, one = self._router_weights(prefix), f"{prefix}.experts.{{}}"
+        if self.spec.whole or self.spec.transposed:
+            weights |= self._whole(prefix)
+        else:
+            weights |= self.gate_up_proj.named_weights(f"{one}.gate_proj", f"{one}.up_proj")
+            weights |= self.down_proj.named_weights(f"{one}.down_proj")
         if self.shared is not None:
             weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_name}")
         return weights

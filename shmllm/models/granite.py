@@ -11,12 +11,17 @@ from shmllm.models.specs import AttentionSpec, LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:
-    model = configure_llama(fields)
+    return with_factors(fields, configure_llama(fields))
+
+
+def with_factors(fields: Fields, model: ModelConfig) -> ModelConfig:
+    """Returns the model with the factors of the fields."""
     scale = fields.number("attention_multiplier", 1.0)
     embedding_scale = fields.number("embedding_multiplier", 1.0)
 
     def scaled(layer: LayerSpec) -> LayerSpec:
-        assert isinstance(layer.mixer, AttentionSpec)
+        if not isinstance(layer.mixer, AttentionSpec):
+            return layer
         return replace(layer, mixer=replace(layer.mixer, scale=scale))
 
     return replace(

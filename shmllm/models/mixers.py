@@ -16,8 +16,17 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
+from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Ops
-from shmllm.models.specs import AttentionSpec, DeltaNetSpec, LatentAttentionSpec, MixerSpec
+from shmllm.models.specs import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+)
 
 
 class Mixer(Protocol):
@@ -61,8 +70,18 @@ def _run_delta_net(ops: Ops, x: Tensor, net: DeltaNet) -> Tensor:
     return ops.linear(ops.delta_net(ops.linear(x, net.in_proj), net), net.out_proj)
 
 
+def _run_mamba2(ops: Ops, x: Tensor, mixer: Mamba2) -> Tensor:
+    return ops.linear(ops.mamba2(ops.linear(x, mixer.in_proj), mixer), mixer.out_proj)
+
+
+def _run_mamba(ops: Ops, x: Tensor, mixer: Mamba) -> Tensor:
+    return ops.linear(ops.mamba(ops.linear(x, mixer.in_proj), mixer), mixer.out_proj)
+
+
 MIXERS: dict[type[MixerSpec], MixerKind] = {
     AttentionSpec: MixerKind(Attention, _attend),
     LatentAttentionSpec: MixerKind(LatentAttention, _attend_to_latents),
     DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
+    Mamba2Spec: MixerKind(Mamba2, _run_mamba2),
+    MambaSpec: MixerKind(Mamba, _run_mamba),
 }

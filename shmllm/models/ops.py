@@ -11,6 +11,8 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.specs import MLPSpec
 
@@ -161,6 +163,41 @@ class Ops(LinearOps, Protocol):
 
         Returns:
             [tokens, value_heads * value_dim].
+        """
+
+    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+        """Computes a Mamba 2 over the step's tokens, from the states of their requests on, which it
+        brings up to date.
+
+        Inputs, B and C are convolved over time and go through SiLU; a time step becomes
+        ``softplus(step + bias)``, within limits. With the step d each token changes the state H
+        [state_size, head_dim] of its head to ``exp(-exp(log) d) H + B (d x)'``. The result is
+        ``rms_norm((H'C + D x) * silu(gate))``, with a norm over each group of heads.
+
+        Args:
+            x: [tokens, in_width], gates, inputs, B, C and time steps side by side; may be
+                overwritten.
+            mixer: the layer.
+
+        Returns:
+            [tokens, heads * head_dim].
+        """
+
+    def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:
+        """Computes a Mamba over the step's tokens, from the states of their requests on, which it
+        brings up to date.
+
+        Inputs are convolved over time and go through SiLU. `Mamba.x_proj` projects them to the rank
+        of time steps, B and C, which have norms in some models, and `Mamba.dt_proj` that rank to
+        time steps, which become ``d = softplus(step)``. Each token changes the state h [state_size]
+        of a channel to ``exp(-exp(log) d) h + B d x``. The result is ``(C'h + D x) * silu(gate)``.
+
+        Args:
+            x: [tokens, 2 * width], inputs and gates side by side; may be overwritten.
+            mixer: the layer.
+
+        Returns:
+            [tokens, width].
         """
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:

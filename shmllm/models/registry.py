@@ -11,7 +11,9 @@ from types import ModuleType
 from shmllm.errors import EngineStartError
 
 ARCHITECTURES: dict[str, str] = {
+    "BambaForCausalLM": "bamba",
     "Cohere2ForCausalLM": "cohere2",
+    "FalconMambaForCausalLM": "falcon_mamba",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -27,10 +29,15 @@ ARCHITECTURES: dict[str, str] = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
+    "JambaForCausalLM": "jamba",
     "LlamaForCausalLM": "llama",
+    "Mamba2ForCausalLM": "mamba2",
+    "MambaForCausalLM": "mamba",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "NemotronHForCausalLM": "nemotron_h",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "OlmoeForCausalLM": "olmoe",
@@ -73,7 +80,8 @@ NUM_NAMED = 3
 
 def find_family(architecture: str) -> ModuleType:
     """Returns the module of a family. It has ``configure(fields)``, which returns a `ModelConfig`,
-    and may have ``named_weights(weights, config)``; README.md describes both.
+    and may have ``named_weights(weights, config)`` and ``module_weights(weights, config)``;
+    README.md describes them.
 
     Raises:
         EngineStartError: the architecture is unknown; the message names the nearest known ones.

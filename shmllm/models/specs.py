@@ -6,6 +6,7 @@ of each device read them. This module must not import torch: front ends import i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from shmllm.models.rope_config import RopeConfig
 
 NormKind = Literal["rms", "layer"]
 QKNorm = Literal["head", "row"]
+MambaNorms = Literal["weights", "plain"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu_squared"]
 ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss"]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
@@ -241,7 +243,112 @@ class LatentAttentionSpec:
         return KVHeads(1, self.key_dim, 0)
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaNetSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Spec:
+    """A Mamba 2 (Dao and Gu, 2024), which takes the place of attention.
+
+    Attributes:
+        heads: the number of heads.
+        head_dim: the width of each.
+        groups: the number of groups of heads that share B and C.
+        state_size: the width of B, and of C.
+        taps: the number of tokens that the convolution of inputs, B and C reads.
+        convolution_bias: whether the convolution has a bias.
+        bias: whether the projections before and behind it have a bias.
+        limits: the smallest and the largest time step.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int
+    convolution_bias: bool = True
+    bias: bool = False
+    limits: tuple[float, float] = (0.0, math.inf)
+
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """The width of all heads, and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """The width of inputs, B and C side by side."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def in_width(self) -> int:
+        """The width of gates, inputs, B, C and time steps side by side."""
+        return self.width + self.convolved_width + self.heads
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before it."""
+        return (self.in_width,)
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.convolved_width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.width * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """A Mamba (Gu and Dao, 2023), which takes the place of attention.
+
+    Attributes:
+        width: the number of channels.
+        state_size: the width of B, of C, and of a channel's state.
+        rank: the width of what time steps are projected from.
+        taps: the number of tokens that the convolution of the channels reads.
+        convolution_bias: whether the convolution has a bias.
+        bias: whether the projections before and behind it have a bias.
+        norms: whether that of time steps, B and C are normalised: not, with "weights", or "plain".
+        norm_eps: added to the mean square.
+    """
+
+    width: int
+    state_size: int
+    rank: int
+    taps: int
+    convolution_bias: bool = True
+    bias: bool = False
+    norms: MambaNorms | None = None
+    norm_eps: float = 1e-6
+
+    kv = None
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before it: of inputs and gates side by
+        side."""
+        return (2 * self.width,)
+
+    @property
+    def projected_width(self) -> int:
+        """The width of what a channel's input is projected to: time steps' rank, B and C."""
+        return self.rank + 2 * self.state_size
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.width * self.state_size
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | Mamba2Spec | MambaSpec
 """What mixes a layer's tokens. Each has `width`, what its output projection reads, `linear_widths`,
 `state_bytes`, the size of a request's recurrent state in the layer, and `kv`, what its layer reads
 of each token in the KV cache, or None."""
@@ -306,8 +413,9 @@ class MoESpec:
         router_float32: whether the router's weight is float32 in a model of any dtype.
         router_bias: whether the router has a bias.
         bias: whether the experts' projections have a bias.
-        transposed: whether a checkpoint has the weights of all experts in one tensor,
-            [experts, in, out], and not a tensor [out, in] for each expert.
+        whole: whether a checkpoint has the weights of all experts in one tensor,
+            [experts, out, in], and not a tensor [out, in] for each expert.
+        transposed: whether it has them as [experts, in, out].
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
         scaled: whether the output of an expert is multiplied by a weight of that expert.
@@ -328,6 +436,7 @@ class MoESpec:
     router_float32: bool = False
     router_bias: bool = False
     bias: bool = False
+    whole: bool = False
     transposed: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False

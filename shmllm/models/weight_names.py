@@ -10,9 +10,11 @@ RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "backbone.": "model.",
     **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
 }
-"""What a prefix of a language model's weights stands for. The first files of GPT-2 have none."""
+"""What a prefix of a language model's weights stands for. Mamba's is "backbone"; the first files of
+GPT-2 have none."""
 
 SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens

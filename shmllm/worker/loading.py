@@ -152,7 +152,7 @@ def make_info(
         num_blocks=size.num_blocks - 1,
         num_states=size.num_states - 1,
         max_states_per_request=shape.states_held(size.max_model_len),
-        max_blocks_per_request=shape.blocks_for(size.max_model_len),
+        max_blocks_per_request=shape.blocks_for(size.max_model_len) if shape.num_buffers else 0,
         kv_cache_bytes=size.num_bytes,
         weight_bytes=loaded.weights.num_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,

@@ -110,6 +110,8 @@ class Place(NamedTuple):
 class CacheShape:
     """The division of a model's KV cache, before its size is known.
 
+    A number of blocks is that of blocks of keys and values, or, if no layer has these, of states.
+
     Attributes:
         groups: the groups of layers.
         block_size: tokens in a block.
@@ -172,6 +174,16 @@ class CacheShape:
         return None
 
     @property
+    def bytes_per_state(self) -> int:
+        """A block of states, in all layers."""
+        return len(self.state_layers) * self.state_bytes
+
+    @property
+    def content(self) -> str:
+        """What a block has, in words."""
+        return f"{self.block_size} tokens" if self.num_buffers else "states"
+
+    @property
     def state_layers(self) -> tuple[int, ...]:
         """The layers that have a state."""
         return () if self.states is None else self.groups[self.states[0]].layers
@@ -188,6 +200,8 @@ class CacheShape:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the most blocks that a request of `num_tokens` tokens holds at any time."""
+        if not self.num_buffers:
+            return self.states_held(num_tokens)
         return most_blocks(self.groups, num_tokens, self.max_step_tokens, self.block_size)
 
     def states_held(self, num_tokens: int) -> int:
@@ -195,28 +209,30 @@ class CacheShape:
         return most_states(self.groups, num_tokens, self.max_step_tokens)
 
     def states_for(self, num_blocks: int) -> int:
-        """Return the number of blocks of states, with the padding block, beside `num_blocks` blocks
-        of keys and values.
+        """Return the number of blocks of states, with the padding block, in a cache of `num_blocks`
+        blocks.
 
-        There are two for each request that may run and one for each interval of the tokens that
-        fit, but no more than the memory of the keys and values holds; and always as many as the
-        longest request needs.
+        Beside keys and values there are two for each request that may run and one for each interval
+        of the tokens that fit, but no more than the memory of the keys and values holds; and always
+        as many as the longest request needs.
         """
         if self.states is None:
             return 1
+        if not self.num_buffers:
+            return num_blocks
         num_tokens = num_blocks * self.block_size
         wanted = 2 * self.max_num_seqs + num_tokens // self.states[1]
-        most = num_blocks * self.bytes_per_block // (len(self.state_layers) * self.state_bytes)
+        most = num_blocks * self.bytes_per_block // self.bytes_per_state
         return 1 + max(min(wanted, most), self.states_held(num_tokens))
 
     def bytes_for(self, num_blocks: int) -> int:
-        """Return the size of a cache with `num_blocks` blocks of keys and values."""
-        states = self.states_for(num_blocks) * self.state_bytes * len(self.state_layers)
+        """Return the size of a cache with `num_blocks` blocks."""
+        states = self.states_for(num_blocks) * self.bytes_per_state
         return num_blocks * self.bytes_per_block + states
 
     def num_blocks(self, num_bytes: int) -> int:
-        """Return the number of blocks of keys and values in a cache of `num_bytes`."""
-        most = max(num_bytes, 0) // self.bytes_per_block
+        """Return the number of blocks in a cache of `num_bytes`."""
+        most = max(num_bytes, 0) // (self.bytes_per_block or self.bytes_per_state)
         return bisect_right(range(1, most + 1), num_bytes, key=self.bytes_for)
 
     def longest_request(self, num_blocks: int, most: int) -> int:
@@ -253,7 +269,8 @@ def layer_rules(
 class CacheSize:
     """
     Attributes:
-        num_blocks: the number of blocks of keys and values to allocate, with the padding block.
+        num_blocks: the number of blocks of keys and values to allocate, with the padding block,
+            which is the only one if no layer has any.
         num_states: the number of blocks of states, likewise.
         num_bytes: the memory of all of them.
         max_model_len: the largest number of tokens of a request, so that one always fits.
@@ -265,6 +282,20 @@ class CacheSize:
     num_bytes: int
     max_model_len: int
     warning: str | None
+
+    @classmethod
+    def of(
+        cls, shape: CacheShape, num_blocks: int, max_model_len: int, warning: str | None = None
+    ) -> Self:
+        """
+        Args:
+            shape: the division of the cache.
+            num_blocks: the number of its blocks.
+            max_model_len: see the attribute.
+            warning: see the attribute.
+        """
+        sizes = shape.states_for(num_blocks), shape.bytes_for(num_blocks)
+        return cls(num_blocks if shape.num_buffers else 1, *sizes, max_model_len, warning)
 
 
 def fit_kv_cache(
@@ -291,16 +322,15 @@ def fit_kv_cache(
         limit = "what is left for the KV cache" if origin else "kv_cache_memory_bytes"
         raise EngineStartError(
             f"not enough memory for one sequence: {limit} is {max(num_bytes, 0):,} and the "
-            f"smallest cache, {fewest} blocks of {block_size} tokens, needs "
+            f"smallest cache, {fewest} blocks of {shape.content}, needs "
             f"{shape.bytes_for(fewest):,}{origin}"
         )
     capacity = shape.longest_request(num_blocks - 1, max_model_len)
-    sizes = num_blocks, shape.states_for(num_blocks), shape.bytes_for(num_blocks)
     if capacity == max_model_len:
-        return CacheSize(*sizes, max_model_len, None)
+        return CacheSize.of(shape, num_blocks, max_model_len)
     advice = origin or f"; raise kv_cache_memory_bytes to {needed_bytes:,} for all of it"
     warning = (
         f"max_model_len is {capacity:,} instead of {max_model_len:,}: the KV cache of "
         f"{num_bytes / MIB:,.0f} MiB holds no longer sequence{advice}"
     )
-    return CacheSize(*sizes, capacity, warning)
+    return CacheSize.of(shape, num_blocks, capacity, warning)

@@ -49,7 +49,31 @@ LATENT = {
     "moe_intermediate_size": 24,
 }
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "bamba": {name: HYBRID[name] for name in HYBRID if name != "layer_types"}
+    | {"attn_layer_indices": [1]},
+    "falcon_mamba": {"intermediate_size": 112},
+    "granite_moe_hybrid": HYBRID
+    | {"num_local_experts": 4, "intermediate_size": 24, "shared_intermediate_size": 40},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "mamba": {"intermediate_size": 112, "use_bias": True, "state_size": 5},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 20}
+    | {"time_step_limit": [0.25, 0.75]},
+    "nemotron_h": {
+        "layers_block_type": ["mlp", "linear_attention", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "n_groups": 2,
+        "ssm_state_size": 20,
+        "head_dim": 16,
+    },
     "qwen3_5": DELTA_NET,
     "qwen3_next": DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 36},
     "llama": {"attention_bias": True, "mlp_bias": True},
@@ -120,7 +144,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "layer_types": LAYER_TYPES,
     },
 }
-QUICK = ("cohere2", "deepseek_v3", "qwen3_5")
+QUICK = ("cohere2", "deepseek_v3", "mamba", "qwen3_5")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """The tolerances of logits, relative to the largest logit."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.determinism import make_requests, said
-from support.reference_models import ReferenceModel, make_model, make_prompts
+from support.reference_models import RECURRENT, ReferenceModel, make_model, make_prompts
 from support.variants import slow
 
 from shmllm import LLM, SamplingParams
@@ -26,7 +26,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", slow("qwen3_next"), slow("qwen3_5_moe")])
+FAMILIES = ["qwen3_5", "mamba2"]
+"""Those in the default suite: one has attention as well, the other has states alone."""
+KINDS = [*FAMILIES, *(slow(kind) for kind in RECURRENT if kind not in FAMILIES)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: Any) -> ReferenceModel:
     directory = tmp_path_factory.mktemp("models") / request.param
     model = make_model(request.param, directory, max_position_embeddings=1024)
@@ -63,7 +68,8 @@ def test_the_same_bits_with_preemption(reference: ReferenceModel) -> None:
     with LLM(str(reference.directory), **BASE) as llm:
         expected = everything(llm)
         greedily = greedy(llm, reference.prompts)
-    few = {"num_gpu_blocks_override": 52, "mamba_block_size": 32, "max_num_seqs": 8}
+        num_blocks = 52 if llm.facts.num_blocks else 10  # of keys and values, or of states
+    few = {"num_gpu_blocks_override": num_blocks, "mamba_block_size": 32, "max_num_seqs": 8}
     few |= {"max_model_len": 800, "max_num_batched_tokens": 64}
     with LLM(str(reference.directory), **(BASE | few)) as llm:
         for _ in range(2):

@@ -218,8 +218,8 @@ def mambas() -> None:
     states = empty(8, inner * state_size, dtype=torch.float32)
     x, out, times = empty(4, inner + 2 * keys), empty(4, inner), empty(4, heads)
     convolve(x, empty(4, inner + 2 * keys), x[0].clone(), states, requests)
-    of_heads = [empty(heads, dtype=torch.float32)] * 3
-    mamba2.scan(out, x, times, *of_heads, states, requests, sizes, limits)
+    of_heads = empty(heads, dtype=torch.float32)
+    mamba2.scan(out, x, times, of_heads, of_heads, of_heads, states, requests, sizes, limits)
     mamba2.gated_norm(out, out.clone(), out[0].clone(), groups, 1e-6)
     logs, skips = empty(16, inner, dtype=torch.float32), empty(inner, dtype=torch.float32)
     gate, keys_of = empty(4, 2 * inner)[:, inner:], empty(4, 256 + 32)

@@ -61,6 +61,14 @@ LATENT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
+LAYERS = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -118,6 +126,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 16,
         },
     ),
+    "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1]}),
+    "falcon_mamba": ("FalconMamba", {"intermediate_size": 128, "mixer_rms_eps": 0.01}),
+    "granite_moe_hybrid": (
+        "GraniteMoeHybrid",
+        MAMBA
+        | {"layer_types": LAYERS, "num_local_experts": 8, "residual_multiplier": 0.4}
+        | {"intermediate_size": 32, "shared_intermediate_size": 48, "attention_multiplier": 0.3},
+    ),
+    "jamba": (
+        "Jamba",
+        {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 8},
+    ),
+    "mamba": ("Mamba", {"intermediate_size": 128}),
+    "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
+    "nemotron_h": (
+        "NemotronH",
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]}
+        | {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32}
+        | {"head_dim": 16},
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -129,7 +157,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+MAMBAS = (
+    "bamba",
+    "falcon_mamba",
+    "granite_moe_hybrid",
+    "jamba",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+)
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", *MAMBAS)
 """Those whose layers have states."""
 NOT_IN_GGUF = (*RECURRENT, "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite")
 """Those that GGUF files here do not have yet."""
@@ -138,8 +175,9 @@ LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
 rotations, with states, and with latents: the architectures that differ most."""
-ALIKE = ("deepseek_v2", "glm4_moe", "glm4_moe_lite")
-"""Those that differ from the ones in QUICK by few options: only slow tests run them."""
+ALIKE = ("deepseek_v2", "glm4_moe", "glm4_moe_lite", *MAMBAS)
+"""Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
+transformers: only slow tests run them."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
 INEXACT = (*RECURRENT, "gemma4")
@@ -147,6 +185,9 @@ INEXACT = (*RECURRENT, "gemma4")
 in chunks, whose rounding errors are 2e-5. It is 2.0e-5 from float64 for this Gemma 4, where shmllm
 is 1.3e-5 from it."""
 EXACT_KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS if kind not in INEXACT]
+EXACT_KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS if kind not in RECURRENT]
+"""Those whose hidden states transformers computes to 1e-5: its delta nets, as its Mamba 2, work in
+chunks, whose rounding errors are 2e-5."""
 
 
 def with_kinds(settings: Iterable[Any]) -> list[Any]:
@@ -197,7 +238,7 @@ def _draw_weights(model: Any) -> None:
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
-            elif parameter.ndim == 1 or name.endswith(("bias", "conv1d.weight")):
+            elif parameter.ndim == 1 or name.endswith(("bias", "conv1d.weight", "A_log")):
                 parameter.normal_(0.0, 0.5)
             else:
                 parameter.mul_(WEIGHT_SCALE)

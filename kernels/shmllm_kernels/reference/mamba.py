@@ -68,4 +68,5 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float)
     group of columns."""
     gated = (x.float() * F.silu(gate.float())).unflatten(-1, (groups, -1))
     scale = torch.rsqrt(gated.pow(2).mean(-1, keepdim=True) + eps)
-    return ((gated * scale).flatten(-2) * weight.float()).to(x.dtype)
+    normed: Tensor = (gated * scale).flatten(-2) * weight.float()
+    return normed.to(x.dtype)

@@ -14,6 +14,7 @@ from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
+from shmllm.worker.cpu.mamba import MambaBuffers
 from shmllm.worker.cpu.products import rounded_bytes
 
 SCORED_ROWS = 64
@@ -35,6 +36,7 @@ class CpuBuffers:
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
         experts: for each mixture of experts, its buffers.
+        mambas: for each Mamba, its buffers.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
@@ -86,6 +88,7 @@ class CpuBuffers:
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
         }
+        self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self.per_layer: Tensor | None = None
         if config.per_layer is not None:

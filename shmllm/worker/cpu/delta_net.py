@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from shmllm.models.delta_net import DeltaNet
-from shmllm.worker.arrays import IntArray
-from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.products import kind_of
+from shmllm.worker.cpu.states import States
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.convolution import CONVOLVE
 from shmllm_kernels.cpu.delta_net import GATED_NORM, PREPARE, delta_rule
@@ -19,33 +17,17 @@ class DeltaNetOps:
 
     Args:
         program: the program to record in.
-        inputs: the inputs that the kernels read.
-        cache: the KV cache, which has the states.
-        block_tables: (groups, rows, blocks) int32, the block ids of each row's request.
+        states: where the kernels find the requests and their states.
     """
 
-    def __init__(
-        self,
-        program: KernelProgram,
-        inputs: CpuInputs,
-        cache: CpuKVCache,
-        block_tables: IntArray,
-    ) -> None:
+    def __init__(self, program: KernelProgram, states: States) -> None:
         self._program = program
-        self._num_tokens = inputs.address_of("num_tokens")
-        self._cache = cache
-        requests = inputs.first_tokens, inputs.counts, inputs.context_lens, inputs.rows
-        table = block_tables[cache.state_group]
-        self._requests = [
-            self._num_tokens, *(array.ctypes.data for array in requests), table.ctypes.data,
-            table.shape[1], cache.interval,
-        ]  # fmt: skip
+        self._states = states
 
     def run(self, x: Tensor, net: DeltaNet, out: Tensor) -> None:
         """Record the operation `models.ops.Ops.delta_net`, with the result in ``out``."""
         spec, kind, stride = net.spec, kind_of(net.biases), 4 * x.shape[1]
-        states = self._cache.states[net.layer]
-        requests = [*self._requests, states.data_ptr(), states.shape[1]]
+        requests, num_tokens = self._states.operands(net.layer), self._states.num_tokens
         source = [x.data_ptr(), stride]
         weights = [spec.convolved_width, net.convolution.data_ptr(), 0]
         self._program.record(
@@ -54,7 +36,7 @@ class DeltaNetOps:
         sizes = [spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim]
         gates = [net.logs.data_ptr(), net.biases.data_ptr()]
         self._program.record(
-            PREPARE[kind], [self._num_tokens, *source, *sizes, *gates], label="prepare_delta"
+            PREPARE[kind], [num_tokens, *source, *sizes, *gates], label="prepare_delta"
         )
         target = [out.data_ptr(), 4 * out.shape[1]]
         operands = [*requests, *source, *sizes, *target, spec.convolution_bytes]
@@ -62,5 +44,5 @@ class DeltaNetOps:
         gate = [x.data_ptr() + 4 * spec.convolved_width, stride]
         norm = [net.norm.weight.data_ptr(), word_of_float(net.norm.spec.eps)]
         heads = [spec.value_heads, spec.value_dim]
-        operands = [self._num_tokens, *target, *gate, *heads, *norm]
+        operands = [num_tokens, *target, *gate, *heads, *norm]
         self._program.record(GATED_NORM[kind], operands, label="gated_norm")

@@ -14,6 +14,8 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
@@ -26,8 +28,10 @@ from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.latent_attention import LatentAttentionOps
+from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
+from shmllm.worker.cpu.states import States
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import (
     ATTEND,
@@ -157,7 +161,9 @@ class CpuOps:
         self._latents = LatentAttentionOps(
             program, products, config, buffers, inputs, cache, self._requests
         )
-        self._delta_nets = DeltaNetOps(program, inputs, cache, block_tables)
+        every_state = States(inputs, cache, block_tables)
+        self._delta_nets = DeltaNetOps(program, every_state)
+        self._mambas = MambaOps(program, products, every_state, buffers.mambas)
         self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts)
         self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer)
         for rope in config.ropes:
@@ -269,6 +275,16 @@ class CpuOps:
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         out = self._buffers.attended(net.spec.width)
         self._delta_nets.run(x, net, out)
+        return out
+
+    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+        out = self._buffers.attended(mixer.spec.width)
+        self._mambas.run_2(x, mixer, out)
+        return out
+
+    def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:
+        out = self._buffers.attended(mixer.spec.width)
+        self._mambas.run_1(x, mixer, out)
         return out
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:

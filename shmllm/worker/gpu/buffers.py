@@ -39,6 +39,7 @@ class GpuBuffers:
         experts: the buffers of each mixture of experts.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
+        mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class GpuBuffers:
         self.per_layer: Tensor | None = None
         if config.per_layer is not None:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
+        self.mambas = {spec: buffer(max_tokens, spec.projected_width) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self._part_sums, self._part_stats = (
             allocate((size,), torch.float32) for size in self._scratch_sizes

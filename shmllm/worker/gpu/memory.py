@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shmllm.config.engine import CacheConfig
 from shmllm.worker.arena import Arena
@@ -125,10 +125,11 @@ class DeviceMemory:
             "max_num_seqs"
         )
         size = fit_kv_cache(use.left, shape, max_model_len, origin)
+        if not shape.num_buffers:
+            return size
         most = max(MOST_BLOCKS, shape.blocks_for(max_model_len) + 1)
         num_blocks = min(size.num_blocks, most)
-        num_states, num_bytes = shape.states_for(num_blocks), shape.bytes_for(num_blocks)
-        return replace(size, num_blocks=num_blocks, num_states=num_states, num_bytes=num_bytes)
+        return CacheSize.of(shape, num_blocks, size.max_model_len, size.warning)
 
     def _measure(
         self, fraction: float, weights: Arena, graph_bytes: int, profile: Callable[[], None]

@@ -17,6 +17,8 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, inverse_frequencies
@@ -28,6 +30,13 @@ from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.latent_attention import LatentAttentionOps
+from shmllm.worker.gpu.mamba import (
+    convolve_mamba,
+    norm_mamba2,
+    norm_projected,
+    run_mamba2,
+    scan_mamba,
+)
 from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
@@ -253,21 +262,44 @@ class GpuOps:
         gated_norm(out, gate, net.norm.weight, net.norm.spec.eps)
         return out
 
-    def _run_delta_net(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
-        spec, cache, step = net.spec, self._cache, self._inputs.step
-        num_reqs = self._descriptor.num_reqs
-        requests = Requests(
+    def _requests(self) -> Requests:
+        """Return what the kernels of layers with a state read of the step."""
+        cache, step, num_reqs = self._cache, self._inputs.step, self._descriptor.num_reqs
+        return Requests(
             step.query_starts[: num_reqs + 1],
             step.context_lens[:num_reqs],
             self._inputs.block_tables[cache.state_group, :num_reqs],
             cache.interval,
         )
+
+    def _run_delta_net(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
+        spec, requests = net.spec, self._requests()
         mixed, gates = x[:, : spec.convolved_width], x[:, spec.convolved_width + spec.width :]
-        states = cache.states[net.layer]
+        states = self._cache.states[net.layer]
         convolve(mixed, net.convolution, None, states, requests)
         state = states[:, spec.convolution_bytes // states.itemsize :]
         heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
         delta_rule(out, mixed, gates, net.logs, net.biases, state, requests, heads)
+
+    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+        out = self._buffers.attended(mixer.spec.width)[: len(x)]
+        states = self._cache.states[mixer.layer]
+        self._launch_attention(lambda: run_mamba2(out, x, mixer, states, self._requests()))
+        norm_mamba2(out, x, mixer)
+        return out
+
+    def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:
+        spec, states = mixer.spec, self._cache.states[mixer.layer]
+        out = self._buffers.attended(spec.width)[: len(x)]
+        projected = self._buffers.mambas[spec][: len(x)]
+        self._launch_attention(lambda: convolve_mamba(x, mixer, states, self._requests()))
+        self.products.linear(projected, x[:, : spec.width], mixer.x_proj)
+        norm_projected(projected, mixer)
+        self.products.linear(out, projected[:, : spec.rank], mixer.dt_proj)
+        self._launch_attention(
+            lambda: scan_mamba(out, x, projected, mixer, states, self._requests())
+        )
+        return out
 
     def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
         out = self._buffers.activated(mlp.inner)[: len(x)]

@@ -69,6 +69,40 @@ LATENT: dict[str, Any] = {
 }
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 MSCALE_ROPE = YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.2}
+MAMBA2: dict[str, Any] = {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 20}
+HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+}
+LINEAR, FULL = "linear_attention", "full_attention"
+GRANITE: dict[str, Any] = HYBRID | {
+    "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "shared_intermediate_size": 36,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
+JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 6,
+    "mamba_dt_rank": 5,
+}
+NEMOTRON: dict[str, Any] = {
+    "layers_block_type": [LINEAR, "mlp", FULL, LINEAR, "mlp"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 20,
+    "head_dim": 16,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -82,6 +116,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear": ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}}),
     "llama-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
+    "mamba2": ("mamba2", MAMBA2),
+    "mamba2-limits": (
+        "mamba2",
+        MAMBA2
+        | {"num_heads": 3, "head_dim": 32, "n_groups": 1, "conv_kernel": 3, "use_bias": True}
+        | {"state_size": 24}
+        | {"time_step_limit": [0.25, 0.75], "use_conv_bias": False, "tie_word_embeddings": True},
+    ),
+    "mamba": ("mamba", {"state_size": 5}),
+    "mamba-biases": (
+        "mamba",
+        {"use_bias": True, "use_conv_bias": False, "time_step_rank": 7, "conv_kernel": 2}
+        | {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1},
+    ),
+    "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.01}),
+    "jamba": ("jamba", JAMBA),
+    "jamba-dense": ("jamba", JAMBA | {"num_experts": 1, "mamba_proj_bias": True}),
+    "jamba-all-experts": ("jamba", JAMBA | {"num_experts_per_tok": 6}),
+    "bamba": ("bamba", HYBRID | {"attn_layer_indices": [1, 3]}),
+    "bamba-biases": (
+        "bamba",
+        HYBRID
+        | {"attn_layer_indices": [2], "mamba_proj_bias": True, "mamba_conv_bias": False}
+        | {"attention_bias": True, "mlp_bias": True, "time_step_limit": (0.1, 1.5)},
+    ),
+    "granite-hybrid": ("granite_moe_hybrid", GRANITE),
+    "granite-hybrid-dense": (
+        "granite_moe_hybrid",
+        GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "granite-hybrid-all-experts": ("granite_moe_hybrid", GRANITE | {"num_experts_per_tok": 6}),
+    "nemotron-h": ("nemotron_h", NEMOTRON),
+    "nemotron-h-biases": (
+        "nemotron_h",
+        NEMOTRON
+        | {"layers_block_type": ["mlp", FULL, LINEAR, LINEAR, "mlp", FULL], "use_bias": True}
+        | {"mlp_bias": True},
+    ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
     "mistral-head-dim": ("mistral", {"sliding_window": 16, "head_dim": 12}),
@@ -344,6 +416,13 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "bamba",
+    "falcon-mamba",
+    "granite-hybrid-all-experts",
+    "jamba-all-experts",
+    "mamba",
+    "mamba2",
+    "nemotron-h",
     "cohere2",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",

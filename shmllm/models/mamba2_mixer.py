@@ -1,0 +1,57 @@
+"""A Mamba 2 as the owner of its weights. `ops.Ops` computes with them."""
+
+from __future__ import annotations
+
+import torch
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
+from shmllm.models.specs import Mamba2Spec
+
+
+class Mamba2:
+    """The weights of one layer's Mamba 2.
+
+    Attributes:
+        layer: the index of the layer.
+        spec: what it computes.
+        in_proj: the projection to gates, inputs, B, C and time steps.
+        convolution: [taps, convolved_width], the weights of the convolution of each channel.
+        convolution_bias: [convolved_width] or None.
+        logs: [heads] float32, the logarithms of the decays' factors.
+        biases: [heads] float32, added to time steps.
+        skips: [heads] float32, the factors of the inputs in the output.
+        norm: the norm of the output.
+        out_proj: the output projection.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, spec: Mamba2Spec, storage: Storage) -> None:
+        self.layer = layer
+        self.spec = spec
+        self.in_proj = Linear(config.hidden_size, [spec.in_width], spec.bias, storage)
+        self.convolution = storage.tensor(spec.taps, spec.convolved_width)
+        has_bias = spec.convolution_bias
+        self.convolution_bias = storage.tensor(spec.convolved_width) if has_bias else None
+        self.logs, self.biases, self.skips = (
+            storage.allocate((spec.heads,), torch.float32) for _ in range(3)
+        )
+        self.norm = Norm(spec.width, config.norm, storage)
+        self.out_proj = Linear(spec.width, [config.hidden_size], spec.bias, storage)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norm of the output."""
+        return (self.norm,)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
+        prefix = f"{prefix}.mamba"
+        weights = self.in_proj.named_weights(f"{prefix}.in_proj")
+        weights[f"{prefix}.conv1d.weight"] = (self.convolution.t().unsqueeze(1),)
+        if self.convolution_bias is not None:
+            weights[f"{prefix}.conv1d.bias"] = (self.convolution_bias,)
+        weights[f"{prefix}.A_log"] = (self.logs,)
+        weights[f"{prefix}.dt_bias"] = (self.biases,)
+        weights[f"{prefix}.D"] = (self.skips,)
+        weights |= self.norm.named_weights(f"{prefix}.norm")
+        return weights | self.out_proj.named_weights(f"{prefix}.out_proj")

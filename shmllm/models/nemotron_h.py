@@ -1,0 +1,101 @@
+"""Nemotron-H: each layer is one of Mamba 2, attention without rotation, or an MLP of a squared ReLU
+without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.mamba_fields import LINEAR, Names, read_mamba2
+from shmllm.models.readers import (
+    FULL,
+    MOST_LAYERS,
+    read_activation,
+    read_attention,
+    read_layer_types,
+    read_model,
+    read_norm,
+    read_positions,
+)
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+
+if TYPE_CHECKING:
+    from shmllm.models.layers import NamedWeights
+
+MLP = "mlp"
+"""The type of layers with an MLP."""
+_LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": "moe"}
+"""What the letters of ``hybrid_override_pattern`` mean."""
+_OLD_TYPES = {"mamba": LINEAR, "attention": FULL}
+_FIELDS: Names = {
+    "heads": ("mamba_num_heads", 128),
+    "head_dim": ("mamba_head_dim", 64),
+    "groups": ("n_groups", 8),
+    "state_size": ("ssm_state_size", 128),
+    "taps": ("conv_kernel", 4),
+    "bias": ("use_bias", False),
+    "convolution_bias": ("use_conv_bias", True),
+    "activation": ("mamba_hidden_act", "silu"),
+}
+_REFUSED = "sliding_window", "attention_bias", "tie_word_embeddings"
+_NAMES = {
+    ".mamba.": ".mixer.",
+    ".self_attn.": ".mixer.",
+    ".mlp.": ".mixer.",
+    "model.embed_tokens.": "model.embeddings.",
+    "model.norm.": "model.norm_f.",
+}
+"""The parts of names that differ from the default ones."""
+
+
+def configure(fields: Fields) -> ModelConfig:
+    for name in _REFUSED:
+        if fields.values.get(name):
+            raise fields.error(f"{name} {fields.values[name]!r} is not supported")
+    types, kinds = _read_types(fields), dict[str, LayerSpec]()
+    first, second = LayerNorms(before_mixer="norm"), LayerNorms(before_mlp="norm")
+    if LINEAR in types:
+        kinds[LINEAR] = LayerSpec(mixer=read_mamba2(fields, _FIELDS), mlp=None, norms=first)
+    if FULL in types:
+        attention = read_attention(fields, num_kv_heads=8, head_dim=128)
+        kinds[FULL] = LayerSpec(mixer=attention, mlp=None, norms=first)
+    if MLP in types:
+        kinds[MLP] = LayerSpec(mixer=None, mlp=_read_mlp(fields), norms=second)
+    layers = [kinds[name] for name in types]
+    model = read_model(fields, layers, read_positions(fields, 4096))
+    return replace(model, norm=read_norm(fields, "layer_norm_epsilon", 1e-5))
+
+
+def _read_mlp(fields: Fields) -> MLPSpec:
+    return MLPSpec(
+        inner=fields.integer("intermediate_size", 21504),
+        activation=read_activation(fields, "mlp_hidden_act", "relu2"),
+        gated=False,
+        bias=fields.flag("mlp_bias", False),
+    )
+
+
+def _read_types(fields: Fields) -> tuple[str, ...]:
+    """Returns ``layers_block_type``, ``layer_types``, or what ``hybrid_override_pattern`` says."""
+    found: Any = fields.values.get("layers_block_type") or fields.values.get("layer_types")
+    if found is None:
+        pattern = fields.text("hybrid_override_pattern")
+        found = [_LETTERS.get(letter, letter) for letter in pattern]
+    if not isinstance(found, list) or not 0 < len(found) <= MOST_LAYERS:
+        raise fields.error("'layers_block_type' must list a type for each layer")
+    found = [_OLD_TYPES.get(each, each) if isinstance(each, str) else each for each in found]
+    known = Fields({"layer_types": found}, fields.where)
+    types = read_layer_types(known, len(found), (LINEAR, FULL, MLP))
+    assert types is not None, "there is a list"
+    return types
+
+
+def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    def renamed(name: str) -> str:
+        for part, own in _NAMES.items():
+            name = name.replace(part, own)
+        return name
+
+    return {renamed(name): views for name, views in weights.items()}
