@@ -44,7 +44,7 @@ def hidden_states(model: Any, prompt: list[int]) -> torch.Tensor:
 @cache
 @torch.inference_mode()
 def _hidden_states(model: Any, prompt: tuple[int, ...]) -> torch.Tensor:
-    states: torch.Tensor = model.model(torch.tensor([prompt])).last_hidden_state[0].double()
+    states: torch.Tensor = model.base_model(torch.tensor([prompt])).last_hidden_state[0].double()
     return states
 
 

@@ -21,6 +21,7 @@ from support.reference_models import (
 from support.variants import diagonal, slow
 
 from shmllm import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from shmllm.core.kv_groups import most_blocks
 from shmllm.models.config import ModelConfig
 from shmllm.worker.cpu.cache import layout_of
 
@@ -70,7 +71,7 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     config = ModelConfig.from_directory(reference.directory)
     shape = cache_shape(config, 16, lambda heads: layout_of(heads, 16, "float32").block_bytes)
     grows = bool(config.attentions)  # a request without attention holds one state
-    blocks = shape.blocks_for(400) if grows else 1
+    blocks = most_blocks(shape.groups, 400, 2048, 16) if grows else 1
     options |= {"num_gpu_blocks_override": 2 * (blocks + 1)}
     with LLM(str(reference.directory), **options) as llm:
         assert 2 < llm.facts.max_concurrency <= 3

@@ -166,6 +166,7 @@ MAMBAS = (
     "mamba2",
     "nemotron_h",
 )
+"""The families with Mamba 1 or 2."""
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", *MAMBAS)
 """Those whose layers have states."""
 NOT_IN_GGUF = (*RECURRENT, "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite")

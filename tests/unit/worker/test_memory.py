@@ -92,6 +92,32 @@ def test_there_are_states_for_the_requests_and_the_tokens_that_fit() -> None:
     assert one_group(1000).states_for(1000) == 1
 
 
+def only_states() -> CacheShape:
+    """Three layers with states and none with attention."""
+    return CacheShape(group_layers([RecurrentState(64)] * 3), 16, 0, 64, 4, STATE)
+
+
+@pytest.mark.parametrize("count", [4, 5, 40])
+def test_without_attention_the_cache_has_states_alone(count: int) -> None:
+    shape, given = only_states(), count * 3 * STATE
+    for num_bytes in (given, given + 3 * STATE - 1):
+        size = fit_kv_cache(num_bytes, shape, 100_000)
+        assert (size.num_blocks, size.num_states, size.num_bytes) == (1, count, given)
+        assert (size.max_model_len, size.warning) == (100_000, None)
+
+
+def test_without_attention_a_request_holds_no_more_states_than_there_are() -> None:
+    shape = only_states()
+    most = shape.blocks_for(100_000)
+    assert most == most_states(shape.groups, 100_000, 64) == 3
+    size = fit_kv_cache(most * 3 * STATE, shape, 100_000)
+    assert size.max_model_len == 128
+    assert size.warning is not None
+    assert shape.bytes_for(10) == 10 * 3 * STATE  # num_gpu_blocks_override
+    with pytest.raises(EngineStartError, match=r"2 blocks of states, needs"):
+        fit_kv_cache(2 * 3 * STATE - 1, shape, 64)
+
+
 def test_without_room_for_a_state_the_error_has_the_size() -> None:
     fewest = with_states().bytes_for(2)
     with pytest.raises(EngineStartError, match=f"needs {fewest:,}"):

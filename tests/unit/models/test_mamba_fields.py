@@ -1,0 +1,129 @@
+"""Reading config.json of families with Mamba 1 or 2: defaults, old names, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.model_helpers import CONFIGS
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.specs import AttentionSpec, Mamba2Spec, MambaSpec, MLPSpec
+
+SIZES = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 4}
+ATTENTION = {"num_attention_heads": 8, "intermediate_size": 96}
+NEMOTRON = SIZES | ATTENTION | {"layers_block_type": ["linear_attention", "full_attention", "mlp"]}
+BASE: dict[str, dict[str, Any]] = {
+    "Mamba2": SIZES | {"hidden_size": 256, "num_heads": 8},
+    "Mamba": SIZES,
+    "FalconMamba": SIZES,
+    "Jamba": SIZES | ATTENTION | {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "Bamba": SIZES | ATTENTION | {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+    "GraniteMoeHybrid": SIZES | ATTENTION | {"mamba_n_heads": 8},
+    "NemotronH": NEMOTRON,
+}
+"""Fields that have no default, or whose default does not fit the others."""
+
+
+def read(directory: Path, family: str, **fields: Any) -> ModelConfig:
+    values = {"architectures": [f"{family}ForCausalLM"]} | BASE[family] | fields
+    (directory / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_directory(directory)
+
+
+def first_mamba(config: ModelConfig) -> Mamba2Spec | MambaSpec:
+    mixers = (each for each in config.mixers if not isinstance(each, AttentionSpec))
+    found = next(mixers)
+    assert isinstance(found, Mamba2Spec | MambaSpec)
+    return found
+
+
+def test_absent_fields_have_transformers_defaults(tmp_path: Path) -> None:
+    """Each field by the name that transformers' configuration has for it."""
+    biases = "proj_bias", "conv_bias"
+    names = {
+        "mamba2": ("n_groups", "state_size", "conv_kernel", "use_bias", "use_conv_bias"),
+        "bamba": tuple(f"mamba_{n}" for n in ("n_groups", "d_state", "d_conv", *biases)),
+        "nemotron_h": ("n_groups", "ssm_state_size", "conv_kernel", "use_bias", "use_conv_bias"),
+    }
+    families = {"mamba2": "Mamba2", "bamba": "Bamba", "nemotron_h": "NemotronH"}
+    for kind, fields in names.items():
+        config = read(tmp_path, families[kind])
+        expected = CONFIGS[kind](**BASE[families[kind]])
+        spec = first_mamba(config)
+        assert isinstance(spec, Mamba2Spec)
+        found = spec.groups, spec.state_size, spec.taps, spec.bias, spec.convolution_bias
+        assert found == tuple(getattr(expected, field) for field in fields)
+        assert spec.limits == tuple(expected.time_step_limit) == (0.0, math.inf)
+    jamba, expected = read(tmp_path, "Jamba"), CONFIGS["jamba"](**BASE["Jamba"])
+    spec = first_mamba(jamba)
+    assert isinstance(spec, MambaSpec)
+    assert (spec.rank, spec.width) == (expected.mamba_dt_rank, 256) == (8, 256)
+    assert [isinstance(each, AttentionSpec) for each in jamba.mixers] == [False, True] * 2
+    assert jamba.mixtures[0].num_experts == expected.num_experts
+    falcon = first_mamba(read(tmp_path, "FalconMamba"))
+    assert isinstance(falcon, MambaSpec)
+    assert (falcon.norms, falcon.norm_eps) == ("plain", 1e-6)
+
+
+def test_limits_may_be_infinite_in_two_ways(tmp_path: Path) -> None:
+    for most in (math.inf, {"__float__": "Infinity"}):
+        spec = first_mamba(read(tmp_path, "Mamba2", time_step_limit=[0.5, most]))
+        assert isinstance(spec, Mamba2Spec)
+        assert spec.limits == (0.5, math.inf)
+
+
+def test_old_names_of_types_of_layers(tmp_path: Path) -> None:
+    types = ["mamba", "attention", "mamba", "mamba"]
+    granite = read(tmp_path, "GraniteMoeHybrid", layers_block_type=types)
+    assert isinstance(granite.layers[1].mixer, AttentionSpec)
+    nemotron = read(tmp_path, "NemotronH", layers_block_type=None, hybrid_override_pattern="M-*-M")
+    kinds = [type(layer.mixer or layer.mlp) for layer in nemotron.layers]
+    assert kinds == [Mamba2Spec, MLPSpec, AttentionSpec, MLPSpec, Mamba2Spec]
+    assert nemotron == read(
+        tmp_path, "NemotronH", layers_block_type=["mamba", "mlp", "attention", "mlp", "mamba"]
+    )
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("Mamba2", {"head_dim": 24}, "head_dim must be a multiple of 16, not 24"),
+    ("Mamba2", {"n_groups": 3}, r"num_heads \(8\) must be a multiple of n_groups \(3\)"),
+    ("Mamba2", {"n_groups": 1, "state_size": 4}, "n_groups . state_size must be a multiple of 8"),
+    ("Mamba2", {"expand": 3}, r"expand \* hidden_size \(768\) must be num_heads \* head_dim"),
+    ("Mamba2", {"conv_kernel": 5}, "'conv_kernel' must be an integer of at most 4"),
+    ("Mamba2", {"hidden_act": "gelu"}, "Mamba with hidden_act 'gelu' is not supported"),
+    ("Mamba2", {"time_step_limit": [1.0, 0.5]}, "'time_step_limit' must be two ascending numbers"),
+    ("Mamba2", {"time_step_limit": [0.0]}, "'time_step_limit' must be two ascending numbers"),
+    ("Mamba", {"state_size": 256}, "'state_size' must be an integer of at most 128"),
+    ("Mamba", {"time_step_rank": 129}, "'time_step_rank' must be an integer of at most 128"),
+    ("Mamba", {"intermediate_size": 90}, r"the width \(90\) must be a multiple of 16"),
+    ("Jamba", {"attn_layer_offset": 2}, r"attn_layer_offset \(2\) must be below attn_layer_per"),
+    ("Jamba", {"expert_layer_period": 1}, r"expert_layer_offset \(1\) must be below expert_lay"),
+    ("Bamba", {"mamba_n_heads": 7}, r"mamba_n_heads \(7\) must divide the width 256"),
+    ("Bamba", {"attn_layer_indices": ["1"]}, "'attn_layer_indices' must list numbers of layers"),
+    ("GraniteMoeHybrid", {"layer_types": ["x"] * 4}, "layer type 'x' is not supported"),
+    (
+        "GraniteMoeHybrid",
+        {"layer_types": ["full_attention"] * 4, "position_embedding_type": "alibi"},
+        "position_embedding_type 'alibi' is not supported",
+    ),
+    ("NemotronH", {"hybrid_override_pattern": "MX", "layers_block_type": None}, "layer type 'X'"),
+    ("NemotronH", {"layers_block_type": "M"}, "'layers_block_type' must list a type for each"),
+    ("NemotronH", {"attention_bias": True}, "attention_bias True is not supported"),
+    ("NemotronH", {"sliding_window": 7}, "sliding_window 7 is not supported"),
+    ("NemotronH", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
+    ("NemotronH", {"layers_block_type": ["mlp"]}, "models without a layer that mixes tokens"),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "reason"), REFUSED)
+def test_what_is_not_computed_is_refused_by_name(
+    family: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=reason) as caught:
+        read(tmp_path, family, **fields)
+    assert "\n" not in str(caught.value)
