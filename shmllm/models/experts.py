@@ -71,7 +71,7 @@ class MoE:
         router: the projection to a logit for each expert, followed by the gate of `shared` if
             there is one. It is never quantized: a small error may choose other experts.
         correction: [experts] float32, added to scores for the choice alone, or None.
-        gate_up_proj: gate and up of each expert.
+        gate_up_proj: gate and up of each expert, or up.
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
         scale: [experts], the factor of each expert's output, or None.
@@ -90,7 +90,8 @@ class MoE:
         if spec.correction_bias:
             self.correction = storage.allocate((spec.num_experts,), torch.float32)
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
-        self.gate_up_proj = ExpertLinear(experts, hidden_size, 2 * inner, bias, storage)
+        width = 2 * inner if spec.gated else inner
+        self.gate_up_proj = ExpertLinear(experts, hidden_size, width, bias, storage)
         self.down_proj = ExpertLinear(experts, inner, hidden_size, bias, storage)
         self.shared = None if spec.shared is None else MLP(hidden_size, spec.shared, storage)
         self.scale = storage.tensor(experts) if spec.scaled else None
@@ -102,7 +103,8 @@ class MoE:
         if self.spec.whole or self.spec.transposed:
             weights |= self._whole(prefix)
         else:
-            weights |= self.gate_up_proj.named_weights(f"{one}.gate_proj", f"{one}.up_proj")
+            names = ("gate_proj", "up_proj") if self.spec.gated else ("up_proj",)
+            weights |= self.gate_up_proj.named_weights(*(f"{one}.{name}" for name in names))
             weights |= self.down_proj.named_weights(f"{one}.down_proj")
         if self.shared is not None:
             weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_name}")
@@ -114,8 +116,8 @@ class MoE:
         return self._router_weights(prefix) | self._whole(prefix)
 
     def _whole(self, prefix: str) -> NamedWeights:
-        is_transposed = self.spec.transposed
-        weights = self.gate_up_proj.whole(f"{prefix}.experts.gate_up_proj", is_transposed)
+        is_transposed, name = self.spec.transposed, "gate_up_proj" if self.spec.gated else "up_proj"
+        weights = self.gate_up_proj.whole(f"{prefix}.experts.{name}", is_transposed)
         return weights | self.down_proj.whole(f"{prefix}.experts.down_proj", is_transposed)
 
     def _router_weights(self, prefix: str) -> NamedWeights:

@@ -16,7 +16,7 @@ NormKind = Literal["rms", "layer"]
 QKNorm = Literal["head", "row"]
 MambaNorms = Literal["weights", "plain"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu_squared"]
-ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss"]
+ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared"]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
 
 
@@ -393,13 +393,14 @@ class MLPSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
-    """A mixture of experts, each a gated MLP.
+    """A mixture of experts, each an MLP.
 
     Attributes:
         num_experts: the number of experts.
         top_k: the number of experts that a token goes to.
         inner: the width of an expert's activation's output.
-        activation: "silu", "gelu_tanh", or gpt-oss's clamped product.
+        activation: "silu", "gelu_tanh", gpt-oss's clamped product, or "relu_squared", which has no
+            gate.
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones, or
             "sigmoid" of each.
         renormalize: whether the weights of the chosen experts are divided by their sum.
@@ -447,6 +448,11 @@ class MoESpec:
     def divides_by_all(self) -> bool:
         """Whether the sum of the chosen experts' scores does not divide them."""
         return self.scoring != "softmax_of_top" and not self.renormalize
+
+    @property
+    def gated(self) -> bool:
+        """Whether an expert has a gate."""
+        return self.activation != "relu_squared"
 
     @property
     def mixtures(self) -> tuple[MoESpec, ...]:

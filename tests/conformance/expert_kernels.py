@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,10 @@ from shmllm_kernels.reference import moe as plain
 SMALL = ProductConfig(16, 32, 16, 4, 2)
 WIDE = ProductConfig(32, 64, 32, 4, 2)
 BY_SOFTMAX = plain.Choice(divides_by_all=True)
+ACTIVATIONS = [
+    *itertools.product(("silu", "gelu_tanh", "gpt_oss"), (True, False)),
+    ("relu_squared", True),
+]
 ROUTED = [(1, 1, 1), (5, 4, 2), (3, 7, 7), (4, 60, 4), (2, 128, 8)]
 """Tokens, experts, and the number that each token goes to."""
 
@@ -151,8 +157,7 @@ class ExpertKernelsConformance:
         assert pairs.blocks[: len(blocks)].tolist() == blocks
         assert (pairs.blocks[len(blocks) :] == -99).all()
 
-    @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss"])
-    @pytest.mark.parametrize("has_bias", [True, False])
+    @pytest.mark.parametrize(("activation", "has_bias"), ACTIVATIONS)
     @pytest.mark.parametrize(
         ("tokens", "experts", "top_k", "hidden", "inner", "config"),
         [
@@ -169,9 +174,10 @@ class ExpertKernelsConformance:
         logits, x = draw.normal(tokens, experts), draw.normal(tokens, hidden + 3, dtype=dtype)
         x = x[:, :hidden]
         ids, weights = routed(logits, top_k, True)
-        gate_up = draw.normal(experts, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
+        width = inner if activation == "relu_squared" else 2 * inner
+        gate_up = draw.normal(experts, width, hidden, dtype=dtype, scale=hidden**-0.5)
         last = draw.normal(experts, hidden, inner, dtype=dtype, scale=inner**-0.5)
-        gate_up_bias = draw.normal(experts, 2 * inner, dtype=dtype) if has_bias else None
+        gate_up_bias = draw.normal(experts, width, dtype=dtype) if has_bias else None
         last_bias = draw.normal(experts, hidden, dtype=dtype) if has_bias else None
         pairs = placed(tokens, top_k, experts, draw.device)
         sort_pairs(pairs, ids, config.block_m)

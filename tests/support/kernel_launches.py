@@ -286,6 +286,9 @@ def experts(facts: dict[str, Any], key: str) -> None:
                 top_k, pairs, config,
             )  # fmt: skip
             down(rows.to(dtype).flatten(0, 1), activated, last, biases[1], pairs, config)
+            if is_silu:
+                up = torch.empty(count, inner, hidden, dtype=dtype)
+                gate_and_up(activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config)
     facts.clear()
 
 

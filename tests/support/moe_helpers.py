@@ -59,8 +59,9 @@ class Experts:
         def bias(width: int) -> Tensor | None:
             return torch.randn(num_experts, width).to(dtype) if has_bias else None
 
+        width = inner if activation == "relu_squared" else 2 * inner
         return cls(
-            matrix(2 * inner, hidden), matrix(hidden, inner), bias(2 * inner), bias(hidden),
+            matrix(width, hidden), matrix(hidden, inner), bias(width), bias(hidden),
             activation=activation, dtype=dtype,
         )  # fmt: skip
 

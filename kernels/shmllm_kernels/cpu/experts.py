@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmllm_kernels.cpu.functions import gelu_tanh, silu
+from shmllm_kernels.cpu.functions import gelu_tanh, relu_squared, silu
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, itemsize, put_number, word
@@ -30,7 +30,7 @@ from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
 
-SILU, GELU_TANH, GPT_OSS = "silu", "gelu_tanh", "gpt_oss"
+SILU, GELU_TANH, GPT_OSS, RELU_SQUARED = "silu", "gelu_tanh", "gpt_oss", "relu_squared"
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
 
 
@@ -83,9 +83,12 @@ def _of_gate(x, activation):
 
 @compiled
 def _activate(scratch, width, out, activation, x_kind):
-    """Writes one row's activation. scratch: gate and up of `width` columns."""
+    """Writes one row's activation. scratch: gate and up of `width` columns, or up."""
     gate = floats(scratch)
-    if activation != GPT_OSS:
+    if activation == RELU_SQUARED:
+        for i in range(width):
+            put_number(out, i, relu_squared(gate[i]), x_kind)
+    elif activation != GPT_OSS:
         up = floats(scratch + 4 * width)
         for i in range(width):
             put_number(out, i, _of_gate(gate[i], activation) * up[i], x_kind)
@@ -105,9 +108,12 @@ def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, 
     rows = Rows(
         word(operands, 2), word(operands, 3), word(operands, 11) + 8 * first, x_kind, LISTED
     )
-    weights = _of_expert(operands, expert, 2 * inner, kind, bias_kind)
+    num_columns = inner if activation == RELU_SQUARED else 2 * inner
+    weights = _of_expert(operands, expert, num_columns, kind, bias_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
-    if activation != GPT_OSS:
+    if activation == RELU_SQUARED:
+        product(rows, count, weights, column, width, scratch - 4 * column, stride)
+    elif activation != GPT_OSS:
         up = inner + column
         product(rows, count, weights, column, width, scratch - 4 * column, stride)
         product(rows, count, weights, up, width, scratch + 4 * width - 4 * up, stride)
@@ -134,13 +140,14 @@ _KINDS = [kinds for kinds in KINDS if kinds[0] != "int8"]  # no thread knows a r
 GATE_AND_UP = {
     (*kinds, activation): Kernel(_pieces, _gate_and_up, *kinds, activation)
     for kinds in _KINDS
-    for activation in (SILU, GELU_TANH, GPT_OSS)
+    for activation in (SILU, GELU_TANH, GPT_OSS, RELU_SQUARED)
 }
 """Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up.
 
 SILU: ``silu(gate) * up``, where the columns of gate precede those of up; GELU_TANH likewise.
 GPT_OSS: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where
-columns of gate and up alternate.
+columns of gate and up alternate. RELU_SQUARED: ``max(up, 0)**2``, without a gate: weights and bias
+have inner columns.
 
 Operands (addresses; strides in bytes; all but x, out, weights and bias float32 or int64):
 

@@ -19,7 +19,7 @@ from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, multiply, options, strides_of
 from shmllm_kernels.gpu.routing import BLOCK_WORDS, SortedPairs, max_blocks
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss")
+ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss", "relu_squared")
 
 
 @triton.jit
@@ -87,6 +87,51 @@ def _gate_and_up(
 
 
 @triton.jit
+def _up(
+    out_ptr,
+    x_ptr,
+    pairs_ptr,
+    blocks_ptr,
+    num_blocks_ptr,
+    weight_ptr,
+    parameters_ptr,
+    bias_ptr,
+    x_stride,
+    inner,
+    k,
+    weight_stride,
+    parameters_stride,
+    TOP_K: tl.constexpr,
+    NAME: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PACKING: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    index = tl.program_id(0)
+    if index >= tl.load(num_blocks_ptr):
+        return
+    expert, rows, is_row = _block(index, blocks_ptr, BLOCK_M)
+    tokens = tl.load(pairs_ptr + rows, mask=is_row, other=0) // TOP_K
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_column = columns < inner
+    places = expert * inner + columns
+    x_rows = x_ptr + tokens.to(tl.int64) * x_stride
+    value = multiply(
+        x_rows, is_row, weight_ptr, parameters_ptr, places, is_column,
+        k, weight_stride, parameters_stride, PACKING, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if HAS_BIAS:
+        value += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    value = active(value, NAME)
+    targets = out_ptr + rows.to(tl.int64)[:, None] * inner + columns[None, :]
+    mask = is_row[:, None] & is_column[None, :]
+    tl.store(targets, value.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _down(
     out_ptr,
     x_ptr,
@@ -137,16 +182,17 @@ def gate_and_up(
     pairs: SortedPairs,
     config: ProductConfig,
 ) -> None:
-    """Writes the activation of each pair's product with gate and up of its expert.
+    """Writes the activation of each pair's product with gate and up of its expert, or, for
+    "relu_squared", with up alone.
 
     The products are float32 up to the activation's result, which is rounded once.
 
     Args:
         out: [pairs, inner] contiguous, in the order of the sorted pairs; all pairs of the tokens.
         x: [tokens, k], each row contiguous, out's dtype.
-        weight: [experts, 2 * inner, k] contiguous, out's dtype; or packed, and the values are
-            rounded to out's dtype.
-        bias: [experts, 2 * inner] contiguous, out's dtype, or None.
+        weight: [experts, 2 * inner, k], or [experts, inner, k] without gates, contiguous, out's
+            dtype; or packed, and the values are rounded to out's dtype.
+        bias: [experts, rows of the weights] contiguous, out's dtype, or None.
         activation: one of ACTIVATIONS; see `reference.moe.experts`.
         top_k: the number of experts of each token.
         pairs: the sorted pairs, in blocks of ``config.block_m``.
@@ -157,15 +203,16 @@ def gate_and_up(
     us, if all experts are chosen. 8,192 tokens have 0.41 Tflop: 0.7 ms at 600 TFLOP/s.
     """
     num_experts, width, k = weight.shape
-    inner = width // 2
-    num_pairs = len(x) * top_k
-    assert out.shape == (num_pairs, inner), "out: a row for each pair, half as wide as the weights"
+    num_pairs, is_gated = len(x) * top_k, activation != "relu_squared"
+    inner = width // 2 if is_gated else width
+    assert out.shape == (num_pairs, inner), "out: a row for each pair, as wide as the activation"
     assert activation in ACTIVATIONS, f"no activation {activation!r}"
     _check(out, x, weight, bias)
     if num_pairs == 0:
         return
-    grid = _grid(num_pairs, num_experts, inner, config.block_n // 2, config.block_m)
-    _gate_and_up[grid](
+    columns_at_once = config.block_n // 2 if is_gated else config.block_n
+    grid = _grid(num_pairs, num_experts, inner, columns_at_once, config.block_m)
+    (_gate_and_up if is_gated else _up)[grid](
         out,
         x,
         pairs.pairs,

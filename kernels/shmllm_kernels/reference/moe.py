@@ -119,12 +119,12 @@ def experts(
         x: [tokens, hidden].
         ids: [tokens, top_k], in ascending order.
         weights: [tokens, top_k].
-        gate_up: [experts, 2 * inner, hidden].
+        gate_up: [experts, 2 * inner, hidden], or up alone, [experts, inner, hidden].
         down: [experts, hidden, inner].
-        gate_up_bias: [experts, 2 * inner] or None.
+        gate_up_bias: [experts, rows of gate_up] or None.
         down_bias: [experts, hidden] or None.
-        activation: "silu" or "gelu_tanh", with all columns of gate before those of up, or
-            "gpt_oss".
+        activation: "silu" or "gelu_tanh", with all columns of gate before those of up, "gpt_oss",
+            or "relu_squared" of up alone.
 
     Returns:
         [tokens, hidden].
@@ -135,8 +135,9 @@ def experts(
         inner = x[tokens] @ gate_up[expert].T
         if gate_up_bias is not None:
             inner = inner + gate_up_bias[expert]
+        is_gated = activation != "relu_squared"
         is_plain = activation != "gpt_oss"
-        active = activate(inner, activation, True) if is_plain else gpt_oss_activation(inner)
+        active = activate(inner, activation, is_gated) if is_plain else gpt_oss_activation(inner)
         rows = active @ down[expert].T
         if down_bias is not None:
             rows = rows + down_bias[expert]

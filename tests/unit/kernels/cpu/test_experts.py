@@ -57,7 +57,7 @@ def expected(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
+@pytest.mark.parametrize("activation", ["silu", "gpt_oss", "relu_squared"])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("hidden", "inner"), [(3, 1), (TILE_COLUMNS, TILE_COLUMNS), (70, 37)])
 def test_experts_equal_the_reference(
@@ -130,7 +130,7 @@ def test_one_expert_with_all_tokens_has_the_bits_of_the_loop() -> None:
     assert torch.equal(found, loop_over_experts(x, experts, ids, weights))
 
 
-@pytest.mark.parametrize("activation", ["silu", "gpt_oss"])
+@pytest.mark.parametrize("activation", ["silu", "gpt_oss", "relu_squared"])
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(activation: str) -> None:
     experts = Experts.random(7, 61, 45, torch.bfloat16, activation, has_bias=True)
     x = torch.randn(ROWS_AT_ONCE + 30, 61)
