@@ -1,5 +1,5 @@
-"""Nemotron-H: each layer is one of Mamba 2, attention without rotation, or an MLP of a squared ReLU
-without a gate."""
+"""Nemotron-H: each layer is one of Mamba 2, attention without rotation, an MLP of a squared ReLU
+without a gate, or experts of such, chosen by sigmoids."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.deepseek_v3 import with_groups
 from shmllm.models.fields import Fields
 from shmllm.models.mamba_fields import LINEAR, Names, read_mamba2
 from shmllm.models.readers import (
@@ -19,14 +20,14 @@ from shmllm.models.readers import (
     read_norm,
     read_positions,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, MoESpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
-MLP = "mlp"
-"""The type of layers with an MLP."""
-_LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": "moe"}
+MLP, EXPERTS = "mlp", "moe"
+"""The types of layers with an MLP or experts."""
+_LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}
 """What the letters of ``hybrid_override_pattern`` mean."""
 _OLD_TYPES = {"mamba": LINEAR, "attention": FULL}
 _FIELDS: Names = {
@@ -39,7 +40,7 @@ _FIELDS: Names = {
     "convolution_bias": ("use_conv_bias", True),
     "activation": ("mamba_hidden_act", "silu"),
 }
-_REFUSED = "sliding_window", "attention_bias", "tie_word_embeddings"
+_REFUSED = "sliding_window", "attention_bias", "tie_word_embeddings", "moe_latent_size"
 _NAMES = {
     ".mamba.": ".mixer.",
     ".self_attn.": ".mixer.",
@@ -63,6 +64,8 @@ def configure(fields: Fields) -> ModelConfig:
         kinds[FULL] = LayerSpec(mixer=attention, mlp=None, norms=first)
     if MLP in types:
         kinds[MLP] = LayerSpec(mixer=None, mlp=_read_mlp(fields), norms=second)
+    if EXPERTS in types:
+        kinds[EXPERTS] = LayerSpec(mixer=None, mlp=_read_experts(fields), norms=second)
     layers = [kinds[name] for name in types]
     model = read_model(fields, layers, read_positions(fields, 4096))
     return replace(model, norm=read_norm(fields, "layer_norm_epsilon", 1e-5))
@@ -77,6 +80,34 @@ def _read_mlp(fields: Fields) -> MLPSpec:
     )
 
 
+def _read_experts(fields: Fields) -> MoESpec:
+    shared = replace(
+        _read_mlp(fields), inner=fields.integer("moe_shared_expert_intermediate_size", 7688)
+    )
+    if shared.activation != "relu_squared":
+        raise fields.error(f"experts with mlp_hidden_act {shared.activation!r} are not supported")
+    num_experts = fields.integer("n_routed_experts", 8)
+    top_k = fields.integer("num_experts_per_tok", 2)
+    if top_k > num_experts:
+        raise fields.error(
+            f"num_experts_per_tok ({top_k}) is more than n_routed_experts ({num_experts})"
+        )
+    experts = MoESpec(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner=fields.integer("moe_intermediate_size", 7688),
+        activation="relu_squared",
+        scoring="sigmoid",
+        renormalize=fields.flag("norm_topk_prob", True),
+        weight_scale=fields.number("routed_scaling_factor", 1.0),
+        correction_bias=True,
+        router_float32=True,
+        shared=shared,
+        shared_name="shared_experts",
+    )
+    return with_groups(fields, experts, 1, 1, best_of_group=2)
+
+
 def _read_types(fields: Fields) -> tuple[str, ...]:
     """Returns ``layers_block_type``, ``layer_types``, or what ``hybrid_override_pattern`` says."""
     found: Any = fields.values.get("layers_block_type") or fields.values.get("layer_types")
@@ -87,7 +118,7 @@ def _read_types(fields: Fields) -> tuple[str, ...]:
         raise fields.error("'layers_block_type' must list a type for each layer")
     found = [_OLD_TYPES.get(each, each) if isinstance(each, str) else each for each in found]
     known = Fields({"layer_types": found}, fields.where)
-    types = read_layer_types(known, len(found), (LINEAR, FULL, MLP))
+    types = read_layer_types(known, len(found), (LINEAR, FULL, MLP, EXPERTS))
     assert types is not None, "there is a list"
     return types
 
@@ -99,3 +130,6 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
         return name
 
     return {renamed(name): views for name, views in weights.items()}
+
+
+module_weights = named_weights

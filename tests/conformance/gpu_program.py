@@ -67,7 +67,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 20}
     | {"time_step_limit": [0.25, 0.75]},
     "nemotron_h": {
-        "layers_block_type": ["mlp", "linear_attention", "full_attention", "mlp"],
+        "layers_block_type": ["mlp", "linear_attention", "moe", "full_attention"],
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
         "mamba_num_heads": 4,
         "mamba_head_dim": 32,
         "n_groups": 2,

@@ -142,7 +142,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
     "nemotron_h": (
         "NemotronH",
-        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]}
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]}
+        | {"n_routed_experts": 8, "moe_intermediate_size": 32}
+        | {"moe_shared_expert_intermediate_size": 48}
         | {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32}
         | {"head_dim": 16},
     ),

@@ -104,6 +104,14 @@ NEMOTRON: dict[str, Any] = {
     "head_dim": 16,
 }
 
+NEMOTRON_EXPERTS: dict[str, Any] = NEMOTRON | {
+    "layers_block_type": [LINEAR, "moe", FULL, "moe", "mlp"],
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 36,
+    "routed_scaling_factor": 1.5,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -148,6 +156,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-hybrid-all-experts": ("granite_moe_hybrid", GRANITE | {"num_experts_per_tok": 6}),
     "nemotron-h": ("nemotron_h", NEMOTRON),
+    "nemotron-h-experts": ("nemotron_h", NEMOTRON_EXPERTS),
+    "nemotron-h-groups": (
+        "nemotron_h",
+        NEMOTRON_EXPERTS | {"n_group": 3, "topk_group": 2, "norm_topk_prob": False},
+    ),
+    "nemotron-h-all-experts": ("nemotron_h", NEMOTRON_EXPERTS | {"num_experts_per_tok": 6}),
     "nemotron-h-biases": (
         "nemotron_h",
         NEMOTRON
@@ -422,7 +436,7 @@ BFLOAT16 = [
     "jamba-all-experts",
     "mamba",
     "mamba2",
-    "nemotron-h",
+    "nemotron-h-all-experts",
     "cohere2",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",

@@ -116,6 +116,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("NemotronH", {"attention_bias": True}, "attention_bias True is not supported"),
     ("NemotronH", {"sliding_window": 7}, "sliding_window 7 is not supported"),
     ("NemotronH", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
+    ("NemotronH", {"moe_latent_size": 7}, "moe_latent_size 7 is not supported"),
+    (
+        "NemotronH",
+        {"layers_block_type": ["linear_attention", "moe"], "mlp_hidden_act": "silu"},
+        "experts with mlp_hidden_act 'silu' are not supported",
+    ),
+    (
+        "NemotronH",
+        {"layers_block_type": ["linear_attention", "moe"], "num_experts_per_tok": 9},
+        r"num_experts_per_tok \(9\) is more than n_routed_experts \(8\)",
+    ),
     ("NemotronH", {"layers_block_type": ["mlp"]}, "models without a layer that mixes tokens"),
 ]
 
