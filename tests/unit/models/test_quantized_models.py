@@ -382,7 +382,9 @@ DELTA_NET = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 16}
 UNUSUAL: dict[str, dict[str, Any]] = {
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
     "qwen3_5": DELTA_NET,
     "qwen3_next": DELTA_NET | {"mlp_only_layers": [*range(4)]},
     "gemma4": {
@@ -398,8 +400,8 @@ UNUSUAL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ["fp8", "w4a16"])
 @pytest.mark.parametrize("family", UNUSUAL)
 def test_rows_that_are_no_neighbours_or_twice_there(family: str, kind: str, tmp_path: Path) -> None:
-    """Queries and gates in one tensor, a delta net's projections by key heads, and one tensor for
-    keys and values."""
+    """Queries and gates in one tensor, a delta net's projections by key heads, one tensor for keys
+    and values, and one for all that a Mamba 2 reads."""
     config, make = {
         "fp8": (
             {"quant_method": "fp8", "weight_block_size": [16, 16]},
