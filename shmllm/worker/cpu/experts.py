@@ -123,7 +123,7 @@ class ExpertOps:
         num_blocks = torch.zeros(1, dtype=torch.int64)
         self._record_sort(routing, spec, num_blocks)
         blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
-        kinds = self._products.kinds(moe.gate_up_proj.weight, in_experts=True)
+        kinds = self._products.kinds(moe.gate_up_proj.weight, is_grouped=True)
         source = self._products.activations(self._num_tokens, x, kinds[0])
         rows, activated = buffers.rows, buffers.activated
         if kinds[0] != "float32":
@@ -134,7 +134,7 @@ class ExpertOps:
         self._kernels.record(kernel, [*operands, *extra], label=f"gate_and_up {_size(moe)}")
         weights = _weights(moe.down_proj, rows.shape[1])
         operands = [*blocks, *_rows(activated), *_rows(rows), *weights]
-        kernel = DOWN[self._products.kinds(moe.down_proj.weight, in_experts=True)]
+        kernel = DOWN[self._products.kinds(moe.down_proj.weight, is_grouped=True)]
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
         self._record_combine(routing, spec, shared)
         return buffers.out

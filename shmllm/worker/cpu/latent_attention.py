@@ -114,7 +114,7 @@ class LatentAttentionOps:
         """Record ``out[:, head] = x[:, head] @ weight[head].T``; x [tokens, heads * ...] may have
         more than the weight's columns for each head."""
         heads, columns, k = weight.shape
-        x_kind, kind, _ = self._products.kinds(weight, in_experts=True)
+        x_kind, kind, _ = self._products.kinds(weight, is_grouped=True)
         address, stride = self._products.activations(self._num_tokens, x, x_kind)
         itemsize = 4 if x_kind == "float32" else 2
         source = [address, stride, itemsize * (x.shape[1] // heads)]

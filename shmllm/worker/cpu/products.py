@@ -154,23 +154,23 @@ class Products:
         self._rounded = rounded
         self._activation_dtype = activation_dtype
 
-    def kinds(self, weight: WholeMatrix, is_exact: bool = False, in_experts: bool = False) -> Kinds:
+    def kinds(self, weight: WholeMatrix, is_exact: bool = False, is_grouped: bool = False) -> Kinds:
         """Return the kinds of a product.
 
         Args:
             weight: the matrix.
             is_exact: whether activations must stay float32.
-            in_experts: whether it is a product of experts. Their activations are not rounded to 8
-                bits: each has to know its largest.
+            is_grouped: whether it is a product of experts, or with a matrix for each head. Their
+                activations are not rounded to 8 bits: each has to know its largest.
         """
         dtype, wanted = kind_of(weight), self._activation_dtype
         stored = weight.kind if isinstance(weight, QuantizedMatrix) else dtype
-        is_exact |= wanted == "int8" and in_experts
+        is_exact |= wanted == "int8" and is_grouped
         if wanted == "int8":
             wanted = group_products.X_KINDS.get(stored, wanted)
         if is_exact or (wanted, stored, dtype) not in MULTIPLY:
             return "float32", stored, dtype
-        in_tiles = self._uses_tiles and not in_experts
+        in_tiles = self._uses_tiles and not is_grouped
         if in_tiles and (tiled(wanted), stored, dtype) in MULTIPLY:
             wanted = tiled(wanted)
         return wanted, stored, dtype

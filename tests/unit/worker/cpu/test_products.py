@@ -98,7 +98,7 @@ def test_activations_in_8_bits_have_the_groups_of_packed_weights() -> None:
             matrix = PACKINGS[kind].make((16, 256), torch.bfloat16, allocate)
             assert chosen_by.kinds(matrix) == (x_kind, kind, BFLOAT16)
             assert chosen_by.kinds(matrix, is_exact=True) == (FLOAT32, kind, BFLOAT16)
-            assert chosen_by.kinds(matrix, in_experts=True) == (FLOAT32, kind, BFLOAT16)
+            assert chosen_by.kinds(matrix, is_grouped=True) == (FLOAT32, kind, BFLOAT16)
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -115,7 +115,7 @@ def test_tiles_are_for_rounded_activations_outside_of_experts() -> None:
         chosen_by = Products(program, None, BFLOAT16, uses_tiles)
         assert chosen_by.kinds(dense.weight) == (first, BFLOAT16, BFLOAT16)
         assert chosen_by.kinds(dense.weight, is_exact=True) == (FLOAT32, BFLOAT16, BFLOAT16)
-        assert chosen_by.kinds(experts.weight, in_experts=True) == (BFLOAT16,) * 3
+        assert chosen_by.kinds(experts.weight, is_grouped=True) == (BFLOAT16,) * 3
         unrounded = Products(program, None, FLOAT32, uses_tiles)
         assert unrounded.kinds(dense.weight) == (FLOAT32, BFLOAT16, BFLOAT16)
 
