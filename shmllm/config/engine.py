@@ -131,6 +131,8 @@ class LoadConfig(Section):
         tokenizer_directory: the directory of the tokenizer for which grammars are compiled; None
             means the model's directory.
         model_name: what people call the model, for display; "" if nobody said.
+        further_layers: how many of the layers that a checkpoint may have behind the model's last
+            one, each of which predicts one token further ahead, are loaded, too.
     """
 
     directory: str
@@ -193,6 +195,7 @@ class LoadConfig(Section):
         Flag(),
     )
     model_name: str = ""
+    further_layers: int = 0
 
     @property
     def rounding(self) -> Rounding | None:

@@ -72,6 +72,9 @@ class ModelConfig:
         per_layer: the inputs that each layer has of its own; None: there are none.
         scales_layers: whether each layer ends with the multiplication of the residual stream by a
             weight.
+        further_layers: the layers that a checkpoint may have behind those of the model, each of
+            which predicts one token further ahead.
+        num_further: how many of them are loaded.
         skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
             model lacks them.
     """
@@ -94,6 +97,8 @@ class ModelConfig:
     transposed: bool = False
     per_layer: PerLayerSpec | None = None
     scales_layers: bool = False
+    further_layers: tuple[LayerSpec, ...] = ()
+    num_further: int = 0
     skipped_prefixes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -149,14 +154,28 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def loaded_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers of the model, and those of `further_layers` that are loaded."""
+        return self.layers + self.further_layers[: self.num_further]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The prefixes of names of a checkpoint's tensors that are not loaded."""
+        behind = range(self.num_layers, self.num_layers + len(self.further_layers))
+        prefixes = [f"model.layers.{index}." for index in behind]
+        copies = ("embed_tokens.", "shared_head.head.")  # of the model's own
+        loaded = [f"{each}{name}" for each in prefixes[: self.num_further] for name in copies]
+        return (*self.skipped_prefixes, *loaded, *prefixes[self.num_further :])
+
+    @property
     def mixers(self) -> tuple[MixerSpec, ...]:
         """The mixer of each layer that has one."""
-        return tuple(layer.mixer for layer in self.layers if layer.mixer is not None)
+        return tuple(layer.mixer for layer in self.loaded_layers if layer.mixer is not None)
 
     @property
     def feed_forwards(self) -> tuple[FeedForwardSpec, ...]:
         """The feed-forward of each layer that has one."""
-        return tuple(layer.mlp for layer in self.layers if layer.mlp is not None)
+        return tuple(layer.mlp for layer in self.loaded_layers if layer.mlp is not None)
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
@@ -227,6 +246,7 @@ class ModelConfig:
         widths = {self.hidden_size, *self.mixed_widths, *self.inner_widths}
         widths.update(*(attention.read_widths for attention in self.latent_attentions))
         widths |= set() if self.per_layer is None else {self.per_layer.width}
+        widths |= {2 * self.hidden_size} if self.num_further else set()
         return tuple(sorted(widths))
 
     @property
@@ -264,6 +284,19 @@ class ModelConfig:
             of_layers = self.per_layer.vocab_size * self.per_layer.width * self.num_layers
         return rows * self.hidden_size + of_layers
 
+    def with_further(self, count: int) -> ModelConfig:
+        """Returns the configuration with so many of `further_layers` loaded.
+
+        Raises:
+            EngineStartError: there are fewer.
+        """
+        if count > len(self.further_layers):
+            raise EngineStartError(
+                f"further_layers={count} is not possible: a checkpoint of {self.architecture} with "
+                f"these fields has {len(self.further_layers)}"
+            )
+        return replace(self, num_further=count)
+
     def for_length(self, max_length: int) -> ModelConfig:
         """Returns the configuration for requests of at most `max_length` tokens: the angles of
         longrope depend on it."""
@@ -278,7 +311,10 @@ class ModelConfig:
             changed = replace(mixer, rope=replace(rope, max_length=max_length))
             return replace(layer, mixer=changed)
 
-        return replace(self, layers=tuple(lengthened(layer) for layer in self.layers))
+        layers, further = (
+            tuple(map(lengthened, layers)) for layers in (self.layers, self.further_layers)
+        )
+        return replace(self, layers=layers, further_layers=further)
 
 
 def text_fields(fields: Fields) -> Fields:

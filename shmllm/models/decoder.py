@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
-from shmllm.models.layers import NamedWeights, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import Linear, NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.matrices import parts_of
 from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.model import Model
@@ -35,6 +35,10 @@ class DecoderModel(Model):
         storage: allocates the weights.
         rename: the family's ``named_weights``; None: its names are the default ones.
         rename_modules: its ``module_weights``, likewise.
+
+    Attributes:
+        further: the layers behind the others that are loaded, each of which predicts one token
+            further ahead.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class DecoderModel(Model):
             self.per_layer = PerLayerInputs(config, config.per_layer, storage)
         self.layers = [DecoderLayer(config, layer, storage) for layer in range(config.num_layers)]
         self.norm = Norm(config.hidden_size, config.norm, storage)
+        behind = range(config.num_layers, len(config.loaded_layers))
+        self.further = [FurtherLayer(config, layer, storage) for layer in behind]
 
     @property
     def has_packed(self) -> bool:
@@ -81,7 +87,7 @@ class DecoderModel(Model):
 
     def known_name(self, name: str) -> str | None:
         known = model_name(name, self.config.tie_word_embeddings)
-        is_skipped = known is not None and known.startswith(self.config.skipped_prefixes)
+        is_skipped = known is not None and known.startswith(self.config.left_out)
         return None if is_skipped else known
 
     def _name_weights(self) -> NamedWeights:
@@ -90,6 +96,8 @@ class DecoderModel(Model):
             weights |= self.per_layer.named_weights()
         for index, layer in enumerate(self.layers):
             weights |= layer.named_weights(f"model.layers.{index}")
+        for index, further in enumerate(self.further, self.config.num_layers):
+            weights |= further.named_weights(f"model.layers.{index}")
         weights |= self.norm.named_weights("model.norm")
         return weights if self._rename is None else self._rename(weights, self.config)
 
@@ -97,6 +105,8 @@ class DecoderModel(Model):
         weights: NamedWeights = {}
         for index, layer in enumerate(self.layers):
             weights |= layer.module_weights(f"model.layers.{index}")
+        for index, further in enumerate(self.further, self.config.num_layers):
+            weights |= further.layer.module_weights(f"model.layers.{index}")
         if self._rename_modules is not None:
             weights = self._rename_modules(weights, self.config)
         return weights
@@ -104,7 +114,9 @@ class DecoderModel(Model):
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """Yields the weights of norms and of other factors, with the value that changes nothing."""
         norms = [self.norm] if self.per_layer is None else [self.norm, self.per_layer.norm]
-        for layer in self.layers:
+        for further in self.further:
+            norms += further.norms
+        for layer in (*self.layers, *(further.layer for further in self.further)):
             norms += layer.all_norms()
             yield from () if layer.scale is None else ((layer.scale, 1.0),)
         yield from ((norm.weight, 1.0 - norm.spec.offset) for norm in norms)
@@ -123,7 +135,7 @@ class DecoderLayer:
     """
 
     def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
-        self.spec: LayerSpec = config.layers[layer]
+        self.spec: LayerSpec = config.loaded_layers[layer]
         names, mixer, mlp = self.spec.norms, self.spec.mixer, self.spec.mlp
         self._residual_scale = config.residual_scale
         self.norms: dict[str, Norm] = {}
@@ -226,3 +238,55 @@ class DecoderLayer:
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules."""
         return {} if self.mlp is None else self.mlp.module_weights(f"{prefix}.mlp")
+
+
+class FurtherLayer:
+    """A layer that predicts a token further ahead (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.2).
+
+    Embedding table and LM head are those of the model.
+
+    Attributes:
+        embedding_norm, hidden_norm: the norms of what is projected, side by side.
+        projection: the projection to the residual stream.
+        layer: the layer itself.
+        norm: the norm of its output.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, storage: Storage) -> None:
+        hidden = config.hidden_size
+        self.embedding_norm = Norm(hidden, config.norm, storage)
+        self.hidden_norm = Norm(hidden, config.norm, storage)
+        self.projection = Linear(2 * hidden, [hidden], False, storage)
+        self.layer = DecoderLayer(config, layer, storage)
+        self.norm = Norm(hidden, config.norm, storage)
+        self._residual_scale = config.residual_scale
+
+    def __call__(self, ops: Ops, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+        """Runs one step's tokens, each of which follows the token of its hidden state.
+
+        Args:
+            ops: the operations of the device.
+            hidden: [tokens, hidden], what `DecoderModel.forward`, or the layer before, returned for
+                the tokens before these; may be overwritten.
+            embedding: the model's table.
+
+        Returns:
+            [tokens, hidden], the input of `DecoderModel.logits` for the tokens after the next ones.
+        """
+        norms = self.embedding_norm, self.hidden_norm
+        residual = ops.join(ops.embed(embedding), hidden, norms, self.projection)
+        x = self.layer(ops, None, residual)
+        return ops.add_norm(x, residual, self.norm, self._residual_scale)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Its own norms."""
+        return self.embedding_norm, self.hidden_norm, self.norm
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.61"."""
+        weights = self.layer.named_weights(prefix)
+        weights |= self.projection.named_weights(f"{prefix}.eh_proj")
+        for name, norm in zip(("enorm", "hnorm", "shared_head.norm"), self.norms, strict=True):
+            weights |= norm.named_weights(f"{prefix}.{name}")
+        return weights

@@ -28,7 +28,7 @@ def configure(fields: Fields) -> ModelConfig:
         fields, inner=2048, num_experts=256, num_groups=8, top_groups=4, weight_scale=2.5
     )
     layers = with_dense_layers(fields, attention, experts, default=3)
-    return with_next_token_layers(read_model(fields, layers, positions), fields)
+    return with_further_layers(read_model(fields, layers, positions), fields, experts)
 
 
 def read_latent_attention(
@@ -206,12 +206,12 @@ def with_dense_layers(
     ]
 
 
-def with_next_token_layers(model: ModelConfig, fields: Fields) -> ModelConfig:
-    """Returns a model whose checkpoint may have more layers, which predict several tokens: they are
-    not loaded."""
+def with_further_layers(model: ModelConfig, fields: Fields, experts: MoESpec) -> ModelConfig:
+    """Returns a model whose checkpoint may have ``num_nextn_predict_layers`` more layers, which
+    have the attention of the others, and these experts."""
     count = fields.integer("num_nextn_predict_layers", 1, minimum=0, maximum=MOST_LAYERS)
-    behind = range(model.num_layers, model.num_layers + count)
-    return replace(model, skipped_prefixes=tuple(f"model.layers.{index}." for index in behind))
+    layer = replace(model.layers[-1], mlp=experts)
+    return replace(model, further_layers=(layer,) * count)
 
 
 def check_choice(fields: Fields, name: str, supported: str | int) -> None:

@@ -8,7 +8,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import (
     read_sigmoid_experts,
     with_dense_layers,
-    with_next_token_layers,
+    with_further_layers,
 )
 from shmllm.models.fields import Fields
 from shmllm.models.readers import read_attention, read_model, read_norm, read_positions
@@ -25,5 +25,5 @@ def configure(fields: Fields) -> ModelConfig:
         attention = replace(attention, qk_norm="head")
     experts = read_sigmoid_experts(fields, inner=1408, num_experts=128)
     layers = with_dense_layers(fields, attention, experts, default=1)
-    model = with_next_token_layers(read_model(fields, layers, positions), fields)
+    model = with_further_layers(read_model(fields, layers, positions), fields, experts)
     return replace(model, norm=read_norm(fields, default=1e-5))

@@ -9,7 +9,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import (
     read_latent_attention,
     read_sigmoid_experts,
-    with_next_token_layers,
+    with_further_layers,
 )
 from shmllm.models.fields import Fields
 from shmllm.models.readers import (
@@ -37,7 +37,7 @@ def configure(fields: Fields) -> ModelConfig:
     experts = read_sigmoid_experts(fields, inner=1536, num_experts=64, top_k=4, weight_scale=1.8)
     kinds: dict[str, MLPSpec | MoESpec] = {DENSE: read_mlp(fields), SPARSE: experts}
     layers = [LayerSpec(mixer=attention, mlp=kinds[kind]) for kind in _mlp_types(fields)]
-    model = with_next_token_layers(read_model(fields, layers, positions), fields)
+    model = with_further_layers(read_model(fields, layers, positions), fields, experts)
     return replace(model, norm=read_norm(fields, default=1e-5))
 
 

@@ -84,6 +84,21 @@ class Ops(LinearOps, Protocol):
             [tokens, hidden].
         """
 
+    def join(
+        self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
+    ) -> Tensor:
+        """Begins the residual stream of a layer that predicts a token further ahead.
+
+        Args:
+            embeds: the result of `embed`; may be overwritten.
+            hidden: [tokens, hidden], the hidden states of the tokens before; may be overwritten.
+            norms: the norms of both.
+            projection: reads the normalised embeddings and hidden states, side by side.
+
+        Returns:
+            [tokens, hidden].
+        """
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Normalises ``x`` [tokens, hidden], in place, and returns it."""
 

@@ -99,7 +99,7 @@ def load_model(
     """
     config = ModelConfig.from_directory(Path(load.directory))
     max_model_len = _configured_length(load, config)
-    config = config.for_length(max_model_len)
+    config = config.for_length(max_model_len).with_further(load.further_layers)
     dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
     kinds: dict[str, str] = {}
     if load.rounding is None and load.load_format != "dummy":

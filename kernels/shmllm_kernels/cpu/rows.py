@@ -171,6 +171,32 @@ width.
 """
 
 
+@compiled
+def _copy(source, width, target):
+    values, copies = floats(source), floats(target)
+    for i in range(width):
+        copies[i] = values[i]
+
+
+@compiled
+def _join(operands, piece, thread, num_threads):
+    first, second, out, width = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+    )  # fmt: skip
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for row in range(begin, end):
+        _copy(first + row * width * 4, width, out + 2 * row * width * 4)
+        _copy(second + row * width * 4, width, out + (2 * row + 1) * width * 4)
+
+
+JOIN = Kernel(count_pieces, _join)
+"""``out[row] = [first[row], second[row]]``.
+
+Operands: address of the number of rows; first [rows, width]; second, likewise; out [rows, 2 *
+width]; width.
+"""
+
+
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu_squared")
 
 

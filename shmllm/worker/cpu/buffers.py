@@ -41,6 +41,8 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
+        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads; None: there
+            is none.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         rounded: memory for the rounded activations of any product, bytes; None: they stay float32.
@@ -90,6 +92,9 @@ class CpuBuffers:
         }
         self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
+        self.joined: Tensor | None = None
+        if config.num_further:
+            self.joined = buffer(max_tokens, 2 * hidden)
         self.per_layer: Tensor | None = None
         if config.per_layer is not None:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)

@@ -50,6 +50,7 @@ from shmllm_kernels.cpu.rows import (
     EMBED_PACKED,
     GATE,
     GATHER,
+    JOIN,
     ROPE_TABLES,
     SCALE_AND_CAP,
 )
@@ -194,6 +195,17 @@ class CpuOps:
             addresses = [x.data_ptr(), residual.data_ptr()]
             self._record("add", ADD, *addresses, residual.shape[1], word_of_float(scale))
         return residual
+
+    def join(
+        self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
+    ) -> Tensor:
+        joined = self._buffers.joined
+        assert joined is not None, "the configuration has further layers"
+        parts = self.norm(embeds, norms[0]), self.norm(hidden, norms[1])
+        addresses = [tensor.data_ptr() for tensor in (*parts, joined)]
+        self._record("join", JOIN, *addresses, embeds.shape[1])
+        self._products.record(self._num_tokens, joined, projection, embeds)
+        return embeds
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         self._record_norm(f"{norm.spec.kind}_norm", None, x, norm, x, 1.0)

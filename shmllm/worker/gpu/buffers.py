@@ -37,6 +37,8 @@ class GpuBuffers:
         sampled: [max_requests, hidden], the hidden states of the tokens that get logits.
         logits: [max_requests, vocab].
         experts: the buffers of each mixture of experts.
+        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads; None: there
+            is none.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
@@ -86,6 +88,9 @@ class GpuBuffers:
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)
             for spec in config.mixtures
         }
+        self.joined: Tensor | None = None
+        if config.num_further:
+            self.joined = buffer(max_tokens, 2 * hidden)
         self.per_layer: Tensor | None = None
         if config.per_layer is not None:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)

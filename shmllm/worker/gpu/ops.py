@@ -180,6 +180,16 @@ class GpuOps:
             add_rms_norm(out, x, residual, norm.weight, spec.eps, scale, spec.offset)
         return out
 
+    def join(
+        self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
+    ) -> Tensor:
+        joined = self._buffers.joined
+        assert joined is not None, "the configuration has further layers"
+        parts = self.norm(embeds, norms[0]), self.norm(hidden, norms[1])
+        torch.cat(parts, 1, out=joined[: len(embeds)])
+        self.products.linear(embeds, joined[: len(embeds)], projection)
+        return embeds
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         spec = norm.spec
         if spec.kind == "layer":

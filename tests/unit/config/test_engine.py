@@ -84,6 +84,7 @@ FULL = EngineConfig(
         "int8",
         True,
         "größe",
+        further_layers=1,
     ),
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),

@@ -23,9 +23,13 @@ from shmllm.config.engine import LoadConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.decoder import FurtherLayer
+from shmllm.models.layers import Storage
 from shmllm.worker.gpu import ops
+from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.program import check_model
+from shmllm_kernels.reference.norm import rms_norm
 
 __all__ = ["_inference_mode", "models"]
 
@@ -157,3 +161,24 @@ def random_work(steps: GpuSteps, chance: random.Random) -> dict[int, int]:
             work[row] = count
             budget -= count
     return work
+
+
+def test_a_layer_behind_joins_embeddings_and_hidden_states(gpu_device, models) -> None:
+    steps = GpuSteps(gpu_device, models("deepseek_v3")[1])
+    config, where = steps.model.config, gpu_device.torch_device
+    config = replace(config, further_layers=config.layers[-1:], num_further=1)
+    drawn = lambda shape, dtype: torch.randn(shape, dtype=dtype, device=where)  # noqa: E731
+    layer = FurtherLayer(config, config.num_layers, Storage(drawn, torch.float32))
+    buffers = GpuBuffers(config, torch.float32, 24, 4, gpu_device)
+    computed_by = ops.GpuOps(config, steps.cache, steps.inputs, buffers, where)
+    norms = layer.embedding_norm, layer.hidden_norm
+    embeds, hidden = buffers.hidden[:5].normal_(), drawn((5, config.hidden_size), torch.float32)
+    parts = [
+        rms_norm(x.cpu(), norm.weight.cpu(), norm.spec.eps)
+        for x, norm in zip((embeds, hidden), norms, strict=True)
+    ]
+    want = torch.cat(parts, 1) @ layer.projection.weight.cpu().T
+    found = computed_by.join(embeds, hidden, norms, layer.projection)
+    gpu_device.synchronize()
+    assert found.data_ptr() == buffers.hidden.data_ptr(), "the residual stream"
+    torch.testing.assert_close(found.cpu(), want, atol=1e-4, rtol=1e-4)
