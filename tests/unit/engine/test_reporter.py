@@ -96,7 +96,9 @@ def test_the_marks_of_the_start_are_in_order(control: Segment, view: ControlView
     assert view.mark_ns(Mark.READY) == 0
     assert (view.model(), view.engine_state) == ("small", EngineState.STARTING)
     reporter.ready(
-        SimpleNamespace(info=SimpleNamespace(num_blocks=3, device="a card", precision="float16"))
+        SimpleNamespace(
+            info=SimpleNamespace(num_counted_blocks=3, device="a card", precision="float16")
+        )
     )
     assert (view.device(), view.engine_state) == ("a card", EngineState.READY)
     moments = [began, *[view.mark_ns(mark) for mark in Mark], monotonic_ns()]
