@@ -70,7 +70,7 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     options = LOCAL | {"max_model_len": 400}
     config = ModelConfig.from_directory(reference.directory)
     shape = cache_shape(config, 16, lambda heads: layout_of(heads, 16, "float32").block_bytes)
-    grows = bool(config.attentions)  # a request without attention holds one state
+    grows = bool(config.all_attentions)  # a request without attention holds one state
     blocks = most_blocks(shape.groups, 400, 2048, 16) if grows else 1
     options |= {"num_gpu_blocks_override": 2 * (blocks + 1)}
     with LLM(str(reference.directory), **options) as llm:
