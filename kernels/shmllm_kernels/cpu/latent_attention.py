@@ -55,7 +55,7 @@ SPLIT_KEYS = 256
 other pieces for several threads."""
 
 _SCORES_STRIDE = 4 * (CHUNK_KEYS + LANES)  # the last tile of a chunk may have more keys
-_TABLE_BYTES = 8 * (CHUNK_KEYS + TILE_KEYS)
+_KEYS_IN_TABLE = CHUNK_KEYS + 2 * TILE_KEYS  # what the last tile reads and prefetches
 _score_many, _score_four, _score_two, _score_one = (
     score_tile(rows) for rows in (TILE_ROWS, 4, 2, 1)
 )
@@ -72,7 +72,7 @@ class Scratch(NamedTuple):
     state: int  # the state of a split
     scores: int  # [rows, CHUNK_KEYS and more] float32
     factors: int  # [rows] float32
-    keys: int  # table of the addresses of a chunk's keys, and of TILE_KEYS after them
+    keys: int  # table of the addresses of a chunk's keys, and of some after them
 
 
 class Tile(NamedTuple):
@@ -123,7 +123,7 @@ def scratch_bytes(layout: LatentLayout, num_heads: int, rank: int) -> int:
     """Returns the size of one thread's scratch memory."""
     rows = queries_per_tile(num_heads) * num_heads
     sizes = [4 * rows * padded(layout.key_dim), *[state_bytes(rows, padded(rank))] * 2]
-    sizes += [rows * _SCORES_STRIDE, 4 * rows, _TABLE_BYTES]
+    sizes += [rows * _SCORES_STRIDE, 4 * rows, 8 * _KEYS_IN_TABLE]
     return sum(map(cache_lines, sizes))
 
 
@@ -204,11 +204,11 @@ def _load_queries(operands, scratch, rows, tile, sizes):
 
 @compiled
 def _find_keys(target, cache, sizes, blocks, first, last):
-    """Writes the addresses of a chunk's keys, and of TILE_KEYS after them. Keys after the last one
-    get its address: unwritten memory, which may be NaN, is not read."""
+    """Writes the addresses of a chunk's keys, and of some after them. Keys after the last one get
+    its address: unwritten memory, which may be NaN, is not read."""
     table = short_words(blocks)
     mask = (1 << sizes.block_shift) - 1
-    for i in range(CHUNK_KEYS + TILE_KEYS):
+    for i in range(_KEYS_IN_TABLE):
         key = min(first + i, last)
         block = cache + np.int64(table[key >> sizes.block_shift]) * sizes.block_stride
         put_word(target, i, block + (key & mask) * sizes.row_bytes)
