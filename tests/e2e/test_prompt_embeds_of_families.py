@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.model_helpers import reference_model, save
+from support.variants import slow
 
 from shmllm import LLM, SamplingParams
 
@@ -18,6 +19,13 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"head_dim": 16},
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "granite_moe_hybrid": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "mamba_n_heads": 6,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "mamba2": {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "gpt2": {},
     "gemma4": {
         "head_dim": 16,
@@ -27,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"] * 3,
     },
 }
+KINDS = ["gemma3", "granite", "gpt2", "gemma4", slow("granite_moe_hybrid"), slow("mamba2")]
 NUM_TOKENS = 8
 
 
@@ -46,7 +55,7 @@ def greedy(model: Any, embeds: torch.Tensor) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_given_embeddings_equal_transformers(family: str, tmp_path: Path) -> None:
     model = reference_model(family, 4.0, **FAMILIES[family])
     directory = save(model, tmp_path / "model")
