@@ -226,6 +226,8 @@ def mambas() -> None:
     for weight in (None, empty(256)):
         mamba.normalise(keys_of[:, :256], weight, 1e-6)
     mamba.selective_scan(out, gate, keys_of[:, 256:], gate, logs, skips, states, requests)
+    many, keys_of = empty(128, inner, dtype=torch.float32), empty(4, 256)
+    mamba.selective_scan(out, gate, keys_of, gate, many, skips, states, requests)
 
 
 def step() -> None:

@@ -17,6 +17,8 @@ from shmllm_kernels.gpu.states import Requests, state_block
 
 CHANNELS = 32
 """The channels of a program of the scan."""
+NUMBERS_PER_WARP = 1024
+"""The numbers of states that a warp has in registers, beside as many rates."""
 
 
 @triton.jit
@@ -140,11 +142,12 @@ def selective_scan(
     Reads and writes the state of each request once, and of each block that the step completes.
     """
     state_size, channels = logs.shape
+    rows = next_power_of_two(state_size)
     grid = len(requests.context_lens), triton.cdiv(channels, CHANNELS)
     _selective_scan[grid](
         x, keys, gate, logs, skips, states, out,
         requests.query_starts, requests.context_lens, requests.block_table,
         x.stride(0), keys.stride(0), gate.stride(0), states.stride(0), out.stride(0),
         requests.block_table.stride(0), requests.interval, channels, state_size,
-        BLOCK_N=next_power_of_two(state_size), BLOCK=CHANNELS, num_warps=1,
+        BLOCK_N=rows, BLOCK=CHANNELS, num_warps=max(rows * CHANNELS // NUMBERS_PER_WARP, 1),
     )  # fmt: skip
