@@ -8,6 +8,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.jamba import NORMS, named_weights
 from shmllm.models.mamba_fields import HYBRID_MAMBA2, read_mamba2
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     read_attention,
     read_mlp,
@@ -17,7 +18,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import AttentionSpec, LayerSpec
+from shmllm.models.specs import LayerSpec
 
 __all__ = ["configure", "named_weights"]
 

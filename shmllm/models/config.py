@@ -12,22 +12,17 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.mixer_specs import (
+    AttentionSpec,
+    KVHeads,
+    LatentAttentionSpec,
+    MambaSpec,
+    MixerSpec,
+)
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import (
-    AttentionSpec,
-    FeedForwardSpec,
-    KVHeads,
-    LatentAttentionSpec,
-    LayerSpec,
-    MambaSpec,
-    MixerSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-    PerLayerSpec,
-)
+from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
 
 __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
 

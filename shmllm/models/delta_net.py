@@ -8,7 +8,7 @@ import torch
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.specs import DeltaNetSpec
+from shmllm.models.mixer_specs import DeltaNetSpec
 
 
 class DeltaNet:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_sigmoid_experts, with_dense_layers
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -19,7 +20,6 @@ from shmllm.models.readers import (
     windows_by_type,
     with_rope,
 )
-from shmllm.models.specs import AttentionSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -23,7 +24,7 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import AttentionSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
 
 NORMS = LayerNorms(
     before_mixer="input_layernorm",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS, gemma_model, read_gemma_mlp
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -24,7 +25,6 @@ from shmllm.models.readers import (
 )
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import (
-    AttentionSpec,
     DenseAndExpertsSpec,
     ExpertActivation,
     LayerSpec,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.llama import configure as configure_llama
-from shmllm.models.specs import AttentionSpec, LayerSpec
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

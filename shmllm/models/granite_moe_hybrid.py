@@ -10,6 +10,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.granite import with_factors
 from shmllm.models.mamba_fields import HYBRID_MAMBA2, LINEAR, read_mamba2
+from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.readers import (
     FULL,
     read_activation,
@@ -21,14 +22,7 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import (
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    MixerSpec,
-    MLPSpec,
-    MoESpec,
-)
+from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

@@ -12,7 +12,8 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import MixedMatrix
-from shmllm.models.specs import LatentAttentionSpec, NormSpec
+from shmllm.models.mixer_specs import LatentAttentionSpec
+from shmllm.models.specs import NormSpec
 
 NORM = NormSpec(eps=1e-6)
 """The norms of latents have this eps in all families, whatever that of the other norms is."""

@@ -21,7 +21,8 @@ from shmllm.models.matrices import (
     make_matrix,
     matrix_of,
 )
-from shmllm.models.specs import AttentionSpec, MLPSpec, NormSpec
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""

@@ -6,7 +6,7 @@ import torch
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.specs import Mamba2Spec
+from shmllm.models.mixer_specs import Mamba2Spec
 
 
 class Mamba2:

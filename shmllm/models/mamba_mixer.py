@@ -6,7 +6,8 @@ import torch
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.specs import MambaSpec, NormSpec
+from shmllm.models.mixer_specs import MambaSpec
+from shmllm.models.specs import NormSpec
 
 
 class Mamba:

@@ -18,8 +18,7 @@ from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
-from shmllm.models.ops import Ops
-from shmllm.models.specs import (
+from shmllm.models.mixer_specs import (
     AttentionSpec,
     DeltaNetSpec,
     LatentAttentionSpec,
@@ -27,6 +26,7 @@ from shmllm.models.specs import (
     MambaSpec,
     MixerSpec,
 )
+from shmllm.models.ops import Ops
 
 
 class Mixer(Protocol):

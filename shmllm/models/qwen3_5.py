@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import AttentionSpec, DeltaNetSpec
 from shmllm.models.readers import (
     FULL,
     read_activation,
@@ -22,7 +23,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import AttentionSpec, DeltaNetSpec, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
 
 LINEAR = "linear_attention"
 """The type of layers with a delta net, as in the field ``layer_types``."""

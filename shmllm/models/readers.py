@@ -12,8 +12,9 @@ from typing import Any
 
 from shmllm.models.config import ModelConfig, architecture_name
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import Activation, AttentionSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import Activation, LayerSpec, MLPSpec, MoESpec, NormSpec
 
 MOST_LAYERS = 4096
 """Thirty times those of the largest models; each layer of a damaged file would take time."""

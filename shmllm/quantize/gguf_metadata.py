@@ -20,9 +20,10 @@ from shmllm.formats.gguf_family import GgufFamily
 from shmllm.frontend.gguf.config import model_config
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.registry import find_family
 from shmllm.models.rope import attention_factor
-from shmllm.models.specs import AttentionSpec, LayerSpec
+from shmllm.models.specs import LayerSpec
 from shmllm.quantize.gguf_description import Values, rope_tensors
 
 _TOLERANCE = 1e-5

@@ -25,7 +25,7 @@ from shmllm.core.kv_groups import (
 )
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import KVHeads
+from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 
 MIB = 2**20

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shmllm.core.kv_groups import FullAttention, KVGroup, SlidingWindow, group_layers
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import KVHeads
+from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.memory import CacheShape, layer_rules
 
 

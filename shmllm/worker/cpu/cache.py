@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import KVHeads
+from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 from shmllm.worker.memory import CacheShape
 from shmllm_kernels.cpu.cache_layout import CacheLayout

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shmllm.models.specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
 from shmllm_kernels.cpu import latent_attention

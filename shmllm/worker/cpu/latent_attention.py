@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.specs import LatentAttentionSpec
+from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, latent_layout

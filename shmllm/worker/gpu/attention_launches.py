@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm_kernels.gpu.configs import (
     AttentionConfig,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import KVHeads
+from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.arena import Arena, padded_bytes
 from shmllm.worker.memory import CacheShape
 

@@ -14,7 +14,8 @@ from support.reference_models import MAMBAS
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
-from shmllm.models.specs import AttentionSpec, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,8 +11,9 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import PRE_NORMS, AttentionSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import PRE_NORMS, LayerNorms, LayerSpec, MLPSpec, NormSpec
 
 HIDDEN, INNER, TOKENS = 8, 12, 3
 ATTENTION = AttentionSpec(

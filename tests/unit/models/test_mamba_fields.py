@@ -12,7 +12,8 @@ from support.model_helpers import CONFIGS
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.specs import AttentionSpec, Mamba2Spec, MambaSpec, MLPSpec
+from shmllm.models.mixer_specs import AttentionSpec, Mamba2Spec, MambaSpec
+from shmllm.models.specs import MLPSpec
 
 SIZES = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 4}
 ATTENTION = {"num_attention_heads": 8, "intermediate_size": 96}

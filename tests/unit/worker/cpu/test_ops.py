@@ -13,9 +13,10 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope import inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import AttentionSpec, LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
 from shmllm_kernels.reference.activation import activate
 from shmllm_kernels.reference.norm import layer_norm, rms_norm
 from shmllm_kernels.reference.rope import rotate

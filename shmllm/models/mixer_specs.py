@@ -1,0 +1,333 @@
+"""What mixes the tokens of a layer: attention, or what takes its place.
+
+A spec is the values that decide which operations it consists of; `specs.py` has those of whole
+layers. This module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shmllm.models.rope_config import RopeConfig
+
+QKNorm = Literal["head", "row"]
+MambaNorms = Literal["weights", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVHeads:
+    """What the KV cache holds of a token in one layer.
+
+    Attributes:
+        count: the number of key heads, and of value heads.
+        key_dim: the width of a key.
+        value_dim: the width of a value; 0: a value is the first elements of its key.
+    """
+
+    count: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """The attention of one layer.
+
+    Attributes:
+        num_heads: the number of query heads, a multiple of `num_kv_heads`.
+        num_kv_heads: the number of key heads, and of value heads.
+        head_dim: the width of a head.
+        window: the number of positions that a token attends to, its own included; None: its own and
+            all before it.
+        rope: the rotation of queries and keys; None: they are not rotated.
+        scale: the factor of the scores.
+        soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
+        sinks: whether each head has a weight that joins the softmax's denominator.
+        qk_norm: which norm queries and keys have before the rotation: None, one over each "head",
+            or one over the "row" of all heads side by side.
+        bias: whether the projections to queries, keys and values have a bias.
+        output_bias: whether the output projection has a bias.
+        gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
+            elements, before the output projection.
+        value_norm: whether values have an RMSNorm over each head, without a weight.
+        keys_are_values: whether a checkpoint has one projection for keys and values.
+        source: the layer whose keys and values this one reads instead of its own, which it then has
+            no projections for; None: it has its own.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    rope: RopeConfig | None = None
+    scale: float
+    soft_cap: float | None = None
+    sinks: bool = False
+    qk_norm: QKNorm | None = None
+    bias: bool = False
+    output_bias: bool = False
+    gated: bool = False
+    value_norm: bool = False
+    keys_are_values: bool = False
+    source: int | None = None
+
+    state_bytes = 0
+
+    @property
+    def width(self) -> int:
+        """The width of all query heads, and of the attention's output."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """The width of all key heads, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def in_width(self) -> int:
+        """The width of queries, keys, values and gates side by side."""
+        own = 2 * self.kv_width if self.source is None else 0
+        return (2 if self.gated else 1) * self.width + own
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the attention."""
+        return (self.in_width,)
+
+    @property
+    def kv(self) -> KVHeads:
+        """What the attention reads of each token in the cache."""
+        return KVHeads(self.num_kv_heads, self.head_dim, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetSpec:
+    """A gated delta net (Yang, Kautz and Hatamizadeh, 2024), which takes the place of attention.
+
+    Attributes:
+        key_heads: the number of query heads, and of key heads.
+        key_dim: the width of each.
+        value_heads: the number of value heads, a multiple of `key_heads`.
+        value_dim: the width of each.
+        taps: the number of tokens that the convolution of queries, keys and values reads.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    taps: int
+
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """The width of all value heads, and of the output."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """The width of queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key_dim + self.width
+
+    @property
+    def in_width(self) -> int:
+        """The width of queries, keys, values, gates, rates and decays side by side."""
+        return self.convolved_width + self.width + 2 * self.value_heads
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the net."""
+        return (self.in_width,)
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.convolved_width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.value_heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """A latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1). Keys and values of all
+    heads are projections of one latent, which is all that the cache holds, beside a key part that
+    carries the position.
+
+    Attributes:
+        num_heads: the number of heads.
+        rank: the width of a latent.
+        nope_dim: the width of that part of a query which does not rotate.
+        rope_dim: the width of the part that rotates, and of the key part.
+        value_dim: the width of a head's value.
+        query_rank: the width of what queries are a projection of, which has a norm; None: they are
+            a projection of the hidden state.
+        rope: the rotation.
+        scale: the factor of the scores.
+        bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
+    """
+
+    num_heads: int
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None
+    rope: RopeConfig
+    scale: float
+    bias: bool = False
+
+    state_bytes = 0
+
+    @property
+    def width(self) -> int:
+        """The width of all heads' values, which the output projection reads."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def query_width(self) -> int:
+        """The width of all queries."""
+        return self.num_heads * (self.nope_dim + self.rope_dim)
+
+    @property
+    def latent_width(self) -> int:
+        """The width of all queries, projected to the width of a latent."""
+        return self.num_heads * self.rank
+
+    @property
+    def key_dim(self) -> int:
+        """The width of a latent and of a key part."""
+        return self.rank + self.rope_dim
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the attention."""
+        ranks = () if self.query_rank is None else (self.query_rank,)
+        return (*ranks, self.query_width, self.key_dim)
+
+    @property
+    def read_widths(self) -> tuple[int, ...]:
+        """The widths of what products read, but for the hidden state and `width`."""
+        ranks = () if self.query_rank is None else (self.query_rank,)
+        return (*ranks, self.query_width, self.latent_width)
+
+    @property
+    def kv(self) -> KVHeads:
+        """What the attention reads of each token in the cache."""
+        return KVHeads(1, self.key_dim, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Spec:
+    """A Mamba 2 (Dao and Gu, 2024), which takes the place of attention.
+
+    Attributes:
+        heads: the number of heads.
+        head_dim: the width of each.
+        groups: the number of groups of heads that share B and C.
+        state_size: the width of B, and of C.
+        taps: the number of tokens that the convolution of inputs, B and C reads.
+        convolution_bias: whether the convolution has a bias.
+        bias: whether the projections before and behind it have a bias.
+        limits: the smallest and the largest time step.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int
+    convolution_bias: bool = True
+    bias: bool = False
+    limits: tuple[float, float] = (0.0, math.inf)
+
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """The width of all heads, and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """The width of inputs, B and C side by side."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def in_width(self) -> int:
+        """The width of gates, inputs, B, C and time steps side by side."""
+        return self.width + self.convolved_width + self.heads
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before it."""
+        return (self.in_width,)
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.convolved_width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.width * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec:
+    """A Mamba (Gu and Dao, 2023), which takes the place of attention.
+
+    Attributes:
+        width: the number of channels.
+        state_size: the width of B, of C, and of a channel's state.
+        rank: the width of what time steps are projected from.
+        taps: the number of tokens that the convolution of the channels reads.
+        convolution_bias: whether the convolution has a bias.
+        bias: whether the projections before and behind it have a bias.
+        norms: whether that of time steps, B and C are normalised: not, with "weights", or "plain".
+        norm_eps: added to the mean square.
+    """
+
+    width: int
+    state_size: int
+    rank: int
+    taps: int
+    convolution_bias: bool = True
+    bias: bool = False
+    norms: MambaNorms | None = None
+    norm_eps: float = 1e-6
+
+    kv = None
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before it: of inputs and gates side by
+        side."""
+        return (2 * self.width,)
+
+    @property
+    def projected_width(self) -> int:
+        """The width of what a channel's input is projected to: time steps' rank, B and C."""
+        return self.rank + 2 * self.state_size
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.width * self.state_size
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | Mamba2Spec | MambaSpec
+"""What mixes a layer's tokens. Each has `width`, what its output projection reads, `linear_widths`,
+`state_bytes`, the size of a request's recurrent state in the layer, and `kv`, what its layer reads
+of each token in the KV cache, or None."""
