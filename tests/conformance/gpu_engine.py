@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
+from conformance.gpu_program import VARIANTS
 from support.model_helpers import reference_model, save
 from support.variants import slow
 
@@ -52,6 +54,7 @@ SHAPE = {
     "max_position_embeddings": 64,
 }
 BLOCK_BYTES = 2 * NUM_LAYERS * BLOCK_SIZE * HEAD_DIM * 4
+OTHER_CACHES = ("qwen3_5", "mamba2", "granite_moe_hybrid", "deepseek_v3", "gemma4")
 SCALE = 4.0
 """The scale of the matrices, so large that the best token of a random model is clear."""
 PROMPTS = [[(7 * n + 3 * i) % 90 + 1 for i in range(length)] for n, length in enumerate((11, 3, 1))]
@@ -199,6 +202,17 @@ def expected(model: Any, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
+@torch.inference_mode()
+def chosen(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Return the greedy tokens of transformers' forward pass. With its cache of states its
+    `generate` chooses other ones."""
+    tokens: list[int] = []
+    for _ in range(count):
+        logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens
+
+
 class EngineConformance:
     @pytest.mark.parametrize(
         ("mode", "overlaps"),
@@ -227,6 +241,25 @@ class EngineConformance:
             engine.add(number, prompt)
         engine.run()
         assert [engine.tokens[number] for number in range(len(PROMPTS))] == wanted
+
+    @pytest.mark.parametrize("family", [slow(family) for family in OTHER_CACHES])
+    def test_families_with_other_caches_equal_transformers(
+        self, gpu_device: Device, family: str, tmp_path: Path
+    ) -> None:
+        """Recurrent states, latents, and layers with different heads, in captured steps and with
+        hits of the prefix cache."""
+        reference = reference_model(family, SCALE, **PROGRAM_SHAPE | VARIANTS[family])
+        config = make_config(save(reference, tmp_path), num_blocks=40)
+        cache = replace(config.cache, memory_bytes=2**21, mamba_block_size=BLOCK_SIZE)
+        engine = Engine(replace(config, cache=cache), gpu_device)
+        wanted = [chosen(reference, prompt, 4) for prompt in PROMPTS]
+        for attempt in range(2):
+            numbers = range(attempt * len(PROMPTS), (attempt + 1) * len(PROMPTS))
+            for number, prompt in zip(numbers, PROMPTS, strict=True):
+                engine.add(number, prompt)
+            engine.run()
+            assert [engine.tokens[number] for number in numbers] == wanted
+        assert engine.core.scheduler.stats.prefix_hit_tokens > 0
 
     def test_other_requests_do_not_change_a_requests_tokens(
         self, model: Any, gpu_device: Device
