@@ -88,6 +88,7 @@ def test_hits_end_at_states(reference: ReferenceModel) -> None:
             cached.append(output.num_cached_tokens)
         assert cached == [0, 128, 64, 128, 64]
         assert llm.facts.num_states > 0
+        assert llm.get_metrics()["kv_blocks_total"] == llm.facts.num_counted_blocks > 0
 
 
 @pytest.mark.parametrize("level", [1, 2])

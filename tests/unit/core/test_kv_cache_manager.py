@@ -322,3 +322,34 @@ class TestStates:
         assert manager.pool.num_free == 32 - 4
         manager.release(first)
         assert manager.admit(second, manager.longest_hit(second), 10)
+
+
+class TestStatesAlone:
+    """No layer has attention; a state is behind each second block."""
+
+    def manager(self, num_states=6):
+        return KVCacheManager(1, BLOCK_SIZE, True, (KVGroup(RecurrentState(32)),), num_states)
+
+    def test_a_hit_ends_at_a_state_and_states_are_counted(self):
+        manager = self.manager()
+        first, second = make_request(list(range(70))), make_request(list(range(70)))
+        compute(manager, first)
+        assert manager.num_used_blocks == 3
+        assert manager.extend(first, 71) == []  # it drops what it has passed
+        assert manager.num_used_blocks == 1
+        assert compute(manager, second) == 64
+        assert manager.num_used_blocks == 3
+        manager.release(first)
+        manager.release(second)
+        assert manager.num_used_blocks == 0
+        assert not manager.has_used_blocks
+
+    def test_too_few_states_admit_nothing(self):
+        manager = self.manager(num_states=3)
+        request = make_request(list(range(70)))
+        hit = manager.longest_hit(request)
+        assert not manager.admit(request, hit, 70)
+        assert manager.admit(request, hit, 64)
+        request.num_computed_tokens = 63
+        assert manager.extend(request, 70) is not None
+        manager.check_integrity()
