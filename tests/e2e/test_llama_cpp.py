@@ -18,7 +18,7 @@ import torch
 from support.model_helpers import assert_logits_close
 from support.multimodal_models import nest
 from support.quantize_helpers import writable_model
-from support.reference_models import RECURRENT, VARIANTS
+from support.reference_models import NOT_IN_GGUF, VARIANTS
 from torch import Tensor
 
 from shmllm.quantize.gguf_model import write_gguf
@@ -45,7 +45,7 @@ LONG = ROPE | {
 LONG_ONLY = LONG | {"short_factor": LONG["long_factor"]}
 """transformers takes the short factors for short texts, llama.cpp and an engine the long ones."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{kind: (kind, {}) for kind in VARIANTS if kind not in RECURRENT},
+    **{kind: (kind, {}) for kind in VARIANTS if kind not in NOT_IN_GGUF},
     "phi3 longrope": (
         "phi3",
         {"rope_parameters": LONG_ONLY, "sliding_window": None, "tie_word_embeddings": True}

@@ -171,7 +171,7 @@ MAMBAS = (
 """The families with Mamba 1 or 2."""
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", *MAMBAS)
 """Those whose layers have states."""
-NOT_IN_GGUF = (*RECURRENT, "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite")
+NOT_IN_GGUF = (*RECURRENT, "deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite")
 """Those that GGUF files here do not have yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 """Those whose cache holds latents, which are not rounded to 8 bits."""
