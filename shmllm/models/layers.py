@@ -149,23 +149,38 @@ class Norm:
         return weights if self.bias is None else weights | {f"{name}.bias": (self.bias,)}
 
 
-class Attention:
-    """The weights of one layer's attention.
+class AttentionHeads:
+    """What attention needs of a layer once there are queries, keys and values.
 
     Attributes:
         layer: the index of the layer.
         spec: what it computes.
-        qkv_proj: the projections to queries, keys and values, and to gates. The rows of keys and
-            of values are equal if the checkpoint has one projection for both.
+        dtype: the dtype of the weights that are not packed.
         q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
         sinks: [num_heads], or None.
+    """
+
+    def __init__(self, layer: int, spec: AttentionSpec, storage: Storage) -> None:
+        self.layer = layer
+        self.spec = spec
+        self.dtype = storage.dtype
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
+        self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
+
+
+class Attention(AttentionHeads):
+    """The weights of one layer's attention.
+
+    Attributes:
+        qkv_proj: the projections to queries, keys and values, and to gates. The rows of keys and
+            of values are equal if the checkpoint has one projection for both.
     """
 
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, storage: Storage
     ) -> None:
-        self.layer = layer
-        self.spec = spec
+        super().__init__(layer, spec, storage)
         sizes = {"q": spec.width}
         if spec.source is None:
             sizes |= {"k": spec.kv_width, "v": spec.kv_width}
@@ -174,15 +189,12 @@ class Attention:
         self._parts = tuple(sizes)
         self.qkv_proj = Linear(config.hidden_size, [*sizes.values()], spec.bias, storage)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
-        self.q_norm: Norm | None = None
-        self.k_norm: Norm | None = None
         if spec.qk_norm is not None:
             per_head = spec.qk_norm == "head"
             self.q_norm = Norm(spec.head_dim if per_head else spec.width, config.norm, storage)
             if spec.source is None:
                 width = spec.head_dim if per_head else spec.kv_width
                 self.k_norm = Norm(width, config.norm, storage)
-        self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
 
     @property
     def norms(self) -> tuple[Norm, ...]:

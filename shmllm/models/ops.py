@@ -10,7 +10,7 @@ from torch import Tensor
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
@@ -120,7 +120,7 @@ class Ops(LinearOps, Protocol):
     def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
         """Returns ``act(x)`` times the input of a layer; in place, ``x`` is [tokens, width]."""
 
-    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+    def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         """Computes the attention of one layer, over the step's tokens and those before them.
 
         It normalises queries and keys if the layer has norms for that, rotates them (rotary

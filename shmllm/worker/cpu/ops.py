@@ -13,7 +13,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mixer_specs import AttentionSpec
@@ -31,7 +31,7 @@ from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.latent_attention import LatentAttentionOps
 from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.per_layer import PerLayerOps
-from shmllm.worker.cpu.products import Products, kind_of, weights_of
+from shmllm.worker.cpu.products import Products, dtype_name, kind_of, weights_of
 from shmllm.worker.cpu.states import States
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import (
@@ -229,7 +229,7 @@ class CpuOps:
         self._products.record(self._num_tokens, x, linear, out)
         return out
 
-    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+    def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         spec, cache = attention.spec, self._cache.layers[attention.layer]
         out = self._buffers.attended(spec.width)
         blocks = cache.blocks
@@ -237,7 +237,7 @@ class CpuOps:
         heads = head_words(layout, spec.num_heads, spec.scale, blocks.stride(0))
         self._heads.append(heads)
         source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
-        kinds = layout.stored, kind_of(attention.qkv_proj.weight)
+        kinds = layout.stored, dtype_name(attention.dtype)
         self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
         requests = self._requests[cache.group, Division.of(spec)]
         operands = [
@@ -253,7 +253,7 @@ class CpuOps:
             self._record("gate", GATE, out.data_ptr(), spec.width, *gates)
         return out
 
-    def _storing(self, attention: Attention, cache: LayerCache) -> list[int]:
+    def _storing(self, attention: AttentionHeads, cache: LayerCache) -> list[int]:
         """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""
         spec, norm = attention.spec, self._config.norm
         angles, rotation = [0, 0], [0, 0]
@@ -270,13 +270,13 @@ class CpuOps:
             *rotation, _address(self._weight_of_values(attention)),
         ]  # fmt: skip
 
-    def _weight_of_values(self, attention: Attention) -> Tensor | None:
+    def _weight_of_values(self, attention: AttentionHeads) -> Tensor | None:
         """Return the weight of the values' norm, which are all 1; None: they have no norm."""
         if not attention.spec.value_norm:
             return None
         if self._ones is None:
             widest = max(each.head_dim for each in self._config.attentions)
-            self._ones = torch.ones(widest, dtype=attention.qkv_proj.weight.dtype)
+            self._ones = torch.ones(widest, dtype=attention.dtype)
         return self._ones
 
     def store_latents(self, x: Tensor, attention: LatentAttention) -> None:

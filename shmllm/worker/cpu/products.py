@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from shmllm.config.engine import LoadConfig
@@ -125,9 +126,14 @@ def rounded_bytes(num_rows: int, k: int, activation_dtype: str) -> int:
     return whole_rows * max(_row_bytes(k, kind) for kind in layouts)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name, by which kernels are chosen."""
+    return str(dtype).removeprefix("torch.")
+
+
 def kind_of(weight: Matrix) -> str:
-    """Return the name of the weight's dtype, by which kernels are chosen."""
-    return str(weight.dtype).removeprefix("torch.")
+    """Return the name of the weight's dtype."""
+    return dtype_name(weight.dtype)
 
 
 class Products:

@@ -16,7 +16,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import Attention, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
@@ -214,7 +214,7 @@ class GpuOps:
         self.products.linear(out, x, linear)
         return out
 
-    def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
+    def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         spec, num_tokens = attention.spec, len(qkv)
         rows = qkv.unflatten(1, (-1, spec.head_dim))
         num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
@@ -235,7 +235,7 @@ class GpuOps:
             out.mul_(qkv[:, spec.in_width - spec.width :].sigmoid_())
         return out
 
-    def _norms_of_heads(self, qkv: Tensor, attention: Attention) -> HeadNorms | None:
+    def _norms_of_heads(self, qkv: Tensor, attention: AttentionHeads) -> HeadNorms | None:
         """Return the norms that `rope_and_write` applies to each head, after applying those over
         all heads side by side."""
         spec, q_norm, k_norm = attention.spec, attention.q_norm, attention.k_norm
@@ -336,7 +336,7 @@ class GpuOps:
         cos, sin = self._buffers.angles[rope]
         return cos[:num_tokens], sin[:num_tokens]
 
-    def _attend(self, out: Tensor, query: Tensor, attention: Attention) -> None:
+    def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:
         inputs, num_reqs = self._inputs, self._descriptor.num_reqs
         heads = HeadShape.of(attention.spec)
         launch = self._attention[heads]
