@@ -140,8 +140,8 @@ class ModelConfig:
             raise fields.error(f"its sizes are those of {count:,} parameters: one of them is wrong")
         return replace(
             config,
-            dtype=_dtype(fields),
-            eos_token_ids=_eos_token_ids(fields, path / "generation_config.json"),
+            dtype=stored_dtype(fields),
+            eos_token_ids=eos_token_ids(fields, path / "generation_config.json"),
         )
 
     @property
@@ -345,7 +345,8 @@ def architecture_name(fields: Fields) -> str:
     return names[0]
 
 
-def _dtype(fields: Fields) -> str | None:
+def stored_dtype(fields: Fields) -> str | None:
+    """Returns the dtype name of a checkpoint; None: config.json does not name one."""
     name = "torch_dtype" if fields.values.get("dtype") is None else "dtype"
     if fields.values.get(name) is None:
         return None
@@ -355,7 +356,8 @@ def _dtype(fields: Fields) -> str | None:
     return dtype
 
 
-def _eos_token_ids(fields: Fields, generation_path: Path) -> tuple[int, ...]:
+def eos_token_ids(fields: Fields, generation_path: Path) -> tuple[int, ...]:
+    """Returns the union of the ids in config.json and in generation_config.json, if that exists."""
     sources = [fields]
     if generation_path.is_file():
         sources.append(Fields(read_json_object(generation_path), str(generation_path)))

@@ -87,7 +87,7 @@ class SafetensorsFile:
         tensor = self._file.get_tensor(name)
         yield tensor
         self.num_bytes_read += tensor.nbytes
-        _release_pages(tensor)
+        release_pages(tensor)
 
 
 def find_safetensors(directory: Path) -> list[SafetensorsFile]:
@@ -119,7 +119,7 @@ def _is_file_name(value: object) -> bool:
     return 0 < len(os.fsencode(value)) <= _LONGEST_FILE_NAME
 
 
-def _release_pages(tensor: Tensor) -> None:
+def release_pages(tensor: Tensor) -> None:
     """Releases the pages of a tensor in a mapped file, which is not read again."""
     # Only the pages that contain nothing else: safetensors may return a copy in ordinary memory.
     page = mmap.PAGESIZE

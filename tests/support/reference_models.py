@@ -233,7 +233,7 @@ class ReferenceModel:
         return choices
 
 
-def _draw_weights(model: Any) -> None:
+def draw_weights(model: Any) -> None:
     """Random models tie; larger matrices make their greedy choices clear. Norms, biases and sinks
     that are all ones or zeros would hide a mistake."""
     with torch.no_grad():
@@ -257,7 +257,7 @@ def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **con
     settings = getattr(transformers, name)(**(SHAPE | variant | config))
     auto: Any = AutoModelForCausalLM  # its methods have no annotations
     model = auto.from_config(settings).eval()
-    _draw_weights(model)
+    draw_weights(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((resolve_model("tiny") / name).read_bytes())

@@ -55,6 +55,8 @@ RULES = {
         packages="torch safetensors numpy",
         lazy_packages="gguf",
     ),
+    # Only engines with model_impl="transformers" import it.
+    "shmllm.models.transformers_impl": Rule("errors models", packages="torch transformers"),
     "shmllm.worker": Rule(
         "config core errors models outputs params shmllm_kernels",
         packages="torch numpy",
@@ -166,8 +168,9 @@ def is_below(module: str, prefix: str) -> bool:
 
 
 def rule_of(module: str) -> tuple[str, Rule]:
-    """The package of a module, and its rule."""
-    package = ".".join(module.split(".")[:2])
+    """The package of a module, and its rule: the one of its innermost package that has any."""
+    parts = module.split(".")
+    package = next((".".join(parts[:n]) for n in (3, 2) if ".".join(parts[:n]) in RULES), module)
     assert package in RULES, f"{module} has no rule: say in RULES what {package} may import"
     return package, RULES[package]
 
@@ -211,6 +214,8 @@ def test_every_rule_has_a_module() -> None:
         ("shmllm.core.plan", "import numpy", ["numpy"]),
         ("shmllm.core.plan", "from shmllm.ipc.ring import x", ["shmllm.ipc.ring"]),
         ("shmllm.models.llama", "from shmllm.config.engine import x", ["shmllm.config.engine"]),
+        ("shmllm.models.llama", "import transformers", ["transformers"]),
+        ("shmllm.models.transformers_impl.body", "import transformers", []),
         ("shmllm.worker.batch", "from shmllm.core.plan import StepPlan", []),
         ("shmllm.worker.batch", "import shmllm.engine.core", ["shmllm.engine.core"]),
         ("shmllm.engine.core", "import shmllm.worker.arena", ["shmllm.worker.arena"]),
