@@ -103,7 +103,8 @@ def experts_per_step(model: Model, requests: int, steps: int) -> float:
     for all."""
     from shmllm.worker.cpu.program import CpuProgram
 
-    program: CpuProgram = model.runner._program
+    program = model.runner._program
+    assert isinstance(program, CpuProgram)
     (buffers,) = program.buffers.experts.values()
     counts = []
     for _ in range(steps):

@@ -32,6 +32,7 @@ from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+ModelImpl = Literal["auto", "shmllm", "transformers"]
 ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
 CpuInstructions = Literal["auto", "vectors", "tiles"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -191,11 +192,18 @@ class LoadConfig(Section):
     )
     deterministic: bool = option(
         False,
-        "A request's numbers have the same bits whatever runs beside it; always so on a CPU.",
+        "A request's numbers have the same bits whatever runs beside it; always so on a CPU "
+        "with our own implementations.",
         Flag(),
     )
     model_name: str = ""
     further_layers: int = 0
+    model_impl: ModelImpl = option(
+        "auto",
+        'Whose implementation runs the model: "shmllm" and "auto" take ours, "transformers" any '
+        "causal model of transformers on the same paged cache, slower.",
+        OneOf(get_args(ModelImpl)),
+    )
 
     @property
     def rounding(self) -> Rounding | None:

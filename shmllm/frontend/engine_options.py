@@ -64,7 +64,11 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
     directory = resolve_model(str(front_end.model), revision=front_end.revision)
-    check_model(directory, needs_weights=values.get("load_format") != "dummy")
+    check_model(
+        directory,
+        needs_weights=values.get("load_format") != "dummy",
+        ours=values.get("model_impl") != "transformers",
+    )
     sections["load"]["directory"] = str(directory.absolute())
     sections["load"]["model_name"] = model_title(str(front_end.model))
     if front_end.tokenizer is not None:

@@ -63,7 +63,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "hf_overrides": OnlyValues((None, {}), "change config.json in a copy of the directory"),
     "override_generation_config": OnlyValues((None, {}), "pass SamplingParams instead"),
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
-    "model_impl": OnlyValues(("auto", "vllm"), "shmllm has its own model implementations"),
     "enable_lora": OnlyValues((False,), _NO_LORA),
     "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
@@ -116,6 +115,9 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_log_requests": NoEffect(False, "requests are not logged"),
 }
 
+OTHER_NAMES: dict[str, dict[str, str]] = {"model_impl": {"vllm": "shmllm"}}
+"""What values of vLLM's are called here, for options that both have."""
+
 FOREIGN_NAMES = (*ONLY_VALUES, *NO_EFFECT)
 
 
@@ -127,7 +129,7 @@ def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, An
         given: the options by name.
 
     Returns:
-        The options that are in neither table.
+        The options that are in neither table, with the values that they have here.
 
     Raises:
         EngineStartError: an option of ONLY_VALUES has another value.
@@ -144,5 +146,6 @@ def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, An
             if value is not None and value != default:
                 logger.warning("%s: %s=%r has no effect: %s", callee, name, value, reason)
         else:
-            unknown[name] = value
+            names = OTHER_NAMES.get(name, {})
+            unknown[name] = names.get(value, value) if isinstance(value, str) else value
     return unknown

@@ -90,8 +90,14 @@ class ModelRecord:
     remedy: str | None = None
 
 
-def contents_of(path: Path) -> Contents:
-    """What is in a directory, or in a GGUF file. Damaged files are described as a problem."""
+def contents_of(path: Path, *, ours: bool = True) -> Contents:
+    """What is in a directory, or in a GGUF file. Damaged files are described as a problem.
+
+    Args:
+        path: the directory or file.
+        ours: whether one of our implementations is to run it; otherwise one of transformers, which
+            only an engine can judge.
+    """
     if path.is_file():
         return _gguf_contents(path)
     if (path / ADAPTER).is_file() and not has_own_weights(path):
@@ -104,7 +110,7 @@ def contents_of(path: Path) -> Contents:
     if not (path / CONFIG).is_file():
         looked = f"looked for {path / CONFIG}, *.safetensors and *.gguf"
         return Contents(path, "", "", f"no model: {looked}", "give the directory that has them")
-    return _transformers_contents(path)
+    return _transformers_contents(path, ours)
 
 
 def has_own_weights(directory: Path) -> bool:
@@ -112,17 +118,20 @@ def has_own_weights(directory: Path) -> bool:
     return (directory / CONFIG).is_file() and any(directory.glob("model*.safetensors"))
 
 
-def check_model(directory: Path, *, needs_weights: bool) -> None:
+def check_model(directory: Path, *, needs_weights: bool, ours: bool = True) -> None:
     """Raise EngineStartError, which says what is there and what can be done, if no engine can load
     a directory. Other problems, such as damaged weights, are found by the engine.
 
     Args:
         directory: the model's directory.
         needs_weights: False if the engine makes random weights.
+        ours: see `contents_of`.
     """
     if (directory / IDENTITY).is_file():
+        if not ours:
+            raise EngineStartError("model_impl='transformers' reads no GGUF files")
         return  # it was made from a GGUF file, after these checks
-    found = contents_of(directory)
+    found = contents_of(directory, ours=ours)
     if found.problem and (needs_weights or found.format != "pickle"):
         raise found.error
 
@@ -245,7 +254,7 @@ def _gguf_contents(path: Path) -> Contents:
     )
 
 
-def _transformers_contents(path: Path) -> Contents:
+def _transformers_contents(path: Path, ours: bool) -> Contents:
     from shmllm.models.config import ModelConfig
     from shmllm.models.quantization_methods import METHODS
 
@@ -260,7 +269,8 @@ def _transformers_contents(path: Path) -> Contents:
             method = _method_of(quantization)
             if method not in METHODS:
                 return _quantized_contents(path, architecture, method)
-        ModelConfig.from_directory(path)
+        if ours:
+            ModelConfig.from_directory(path)
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
     has_weights = any(path.glob("*.safetensors"))

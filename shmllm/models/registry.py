@@ -96,7 +96,28 @@ def _unknown(architecture: str) -> str:
 
     shown = architecture[:100]  # a comparison takes time that grows with both lengths
     near = difflib.get_close_matches(shown, sorted(ARCHITECTURES), NUM_NAMED, 0.0)
+    advice = "shmllm/models/README.md says how to add one"
+    if is_of_transformers(architecture):
+        advice = f"model_impl='transformers' may run it, slower, and {advice}"
     return (
         f"unknown architecture {shown!r}; the nearest of {len(ARCHITECTURES)} known ones: "
-        f"{', '.join(near)}; shmllm/models/README.md says how to add one"
+        f"{', '.join(near)}; {advice}"
     )
+
+
+def is_of_transformers(architecture: str) -> bool:
+    """Returns whether the installed transformers has a causal language model of this name. It reads
+    a source file: to import transformers would take seconds."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return False
+    path = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    table = text.partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")[2].partition("_MAPPING_NAMES")[0]
+    return f'"{architecture}"' in table

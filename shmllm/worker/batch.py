@@ -25,6 +25,8 @@ NO_ROWS: LongArray = np.zeros(0, np.int64)
 Alternatives = int | LongArray
 """The alternatives to a row's own token whose log-probabilities it asks for: the number of most
 likely tokens, -1 for the whole vocabulary, or the token ids of `logprob_token_ids`."""
+EMBEDDED = -1
+"""The token id of a token whose embedding a prompt has given."""
 SAMPLED_FOR_ROW = -2
 """The token id `SAMPLED_FOR_ROW - row` stands for the token that was sampled last for `row`."""
 

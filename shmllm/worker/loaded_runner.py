@@ -20,7 +20,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.models.decoder import DecoderModel
+from shmllm.models.model import Model
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
 from shmllm.worker.loading import LoadedModel
@@ -87,7 +87,7 @@ class LoadedRunner(ABC):
         runner whose kernels torch's profiler sees by itself ignores the call."""
 
     @property
-    def model(self) -> DecoderModel:
+    def model(self) -> Model:
         """The model; its weights may be replaced between two steps."""
         return self._loaded.model
 

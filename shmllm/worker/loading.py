@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,12 +21,19 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
+from shmllm.models.model import Model
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 
 Progress = Callable[[int, int], None]
+Fill = Callable[[Path | None, Progress | None], None]
+"""Overwrites a model's weights with those of a directory, or, for None, with random ones. Calls
+back with (bytes read, bytes in all)."""
+Check = Callable[[ModelConfig, LoadConfig, str, Collection[str]], None]
+"""Raises EngineStartError if a device cannot run a model, from its configuration, the options, the
+dtype name of its weights and the kinds of the packed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class LoadedModel:
         packed: the kinds of the matrices that the checkpoint has packed and that stay so.
     """
 
-    model: DecoderModel
+    model: Model
     config: ModelConfig
     weights: Arena
     dtype_name: str
@@ -49,6 +57,7 @@ class LoadedModel:
     quantization: str
     packed: frozenset[str]
     _load: LoadConfig
+    _fill: Fill
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,12 +75,10 @@ class LoadedModel:
                 because some were written already.
         """
         self.model.check_awake()
-        if directory is None:
-            _load_weights(self.model, self._load)
-        else:
-            load_weights(self.model, Path(directory))
+        is_random = directory is None and self._load.load_format == "dummy"
+        self._fill(None if is_random else Path(directory or self._load.directory), None)
         self.model.weights_changed(self.model.named_weights())
-        if directory is None and self._load.load_format == "dummy":
+        if is_random:
             return f"random weights of seed {self._load.seed} (load_format dummy)"
         return f"the weights in {directory or self._load.directory}"
 
@@ -80,7 +87,7 @@ def load_model(
     load: LoadConfig,
     pool: MemoryPool,
     auto_dtype: Callable[[str | None], str],
-    check: Callable[[ModelConfig, LoadConfig, str, Collection[str]], None],
+    check: Check,
     on_progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model into an arena of its own.
@@ -97,8 +104,12 @@ def load_model(
     Raises:
         EngineStartError: the model cannot be loaded, or its weights do not fit into the memory.
     """
+    if load.model_impl == "transformers":
+        from shmllm.worker.transformers_loading import load_module
+
+        return load_module(load, pool, auto_dtype, check, on_progress)
     config = ModelConfig.from_directory(Path(load.directory))
-    max_model_len = _configured_length(load, config)
+    max_model_len = configured_length(load, config)
     config = config.for_length(max_model_len).with_further(load.further_layers)
     dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
     kinds: dict[str, str] = {}
@@ -113,11 +124,17 @@ def load_model(
     check_weights_fit(counter.num_bytes, load.rounding or dtype_name, pool)
     weights = pool.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.allocate, load.rounding, stored)
-    _load_weights(model, load, on_progress)
+    fill = partial(_fill, model, load.seed)
+    fill(first_source(load), on_progress)
     quantization = load.rounding or _most_common_format(model)
     return LoadedModel(
-        model, config, weights, dtype_name, max_model_len, quantization, packed, load
+        model, config, weights, dtype_name, max_model_len, quantization, packed, load, fill
     )
+
+
+def first_source(load: LoadConfig) -> Path | None:
+    """Return the directory of the weights; None: they are random."""
+    return None if load.load_format == "dummy" else Path(load.directory)
 
 
 def make_info(
@@ -191,7 +208,8 @@ def _most_common_format(model: DecoderModel) -> str:
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
-def _configured_length(load: LoadConfig, model: ModelConfig) -> int:
+def configured_length(load: LoadConfig, model: ModelConfig) -> int:
+    """Return the most tokens of a request that the options and the model allow."""
     length = load.max_model_len or model.max_position_embeddings
     if length > model.max_position_embeddings:
         raise EngineStartError(
@@ -201,10 +219,10 @@ def _configured_length(load: LoadConfig, model: ModelConfig) -> int:
     return length
 
 
-def _load_weights(
-    model: DecoderModel, load: LoadConfig, on_progress: Progress | None = None
+def _fill(
+    model: DecoderModel, seed: int, directory: Path | None, on_progress: Progress | None
 ) -> None:
-    if load.load_format == "dummy":
-        load_dummy_weights(model, load.seed)
+    if directory is None:
+        load_dummy_weights(model, seed)
     else:
-        load_weights(model, Path(load.directory), on_progress)
+        load_weights(model, directory, on_progress)

@@ -10,7 +10,7 @@ import torch
 from shmllm.core.plan import StepPlan
 from shmllm.errors import RequestError
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import StepInputs
+from shmllm.worker.batch import EMBEDDED, StepInputs
 
 LARGEST = 1e15
 """Larger embeddings overflow: RMS norms add up squares in float32."""
@@ -40,8 +40,7 @@ class EmbedsByRow:
 
         Args:
             hidden: (T or more, hidden), where the embeddings go.
-            token_ids: (T or more,) int64; set to -1, which means "already embedded", for tokens
-                with embeddings.
+            token_ids: (T or more,) int64; set to EMBEDDED for tokens with embeddings.
             inputs: the step's inputs, with T tokens.
         """
         if not self._by_row:
@@ -57,7 +56,7 @@ class EmbedsByRow:
                 hidden[first : first + count] = given[start : start + count]
                 if self._scale != 1:
                     hidden[first : first + count] *= self._scale
-                token_ids[first : first + count] = -1
+                token_ids[first : first + count] = EMBEDDED
 
 
 def check_prompt_embeds(

@@ -22,11 +22,9 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 Model = tuple[Path, list[dict[str, torch.Tensor]], list[list[int]], list[list[list[int]]]]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: Any) -> Model:
+def make(kind: str, directory: Path) -> Model:
     """A model directory, two sets of weights, prompts, and transformers' tokens for each."""
-    directory = tmp_path_factory.mktemp("model")
-    reference = make_model("qwen3", directory, num_hidden_layers=2)
+    reference = make_model(kind, directory, num_hidden_layers=2)
     prompts = make_prompts(4096, 60)[5:8]  # some share whole blocks
     sets, expected = [], []
     for seed in range(2):
@@ -40,6 +38,11 @@ def model(tmp_path_factory: Any) -> Model:
     return directory, sets, prompts, expected
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> Model:
+    return make("qwen3", tmp_path_factory.mktemp("model"))
+
+
 def greedy(reference: Any, prompt: list[int]) -> list[int]:
     ids = list(prompt)
     with torch.inference_mode():
@@ -48,10 +51,11 @@ def greedy(reference: Any, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
-def walk(model: Model, num_steps: int, seed: int, multiprocess: bool) -> None:
+def walk(model: Model, num_steps: int, seed: int, multiprocess: bool, **options: Any) -> None:
     directory, sets, prompts, expected = model
     logging.getLogger("shmllm.frontend.sleeping").setLevel(logging.ERROR)
-    with LLM(str(directory), kv_cache_memory_bytes=2**24, multiprocess=multiprocess) as llm:
+    options |= {"kv_cache_memory_bytes": 2**24, "multiprocess": multiprocess}
+    with LLM(str(directory), **options) as llm:
         walker = Walk(llm, sets, prompts, expected, random.Random(seed))
         print(f"\nseed {seed}, multiprocess={multiprocess}")
         walker.run(num_steps)
@@ -66,6 +70,11 @@ def walk(model: Model, num_steps: int, seed: int, multiprocess: bool) -> None:
 @pytest.mark.parametrize("multiprocess", [False, True], ids=["same process", "process"])
 def test_a_short_walk(model: Model, multiprocess: bool) -> None:
     walk(model, 250, seed=5, multiprocess=multiprocess)
+
+
+def test_a_short_walk_with_a_module_of_transformers(tmp_path: Path) -> None:
+    """The module has the weights of all experts in one tensor, files have a tensor for each."""
+    walk(make("qwen3_moe", tmp_path), 80, 5, multiprocess=False, model_impl="transformers")
 
 
 @pytest.mark.slow

@@ -214,6 +214,10 @@ class KernelProgram:
         """Runs all kernels, in order."""
         self._run(0, len(self._entries), num_threads or self.num_threads)
 
+    def replay_some(self, kernels: range) -> None:
+        """Runs consecutive kernels, in order."""
+        self._run(kernels.start, len(kernels), self.num_threads)
+
     def replay_one(self, index: int) -> None:
         """Runs one kernel. Calling this for every kernel computes the same as `replay`, slower."""
         self._run(index, 1, self.num_threads)

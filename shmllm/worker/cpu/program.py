@@ -17,7 +17,12 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
-from shmllm.worker.cpu.products import Products, activation_dtype, uses_tiles
+from shmllm.worker.cpu.products import (
+    Products,
+    activation_dtype,
+    instruction_of,
+    uses_tiles,
+)
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
@@ -55,12 +60,10 @@ class CpuProgram:
         activation_dtype: the dtype name that products round activations to.
         uses_tiles: whether products of rounded activations use AMX, but for experts.
 
-    Attributes:
-        inputs: the inputs of the step.
-        buffers: the activations; ``hidden`` may be filled with embeddings before a step.
-        observe: if set, each kernel runs inside the context manager that this makes of its label;
-            steps take longer then.
+    Its attributes are those of `make_program.Program`.
     """
+
+    deterministic = True
 
     def __init__(
         self,
@@ -73,6 +76,8 @@ class CpuProgram:
         uses_tiles: bool = False,
     ) -> None:
         self.observe: Observe | None = None
+        self.activation_dtype = activation_dtype
+        self.instructions = instruction_of(activation_dtype, uses_tiles)
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.all_attentions}
         self.inputs = CpuInputs(max_tokens, max_requests, divisions, cache.num_groups)

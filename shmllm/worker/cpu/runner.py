@@ -23,14 +23,9 @@ from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
+from shmllm.worker.cpu.make_program import check_model, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
-from shmllm.worker.cpu.products import (
-    activation_dtype,
-    auto_dtype,
-    instruction_of,
-    uses_tiles,
-)
-from shmllm.worker.cpu.program import CpuProgram, check_model
+from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
@@ -38,6 +33,10 @@ from shmllm.worker.memory import CacheShape
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.scoring import score_in_pieces
 
+NOT_DETERMINISTIC = (
+    "deterministic=True has no effect with model_impl='transformers': the bits of a result may "
+    "depend on the number of tokens in a step"
+)
 Execute = Callable[[StepPlan], StepResult]
 
 
@@ -128,17 +127,8 @@ class CpuRunner(LoadedRunner):
         self._batch = InputBatch(
             rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
         )
-        activations = activation_dtype(config.load, loaded.dtype_name, loaded.packed)
-        in_tiles = uses_tiles(config.load, activations)
-        self._program = CpuProgram(
-            self.model,
-            CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states),
-            self._batch,
-            config.scheduler.max_num_batched_tokens,
-            num_threads,
-            activations,
-            in_tiles,
-        )
+        cache = CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states)
+        self._program = make_program(config, loaded, cache, self._batch, num_threads)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)
         self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
@@ -152,13 +142,18 @@ class CpuRunner(LoadedRunner):
             shape,
             num_threads=num_threads,
             load_seconds=time.monotonic() - began,
-            deterministic=True,
-            activation_dtype=activations,
+            deterministic=self._program.deterministic,
+            activation_dtype=self._program.activation_dtype,
             kv_cache_dtype=stored,
-            instructions=instruction_of(activations, in_tiles),
+            instructions=self._program.instructions,
             async_scheduling=self.overlaps,
-            warnings=warnings,
+            warnings=[*warnings, *self._not_deterministic(config)],
         )
+
+    def _not_deterministic(self, config: EngineConfig) -> list[str]:
+        if config.load.deterministic and not self._program.deterministic:
+            return [NOT_DETERMINISTIC]
+        return []
 
     def observe(self, observe: Observe | None) -> None:
         self._program.observe = observe

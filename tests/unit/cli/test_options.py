@@ -36,6 +36,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "num_threads": (["--num-threads", "3"], 3),
     "dtype": (["--dtype", "bfloat16"], "bfloat16"),
     "load_format": (["--load-format", "dummy"], "dummy"),
+    "model_impl": (["--model-impl", "transformers"], "transformers"),
     "max_model_len": (["--max-model-len", "77"], 77),
     "quantization": (["--quantization", "int8"], "int8"),
     "activation_dtype": (["--activation-dtype", "float32"], "float32"),

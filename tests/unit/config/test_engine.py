@@ -19,6 +19,7 @@ from shmllm.errors import EngineStartError
     [
         (lambda: LoadConfig("m", dtype="float64"), "dtype 'float64' is not one of auto, float32"),
         (lambda: LoadConfig("m", load_format="gguf"), "load_format 'gguf' is not one of auto"),
+        (lambda: LoadConfig("m", model_impl="vllm"), "model_impl 'vllm' is not one of auto, shml"),
         (
             lambda: LoadConfig("m", quantization="bitsandbytes"),
             "quantization 'bitsandbytes' is not one of None, int8, int4, int4-g64, awq",
@@ -85,6 +86,7 @@ FULL = EngineConfig(
         True,
         "größe",
         further_layers=1,
+        model_impl="transformers",
     ),
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),

@@ -110,6 +110,14 @@ def test_an_option_of_only_values_accepts_only_these(name, caplog):
         assert reason in str(caught.value)
 
 
+def test_a_value_of_vllm_s_becomes_ours():
+    assert check_foreign_options("LLM", {"model_impl": "vllm"}) == {"model_impl": "shmllm"}
+    for value in ("auto", "transformers", "terratorch", 1):
+        assert check_foreign_options("LLM", {"model_impl": value}) == {"model_impl": value}
+    with pytest.raises(EngineStartError, match="'terratorch' is not one of auto, shmllm, transf"):
+        LLM("tiny", model_impl="terratorch")
+
+
 def test_true_is_not_one():
     with pytest.raises(EngineStartError):
         check_foreign_options("LLM", {"tensor_parallel_size": True})

@@ -14,6 +14,7 @@ from support.gguf_models import KINDS, quantized, write, write_model
 from support.reference_models import make_model
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.gguf_directory import IDENTITY
 from shmllm.frontend import model_catalog
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.model_catalog import check_model, contents_of, record_of_model
@@ -223,3 +224,27 @@ def test_several_gguf_files_are_named(tmp_path: Path) -> None:
     found = contents_of(tmp_path)
     assert found.problem == "2 GGUF models (a.gguf, b.gguf)"
     assert found.remedy == "give the path of one of them"
+
+
+def test_a_class_of_transformers_is_named_as_a_way_out(model: Path) -> None:
+    change_config(model, architectures=["GemmaForCausalLM"])
+    with pytest.raises(EngineStartError, match="; model_impl='transformers' may run it, slower"):
+        check_model(model, needs_weights=True)
+    check_model(model, needs_weights=True, ours=False)
+    change_config(model, architectures=["GemmaModel"])
+    with pytest.raises(EngineStartError, match="known ones") as caught:
+        check_model(model, needs_weights=True)
+    assert "model_impl" not in str(caught.value)
+
+
+def test_modules_of_transformers_read_neither_pickles_nor_gguf_files(
+    model: Path, tmp_path: Path
+) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(EngineStartError, match="pickle"):
+        check_model(model, needs_weights=True, ours=False)
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / IDENTITY).touch()
+    with pytest.raises(EngineStartError, match="model_impl='transformers' reads no GGUF files"):
+        check_model(made, needs_weights=True, ours=False)

@@ -32,9 +32,11 @@ def test_a_cpu_s_runner_loads_no_module_of_a_gpu_s():
     assert not before & (CPU_ONLY | GPU_ONLY)
     assert modules >= CPU_ONLY
     assert not modules & GPU_ONLY
+    assert "transformers" not in modules
 
 
 def test_a_gpu_s_runner_loads_no_module_of_a_cpu_s():
     (modules,) = modules_after_importing("shmllm.worker.gpu.runner")
     assert modules >= GPU_ONLY
     assert not modules & CPU_ONLY
+    assert "transformers" not in modules

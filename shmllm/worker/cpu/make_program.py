@@ -1,0 +1,112 @@
+"""Makes the program that computes a model's steps on a CPU: our kernels, or a module of
+transformers with our attention.
+
+The second needs transformers, which this module imports for such a model only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from torch import Tensor
+
+from shmllm.config.engine import EngineConfig, LoadConfig
+from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
+from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.cpu import program
+from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.products import activation_dtype, uses_tiles
+from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.loading import LoadedModel
+from shmllm.worker.memory_owners import Workspace
+
+
+class Buffers(Workspace, Protocol):
+    """The activations of a step.
+
+    Attributes:
+        hidden: [max_tokens, hidden] float32, which may be filled with embeddings before a step.
+    """
+
+    hidden: Tensor
+
+
+class Program(Protocol):
+    """Computes a model's steps.
+
+    Attributes:
+        inputs: the inputs of the step.
+        buffers: the activations.
+        observe: if set, each kernel runs inside the context manager that this makes of its label;
+            steps take longer then.
+        activation_dtype: the dtype name that products round activations to.
+        instructions: what products are computed by, for display.
+        deterministic: whether a request's bits depend on its own tokens only.
+    """
+
+    inputs: CpuInputs
+    observe: Observe | None
+    activation_dtype: str
+    instructions: str
+    deterministic: bool
+
+    @property
+    def buffers(self) -> Buffers: ...
+
+    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """Compute the step whose inputs are in `self.inputs`.
+
+        Args:
+            inputs: the same inputs, for their sizes.
+
+        Returns:
+            The hidden states of the step's tokens after the final norm, [T, hidden], and the
+            logits of its samples, [N, vocab], both float32. The next step may overwrite both.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
+        [rows, hidden]."""
+        ...
+
+
+def check_model(
+    config: ModelConfig, load: LoadConfig, dtype: str, packed: Collection[str] = ()
+) -> None:
+    """Raise EngineStartError if a model cannot be computed; see `loading.Check`."""
+    if load.model_impl != "transformers":
+        program.check_model(config, load, dtype, packed)
+
+
+def make_program(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    cache: CpuKVCache,
+    batch: InputBatch,
+    num_threads: int,
+) -> Program:
+    """Make the program of a loaded model.
+
+    Args:
+        config: the engine's configuration.
+        loaded: the model; the addresses of its weights must not change.
+        cache: the KV cache.
+        batch: the batch, with the block table.
+        num_threads: the number of threads that compute.
+    """
+    model, max_tokens = loaded.model, config.scheduler.max_num_batched_tokens
+    if isinstance(model, DecoderModel):
+        activations = activation_dtype(config.load, loaded.dtype_name, loaded.packed)
+        in_tiles = uses_tiles(config.load, activations)
+        return program.CpuProgram(
+            model, cache, batch, max_tokens, num_threads, activations, in_tiles
+        )
+    from shmllm.models.transformers_impl.model import TransformersModel
+    from shmllm.worker.cpu.transformers_program import CpuTransformersProgram
+
+    assert isinstance(model, TransformersModel), "there are two kinds of models"
+    return CpuTransformersProgram(model, cache, batch, max_tokens, num_threads)
