@@ -261,6 +261,24 @@ class EngineConformance:
             assert [engine.tokens[number] for number in numbers] == wanted
         assert engine.core.scheduler.stats.prefix_hit_tokens > 0
 
+    def test_a_module_of_transformers_has_its_greedy_tokens(
+        self, tmp_path: Path, gpu_device: Device
+    ) -> None:
+        """One with sinks and windows, in chunks; a prompt of embeddings is as one of tokens."""
+        reference = reference_model("granite_swa", SCALE, sliding_window=8, **SHAPE)
+        directory = save(reference, tmp_path)
+        wanted = [expected(reference, prompt, 4) for prompt in PROMPTS]
+        config = make_config(directory)
+        config = replace(config, load=replace(config.load, model_impl="transformers"))
+        engine = Engine(config, gpu_device)
+        assert not engine.runner.info.graphs
+        embeds = reference.get_input_embeddings()(torch.tensor(PROMPTS[0])).detach()
+        for number, prompt in enumerate(PROMPTS):
+            engine.add(number, prompt)
+        engine.add(3, PROMPTS[0], embeds=embeds)
+        engine.run()
+        assert [engine.tokens[number] for number in range(4)] == [*wanted, wanted[0]]
+
     def test_other_requests_do_not_change_a_requests_tokens(
         self, model: Any, gpu_device: Device
     ) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import StepInputs
+from shmllm.worker.batch import EMBEDDED, StepInputs
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.transfers import Transfers
@@ -47,6 +47,7 @@ class GpuInputs:
             requests.
         last_tokens: as given.
         num_samples: the number of the step's tokens that get logits.
+        has_embeds: whether a prompt has given embeddings for some of the step's tokens.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class GpuInputs:
         self.sample_positions = self.step.sample_positions
         self.last_tokens = last_tokens
         self.num_samples = 0
+        self.has_embeds = False
         table_shape = (num_groups, max_requests, max_blocks)
         self.block_tables = torch.zeros(table_shape, dtype=torch.int32, device=where)
         self._blocks_by_row = torch.zeros(table_shape, dtype=torch.int32, device=where)
@@ -97,6 +99,7 @@ class GpuInputs:
         changed = self._transfers.send(*changes) if changes else []
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
         self.num_samples = sizes.num_samples
+        self.has_embeds = bool((inputs.token_ids == EMBEDDED).any())
         unpack_step(self.step, sent, sizes, _padded(descriptor))
         if changed:
             self._blocks_by_row.view(-1).index_copy_(0, *changed)
@@ -107,7 +110,7 @@ class GpuInputs:
 
     def idle(self, descriptor: BatchDescriptor) -> None:
         """Fill the inputs with a step of padding that gets logits, for warm-up and capture."""
-        self.num_samples = descriptor.num_reqs
+        self.num_samples, self.has_embeds = descriptor.num_reqs, False
         unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), _padded(descriptor))
 
 

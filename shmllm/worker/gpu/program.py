@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -93,8 +94,45 @@ def auto_dtype(checkpoint: str | None) -> str:
     return checkpoint or "bfloat16"
 
 
+class Program(Protocol):
+    """Computes a model's steps."""
+
+    def capture(self, on_progress: Progress | None = None) -> CaptureReport:
+        """Warm up, and capture what graphs there are.
+
+        Args:
+            on_progress: called with (sizes captured, sizes in all).
+
+        Raises:
+            EngineStartError: a graph cannot be captured, or there is not enough memory.
+        """
+        ...
+
+    def run(
+        self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the step whose inputs `GpuInputs` has, padded to the descriptor's sizes.
+
+        Args:
+            mode: the mode that the dispatcher chose: NONE, PIECEWISE or FULL.
+            descriptor: the sizes that the dispatcher chose. NONE accepts captured sizes, too.
+            max_query_len: the largest number of tokens of a request in the step.
+
+        Returns:
+            The hidden states after the final norm, [tokens, hidden], and the logits of the tokens
+            that get a sample, [requests, vocab], both padded and in the model's dtype. If no token
+            gets a sample there may be no logits. The next step may overwrite both.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
+        [rows, hidden]."""
+        ...
+
+
 class GpuProgram:
-    """The forward pass and its captured graphs.
+    """The forward pass and its captured graphs; see `Program`.
 
     Args:
         model: the model; the addresses of its weights must not change.
@@ -138,14 +176,6 @@ class GpuProgram:
         self._device.synchronize()
 
     def capture(self, on_progress: Progress | None = None) -> CaptureReport:
-        """Warm up, and capture the dispatcher's graphs.
-
-        Args:
-            on_progress: called with (sizes captured, sizes in all).
-
-        Raises:
-            EngineStartError: a graph cannot be captured, or there is not enough memory.
-        """
         began = time.monotonic()
         captures = self._dispatcher.captures()
         num_graphs = 0
@@ -167,18 +197,6 @@ class GpuProgram:
     def run(
         self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int
     ) -> tuple[Tensor, Tensor]:
-        """Compute the step whose inputs `GpuInputs` has, padded to the descriptor's sizes.
-
-        Args:
-            mode: the mode that the dispatcher chose: NONE, PIECEWISE or FULL.
-            descriptor: the sizes that the dispatcher chose. NONE accepts captured sizes, too.
-            max_query_len: the largest number of tokens of a request in the step.
-
-        Returns:
-            The hidden states after the final norm, [tokens, hidden], and the logits of the tokens
-            that get a sample, [requests, vocab], both padded and in the model's dtype. If no token
-            gets a sample there may be no logits. The next step overwrites both.
-        """
         if mode is CudaGraphMode.FULL:
             self._full[descriptor].replay()
             hidden = self._buffers.normed[: descriptor.num_tokens]
@@ -194,8 +212,6 @@ class GpuProgram:
         return hidden, self._compute_sample_logits(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
-        [rows, hidden]."""
         logits = hidden.new_empty(len(hidden), self._model.config.vocab_size)
         return self._model.logits(GpuLogitsOps(logits, self._ops.products), hidden).float()
 

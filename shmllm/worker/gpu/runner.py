@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
+from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
@@ -249,8 +250,9 @@ class GpuRunner(LoadedRunner):
 
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
     graphs, scheduler = config.graphs, config.scheduler
+    is_ours = config.load.model_impl != "transformers"
     return GraphDispatcher(
-        graphs.effective_mode,
+        graphs.effective_mode if is_ours else CudaGraphMode.NONE,
         graphs.capture_sizes,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,

@@ -12,6 +12,7 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.models.decoder import DecoderModel
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
@@ -19,7 +20,7 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.plain_arena import PlainArena
-from shmllm.worker.gpu.program import GpuProgram
+from shmllm.worker.gpu.program import GpuProgram, Program
 from shmllm.worker.gpu.sampler import GpuSampler
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory import CacheShape
@@ -75,16 +76,18 @@ class StepResources:
             config.logprobs.max_logprobs,
         )
 
-    def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> GpuProgram:
+    def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> Program:
         """Make the program that computes steps with a KV cache and a dispatcher."""
-        return GpuProgram(
-            self.loaded.model,
-            cache,
-            self.inputs,
-            self.buffers,
-            self.device,
-            dispatcher,
-        )
+        model = self.loaded.model
+        common = cache, self.inputs, self.buffers, self.device
+        if isinstance(model, DecoderModel):
+            return GpuProgram(model, *common, dispatcher)
+        # It imports transformers, which takes seconds.
+        from shmllm.models.transformers_impl.model import TransformersModel
+        from shmllm.worker.gpu.transformers_program import GpuTransformersProgram
+
+        assert isinstance(model, TransformersModel), "there are two kinds of models"
+        return GpuTransformersProgram(model, *common)
 
     @torch.inference_mode()
     def run_largest(self) -> None:
