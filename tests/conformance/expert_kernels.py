@@ -173,7 +173,7 @@ class ExpertKernelsConformance:
     ):
         logits, x = draw.normal(tokens, experts), draw.normal(tokens, hidden + 3, dtype=dtype)
         x = x[:, :hidden]
-        ids, weights = routed(logits, top_k, True)
+        ids, weights = routed(logits, top_k, plain.Choice(divides_by_all=True))
         width = inner if activation == "relu_squared" else 2 * inner
         gate_up = draw.normal(experts, width, hidden, dtype=dtype, scale=hidden**-0.5)
         last = draw.normal(experts, hidden, inner, dtype=dtype, scale=inner**-0.5)

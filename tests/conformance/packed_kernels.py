@@ -137,7 +137,9 @@ class PackedKernelsConformance:
         tokens, experts, top_k, has_bias = 5, 4, 2, PACKINGS[kind].form == "scaled"
         hidden, inner = whole_rows(kind, 72), whole_rows(kind, 40)
         x = draw.normal(tokens, hidden, dtype=dtype)
-        ids, weights = routed(draw.normal(tokens, experts), top_k, True)
+        ids, weights = routed(
+            draw.normal(tokens, experts), top_k, plain.Choice(divides_by_all=True)
+        )
         gate_up = drawn(draw, kind, experts, 2 * inner, hidden, dtype=dtype)
         last = drawn(draw, kind, experts, hidden, inner, dtype=dtype)
         biases = [None, None]
