@@ -132,16 +132,22 @@ def rounded_in_groups(module: torch.nn.Linear, args: tuple[torch.Tensor, ...]) -
     return ((torch.floor(x / scale + 0.5) * scale).nan_to_num().flatten(-2),)
 
 
+NUM_BEFORE_TIES = 10
+"""So many tokens of a prompt are compared."""
+
+
 @NEEDS_INT8
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1"])
 def test_activations_in_8_bits_are_those_of_the_model_that_rounds_them(
     wide: ReferenceModel, kind: str, tmp_path: Path
 ) -> None:
     """Near a tie the last bit of an activation decides how it is rounded, and all that follows has
-    another log-probability. Most have none before them; unrounded, the median is above 0.01."""
+    another log-probability. Most of the first tokens have none before them; unrounded, the median
+    is above 0.01."""
     file = write_model(tmp_path / f"{kind}.gguf", wide.model, kind=kind)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    prompts = [{"prompt_token_ids": prompt} for prompt in wide.prompts]
+    few = [prompt[:NUM_BEFORE_TIES] for prompt in wide.prompts]
+    prompts = [{"prompt_token_ids": prompt} for prompt in few]
     with LLM(str(file), dtype="float32", activation_dtype="int8", **LOCAL) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         names = llm.collective_rpc("list_weights")[0]
@@ -152,7 +158,7 @@ def test_activations_in_8_bits_are_those_of_the_model_that_rounds_them(
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(rounded_in_groups)
     found, expected = [], []
-    for prompt, output in zip(wide.prompts, outputs, strict=True):
+    for prompt, output in zip(few, outputs, strict=True):
         with torch.no_grad():
             logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
         assert output.prompt_logprobs is not None
