@@ -177,6 +177,14 @@ OPTIONS = (
         "--stop", "stop", str, "End before this text. May be given several times.", multiple=True
     ),
     SamplingOption("--ignore-eos", "ignore_eos", bool, "Continue after the end-of-sequence token."),
+    SamplingOption(
+        "--thinking-token-budget",
+        "thinking_token_budget",
+        int,
+        "End the model's reasoning after this many tokens of it.",
+        "none",
+        metavar="N",
+    ),
 )
 CONSTRAINTS = (
     SamplingOption(

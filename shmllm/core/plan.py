@@ -17,6 +17,7 @@ from shmllm.core.request import Request
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
+from shmllm.params.thinking import ThinkingBudget
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class NewRequest:
         forbidden_ids: the tokens that would end the request.
         num_prompt_tokens: the number of prompt tokens at the beginning of `token_ids`.
         bad_words: token sequences that the output must not contain.
+        thinking: the limit of its reasoning; None without one.
         embeds: a (tokens, hidden) tensor that replaces the first tokens' embeddings, or None.
     """
 
@@ -46,6 +48,7 @@ class NewRequest:
     forbidden_ids: Sequence[int]
     num_prompt_tokens: int = 0
     bad_words: TokenSequences = ()
+    thinking: ThinkingBudget | None = None
     embeds: Any = None
 
     @classmethod
@@ -61,6 +64,7 @@ class NewRequest:
             forbidden_ids=tuple(request.stop_ids) if request.params.min_tokens else (),
             num_prompt_tokens=request.num_prompt_tokens,
             bad_words=request.bad_words,
+            thinking=request.thinking,
             embeds=request.embeds,
         )
 

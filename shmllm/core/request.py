@@ -90,6 +90,7 @@ class Request:
         "seed",
         "status",
         "stop_ids",
+        "thinking",
         "token_ids",
     )
 
@@ -122,6 +123,7 @@ class Request:
         self.priority = submitted.priority
         self.arrival = 0
         self.bad_words = submitted.bad_words
+        self.thinking = submitted.thinking
         self.embeds = submitted.embeds
         self.constraint: Constraint | None = None
         self.next_prompt_logprob = 1

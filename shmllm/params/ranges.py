@@ -148,6 +148,9 @@ RANGES = {
         "None or a non-empty list of token ids",
     ),
     "skip_reading_prefix_cache": _or_none(_FLAG, "None, True or False"),
+    "thinking_token_budget": _or_none(
+        _whole_number(0, ""), "None, -1 or a whole number of at least 0"
+    ),
     "extra_args": _or_none(
         Range(lambda value: _is_options(value) and _has_64_bit_integers(value), ""),
         "None or a dict with str keys, and extra_args integers from -2**63 to 2**64 - 1",

@@ -12,6 +12,7 @@ from typing import Any
 
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
+from shmllm.params.thinking import ThinkingBudget
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class EngineCoreRequest:
             tokenize.
         grammar: the grammar that the output has to match, in llguidance's text format; an empty
             string means any output.
+        thinking: the `thinking_token_budget` with its tokens; None for no limit.
         embeds: a (tokens, hidden) tensor that replaces the prompt's token embeddings, or None.
             It is transmitted in a record of its own, ahead of the request.
     """
@@ -39,4 +41,5 @@ class EngineCoreRequest:
     priority: int = 0
     bad_words: TokenSequences = ()
     grammar: str = ""
+    thinking: ThinkingBudget | None = None
     embeds: Any = None

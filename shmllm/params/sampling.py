@@ -112,6 +112,7 @@ class _Fields:
     allowed_token_ids: list[int] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
     extra_args: dict[str, Any] | None = None
     trace_decode_token_ids: list[int] | None = None
 
@@ -163,8 +164,9 @@ class SamplingParams(_Fields):
         flat_logprobs: return log-probabilities as `FlatLogprobs`.
         detokenize: False leaves `text` empty.
         skip_special_tokens: leave special tokens out of `text`.
-        spaces_between_special_tokens: accepted, without effect: current tokenizers add no
-            spaces between special tokens.
+        spaces_between_special_tokens: with `skip_special_tokens` False, False leaves out what the
+            tokenizer writes between two added tokens that follow each other: in most
+            vocabularies nothing, in some a space.
         include_stop_str_in_output: keep the stop string, or the text of the stop token, at the
             end of `text`.
         output_kind: the contents of each output of a stream; see RequestOutputKind.
@@ -179,6 +181,11 @@ class SamplingParams(_Fields):
             "repetition": a RepetitionDetectionParams or a dict of its fields.
         skip_reading_prefix_cache: compute the whole prompt, without prefix-cache hits. None
             means False. With `prompt_logprobs`, the whole prompt is always computed.
+        thinking_token_budget: the largest number of tokens of the model's reasoning; at least 0.
+            After as many tokens since the one that begins reasoning, those that end it are
+            forced. Both come from the option `reasoning_parser`. None or -1 sets no limit.
+            Tokens that `structured_outputs`, `allowed_token_ids` or `bad_words` forbid stay
+            forbidden.
         extra_args: a dict that the engine ignores; for data of the calling program. Its integers
             have at most 64 bits.
         trace_decode_token_ids: the tokens of the output, which are not sampled: to compute the
@@ -260,8 +267,9 @@ class SamplingParams(_Fields):
         for name in ("logprobs", "prompt_logprobs"):
             if given.get(name) is True:
                 setattr(self, name, 1)
-        if self.seed == -1:
-            self.seed = None
+        self.seed = None if self.seed == -1 else self.seed
+        budget = self.thinking_token_budget
+        self.thinking_token_budget = None if budget == -1 else budget
         if given.get("logit_bias") is not None:
             self.logit_bias = _bias_by_id(given["logit_bias"])
         if isinstance(self.structured_outputs, Mapping):
@@ -309,6 +317,7 @@ class SamplingParams(_Fields):
         self._require("n", self.n == 1, f"1 {why}")
         self._require("structured_outputs", self.structured_outputs is None, f"None {why}")
         self._require("stop", not self.stop, f"empty {why}")
+        self._require("thinking_token_budget", self.thinking_token_budget is None, f"None {why}")
 
     def _check_object(self, name: str) -> None:
         kind: type = _OBJECTS[name]

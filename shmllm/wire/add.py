@@ -1,10 +1,11 @@
 """ADD: encodes and decodes a request that generates tokens.
 
     ADD_HEADER | PARAMS, stop ids i32[], bias ids i32[], biases f64[], allowed ids i32[],
-                 bad word lengths u32[], bad word ids i32[], scored ids i32[], trace ids i32[]
+                 bad word lengths u32[], bad word ids i32[], scored ids i32[], trace ids i32[],
+                 ids that begin and that end reasoning, i32[] each
                | prompt ids i32[], salt, grammar
 
-The bytes from PARAMS to the last trace id are equal for most requests of a batch, so equal byte
+The bytes from PARAMS to the last of these ids are equal for most requests of a batch, so equal byte
 strings are decoded once, except large ones. Only the sampling fields that the engine acts on are
 transmitted.
 """
@@ -18,14 +19,16 @@ from struct import Struct
 from shmllm.errors import ProtocolMismatchError
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
+from shmllm.params.thinking import ThinkingBudget
 from shmllm.wire.sections import Parts, Sections, column
 
 # number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes
 ADD_HEADER = Struct("<qiIIII")
 # seed, temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
-# count), stop ids, biases, allowed ids, bad words, ids of bad words, scored ids, trace ids
-PARAMS = Struct("<qddddddiIIIiiIIIIIIIIII")
+# count), thinking budget, stop ids, biases, allowed ids, bad words, ids of bad words, scored ids,
+# trace ids, ids that begin and end reasoning
+PARAMS = Struct("<qddddddiIIIiiIIIIIIIIIIIII")
 
 HAS_SEED = 1
 IGNORE_EOS = 2
@@ -39,6 +42,7 @@ LARGEST_KEPT = 2**14
 """The most bytes of parameters whose decoded form is kept for the next request. A faulty front end
 can send parameters of many MiB, and no two requests of it need to have the same."""
 _NO_DETECTION = RepetitionDetectionParams()
+_NO_THINKING = ThinkingBudget(0, (), ())
 
 
 def encode_add(request: EngineCoreRequest) -> Parts:
@@ -48,10 +52,11 @@ def encode_add(request: EngineCoreRequest) -> Parts:
     bias = params.logit_bias or {}
     allowed = params.allowed_token_ids or ()
     bad_words = request.bad_words
-    fixed = _encode_params(params, len(bias), len(allowed), bad_words)
+    thinking = request.thinking or _NO_THINKING
+    fixed = _encode_params(params, len(bias), len(allowed), bad_words, thinking)
     sections = column("i", params.stop_token_ids)
     scored, trace = params.logprob_token_ids or (), params.trace_decode_token_ids or ()
-    if bias or allowed or bad_words or scored or trace:
+    if bias or allowed or bad_words or scored or trace or thinking.end:
         sections += (
             column("i", list(bias))
             + column("d", list(bias.values()))
@@ -60,6 +65,8 @@ def encode_add(request: EngineCoreRequest) -> Parts:
             + column("i", [token for word in bad_words for token in word])
             + column("i", scored)
             + column("i", trace)
+            + column("i", thinking.begin)
+            + column("i", thinking.end)
         )
     header = ADD_HEADER.pack(
         request.number,
@@ -73,7 +80,11 @@ def encode_add(request: EngineCoreRequest) -> Parts:
 
 
 def _encode_params(
-    params: SamplingParams, num_biases: int, num_allowed: int, bad_words: TokenSequences
+    params: SamplingParams,
+    num_biases: int,
+    num_allowed: int,
+    bad_words: TokenSequences,
+    thinking: ThinkingBudget,
 ) -> bytes:
     logprobs, prompt_logprobs = params.logprobs, params.prompt_logprobs
     detection = params.repetition_detection or _NO_DETECTION
@@ -102,6 +113,7 @@ def _encode_params(
         detection.max_pattern_size,
         detection.min_pattern_size,
         detection.min_count,
+        min(thinking.limit, MAX_INT),
         len(params.stop_token_ids),
         num_biases,
         num_allowed,
@@ -109,6 +121,8 @@ def _encode_params(
         sum(map(len, bad_words)),
         len(params.logprob_token_ids or ()),
         len(params.trace_decode_token_ids or ()),
+        len(thinking.begin),
+        len(thinking.end),
     )
 
 
@@ -119,16 +133,18 @@ def decode_add(record: memoryview) -> EngineCoreRequest:
     sections = Sections(record, ADD_HEADER.size)
     run = sections.take_bytes(params_bytes)
     decode_params = _decode_params if len(run) <= LARGEST_KEPT else _decode_params.__wrapped__
-    params, bad_words = decode_params(run)
+    params, bad_words, thinking = decode_params(run)
     prompt = array("i", sections.take_bytes(4 * num_tokens))
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""
     sections.end()
-    return EngineCoreRequest(number, prompt, params, salt, priority, bad_words, grammar)
+    return EngineCoreRequest(number, prompt, params, salt, priority, bad_words, grammar, thinking)
 
 
 @lru_cache(maxsize=64)
-def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
+def _decode_params(
+    run: bytes,
+) -> tuple[SamplingParams, TokenSequences, ThinkingBudget | None]:
     """Decode a parameter byte string. Requests share the result, which nobody modifies."""
     (
         seed,
@@ -145,6 +161,7 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
         logprobs,
         prompt_logprobs,
         *detection,
+        limit,
         num_stop_ids,
         num_biases,
         num_allowed,
@@ -152,6 +169,8 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
         num_bad_word_ids,
         num_scored,
         num_traced,
+        num_begin,
+        num_end,
     ) = PARAMS.unpack_from(run)
     sections = Sections(run, PARAMS.size)
     stop_ids = sections.take("i", num_stop_ids)
@@ -160,7 +179,10 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
     lengths = sections.take("I", num_bad_words)
     bad_words = _cut(lengths, sections.take("i", num_bad_word_ids))
     scored, trace = sections.take("i", num_scored), sections.take("i", num_traced)
+    begin, end = sections.take("i", num_begin), sections.take("i", num_end)
     sections.end()
+    if bool(begin) != bool(end):
+        raise ProtocolMismatchError("the columns of ADD's reasoning tokens are inconsistent")
     params = SamplingParams(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
@@ -184,7 +206,8 @@ def _decode_params(run: bytes) -> tuple[SamplingParams, TokenSequences]:
     )
     # The constructor reads -1 as None, but a child of a request with n > 1 may have that seed.
     params.seed = seed if flags & HAS_SEED else None
-    return params, bad_words
+    thinking = ThinkingBudget(limit, tuple(begin), tuple(end)) if end else None
+    return params, bad_words, thinking
 
 
 def _cut(lengths: list[int], ids: list[int]) -> TokenSequences:

@@ -16,6 +16,7 @@ import torch
 from shmllm.core.plan import NewRequest
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.worker.arrays import FloatArray, IntArray, LongArray
+from shmllm.worker.thinking import ThinkingProgress
 
 FORCING_BIAS = 1e30
 """The number that makes a logit the only one with a probability, and stays finite when it is
@@ -123,6 +124,7 @@ class LogitsState:
         self._forbidden = _inside(forbidden, vocab_size)
         known = tuple(word for word in bad_words if word[-1] < vocab_size)
         self._bad_words = BadWords(known) if known else None
+        self._thinking = None if request.thinking is None else ThinkingProgress(request.thinking)
         self.allowed = _inside(params.allowed_token_ids or (), vocab_size)
         bias = params.logit_bias or {}
         self._biased = _inside(bias, vocab_size)
@@ -139,12 +141,14 @@ class LogitsState:
     def may_change_entries(self) -> bool:
         """Whether tokens may be banned or biased, now or at a later position."""
         sizes = self._forbidden.size + self._biased.size + self._trace.size
-        return self._bad_words is not None or sizes > 0
+        return self._bad_words is not None or self._thinking is not None or sizes > 0
 
     @property
     def needs_output(self) -> bool:
-        """Whether the banned tokens depend on the output's tokens, not only on their number."""
-        return self._bad_words is not None and self._bad_words.needs_output
+        """Whether the banned or forced tokens depend on the output's tokens, not only on their
+        number."""
+        has_sequences = self._bad_words is not None and self._bad_words.needs_output
+        return has_sequences or self._thinking is not None
 
     def unchanged_until(self, position: int) -> int:
         """Return the next position at which other tokens may be banned or biased than at this."""
@@ -163,17 +167,22 @@ class LogitsState:
         output = token_ids[self._num_prompt_tokens :]
         return np.concatenate([banned, self._bad_words.banned(output)])
 
-    def biases(self, num_tokens: int) -> tuple[LongArray, FloatArray]:
+    def biases(self, token_ids: IntArray) -> tuple[LongArray, FloatArray]:
         """Return the token ids, int64, and the numbers to add to their logits, float32.
 
         Args:
-            num_tokens: the number of tokens so far, prompt and output.
+            token_ids: the request's prompt and output. Unless `needs_output`, only their number
+                matters.
         """
-        if not self._trace.size:
-            return self._biased, self._biases
-        # A step that is submitted ahead may sample once more than the trace has tokens.
-        at = min(num_tokens - self._num_prompt_tokens, len(self._trace) - 1)
-        return self._trace[at : at + 1], np.full(1, FORCING_BIAS, np.float32)
+        if self._trace.size:
+            # A step that is submitted ahead may sample once more than the trace has tokens.
+            at = min(len(token_ids) - self._num_prompt_tokens, len(self._trace) - 1)
+            return _forced(self._trace[at])
+        if self._thinking is not None:
+            forced = self._thinking.forced_token(token_ids)
+            if forced is not None:
+                return _forced(forced)
+        return self._biased, self._biases
 
     def count(self, token_ids: IntArray) -> None:
         """Count the tokens of `token_ids`, prompt and output, that the last call did not have."""
@@ -187,6 +196,10 @@ class LogitsState:
         self.counts.add(token_ids[known:].tolist())
 
 
+def _forced(token: int) -> tuple[LongArray, FloatArray]:
+    return np.array([token], np.int64), np.full(1, FORCING_BIAS, np.float32)
+
+
 def needs_logits_processors(params: SamplingParams, request: NewRequest) -> bool:
     """Return whether the request needs a logits processor."""
     return bool(
@@ -195,6 +208,7 @@ def needs_logits_processors(params: SamplingParams, request: NewRequest) -> bool
         or params.trace_decode_token_ids
         or request.bad_words
         or request.forbidden_ids
+        or request.thinking is not None
         or params.has_penalties
     )
 
@@ -220,7 +234,7 @@ def apply_logits_processors(
     entries = _flatten([index for index, _ in states], banned, size)
     if entries.numel():
         flat[entries] = -torch.inf
-    biases = [state.biases(len(ids)) for (_, state), ids in zip(states, token_ids, strict=True)]
+    biases = [state.biases(ids) for (_, state), ids in zip(states, token_ids, strict=True)]
     entries = _flatten([index for index, _ in states], [biased for biased, _ in biases], size)
     if entries.numel():
         flat[entries] += torch.from_numpy(np.concatenate([added for _, added in biases]))

@@ -17,6 +17,7 @@ from conformance.device import no_waits
 
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
+from shmllm.params.thinking import ThinkingBudget
 from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.gpu.sampler import GpuSampler
@@ -56,6 +57,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "min_tokens": 6,
         "bad_words": [[7]],
     },
+    "thinking": {"thinking": ThinkingBudget(2, (2, 8), (40, 3))},
     "everything": {
         "allowed_token_ids": [*range(0, 300, 2), 9, 5],
         "logit_bias": {10: 2.0, 30: -1.0, 9: 5.5},
@@ -79,6 +81,7 @@ DRAWN: list[dict[str, Any]] = [
 def new_request(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any) -> NewRequest:
     """Make a greedy request, unless `options` has a temperature. Its bad words are token ids."""
     words = tuple(map(tuple, options.pop("bad_words", ())))
+    thinking = options.pop("thinking", None)
     seed = options.pop("seed", 1000 + row)
     params = SamplingParams(**{"temperature": 0, "max_tokens": 50} | options)
     return NewRequest(
@@ -91,6 +94,7 @@ def new_request(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any
         forbidden_ids=STOP_IDS if params.min_tokens else (),
         num_prompt_tokens=len(prompt),
         bad_words=words,
+        thinking=thinking,
     )
 
 
@@ -116,7 +120,7 @@ class Request:
         """Return the request as it is resumed after preemption."""
         old = self.new
         names = ("params", "seed", "min_position", "forbidden_ids", "num_prompt_tokens")
-        kept = {name: getattr(old, name) for name in (*names, "bad_words")}
+        kept = {name: getattr(old, name) for name in (*names, "bad_words", "thinking")}
         return NewRequest(row=old.row, token_ids=list(self.token_ids), block_ids=[[1]], **kept)
 
 

@@ -103,7 +103,7 @@ class GpuTokenMasks:
 
 class LogitBiases:
     """The numbers that are added to single logits: biases, also those that force the tokens of a
-    trace, and minus infinity for tokens that bad words and min_tokens ban.
+    trace or the end of reasoning, and minus infinity for tokens that bad words and min_tokens ban.
 
     The list on the device is rebuilt only when it differs from that of the step before.
 
@@ -134,8 +134,9 @@ class LogitBiases:
         states = [self._batch.logits_states[row] for row in rows]
         banned, biases, num_unchanged = [], [], sys.maxsize
         for row, state, position in zip(rows, states, positions.tolist(), strict=True):
-            banned.append(state.banned(self._batch.token_ids[row, :position]))
-            biases.append(state.biases(position))
+            token_ids = self._batch.token_ids[row, :position]
+            banned.append(state.banned(token_ids))
+            biases.append(state.biases(token_ids))
             num_unchanged = min(num_unchanged, state.unchanged_until(position) - position - 1)
         ids = banned + [biased for biased, _ in biases]
         lengths = [len(own) for own in ids]

@@ -47,7 +47,9 @@ def test_every_sampling_parameter_has_one_option_or_none_on_purpose():
 def test_the_help_has_the_default_that_holds(each):
     """In words: "all" and "none" stand for the values that limit nothing."""
     value = completed().get(each.name, getattr(SamplingParams(), each.name))
-    words = {"top_k": "all", "seed": "none"}.get(each.name, f"{value or 0:g}" if value else "0")
+    words = {"top_k": "all", "seed": "none", "thinking_token_budget": "none"}.get(
+        each.name, f"{value or 0:g}" if value else "0"
+    )
     shown = each.default.removeprefix("the model's, else ").split(",")[0]
     if each.default:
         assert shown == words

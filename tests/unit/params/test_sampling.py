@@ -73,6 +73,11 @@ NAN, INF = float("nan"), float("inf")
         ({"skip_special_tokens": 1}, "skip_special_tokens must be True or False, got 1"),
         ({"ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
         ({"include_stop_str_in_output": 0}, "include_stop_str_in_output must be True or False"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget must be None, -1 or a whole number"),
+        (
+            {"thinking_token_budget": 1.5},
+            "thinking_token_budget must be None, -1 or a whole number",
+        ),
         ({"spaces_between_special_tokens": 2}, "spaces_between_special_tokens must be True or"),
         ({"output_kind": 1}, "output_kind must be a RequestOutputKind, got 1"),
         ({"output_kind": None}, "output_kind must be a RequestOutputKind, got None"),
@@ -278,6 +283,7 @@ def full():
         "allowed_token_ids": [3, 4],
         "repetition_detection": RepetitionDetectionParams(4, 1, 3),
         "skip_reading_prefix_cache": True,
+        "thinking_token_budget": 12,
         "extra_args": {"mine": 1},
         "trace_decode_token_ids": None,
     }

@@ -19,6 +19,7 @@ from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
+from shmllm.params.thinking import ThinkingBudget
 from shmllm.wire import add, codec
 from shmllm.wire import outputs as wire_outputs
 from shmllm.wire.messages import (
@@ -49,6 +50,8 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
 alternatives = st.none() | st.integers(-1, 2**31 - 1)
+token_sequence = st.lists(token_id, min_size=1, max_size=3).map(tuple)
+thinking = st.builds(ThinkingBudget, st.integers(0, 2**31 - 1), token_sequence, token_sequence)
 bad_words = st.lists(st.lists(token_id, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
 
 
@@ -191,6 +194,7 @@ MESSAGES = {
             int32,
             bad_words,
             text,
+            st.none() | thinking,
         ),
     ),
     RecordKind.POOL: (
@@ -370,6 +374,16 @@ def test_inconsistent_bad_words_are_refused(lengths):
     record = bytearray(record)
     struct.pack_into("<II", record, begin, *lengths)
     with pytest.raises(ProtocolMismatchError, match="bad words"):
+        decode(RecordKind.ADD, record)
+
+
+def test_reasoning_that_never_ends_is_refused():
+    message = EngineCoreRequest(1, [5], SamplingParams(), thinking=ThinkingBudget(3, (7,), (8,)))
+    record = bytearray(record_of(RecordKind.ADD, message))
+    end = add.ADD_HEADER.size + add.PARAMS.size
+    assert struct.unpack_from("<II", record, end - 8) == (1, 1)
+    struct.pack_into("<II", record, end - 8, 2, 0)
+    with pytest.raises(ProtocolMismatchError, match="reasoning"):
         decode(RecordKind.ADD, record)
 
 
