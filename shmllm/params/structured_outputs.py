@@ -39,7 +39,7 @@ class StructuredOutputsParams:
         whitespace_pattern: for JSON: a regular expression for the whitespace that is allowed
             between two parts. None allows at most one space or tab, and at most one line break
             with an indentation of up to 40 characters.
-        structural_tag: not supported; a request with this field is refused.
+        structural_tag: free text with parts that are constrained, as a dict or its JSON text.
 
     Raises:
         RequestError: none of the constraints is given, or more than one.
@@ -53,7 +53,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]

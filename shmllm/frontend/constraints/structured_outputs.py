@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.errors import RequestError
+from shmllm.frontend.constraints import structural_tag
 from shmllm.frontend.constraints.ebnf import to_lark
 from shmllm.frontend.constraints.json_schema import check_schema, forbid_additional_properties
 from shmllm.frontend.constraints.pattern_properties import remove_covered_patterns
@@ -38,17 +41,21 @@ BLANKS = r"[ \t]?(\r?\n[ \t]{0,40})?"
 bounded: otherwise, a model could generate only whitespace until `max_tokens`."""
 
 
-def grammar_of(params: StructuredOutputsParams) -> str:
+def grammar_of(
+    params: StructuredOutputsParams,
+    tokens: Mapping[str, int] = MappingProxyType({}),
+    free_tokens: Sequence[int] = (),
+) -> str:
     """The grammar text of a structured output, for the engine.
+
+    Args:
+        params: the constraint.
+        tokens, free_tokens: the tokens that structural tags may name, see
+            `structural_tag.to_lark`.
 
     Raises:
         RequestError: the constraint is invalid, contradicts itself, or cannot be enforced.
     """
-    if params.structural_tag is not None:
-        raise RequestError(
-            "structured_outputs.structural_tag is not supported; describe the whole output with "
-            "structured_outputs.grammar"
-        )
     is_json = params.json is not None or params.json_object is not None
     if params.whitespace_pattern is not None or params.disable_any_whitespace:
         _check_blanks(params, is_json)
@@ -58,7 +65,31 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         return _checked("regex", _regex_lark(_text("regex", params.regex, may_be_empty=True)))
     if params.choice is not None:
         return _checked("choice", _choice_lark(params.choice))
+    if params.structural_tag is not None:
+        lark = structural_tag.to_lark(params.structural_tag, tokens, free_tokens, _leaf(params))
+        return _checked("structural_tag", lark)
     return _checked("grammar", to_lark(_text("grammar", params.grammar)))
+
+
+def _leaf(params: StructuredOutputsParams) -> structural_tag.Leaf:
+    """Translates the parts of a structural tag that are other constraints, each checked alone."""
+
+    def translate(kind: str, value: Any) -> str:
+        if kind == "json":
+            schema = {} if value is True else value
+            alone = replace(params, json=schema, structural_tag=None)
+            found = f"%json {_schema_text(alone)}"
+            _checked("json", f"start: {found}")
+            return found
+        if kind == "regex":
+            alone_lark = _regex_lark(_text("regex", value, may_be_empty=True))
+            _checked("regex", alone_lark)
+            return alone_lark.removeprefix("start: ")
+        grammar = to_lark(_text("grammar", value))
+        _checked("grammar", grammar)
+        return f"%lark {{\n{grammar}}}"
+
+    return translate
 
 
 def _blanks(params: StructuredOutputsParams) -> dict[str, Any]:

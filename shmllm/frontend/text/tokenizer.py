@@ -110,6 +110,17 @@ class Tokenizer:
         backend, special_tokens = load_backend(path)
         return cls(backend, special_tokens=special_tokens, directory=path)
 
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """The ids of the tokens that are never split, such as "<think>", by their texts."""
+        return self._backend.added_tokens
+
+    @property
+    def plain_added_ids(self) -> list[int]:
+        """The ids of those of them that are no special tokens."""
+        special = self._backend.special_ids
+        return [each for each in self._backend.added_tokens.values() if each not in special]
+
     def check_exists(self) -> None:
         """Raise RequestError if `skip_tokenizer_init` left the tokenizer out."""
         if isinstance(self._backend, NoBackend):
@@ -159,6 +170,24 @@ class Tokenizer:
         """
         return self._byte_tables[skip_special_tokens] if self._byte_tables else None
 
+    def chat_template(self, wanted: str | None = None, *, has_tools: bool = False) -> str:
+        """The source of a chat template.
+
+        Args:
+            wanted: the source itself, or the name of one of the model's templates; None chooses
+                the model's default.
+            has_tools: whether the conversation has tools.
+
+        Raises:
+            RequestError: there is none, or it cannot be read.
+        """
+        self.check_exists()
+        from shmllm.frontend.text.chat_template import load_templates, select_template
+
+        if self._chat_templates is None:
+            self._chat_templates = load_templates(self._directory) if self._directory else {}
+        return select_template(self._chat_templates, wanted, has_tools=has_tools)
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -190,13 +219,11 @@ class Tokenizer:
         Raises:
             RequestError: the messages are malformed, no template exists, or it fails.
         """
-        self.check_exists()
-        from shmllm.frontend.text.chat_template import load_templates, render_chat, select_template
+        source = self.chat_template(chat_template, has_tools=tools is not None)
+        from shmllm.frontend.text.chat_template import render_chat
 
-        if self._chat_templates is None:
-            self._chat_templates = load_templates(self._directory) if self._directory else {}
         return render_chat(
-            select_template(self._chat_templates, chat_template, has_tools=tools is not None),
+            source,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

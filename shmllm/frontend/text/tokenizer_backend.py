@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import tokenizers
@@ -38,10 +39,12 @@ class TokenizerBackend(Protocol):
     Attributes:
         byte_level: whether the vocabulary is byte-level, like GPT-2's.
         special_ids: the ids of the tokens that `skip_special_tokens` leaves out.
+        added_tokens: the ids of the tokens that are never split, by their texts.
     """
 
     byte_level: bool
     special_ids: frozenset[int]
+    added_tokens: Mapping[str, int]
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]: ...
@@ -58,11 +61,11 @@ class FastBackend:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
-        self.special_ids = frozenset(
-            token_id
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        )
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(each for each, token in added.items() if token.special)
+        self.added_tokens: Mapping[str, int] = {
+            token.content: each for each, token in added.items()
+        }
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -89,6 +92,7 @@ class TransformersBackend:
         self._tokenizer = tokenizer
         self._known_ids = frozenset(tokenizer.get_vocab().values())
         self.special_ids = frozenset(tokenizer.all_special_ids)
+        self.added_tokens: Mapping[str, int] = dict(tokenizer.get_added_vocab())
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -116,6 +120,7 @@ class NoBackend:
 
     byte_level = False
     special_ids: frozenset[int] = frozenset()
+    added_tokens: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         raise RequestError(

@@ -105,8 +105,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": "start: foo"}, 'structured_outputs.grammar: unknown name: "foo"'),
     ({"grammar": 'start: %json {"foo": 1}'}, "structured_outputs.grammar holds %json"),
     ({"grammar": '%llguidance {"x": 1}\nstart: "a"'}, "holds %llguidance options"),
-    # not supported
-    ({"structural_tag": "{}"}, "structured_outputs.structural_tag is not supported"),
+    # structural tags
+    ({"structural_tag": "{}"}, "structured_outputs.structural_tag has neither"),
     # the number of constraints
     ({}, "exactly one of json, regex"),
     ({"regex": "a", "choice": ["a"]}, "got regex and choice"),

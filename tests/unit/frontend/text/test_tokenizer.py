@@ -116,6 +116,9 @@ class FakeTransformers:
     def get_vocab(self):
         return {"a": 0, "b": 1, "</s>": 2}
 
+    def get_added_vocab(self):
+        return {"</s>": 2}
+
     def encode(self, text, add_special_tokens):
         return ["ab".index(letter) for letter in text] + [2] * add_special_tokens
 
