@@ -180,7 +180,9 @@ class Preparation:
         self._llm = llm
         self._given = llm.model_defaults | sampling
         self._common = make_params(completed(self._given), {})
-        self._template = {} if chat_template is None else {"chat_template": chat_template}
+        self._template: JsonObject = (
+            {} if chat_template is None else {"chat_template": chat_template}
+        )
 
     def __call__(self, row: Row) -> Request:
         prompt = row.prompt

@@ -96,6 +96,19 @@ class FrontEndConfig(Section):
         Free(),
         flag="",
     )
+    reasoning_parser: str = option(
+        "auto",
+        "How the replies of `chat` show reasoning; auto reads the chat template, and an empty text "
+        "turns it off.",
+        Free(),
+        flag="",
+    )
+    tool_parser: str = option(
+        "auto",
+        "How they show tool calls; as for reasoning_parser.",
+        Free(),
+        flag="",
+    )
     profiler_config: dict[str, Any] | None = option(
         None,
         'Where profiles are written: {"torch_profiler_dir": ...}.',

@@ -23,6 +23,8 @@ from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
 from shmllm.frontend.prompt_chunks import PromptChunk, PromptChunks, prepare_chunk
+from shmllm.frontend.replies.formats import ToolChoice
+from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
@@ -58,10 +60,10 @@ class AsyncLLM:
         return cls(**engine_args.llm_options())
 
     @classmethod
-    def attach(cls, name: str, *, generation_config: str = "auto") -> Self:
+    def attach(cls, name: str, **options: Any) -> Self:
         """Use a named engine; see `LLM.attach`."""
         llm = cls.__new__(cls)
-        llm._use(LLM.attach(name, generation_config=generation_config))
+        llm._use(LLM.attach(name, **options))
         return llm
 
     def _use(self, llm: LLM) -> None:
@@ -130,7 +132,8 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate the next message of a conversation, as `generate` completes a prompt.
@@ -138,7 +141,7 @@ class AsyncLLM:
         Args:
             messages: one conversation, a list of {"role": ..., "content": ...}.
             sampling_params, request_id, priority: as for `generate`.
-            add_generation_prompt, continue_final_message, chat_template, tools,
+            add_generation_prompt, continue_final_message, chat_template, tools, tool_choice,
                 chat_template_kwargs: as for `LLM.chat`.
 
         Yields, raises: as `generate`.
@@ -148,6 +151,7 @@ class AsyncLLM:
             "continue_final_message": continue_final_message,
             "chat_template": chat_template,
             "tools": tools,
+            "tool_choice": tool_choice,
             **(chat_template_kwargs or {}),
         }
 

@@ -103,7 +103,6 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_prompt_embeds": NoEffect(False, "prompt_embeds are always accepted"),
     "guided_decoding_backend": NoEffect("auto", "the backend is always llguidance"),
     "served_model_name": NoEffect(None, "there is no server"),
-    "reasoning_parser": NoEffect("", "there is no server"),
     "enable_mm_embeds": NoEffect(False, _TEXT),
     "mm_processor_cache_gb": NoEffect(4, _TEXT),
     "language_model_only": NoEffect(False, _TEXT),

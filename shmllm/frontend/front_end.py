@@ -28,6 +28,9 @@ from shmllm.frontend.input_processor import (
 )
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
+from shmllm.frontend.replies.parser import Tools
+from shmllm.frontend.replies.registry import check_names
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.tokenizer import Tokenizer
@@ -54,6 +57,7 @@ class FrontEnd:
         model_defaults: the sampling options that come with the model.
         tracing: records traces of this front end; None creates it.
         structured_outputs: the defaults of structured outputs.
+        replies: how the model's replies are read; None finds it out.
 
     Attributes:
         info: what the engine reports about itself and the model.
@@ -67,13 +71,17 @@ class FrontEnd:
         model_defaults: dict[str, Any],
         tracing: FrontEndTracing | None = None,
         structured_outputs: StructuredOutputsDefaults | None = None,
+        replies: ReplyFormats | None = None,
     ) -> None:
         self.client = client
         self.info = client.info
         self.tokenizer_directory = tokenizer_directory
         self.tokenizer = tokenizer
         self.model_defaults = model_defaults
-        self.inputs: Inputs = InputProcessor(tokenizer, self.info, structured_outputs)
+        self._replies = replies or ReplyFormats(tokenizer)
+        self.inputs: Inputs = InputProcessor(
+            tokenizer, self.info, structured_outputs, self._replies
+        )
         self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
         self._tracing = tracing or FrontEndTracing(client)
@@ -89,6 +97,7 @@ class FrontEnd:
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
         defaults = read_model_defaults(directory, options.generation_config)
         structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
+        check_names(options.reasoning_parser, options.tool_parser)
         client = start_engine(config, options.multiprocess, options.startup_timeout)
         tracing = FrontEndTracing(client)
         try:
@@ -100,16 +109,26 @@ class FrontEnd:
             tracing.record_slice(Slice.LOAD_TOKENIZER)
             client.wait_ready(progress)
             tracing.record_slice(Slice.START_ENGINE)
+            replies = ReplyFormats(tokenizer, options.reasoning_parser, options.tool_parser)
             return cls(
-                client, tokenizer_directory, tokenizer, defaults, tracing, structured_outputs
+                client,
+                tokenizer_directory,
+                tokenizer,
+                defaults,
+                tracing,
+                structured_outputs,
+                replies,
             )
         except BaseException:
             client.close()
             raise
 
     @classmethod
-    def attach(cls, name: str, generation_config: str) -> Self:
+    def attach(
+        cls, name: str, generation_config: str, reasoning_parser: str, tool_parser: str
+    ) -> Self:
         """Connect to a named engine that is already running."""
+        check_names(reasoning_parser, tool_parser)
         from shmllm.client.attached import AttachedEngineClient
 
         client = AttachedEngineClient(name)
@@ -119,7 +138,8 @@ class FrontEnd:
             defaults = read_model_defaults(directory, generation_config)
             tokenizer = Tokenizer.from_directory(directory)
             tracing.record_slice(Slice.LOAD_TOKENIZER)
-            return cls(client, directory, tokenizer, defaults, tracing)
+            replies = ReplyFormats(tokenizer, reasoning_parser, tool_parser)
+            return cls(client, directory, tokenizer, defaults, tracing, replies=replies)
         except BaseException:
             client.close()
             raise
@@ -154,11 +174,24 @@ class FrontEnd:
         conversations: Sequence[Any] = [messages] if is_one else messages
         return [self.chat_prompt(each, **template_options) for each in conversations]
 
-    def chat_prompt(self, messages: Messages, **template_options: Any) -> TokensPrompt:
+    def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
+        chat_template: str | None = None,
+        **template_options: Any,
+    ) -> TokensPrompt:
         """Turn a conversation into a prompt. The template itself writes the special tokens."""
-        text = self.tokenizer.apply_chat_template(messages, **template_options)
+        text = self.tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=chat_template, **template_options
+        )
         ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return {"prompt": text, "prompt_token_ids": ids}
+        source = self.tokenizer.chat_template(chat_template, has_tools=tools is not None)
+        reply_format = self._replies.of(text, source, tools, tool_choice)
+        prompt: TokensPrompt = {"prompt": text, "prompt_token_ids": ids}
+        return prompt if reply_format is None else {**prompt, "reply_format": reply_format}
 
     def serve(
         self,

@@ -19,12 +19,13 @@ from shmllm.frontend.prompt_embeds import (
     read_embeds,
     salt_with,
 )
+from shmllm.frontend.replies.formats import ReplyFormat, ReplyFormats
 from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
-from shmllm.params.structured_outputs import StructuredOutputsDefaults
+from shmllm.params.structured_outputs import StructuredOutputsDefaults, StructuredOutputsParams
 
 
 class TextPrompt(TypedDict, total=False):
@@ -35,11 +36,13 @@ class TextPrompt(TypedDict, total=False):
 
 
 class TokensPrompt(TypedDict, total=False):
-    """A prompt as token ids. `prompt` is its text, if known, and is only copied to the output."""
+    """A prompt as token ids. `prompt` is its text, if known, and is only copied to the output.
+    `reply_format` says how its reply is read; chats set it."""
 
     prompt_token_ids: Sequence[int]
     prompt: str
     cache_salt: str
+    reply_format: ReplyFormat | None
 
 
 class EmbedsPrompt(TypedDict, total=False):
@@ -58,7 +61,7 @@ Priority = int | Sequence[int] | None
 """The argument `priority`: one number for all prompts, or one for each."""
 
 UNNUMBERED = -1
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "reply_format"}
 
 
 @dataclass(slots=True)
@@ -69,11 +72,13 @@ class PreparedRequest:
         prompt: the text of the prompt; None if only token ids or embeddings were given.
         params: the sampling parameters that the outputs follow, `n` included.
         submitted: the request for the engine. Its `number` is not set yet.
+        reply_format: how the reply is read; None if the output is text only.
     """
 
     prompt: str | None
     params: SamplingParams
     submitted: EngineCoreRequest
+    reply_format: ReplyFormat | None = None
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -113,6 +118,7 @@ class _Parsed:
     token_ids: list[int] | None
     cache_salt: str
     embeds: Any = None
+    reply_format: ReplyFormat | None = None
 
 
 def _is_token_ids(value: object) -> bool:
@@ -240,6 +246,7 @@ class InputProcessor:
         tokenizer: turns text prompts into token ids.
         info: the limits of the engine.
         structured_outputs: the defaults of structured outputs.
+        replies: how the model's replies are read; None finds it out.
     """
 
     def __init__(
@@ -247,10 +254,11 @@ class InputProcessor:
         tokenizer: Tokenizer,
         info: EngineInfo,
         structured_outputs: StructuredOutputsDefaults | None = None,
+        replies: ReplyFormats | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._info = info
-        self._checks = SamplingChecks(tokenizer, info, structured_outputs)
+        self._checks = SamplingChecks(tokenizer, info, structured_outputs, replies)
 
     def prepare(
         self,
@@ -276,6 +284,7 @@ class InputProcessor:
         parsed = [_parse(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         texts = [p.text or "" for p in parsed if p.token_ids is None]
         encoded = iter(self._encode(texts, names, parsed) if texts else ())
+        params = [_with_constraint(*each) for each in zip(names, parsed, params, strict=True)]
         # Most requests of a batch share their parameters; each are checked once.
         checked = {id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()}
         requests = []
@@ -285,7 +294,7 @@ class InputProcessor:
                 self._take_embeds(name, item, own)
                 ids = [PLACEHOLDER] * len(item.embeds)
             self._check_token_ids(name, ids, min_room)
-            bad_words, grammar = checked[id(own)]
+            bad_words, grammar, thinking = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
                 ids,
@@ -293,9 +302,10 @@ class InputProcessor:
                 item.cache_salt,
                 bad_words=bad_words,
                 grammar=grammar,
+                thinking=thinking,
                 embeds=item.embeds,
             )
-            requests.append(PreparedRequest(item.text, own, submitted))
+            requests.append(PreparedRequest(item.text, own, submitted, item.reply_format))
         return requests
 
     def _take_embeds(self, name: str, item: _Parsed, params: SamplingParams) -> None:
@@ -374,7 +384,21 @@ def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> _Parsed:
     _require_unicode(f"{name}: 'cache_salt'", salt or "")
     if embeds is not None:
         return _Parsed(text, [], salt or "", embeds)
-    return _Parsed(text, None if ids is None else list(ids), salt or "")
+    token_ids = None if ids is None else list(ids)
+    return _Parsed(text, token_ids, salt or "", reply_format=prompt.get("reply_format"))
+
+
+def _with_constraint(name: str, item: _Parsed, params: SamplingParams) -> SamplingParams:
+    """The parameters with the constraint of a tool call that is forced."""
+    if item.reply_format is None or item.reply_format.constraint is None:
+        return params
+    if params.structured_outputs is not None:
+        raise RequestError(
+            f"{name} has a tool_choice that forces a call, and structured_outputs: give one of them"
+        )
+    params = copy.copy(params)
+    params.structured_outputs = StructuredOutputsParams(structural_tag=item.reply_format.constraint)
+    return params
 
 
 def _require_unicode(name: str, text: str) -> None:

@@ -44,6 +44,8 @@ from shmllm.frontend.pausing import (
     resume,
     wake_up,
 )
+from shmllm.frontend.replies.formats import ToolChoice
+from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.weight_push import (
     NamedTensors,
@@ -103,7 +105,14 @@ class LLM:
         return cls(**engine_args.llm_options())
 
     @classmethod
-    def attach(cls, name: str, *, generation_config: str = "auto") -> Self:
+    def attach(
+        cls,
+        name: str,
+        *,
+        generation_config: str = "auto",
+        reasoning_parser: str = "auto",
+        tool_parser: str = "auto",
+    ) -> Self:
         """Use an engine that `shmllm engine start NAME` started. This loads neither a model nor
         torch, and `close` leaves the engine running.
 
@@ -113,7 +122,7 @@ class LLM:
         llm = cls.__new__(cls)
         llm.pooler_config = PoolerConfig()
         llm.profile_directory = None
-        llm._use(FrontEnd.attach(name, generation_config))
+        llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser))
         llm._tokenizer_name = llm.facts.model_directory
         return llm
 
@@ -243,7 +252,8 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next message of conversations, as `generate` completes prompts.
@@ -251,7 +261,10 @@ class LLM:
         Args:
             messages: a list of {"role": ..., "content": ...}, or a list of such lists.
             chat_template: template source or name; None takes the model's.
-            tools: JSON schemas of tools, for templates that take them.
+            tools: definitions of tools in OpenAI's form, for templates that take them. Calls are
+                in `tool_calls` of the completions, and reasoning in `reasoning`.
+            tool_choice: "auto" or None, "none", "required", or {"type": "function", "function":
+                {"name": ...}}. The last two force a call whose arguments match their schema.
             chat_template_kwargs: further variables for the template.
         """
         prompts = self.front_end.chat_prompts(
@@ -260,6 +273,7 @@ class LLM:
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             tools=tools,
+            tool_choice=tool_choice,
             **(chat_template_kwargs or {}),
         )
         requests = self.front_end.prepare(prompts, sampling_params)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.replies.reader import ReplyReader
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from shmllm.frontend.weight_versions import VersionStarts, add_version, version_
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.flat_logprobs import FlatLogprobs
 from shmllm.outputs.logprob_lists import LogprobsList, LogprobStore
+from shmllm.outputs.reply import Reply
 from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutput
 from shmllm.params.sampling import RequestOutputKind
 
@@ -87,6 +89,7 @@ class RequestState:
     """
 
     __slots__ = (
+        "_reply",
         "_text",
         "_tokenizer",
         "completion_index",
@@ -130,6 +133,7 @@ class RequestState:
         self.request = request
         self._tokenizer = tokenizer
         self._text: OutputText | None = None
+        self._reply: ReplyReader | None = None
         self.text_is_urgent = streaming or bool(params.stop)
         self.parent = parent
         self.completion_index = parent.add(self)
@@ -160,15 +164,27 @@ class RequestState:
         """The text so far. The object is created at the first use: for 100,000 waiting requests
         it would double the number of objects that the garbage collector traverses."""
         if self._text is None:
-            request, params = self.request, self.request.params
-            detokenizer = IncrementalDetokenizer(
-                self._tokenizer,
-                request.prompt_token_ids if request.submitted.embeds is None else [],
-                skip_special_tokens=params.skip_special_tokens,
-            )
-            include_stop = params.include_stop_str_in_output
-            self._text = OutputText(detokenizer, params.stop, include_stop=include_stop)
+            self._text = self._new_text(self.request.params.skip_special_tokens)
         return self._text
+
+    @property
+    def reply(self) -> ReplyReader | None:
+        """The reply so far, if it has parts. Special tokens may be marks between them."""
+        if self._reply is None and self.request.reply_format is not None:
+            parser = self.request.reply_format.parser()
+            self._reply = ReplyReader(self._new_text(skip_special_tokens=False), parser)
+        return self._reply
+
+    def _new_text(self, skip_special_tokens: bool) -> OutputText:
+        request, params = self.request, self.request.params
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer,
+            request.prompt_token_ids if request.submitted.embeds is None else [],
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        include_stop = params.include_stop_str_in_output
+        return OutputText(detokenizer, params.stop, include_stop=include_stop)
 
     def append_step(self, token_ids: list[int], finish: int, time_s: float) -> bool:
         """Add the tokens of one step.
@@ -240,7 +256,10 @@ class RequestState:
     def output(self) -> RequestOutput:
         """The current output of the request, with all completions of the prompt."""
         states = self._siblings()
-        completions = [state._completion(state._text_so_far(), state.token_ids) for state in states]
+        completions = [
+            state._completion(state._text_so_far(), state.token_ids, state._reply_so_far())
+            for state in states
+        ]
         return self._make_output(completions, self._prompt_logprobs_list())
 
     def next_output(self) -> RequestOutput | None:
@@ -265,7 +284,10 @@ class RequestState:
         begin = self.num_emitted if is_delta else 0
         delta = self.text.take_delta()
         text = delta if is_delta else self.text.emitted
-        completion = self._completion(text, self.token_ids[begin:], begin)
+        reply = self._reply_so_far()
+        if is_delta and self.reply is not None:
+            reply = self.reply.take_delta()
+        completion = self._completion(text, self.token_ids[begin:], reply, begin)
         self.num_emitted = len(self.token_ids)
         return self._make_output([completion], None if begin else self._prompt_logprobs_list())
 
@@ -286,10 +308,15 @@ class RequestState:
         if finish == FinishReason.STOP and not params.include_stop_str_in_output:
             end -= self._ended_by_token()
         may_stop = len(self.token_ids) > params.min_tokens
-        self.text.append(self.token_ids[self.num_decoded : end], check_stop=may_stop)
+        new_ids = self.token_ids[self.num_decoded : end]
+        self.text.append(new_ids, check_stop=may_stop)
         self.num_decoded = end
         if finish:
             self.text.finish(check_stop=may_stop)
+        if (reply := self.reply) is not None:
+            reply.append(new_ids, check_stop=may_stop)
+            if finish or self.text.match is not None:
+                reply.finish(check_stop=may_stop)
 
     def _ended_by_token(self) -> bool:
         """Whether the last token is an end-of-sequence or stop token. A structured output can
@@ -301,7 +328,9 @@ class RequestState:
             or last in params.stop_token_ids
         )
 
-    def _completion(self, text: str, token_ids: list[int], begin: int = 0) -> CompletionOutput:
+    def _completion(
+        self, text: str, token_ids: list[int], reply: Reply | None, begin: int = 0
+    ) -> CompletionOutput:
         """This completion as part of an output, with its tokens from position `begin` on."""
         completion = CompletionOutput(
             index=self.completion_index,
@@ -310,6 +339,9 @@ class RequestState:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+        if reply is not None:
+            completion.reasoning, completion.content = reply.reasoning, reply.content
+            completion.tool_calls = list(reply.tool_calls)
         if self.finish_reason is not None:
             completion.weight_versions = version_spans(self.versions, len(self.token_ids))
         if self.logprobs is not None:
@@ -327,6 +359,12 @@ class RequestState:
     def _text_so_far(self) -> str:
         """The decoded text, without creating `text` if it does not exist yet."""
         return "" if self._text is None else self._text.text
+
+    def _reply_so_far(self) -> Reply | None:
+        """The reply, without creating it if it does not exist yet and detokenizing is off."""
+        if not self.request.params.detokenize or self.reply is None:
+            return None
+        return self.reply.so_far
 
     def _in_asked_form(self, entries: LogprobsList) -> LogprobsList | FlatLogprobs:
         return FlatLogprobs.of(entries) if self.request.params.flat_logprobs else entries

@@ -12,10 +12,12 @@ from typing import NamedTuple
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.constraints.structured_outputs import grammar_of
+from shmllm.frontend.replies.formats import ReplyFormats
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.tokenizer_backend import FAST_FILE
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.params.structured_outputs import StructuredOutputsDefaults, StructuredOutputsParams
+from shmllm.params.thinking import ThinkingBudget
 
 WHOLE_VOCABULARY = -1
 
@@ -26,10 +28,12 @@ class EncodedConstraints(NamedTuple):
     Attributes:
         bad_words: token sequences that the output must not contain.
         grammar: the grammar that the output must match, as text; empty without one.
+        thinking: the limit of the reasoning; None without one.
     """
 
     bad_words: TokenSequences = ()
     grammar: str = ""
+    thinking: ThinkingBudget | None = None
 
 
 class SamplingChecks:
@@ -39,6 +43,7 @@ class SamplingChecks:
         tokenizer: the tokenizer of the model.
         info: the engine's info, with its vocabulary size and `max_logprobs`.
         structured_outputs: the defaults of structured outputs; None means that there are none.
+        replies: how the model's replies are read; None finds it out.
     """
 
     def __init__(
@@ -46,7 +51,9 @@ class SamplingChecks:
         tokenizer: Tokenizer,
         info: EngineInfo,
         structured_outputs: StructuredOutputsDefaults | None = None,
+        replies: ReplyFormats | None = None,
     ) -> None:
+        self._replies = replies or ReplyFormats(tokenizer)
         self._structured_outputs = structured_outputs or StructuredOutputsDefaults()
         self._tokenizer = tokenizer
         self._vocab_size = info.vocab_size
@@ -72,7 +79,16 @@ class SamplingChecks:
         return EncodedConstraints(
             self._bad_words(params.bad_words) if params.bad_words else (),
             self._grammar(params.structured_outputs) if params.structured_outputs else "",
+            self._thinking(params.thinking_token_budget),
         )
+
+    def _thinking(self, limit: int | None) -> ThinkingBudget | None:
+        if limit is None:
+            return None
+        self._tokenizer.check_exists()
+        budget = self._replies.thinking(limit)
+        self._require_known("the tokens of thinking_token_budget", budget.begin + budget.end)
+        return budget
 
     def _require_known(self, name: str, token_ids: Iterable[int]) -> None:
         highest = max(token_ids, default=0)
@@ -121,7 +137,8 @@ class SamplingChecks:
                 "save it with AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL), if "
                 "transformers can"
             )
-        return grammar_of(self._structured_outputs.complete(params))
+        tokens, plain = self._tokenizer.added_tokens, self._tokenizer.plain_added_ids
+        return grammar_of(self._structured_outputs.complete(params), tokens, plain)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from typing import Any, TypeVar
 
+from shmllm.outputs.reply import ToolCall
+
 Class = TypeVar("Class", bound=type)
 
 logger = logging.getLogger(__name__)
@@ -115,6 +117,11 @@ class CompletionOutput:
             completion has one span, more if the weights were updated meanwhile, and none if it
             has no tokens. None before it is finished.
         lora_request: always None; the field exists for programs that were written for vLLM.
+        reasoning: for a chat whose replies are parsed (see docs/tools.md), the reasoning; None
+            otherwise. In a stream with DELTA it has what is new, as do the next two fields.
+        content: the answer alone, without reasoning and tool calls; None if replies are not
+            parsed.
+        tool_calls: the tool calls; None if replies are not parsed.
     """
 
     index: int
@@ -126,6 +133,9 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     weight_versions: list[WeightVersionSpan] | None = None
     lora_request: None = field(default=None, repr=False)
+    reasoning: str | None = field(default=None, repr=False)
+    content: str | None = field(default=None, repr=False)
+    tool_calls: list[ToolCall] | None = field(default=None, repr=False)
 
     def finished(self) -> bool:
         """Whether the completion has ended."""

@@ -136,6 +136,36 @@ class _WindowDecoder:
         return self._decode(self._ids[self._num_context :])
 
 
+class _CloseDecoder:
+    """A decoder of single tokens whose added tokens follow each other without a space, as vLLM
+    defines `spaces_between_special_tokens=False`.
+
+    Args:
+        decoder: decodes all other tokens.
+        tokenizer: has the added tokens.
+    """
+
+    __slots__ = ("_added", "_decoder", "_is_behind_added")
+
+    def __init__(self, decoder: _Decoder, tokenizer: Tokenizer) -> None:
+        self._decoder = decoder
+        self._added = {token_id: text for text, token_id in tokenizer.added_tokens.items()}
+        self._is_behind_added = False
+
+    def append(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self._step, token_ids))
+
+    def finish(self) -> str:
+        return self._decoder.finish()
+
+    def _step(self, token_id: int) -> str:
+        text, added = self._decoder.append([token_id]), self._added.get(token_id)
+        if added is not None and self._is_behind_added:
+            text = added
+        self._is_behind_added = added is not None
+        return text
+
+
 def common_length(left: str, right: str) -> int:
     """The length of the common prefix of two texts."""
     pairs = enumerate(zip(left, right, strict=False))
@@ -157,6 +187,8 @@ class IncrementalDetokenizer:
         tokenizer: the model's tokenizer.
         prompt_token_ids: the token ids of the prompt. Only the last few are read.
         skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: False leaves out what the tokenizer writes between two
+            added tokens that follow each other, unless special tokens are skipped.
     """
 
     __slots__ = ("_decoder", "_pieces")
@@ -167,6 +199,7 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
     ) -> None:
         self._pieces: list[str] = []
         table = tokenizer.byte_table(skip_special_tokens=skip_special_tokens)
@@ -178,6 +211,8 @@ class IncrementalDetokenizer:
                 lambda ids: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens),
                 prompt_token_ids,
             )
+            if not (skip_special_tokens or spaces_between_special_tokens):
+                self._decoder = _CloseDecoder(self._decoder, tokenizer)
 
     def append(self, token_ids: Sequence[int]) -> str:
         """Add tokens. Returns the text that became certain with them."""

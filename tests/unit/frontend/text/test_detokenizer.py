@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.tokenizer_helpers import token_id_of, vocab_size_of
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
+from shmllm.frontend.text.tokenizer import Tokenizer as FrontEndTokenizer
+from shmllm.frontend.text.tokenizer_backend import FastBackend
 
 KINDS = ["byte_level", "metaspace", "byte_fallback", "word_piece"]
 BAD = "\ufffd"
@@ -247,3 +253,26 @@ def test_a_token_costs_the_same_after_64_thousand_tokens_as_after_one_thousand(
     at_1k, at_64k = work[1] - work[0], counter.num_decoded - work[2]
     assert at_64k == pytest.approx(at_1k, rel=0.05)
     assert at_64k <= 500 * 30
+
+
+SPACED = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+SPACED.decoder = decoders.WordPiece()
+SPACED.add_special_tokens(["<s>", "</s>"])
+SPACED.add_tokens([AddedToken("<x>", normalized=False)])
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@given(ids=st.lists(st.integers(0, 4), max_size=12))
+def test_added_tokens_may_follow_each_other_without_a_space(skip, ids):
+    """By default the text is that of transformers; what differs is the space between two added
+    tokens, as in vLLM's detokenizer."""
+    tokenizer = FrontEndTokenizer(FastBackend(SPACED))
+
+    def text(**options):
+        detokenizer = IncrementalDetokenizer(tokenizer, [], skip_special_tokens=skip, **options)
+        return "".join(detokenizer.append([i]) for i in ids) + detokenizer.finish()
+
+    whole = PreTrainedTokenizerFast(tokenizer_object=SPACED).decode(ids, skip_special_tokens=skip)
+    assert text() == whole
+    close = whole if skip else re.sub(r"(?<=>) (?=<)", "", whole)
+    assert text(spaces_between_special_tokens=False) == close

@@ -1,0 +1,172 @@
+"""ReplyFormats: how the replies of a front end's model are read, for each conversation.
+
+This module must not know how requests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shmllm.errors import RequestError
+from shmllm.frontend.replies.harmony import HarmonyParser, HarmonyReasoning
+from shmllm.frontend.replies.parser import (
+    Format,
+    ReasoningParser,
+    ReplyParser,
+    Tools,
+    TwoParsers,
+    name_of,
+)
+from shmllm.frontend.replies.registry import (
+    AUTO,
+    ToolParserClass,
+    check_names,
+    reasoning_parser,
+    tool_parser,
+)
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.params.thinking import ThinkingBudget
+
+ToolChoice = str | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How the reply to one prompt is read.
+
+    Attributes:
+        reasoning: the parser of reasoning; None if the reply has none.
+        tool_parser: the parser of tool calls; None if the reply has none.
+        tools: the tools that may be called.
+        is_open: whether the reply begins inside of reasoning.
+        constraint: the structural tag that the reply must match; None without one.
+    """
+
+    reasoning: type[ReasoningParser] | None = None
+    tool_parser: ToolParserClass | None = None
+    tools: Tools = ()
+    is_open: bool = False
+    constraint: Format | None = None
+
+    def parser(self) -> ReplyParser:
+        """A new parser."""
+        if self.reasoning is HarmonyReasoning or self.tool_parser is HarmonyParser:
+            return HarmonyParser(self.reasoning is not None, self.tool_parser is not None)
+        parsers: list[ReplyParser] = []
+        if self.reasoning is not None:
+            parsers.append(self.reasoning(self.is_open))
+        if self.tool_parser is not None and not issubclass(self.tool_parser, HarmonyParser):
+            parsers.append(self.tool_parser(self.tools))
+        return parsers[0] if len(parsers) == 1 else TwoParsers(*parsers)
+
+
+class ReplyFormats:
+    """
+    Args:
+        tokenizer: the model's tokenizer, with its chat templates.
+        reasoning: the value of the option `reasoning_parser`.
+        tools: the value of the option `tool_parser`.
+
+    Raises:
+        EngineStartError: a name is unknown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, reasoning: str = AUTO, tools: str = AUTO) -> None:
+        check_names(reasoning, tools)
+        self._tokenizer = tokenizer
+        self._reasoning = reasoning
+        self._tools = tools
+
+    def of(
+        self, prompt: str, template: str, tools: Tools | None, tool_choice: ToolChoice
+    ) -> ReplyFormat | None:
+        """How the reply to a prompt is read; None if it is content only.
+
+        Args:
+            prompt: the prompt, as the template rendered it.
+            template: the source of the chat template.
+            tools: the tools that the reply may call.
+            tool_choice: "auto", "none", "required", or the function that must be called, as
+                {"type": "function", "function": {"name": ...}}; None means "auto".
+
+        Raises:
+            RequestError: `tool_choice` is invalid, or calls cannot be forced.
+        """
+        offered = _offered(tools or (), tool_choice)
+        reasoning = reasoning_parser(self._reasoning, template)
+        parser = tool_parser(self._tools, template) if offered else None
+        is_open = reasoning is not None and reasoning.is_open_after(prompt)
+        constraint = None
+        if tool_choice not in (None, "auto", "none"):
+            if parser is None:
+                raise RequestError(
+                    f"tool_choice={tool_choice!r} needs a format of tool calls, and the chat "
+                    "template shows none that is known: set the option tool_parser"
+                )
+            lead = [] if reasoning is None else reasoning.lead(is_open)
+            forced = parser.forced(offered, tool_choice != "required")
+            constraint = _structural_tag([*lead, forced])
+        if reasoning is None and parser is None:
+            return None
+        return ReplyFormat(reasoning, parser, offered, is_open, constraint)
+
+    def thinking(self, limit: int) -> ThinkingBudget:
+        """The limit of reasoning, with the tokens that begin and end it.
+
+        Raises:
+            RequestError: it is not known how the model reasons.
+        """
+        parser = self._default_reasoning
+        if parser is None:
+            raise RequestError(
+                "thinking_token_budget needs to know how the model reasons, and its chat template "
+                "does not show it: set the option reasoning_parser",
+                parameter="thinking_token_budget",
+                value=limit,
+            )
+        return ThinkingBudget(limit, self._encode(parser.begin), self._encode(parser.end))
+
+    @cached_property
+    def _default_reasoning(self) -> type[ReasoningParser] | None:
+        if self._reasoning != AUTO:
+            return reasoning_parser(self._reasoning, "")
+        try:
+            return reasoning_parser(AUTO, self._tokenizer.chat_template())
+        except RequestError:
+            return None
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _structural_tag(elements: list[Format]) -> Format:
+    return {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+
+
+def _offered(tools: Tools, tool_choice: ToolChoice) -> Tools:
+    """The tools that may be called."""
+    match tool_choice:
+        case None | "auto":
+            return tools
+        case "none":
+            return ()
+        case "required":
+            wanted = None
+        case {"type": "function", "function": {"name": str(wanted)}}:
+            pass
+        case _:
+            raise RequestError(
+                "tool_choice must be 'auto', 'none', 'required' or {'type': 'function', "
+                f"'function': {{'name': ...}}}}, got {tool_choice!r:.80}"
+            )
+    named = [tool for tool in tools if wanted is None or name_of(tool) == wanted]
+    if not named or not all(map(name_of, named)):
+        names = ", ".join(map(name_of, tools)) or "none"
+        raise RequestError(
+            f"tool_choice={tool_choice!r:.80} needs one of the tools, which have to be "
+            f"{{'type': 'function', 'function': {{'name': ...}}}}; their names are: {names}"
+        )
+    return named

@@ -1,0 +1,51 @@
+"""Tool calls of Mistral: [TOOL_CALLS] and a JSON list, or a name and arguments behind each mark.
+
+[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]
+[TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{...}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from shmllm.frontend.replies.parser import (
+    Format,
+    ToolParser,
+    Tools,
+    call_of,
+    name_of,
+    separated,
+    tag_of,
+)
+from shmllm.outputs.reply import FunctionCall
+
+_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class MistralParser(ToolParser):
+    begin = "[TOOL_CALLS]"
+
+    def read(self, body: str) -> list[FunctionCall]:
+        calls = []
+        for part in body.split(self.begin):
+            named = _NAMED.match(part)
+            if named is None:
+                calls += [call_of(value) for value in json.loads(part)]
+            else:
+                calls.append(FunctionCall(named[1], _compact(part[named.end() :])))
+        return calls
+
+    @classmethod
+    def forced(cls, tools: Tools, has_one: bool) -> Format:
+        tags = [
+            tag_of(f'{{"name": {json.dumps(name_of(tool))}, "arguments": ', tool, "}")
+            for tool in tools
+        ]
+        calls = separated(tags, ", ", has_one)
+        return {"type": "tag", "begin": f"{cls.begin}[", "content": calls, "end": "]"}
+
+
+def _compact(text: str) -> str:
+    """The text of a JSON object as other parsers write it."""
+    return json.dumps(json.loads(text), ensure_ascii=False)

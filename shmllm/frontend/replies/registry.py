@@ -1,0 +1,88 @@
+"""The parsers of replies by name, and which of them a chat template asks for.
+
+The names are vLLM's. A new parser is one file and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmllm.errors import EngineStartError, nearest
+from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from shmllm.frontend.replies.harmony import HarmonyParser, HarmonyReasoning
+from shmllm.frontend.replies.hermes import HermesParser
+from shmllm.frontend.replies.llama3 import Llama3Parser
+from shmllm.frontend.replies.mistral import MistralParser
+from shmllm.frontend.replies.parser import ReasoningParser, ToolParser
+from shmllm.frontend.replies.qwen3_coder import Qwen3CoderParser
+from shmllm.frontend.replies.think import DeepSeekR1Parser, MagistralParser, ThinkParser
+
+AUTO = "auto"
+
+REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
+    "qwen3": ThinkParser,
+    "deepseek_r1": DeepSeekR1Parser,
+    "mistral": MagistralParser,
+    "openai_gptoss": HarmonyReasoning,
+}
+ToolParserClass = type[ToolParser] | type[HarmonyParser]
+TOOL_PARSERS: dict[str, ToolParserClass] = {
+    "hermes": HermesParser,
+    "qwen3_coder": Qwen3CoderParser,
+    "llama3_json": Llama3Parser,
+    "mistral": MistralParser,
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV31Parser,
+    "openai": HarmonyParser,
+}
+
+# The first line whose texts are all in a template decides.
+_REASONING_TEXTS = (
+    ("openai_gptoss", "<|channel|>analysis"),
+    ("mistral", "[THINK]"),
+    ("qwen3", "</think>"),
+)
+_TOOL_TEXTS = (
+    ("openai", "<|channel|>"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("deepseek_v3", "tool\u2581call\u2581begin", "```json"),
+    ("deepseek_v31", "tool\u2581call\u2581begin"),
+    ("", "<tool_call>", "<arg_key>"),  # GLM-4.5, which has a format of its own
+    ("qwen3_coder", "<tool_call>", "<function="),
+    ("hermes", "<tool_call>"),
+    ("llama3_json", "<|python_tag|>"),
+    ("llama3_json", '"parameters": dictionary of argument name'),
+)
+
+
+def check_names(reasoning: str, tools: str) -> None:
+    """Check the values of the options `reasoning_parser` and `tool_parser`.
+
+    Raises:
+        EngineStartError: one is unknown; names the nearest one.
+    """
+    for option, name, known in (
+        ("reasoning_parser", reasoning, REASONING_PARSERS),
+        ("tool_parser", tools, TOOL_PARSERS),
+    ):
+        if name not in ("", AUTO, *known):
+            raise EngineStartError(
+                f"{option}={name!r} is unknown; did you mean {nearest(str(name), known)!r}? "
+                f"Known are {', '.join(known)}, 'auto', which reads the chat template, and ''"
+            )
+
+
+def reasoning_parser(name: str, template: str) -> type[ReasoningParser] | None:
+    """The parser of a name; for "auto", that of a chat template."""
+    name = _find(template, _REASONING_TEXTS) if name == AUTO else name
+    return REASONING_PARSERS[name] if name else None
+
+
+def tool_parser(name: str, template: str) -> ToolParserClass | None:
+    """The parser of a name; for "auto", that of a chat template."""
+    name = _find(template, _TOOL_TEXTS) if name == AUTO else name
+    return TOOL_PARSERS[name] if name else None
+
+
+def _find(template: str, rows: Sequence[tuple[str, ...]]) -> str:
+    return next((name for name, *texts in rows if all(text in template for text in texts)), "")

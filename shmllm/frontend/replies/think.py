@@ -1,0 +1,25 @@
+"""Reasoning between two marks at the beginning of a reply."""
+
+from __future__ import annotations
+
+from shmllm.frontend.replies.parser import ReasoningParser
+
+
+class ThinkParser(ReasoningParser):
+    """Qwen3 and most others: <think>...</think>, of which the prompt may have the first."""
+
+    begin = "<think>"
+    end = "</think>"
+
+
+class DeepSeekR1Parser(ThinkParser):
+    """DeepSeek-R1: a reply begins inside of reasoning also if the prompt does not say so."""
+
+    is_assumed = True
+
+
+class MagistralParser(ReasoningParser):
+    """Mistral's models that reason."""
+
+    begin = "[THINK]"
+    end = "[/THINK]"

@@ -1,0 +1,125 @@
+"""Which parsers a chat template asks for, and what the options and `tool_choice` make of it."""
+
+from __future__ import annotations
+
+import pytest
+from support.chat_models import FAMILIES, TIME, WEATHER, make_chat_model
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.replies.formats import ReplyFormats
+from shmllm.frontend.replies.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    reasoning_parser,
+    tool_parser,
+)
+from shmllm.frontend.text.tokenizer import Tokenizer
+
+EXPECTED = {
+    "qwen3": ("qwen3", "hermes"),
+    "qwen3_coder": ("qwen3", "qwen3_coder"),
+    "llama3": (None, "llama3_json"),
+    "mistral": (None, "mistral"),
+    "deepseek": ("qwen3", "deepseek_v3"),
+    "gpt_oss": ("openai_gptoss", "openai"),
+}
+# What the templates of more models contain, and their parsers.
+FRAGMENTS = {
+    "'<tool_call>' + '<arg_key>' </think>": ("qwen3", None),
+    "<|python_tag|>": (None, "llama3_json"),
+    "'<\uff5ctool\u2581call\u2581begin\uff5c>' + name </think>": ("qwen3", "deepseek_v31"),
+    "[THINK] [TOOL_CALLS]": ("mistral", "mistral"),
+    "{{ messages }}": (None, None),
+}
+
+
+def parsers_of(names: tuple[str | None, str | None]) -> tuple[object, object]:
+    reasoning, tools = names
+    return (
+        None if reasoning is None else REASONING_PARSERS[reasoning],
+        None if tools is None else TOOL_PARSERS[tools],
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [*((FAMILIES[name].template, EXPECTED[name]) for name in EXPECTED), *FRAGMENTS.items()],
+    ids=[*EXPECTED, *map(str, range(len(FRAGMENTS)))],
+)
+def test_a_template_shows_its_parsers(template, names):
+    found = reasoning_parser("auto", template), tool_parser("auto", template)
+    assert found == parsers_of(names)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return Tokenizer.from_directory(make_chat_model(tmp_path_factory.mktemp("qwen3"), "qwen3"))
+
+
+QWEN = FAMILIES["qwen3"].template
+
+
+def test_options_come_before_the_template(tokenizer):
+    formats = ReplyFormats(tokenizer, "", "llama3_json")
+    found = formats.of("", QWEN, [TIME], None)
+    assert (found.reasoning, found.tool_parser) == parsers_of((None, "llama3_json"))
+    assert formats.of("", QWEN, None, None) is None
+    assert ReplyFormats(tokenizer, "mistral", "").of("", QWEN, [TIME], None).tool_parser is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("qwen", "auto"), "reasoning_parser='qwen' is unknown; did you mean 'qwen3'?"),
+        (("auto", "herms"), "tool_parser='herms' is unknown; did you mean 'hermes'?"),
+    ],
+)
+def test_unknown_parsers_are_refused(tokenizer, options, message):
+    with pytest.raises(EngineStartError) as caught:
+        ReplyFormats(tokenizer, *options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ("", False),
+        ("<think>", True),
+        ("x<think>a</think>b", False),
+        ("<think>a</think>b<think>\n", True),
+    ],
+)
+def test_a_prompt_may_begin_the_reasoning(tokenizer, prompt, is_open):
+    assert ReplyFormats(tokenizer).of(prompt, QWEN, None, None).is_open is is_open
+
+
+@pytest.mark.parametrize(("prompt", "is_open"), [("", True), ("<think></think>", False)])
+def test_deepseek_r1_begins_inside_of_reasoning(tokenizer, prompt, is_open):
+    found = ReplyFormats(tokenizer, "deepseek_r1").of(prompt, "", None, None)
+    assert found.is_open is is_open
+
+
+def test_a_named_tool_is_the_only_one_that_is_forced(tokenizer):
+    named = {"type": "function", "function": {"name": "time"}}
+    found = ReplyFormats(tokenizer).of("", QWEN, [WEATHER, TIME], named)
+    assert found.tools == [TIME]
+    assert "weather" not in str(found.constraint)
+    both = ReplyFormats(tokenizer).of("", QWEN, [WEATHER, TIME], "required")
+    assert both.tools == [WEATHER, TIME]
+
+
+def test_a_call_cannot_be_forced_without_a_known_format(tokenizer):
+    with pytest.raises(RequestError, match="set the option tool_parser"):
+        ReplyFormats(tokenizer).of("", "{{ messages }}", [TIME], "required")
+
+
+def test_a_budget_has_the_tokens_of_the_marks(tokenizer):
+    budget = ReplyFormats(tokenizer).thinking(7)
+    added = tokenizer.added_tokens
+    assert budget == (7, (added["<think>"],), (added["</think>"],))
+    assert ReplyFormats(tokenizer, "mistral").thinking(0).begin == tuple(
+        tokenizer.encode("[THINK]", add_special_tokens=False)
+    )
+    with pytest.raises(RequestError, match="set the option reasoning_parser"):
+        ReplyFormats(tokenizer, "").thinking(7)
