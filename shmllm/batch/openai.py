@@ -110,10 +110,22 @@ def _chat_choice(row: Row, output: RequestOutput, one: CompletionOutput) -> Json
     num_top = row.sampling.get("logprobs") or 0
     return {
         "index": one.index,
-        "message": {"role": "assistant", "content": one.text},
+        "message": _message(one),
         "logprobs": None if one.logprobs is None else {"content": _chat_logprobs(one, num_top)},
-        "finish_reason": one.finish_reason,
+        "finish_reason": "tool_calls" if one.tool_calls else one.finish_reason,
     }
+
+
+def _message(one: CompletionOutput) -> JsonObject:
+    """The reply as a message, with its parts if it has any."""
+    message: JsonObject = {"role": "assistant", "content": one.text}
+    if one.content is not None:
+        message["content"] = one.content or (None if one.tool_calls else "")
+    if one.reasoning:
+        message["reasoning"] = one.reasoning
+    if one.tool_calls:
+        message["tool_calls"] = [call.as_dict() for call in one.tool_calls]
+    return message
 
 
 def _chat_logprobs(one: CompletionOutput, num_top: int) -> list[JsonObject]:

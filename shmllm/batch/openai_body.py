@@ -36,6 +36,7 @@ _SAME = {
     "include_stop_str_in_output",
     "structured_outputs",
     "allowed_token_ids",
+    "thinking_token_budget",
 }
 _TEMPLATE = {"tools", "chat_template", "continue_final_message", "add_generation_prompt"}
 _IGNORED = {
@@ -153,19 +154,20 @@ def _constraint(wanted: Any) -> JsonObject | None:
             return {"json_object": True}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return {"json": schema}
+        case {"type": "structural_tag"}:
+            return {"structural_tag": wanted}
     raise RequestError(
-        "'response_format' must be {'type': 'text'}, {'type': 'json_object'} or "
-        "{'type': 'json_schema', 'json_schema': {'schema': {...}}}"
+        "'response_format' must be {'type': 'text'}, {'type': 'json_object'}, "
+        "{'type': 'json_schema', 'json_schema': {'schema': {...}}} or a structural tag"
     )
 
 
 def _template(body: JsonObject) -> JsonObject:
     options = {name: body[name] for name in _TEMPLATE if name in body}
-    choice = body.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise RequestError(f"'tool_choice' must be 'auto' or 'none', got {choice!r}")
-    if choice == "none":
+    if body.get("tool_choice") == "none":
         options.pop("tools", None)
+    elif "tool_choice" in body:
+        options["tool_choice"] = body["tool_choice"]
     if options.get("continue_final_message"):
         options.setdefault("add_generation_prompt", False)
     more = body.get("chat_template_kwargs", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,38 @@ chat_template_option = click.option(
     metavar="FILE",
     callback=_read_template,
     help="Chat template in place of the model's; implies --chat.",
+)
+
+
+def _read_tools(
+    context: click.Context, param: click.Parameter, path: str | None
+) -> list[dict[str, Any]] | None:
+    """The tools in the file at `path`."""
+    if path is None:
+        return None
+    try:
+        tools = json.loads(read_text(path, param, context))
+    except ValueError as error:
+        raise click.BadParameter(f"{path} is not JSON: {error}", context, param) from error
+    if not isinstance(tools, list) or not tools or not all(map(_is_tool, tools)):
+        raise click.BadParameter(
+            f'{path} must hold a list of {{"type": "function", "function": {{"name": ...}}}}',
+            context,
+            param,
+        )
+    return tools
+
+
+def _is_tool(value: object) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+tools_option = click.option(
+    "--tools",
+    metavar="FILE",
+    callback=_read_tools,
+    help="Tools that the model may call: a JSON list of OpenAI's tool definitions.",
 )
 
 

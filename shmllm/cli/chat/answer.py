@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shmllm.cli.chat.conversation import Conversation, Message
+from shmllm.cli.chat.conversation import Call, Conversation, Message
 from shmllm.cli.chat.stopping import AnswerStopped, StopKey
 from shmllm.cli.sampling import completed
 from shmllm.errors import RequestError
+from shmllm.outputs.reply import Reply
 
 if TYPE_CHECKING:
     from shmllm.frontend.input_processor import PreparedRequest, TokensPrompt
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from shmllm.frontend.request_state import RequestState
 
 MAX_TOKENS = 512
+Show = Callable[[str, bool], object]
 STOPPED = "stopped"
 """The `end` of an answer that Ctrl-C ended."""
 
@@ -29,7 +31,7 @@ STOPPED = "stopped"
 class Answer:
     """
     Attributes:
-        text: what was written, perhaps not all that the model would have.
+        text: what was written, perhaps not all that the model would have; without the next two.
         end: the finish reason, or STOPPED.
         num_tokens: the tokens of the answer.
         num_prompt_tokens: the tokens of the whole conversation before it.
@@ -37,6 +39,8 @@ class Answer:
         first_token_s: seconds until the first token; None without one.
         tokens_per_s: the rate after the first token; None with less than two tokens.
         limit: `max_tokens` of the request.
+        reasoning: what the model wrote before the answer.
+        calls: the tool calls, in OpenAI's form.
     """
 
     text: str
@@ -47,12 +51,14 @@ class Answer:
     first_token_s: float | None = None
     tokens_per_s: float | None = None
     limit: int | None = None
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
 
     @property
     def is_one(self) -> bool:
         """Whether it is something that a conversation can go on with. The model may have answered
         with nothing; what was stopped before the first token is no answer."""
-        return bool(self.text) or self.end in ("stop", "length")
+        return bool(self.text or self.calls) or self.end in ("stop", "length")
 
     def figures(self) -> str:
         """Counts and times, as one line."""
@@ -94,13 +100,20 @@ class Answerer:
         sampling: the sampling parameters of the command line.
         stop: ends an answer.
         template: the source of a chat template; None takes the model's.
+        tools: what the model may call, in OpenAI's form; None for nothing.
     """
 
     def __init__(
-        self, llm: LLM, sampling: dict[str, Any], stop: StopKey, template: str | None = None
+        self,
+        llm: LLM,
+        sampling: dict[str, Any],
+        stop: StopKey,
+        template: str | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> None:
         self._llm = llm
         self._template = template
+        self._tools = tools
         self._sampling = completed({"max_tokens": MAX_TOKENS}, llm.model_defaults, sampling)
         self._stop = stop
 
@@ -119,21 +132,19 @@ class Answerer:
                 'shmllm generate "TEXT"'
             ) from error
 
-    def __call__(
-        self, conversation: Conversation, show: Callable[[str], object], attempt: int = 0
-    ) -> Answer:
+    def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer:
         """Answer the last message of a conversation.
 
         Args:
-            conversation: ends with the user's message.
-            show: called with each piece of text as it arrives.
+            conversation: ends with the user's message, or with the results of tools.
+            show: called with each piece of text as it arrives, and whether it is reasoning.
             attempt: how often this message was answered before; another one has another seed.
 
         Raises:
             RequestError: the engine does not take the conversation.
             EngineDeadError: the engine died.
         """
-        pieces: list[str] = []
+        reply = Reply()
         states: list[RequestState] = []
         request: PreparedRequest | None = None
         try:
@@ -143,14 +154,16 @@ class Answerer:
                 for changed in served:
                     for state in changed:
                         states = [state]
-                        pieces.append(state.text.take_delta())
-                        show(pieces[-1])
+                        new = _new_parts(state)
+                        reply.add(new)
+                        show(new.reasoning, True)
+                        show(new.content, False)
             self._stop.armed = False
         except AnswerStopped:
-            show("\n")  # the terminal shows the key at the end of the line
+            show("\n", False)  # the terminal shows the key at the end of the line
         finally:
             self._stop.armed = False
-        return _answer("".join(pieces), request, states)
+        return _answer(reply, request, states)
 
     def _prepare(self, conversation: Conversation, attempt: int) -> PreparedRequest:
         from shmllm.params.sampling import SamplingParams
@@ -169,14 +182,22 @@ class Answerer:
         return self._llm.front_end.prepare([prompt], SamplingParams(**sampling))[0]
 
     def _prompt(self, messages: Sequence[Message]) -> TokensPrompt:
-        return self._llm.front_end.chat_prompt(messages, chat_template=self._template)
+        return self._llm.front_end.chat_prompt(
+            messages, chat_template=self._template, tools=self._tools
+        )
 
 
-def _answer(text: str, request: PreparedRequest | None, states: list[RequestState]) -> Answer:
+def _new_parts(state: RequestState) -> Reply:
+    """What is new of an answer; all of it is content if the model's replies have no parts."""
+    text = state.text.take_delta()
+    return Reply(content=text) if state.reply is None else state.reply.take_delta()
+
+
+def _answer(reply: Reply, request: PreparedRequest | None, states: list[RequestState]) -> Answer:
     """What the last states of the request say of its answer; none came if it was stopped before
     its first token."""
     if request is None or not states:
-        return Answer(text, STOPPED)
+        return Answer(reply.content, STOPPED)
     [state] = states
     if state.error is not None:
         raise RequestError(state.error)
@@ -184,7 +205,7 @@ def _answer(text: str, request: PreparedRequest | None, states: list[RequestStat
     first, last = metrics.first_token_time, metrics.last_token_time
     took_s = 0.0 if first is None or last is None else last - first
     return Answer(
-        text,
+        reply.content,
         state.finish_reason or STOPPED,
         num_tokens,
         len(request.prompt_token_ids),
@@ -192,4 +213,6 @@ def _answer(text: str, request: PreparedRequest | None, states: list[RequestStat
         metrics.first_token_latency,
         (num_tokens - 1) / took_s if took_s > 0 else None,
         request.params.max_tokens,
+        reply.reasoning,
+        tuple(call.as_dict() for call in reply.tool_calls),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from shmllm.cli.chat.answer import STOPPED, Answer
+from shmllm.cli.chat.answer import STOPPED, Answer, Show
 from shmllm.cli.chat.commands import MARK, Command, help_lines, parse
 from shmllm.cli.chat.conversation import Conversation
 from shmllm.cli.chat.screen import Screen
@@ -20,9 +20,7 @@ from shmllm.errors import RequestError
 class Answers(Protocol):
     """What answers conversations: Answerer, and its fakes."""
 
-    def __call__(
-        self, conversation: Conversation, show: Callable[[str], object], attempt: int = 0
-    ) -> Answer: ...
+    def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer: ...
 
 
 class Chat:
@@ -49,6 +47,7 @@ class Chat:
             Command.SYSTEM: self._set_system,
             Command.RESET: self._reset,
             Command.REGENERATE: self._regenerate,
+            Command.RESULT: self._take_result,
             Command.SAVE: lambda name: self._save(name, "x"),
             Command.REPLACE: lambda name: self._save(name, "w"),
             Command.HELP: self._help,
@@ -72,7 +71,9 @@ class Chat:
             line = parse(text)
             if line.command is Command.EXIT:
                 return False
-            if line.command is None:
+            if line.command is None and self.conversation.open_calls:
+                self._take_result(line.text)
+            elif line.command is None:
                 self._answer(self.conversation.asked(line.text), 0)
             else:
                 self._actions[line.command](line.text)
@@ -87,13 +88,31 @@ class Chat:
         finally:
             self._screen.end_line()
         if answer.is_one:
-            self.conversation = conversation.answered(answer.text)
+            self.conversation = conversation.answered(answer.text, answer.reasoning, answer.calls)
             self._num_attempts = attempt + 1
             self._screen.note(f"[{answer.figures()}]")
         self.num_failed += answer.end == STOPPED
         self.num_aborted += answer.end == ABORTED
         if remark := answer.remark():
             self._screen.note(f"[{remark}]")
+        self._show_calls()
+
+    def _show_calls(self) -> None:
+        """Show the tool calls whose results are missing, and ask for the first one."""
+        calls = [each["function"] for each in self.conversation.open_calls]
+        for call in calls:
+            self._screen.note(f"{call['name']}({call['arguments']})")
+        if calls:
+            self._screen.note(f"[enter the result of {calls[0]['name']}]")
+
+    def _take_result(self, text: str) -> None:
+        """Add the result of a tool; the model goes on when it has all of them."""
+        conversation = self.conversation.resulted(text)
+        if not conversation.open_calls:
+            self._answer(conversation, 0)
+            return
+        self.conversation = conversation
+        self._show_calls()
 
     def _regenerate(self, _: str) -> None:
         before = self.conversation

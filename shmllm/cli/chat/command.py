@@ -13,7 +13,7 @@ from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED
-from shmllm.cli.prompts import chat_template_option
+from shmllm.cli.prompts import chat_template_option, tools_option
 from shmllm.cli.sampling import read_text, sampling_options, take_sampling
 from shmllm.cli.session import CommandSession
 from shmllm.cli.streams import check_stdout
@@ -33,8 +33,8 @@ Examples:
   echo "Why is the sky blue?" | shmllm chat -m ./my-model
 
 \b
-In the chat, /help lists the commands: /system, /reset, /regenerate, /save, /exit. Ctrl-C
-ends an answer and Ctrl-D the chat. A line about each answer goes to stderr.
+In the chat, /help lists the commands: /system, /reset, /regenerate, /result, /save, /exit.
+Ctrl-C ends an answer and Ctrl-D the chat. A line about each answer goes to stderr.
 
 \b
 Without a terminal, each line of stdin is a message or a command, answers go to stdout as
@@ -53,6 +53,7 @@ died or ended an answer, 130 interrupted, 143 terminated.
     "--messages", "source", metavar="FILE", help="Go on with the messages that /save wrote here."
 )
 @chat_template_option
+@tools_option
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
 @metrics_port_option
 @engine_options
@@ -67,7 +68,7 @@ def chat(**options: Any) -> int:
         session = CommandSession(options["attach"], engine, options["metrics_port"])
         sampling = take_sampling(options)
         conversation = _opening(options["source"], options["system"])
-        return run_chat(session, sampling, conversation, options["chat_template"])
+        return run_chat(session, sampling, conversation, options["chat_template"], options["tools"])
 
 
 HELP = {
@@ -86,6 +87,7 @@ def run_chat(
     sampling: dict[str, Any],
     conversation: Conversation,
     template: str | None = None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> int:
     """Chats until the user ends it; returns the exit code.
 
@@ -94,6 +96,7 @@ def run_chat(
         sampling: the sampling parameters from the command line.
         conversation: where the chat begins.
         template: the source of a chat template; None takes the model's.
+        tools: what the model may call; None for nothing.
     """
     check_stdout()
     from shmllm.cli.chat.answer import Answerer
@@ -104,7 +107,7 @@ def run_chat(
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     screen, stop = Screen(sys.stdout, sys.stderr), StopKey()
     with quiet_closed_pipe(), session.open() as llm:
-        answerer = Answerer(llm, sampling, stop, template)
+        answerer = Answerer(llm, sampling, stop, template, tools)
         answerer.check_template()
         session.describe_engine(llm)
         talk = Chat(conversation, answerer, screen)

@@ -19,6 +19,7 @@ class Command(Enum):
     SYSTEM = ("system", "TEXT", "set the system message; without TEXT: remove it")
     RESET = ("reset", "", "forget all messages but the system message")
     REGENERATE = ("regenerate", "", "answer the last message again")
+    RESULT = ("result", "TEXT", "give the result of the tool call that waits for one")
     SAVE = ("save", "FILE", "write the messages to a new file, for --messages or a batch")
     REPLACE = ("save!", "FILE", "the same, and replace a file that exists")
     HELP = ("help", "", "show this list")

@@ -7,13 +7,15 @@ was. This module must not know how messages are read, answered or shown.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from shmllm.errors import RequestError
 
 Message = dict[str, Any]
+Call = dict[str, Any]
+"""A tool call in OpenAI's form, with `id` and `function`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,46 @@ class Conversation:
         """The conversation with the user's next message."""
         return self._of([*self.messages, {"role": "user", "content": text}])
 
-    def answered(self, text: str) -> Self:
-        """The conversation with the answer to its last message."""
-        return self._of([*self.messages, {"role": "assistant", "content": text}])
+    def answered(self, text: str, reasoning: str = "", calls: Sequence[Call] = ()) -> Self:
+        """The conversation with the answer to its last message.
+
+        Args:
+            text: the answer.
+            reasoning: what the model wrote before it.
+            calls: its tool calls.
+        """
+        message: Message = {"role": "assistant", "content": text}
+        if reasoning:
+            message["reasoning"] = reasoning
+        if calls:
+            message["tool_calls"] = list(calls)
+        return self._of([*self.messages, message])
+
+    @property
+    def open_calls(self) -> list[Call]:
+        """The tool calls of the last answer that have no result yet."""
+        done: set[str] = set()
+        for message in reversed(self.messages):
+            if message["role"] != "tool":
+                calls = message.get("tool_calls") or []
+                return [call for call in calls if call["id"] not in done]
+            done.add(str(message.get("tool_call_id")))
+        return []
+
+    def resulted(self, text: str) -> Self:
+        """The conversation with the result of the first open tool call.
+
+        Raises:
+            RequestError: no tool call is open.
+        """
+        if not self.open_calls:
+            raise RequestError("no tool call waits for a result")
+        call = self.open_calls[0]
+        message = {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"]}
+        return self._of([*self.messages, {**message, "content": text}])
 
     def unanswered(self) -> Self:
-        """The conversation up to the user's last message.
+        """The conversation up to the user's last message, or to the last results of tools.
 
         Raises:
             RequestError: there is none, or something else than an answer follows it.
@@ -61,9 +97,10 @@ class Conversation:
         kept = list(self.messages)
         if kept and kept[-1]["role"] == "assistant":
             kept.pop()
-        if not kept or kept[-1]["role"] != "user":
+        found = self._of(kept)
+        if not kept or kept[-1]["role"] not in ("user", "tool") or found.open_calls:
             raise RequestError("no message to answer again")
-        return self._of(kept)
+        return found
 
     def to_json(self) -> str:
         """One line with the object {"messages": [...]}: a row of a batch file, too."""

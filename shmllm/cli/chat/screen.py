@@ -35,29 +35,40 @@ class Screen:
         self._is_terminal = out.isatty()
         self._dims = notes.isatty() and not os.environ.get("NO_COLOR") and _has_styles()
         self._is_line_open = False
+        self._is_reasoning = False
 
-    def write(self, text: str) -> None:
-        """Write a piece of an answer."""
-        if text:
-            self._is_line_open = not text.endswith("\n")
-            self._out.write(visible(text) if self._is_terminal else text)
-            self._out.flush()
+    def write(self, text: str, is_reasoning: bool = False) -> None:
+        """Write a piece of an answer, or of the reasoning before it, which is a remark."""
+        if not text:
+            return
+        if is_reasoning != self._is_reasoning:
+            self.end_line()
+            self._is_reasoning = is_reasoning
+        self._is_line_open = not text.endswith("\n")
+        if is_reasoning:
+            self._write_note(text, end="")
+            return
+        self._out.write(visible(text) if self._is_terminal else text)
+        self._out.flush()
 
     def end_line(self) -> None:
         """Begin a new line, unless the last piece ended with one."""
         if self._is_line_open:
-            self.write("\n")
+            self.write("\n", self._is_reasoning)
+        self._is_reasoning = False
 
     def note(self, text: str) -> None:
         """Write a line about the chat."""
-        self._write_note(f"{_DIM}{visible(text)}{_PLAIN}" if self._dims else visible(text))
+        self._write_note(text)
 
     def complain(self, text: str) -> None:
         """Write a line about something that failed."""
-        self._write_note(f"shmllm: {visible(' '.join(text.split()))}")
+        self._notes.write(f"shmllm: {visible(' '.join(text.split()))}\n")
+        self._notes.flush()
 
-    def _write_note(self, text: str) -> None:
-        self._notes.write(text + "\n")
+    def _write_note(self, text: str, end: str = "\n") -> None:
+        text = visible(text)
+        self._notes.write((f"{_DIM}{text}{_PLAIN}" if self._dims else text) + end)
         self._notes.flush()
 
 

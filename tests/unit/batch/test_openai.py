@@ -12,6 +12,7 @@ import pytest
 from support.batch_helpers import answer
 
 from shmllm.batch.openai import OpenAIFormat
+from shmllm.outputs.reply import FunctionCall, ToolCall
 from shmllm.outputs.request import CompletionOutput
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -66,6 +67,21 @@ def test_a_record_has_the_names_of_the_guide_s_output():
     assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
 
 
+def test_a_reply_in_parts_is_a_message_with_its_parts():
+    output = answer("x")
+    [one] = output.outputs
+    one.reasoning, one.content, one.tool_calls = "Hm.", "Yes.", []
+    [choice] = OpenAIFormat().record(chat(), output)["response"]["body"]["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
+    assert choice["finish_reason"] == "stop"
+    one.reasoning = one.content = ""
+    one.tool_calls = [ToolCall("abcdefghi", FunctionCall("f", "{}"))]
+    [choice] = OpenAIFormat().record(chat(), output)["response"]["body"]["choices"]
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert choice["finish_reason"] == "tool_calls"
+
+
 def test_a_completion_s_record():
     record = OpenAIFormat().record(completion(), answer("abc", num_cached_tokens=2))
     body = record["response"]["body"]
@@ -115,6 +131,11 @@ def test_a_record_holds_every_choice():
             },
             {"structured_outputs": {"json": {}}},
         ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {}}},
+            {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {}}}},
+        ),
+        ({"thinking_token_budget": 9}, {"thinking_token_budget": 9}),
     ],
     ids=str,
 )
@@ -151,6 +172,10 @@ def test_a_completion_body_becomes_parameters(body, prompt, sampling):
     [
         ({"tools": [{"type": "function"}]}, {"tools": [{"type": "function"}]}),
         ({"tools": [{}], "tool_choice": "none"}, {}),
+        (
+            {"tools": [{}], "tool_choice": "required"},
+            {"tools": [{}], "tool_choice": "required"},
+        ),
         ({"chat_template_kwargs": {"thinking": False}}, {"thinking": False}),
         (
             {"continue_final_message": True},
@@ -170,7 +195,6 @@ BAD_BODIES = [
     (chat(stream=True), "'stream' can only be False in a batch, got True"),
     (chat(top_logprobs=3), "'top_logprobs' needs 'logprobs' to be true"),
     (chat(messages="hi"), "'messages' must be a list"),
-    (chat(tool_choice="required"), "'tool_choice' must be 'auto' or 'none'"),
     (chat(response_format={"type": "xml"}), "'response_format' must be"),
     (chat(chat_template_kwargs=[]), "'chat_template_kwargs' must be an object"),
     (chat(chat_template_kwargs={"messages": []}), "cannot have 'messages'"),

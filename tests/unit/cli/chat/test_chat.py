@@ -7,10 +7,11 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shmllm.cli.chat.answer import STOPPED, Answer
+from shmllm.cli.chat.answer import STOPPED, Answer, Show
 from shmllm.cli.chat.chat import Chat
 from shmllm.cli.chat.conversation import Conversation
 from shmllm.cli.chat.pipe import plain_lines
@@ -25,14 +26,13 @@ class Table:
         self._answers = list(answers)
         self.asked: list[tuple[list[str], int]] = []
 
-    def __call__(
-        self, conversation: Conversation, show: Callable[[str], object], attempt: int = 0
-    ) -> Answer:
+    def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer:
         self.asked.append(([m["content"] for m in conversation.messages], attempt))
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        show(answer.text)
+        show(answer.reasoning, True)
+        show(answer.text, False)
         return answer
 
 
@@ -195,3 +195,65 @@ def test_a_reader_without_editing_is_prompted() -> None:
     prompts = io.StringIO()
     assert list(plain_lines(io.BytesIO(b"one\n"), prompts)) == ["one"]
     assert prompts.getvalue() == "> > "
+
+
+def call(name: str, number: int) -> dict[str, Any]:
+    function = {"name": name, "arguments": '{"x": 1}'}
+    return {"id": f"call{number:05}", "type": "function", "function": function}
+
+
+def calling(*calls: dict[str, Any], text: str = "") -> Answer:
+    return Answer(text, "stop", 2, reasoning="Hm.", calls=calls)
+
+
+def test_a_tool_call_takes_its_result_from_the_next_line() -> None:
+    talk = Talk(calling(call("f", 1), text="I look."), done("It is 2."), done("ok"))
+    talk.enter("one", "2", "two")
+    assert talk.out.getvalue() == "I look.\nIt is 2.\nok\n"
+    assert 'f({"x": 1})\n[enter the result of f]' in talk.remarks()
+    messages = talk.chat.conversation.messages
+    assert messages[1] == {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning": "Hm.",
+        "tool_calls": [call("f", 1)],
+    }
+    assert messages[2] == {
+        "role": "tool",
+        "tool_call_id": "call00001",
+        "name": "f",
+        "content": "2",
+    }
+    assert [message["role"] for message in messages[3:]] == ["assistant", "user", "assistant"]
+
+
+def test_the_model_goes_on_when_all_calls_have_results() -> None:
+    talk = Talk(calling(call("f", 1), call("g", 2)), done("3"))
+    talk.enter("one", "/result 1", "/result  a b ")
+    assert talk.table.asked[1][0] == ["one", "", "1", "a b"]
+    assert "[enter the result of g]" in talk.remarks()
+    assert talk.texts[-1] == "3"
+    talk.enter("/result 5")
+    assert "no tool call waits for a result" in talk.remarks()
+
+
+def test_a_result_whose_answer_fails_can_be_given_again() -> None:
+    talk = Talk(calling(call("f", 1)), RequestError("no"), done("3"))
+    talk.enter("one", "1", "2")
+    assert talk.texts == ["one", "", "2", "3"]
+
+
+def test_the_answer_to_results_can_be_had_again_but_not_before_all_of_them() -> None:
+    talk = Talk(calling(call("f", 1)), done("3"), done("4"))
+    talk.enter("one", "2", "/regenerate")
+    assert talk.texts == ["one", "", "2", "4"]
+    two = Talk(calling(call("f", 1), call("g", 2)))
+    two.enter("one", "2", "/regenerate")
+    assert "no message to answer again" in two.remarks()
+
+
+def test_reasoning_is_a_remark() -> None:
+    talk = Talk(Answer("2", "stop", 2, reasoning="Hm."))
+    talk.enter("one")
+    assert talk.out.getvalue() == "2\n"
+    assert talk.remarks().startswith("Hm.\n[2 tokens]")

@@ -61,3 +61,15 @@ def test_a_complaint_is_one_line() -> None:
     notes = io.StringIO()
     Screen(io.StringIO(), notes).complain("two\nlines \x1b")
     assert notes.getvalue() == "shmllm: two lines ^[\n"
+
+
+def test_reasoning_is_dimmed_on_lines_of_its_own_and_goes_to_the_remarks() -> None:
+    screen = Screen(out := io.StringIO(), notes := Terminal())
+    for text, is_reasoning in [("a", True), ("b\n", True), ("c", True), ("", False), ("d", False)]:
+        screen.write(text, is_reasoning)
+    screen.end_line()
+    screen.write("e", True)
+    screen.end_line()
+    dimmed = [f"\x1b[2m{text}\x1b[0m" for text in ("a", "b\n", "c", "\n", "e", "\n")]
+    assert notes.getvalue() == "".join(dimmed)
+    assert out.getvalue() == "d\n"
