@@ -120,13 +120,13 @@ class StructuredOutputsDefaults:
 
 
 _ALWAYS = "the backend is always llguidance"
-_UNPARSED = "reasoning is not parsed"
+_ELSEWHERE = "give the option reasoning_parser of LLM"
 _WITHOUT_EFFECT = {
     "backend": (("auto", "guidance"), _ALWAYS),
     "disable_fallback": ((False, True), _ALWAYS),
-    "reasoning_parser": (("", None), _UNPARSED),
-    "reasoning_parser_plugin": (("", None), _UNPARSED),
-    "enable_in_reasoning": ((False,), _UNPARSED),
+    "reasoning_parser": (("", None), _ELSEWHERE),
+    "reasoning_parser_plugin": (("", None), "there are no plugins"),
+    "enable_in_reasoning": ((False, True), "a structured output holds for the whole output"),
 }
 """vLLM's other settings by name: the values that describe what happens anyway, and why others have
 no effect."""

@@ -23,6 +23,7 @@ EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 DOCUMENTS = [
     "README.md",
     *("docs/clients.md", "docs/ipc.md", "docs/python.md", "docs/structured-outputs.md"),
+    "docs/tools.md",
 ]
 Run = Callable[[str], str]
 TIMEOUT_S = 120
