@@ -13,19 +13,14 @@ from typing import Any, TypedDict, TypeVar
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
-from shmllm.frontend.prompt_embeds import (
-    PLACEHOLDER,
-    check_params,
-    read_embeds,
-    salt_with,
-)
+from shmllm.frontend.prompt_embeds import PLACEHOLDER, check_params, read_embeds, salt_with
 from shmllm.frontend.replies.formats import ReplyFormat, ReplyFormats
 from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
-from shmllm.params.structured_outputs import StructuredOutputsDefaults, StructuredOutputsParams
+from shmllm.params.structured_outputs import StructuredOutputsDefaults
 
 
 class TextPrompt(TypedDict, total=False):
@@ -284,7 +279,10 @@ class InputProcessor:
         parsed = [_parse(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         texts = [p.text or "" for p in parsed if p.token_ids is None]
         encoded = iter(self._encode(texts, names, parsed) if texts else ())
-        params = [_with_constraint(*each) for each in zip(names, parsed, params, strict=True)]
+        params = [
+            own if item.reply_format is None else item.reply_format.constrain(name, own)
+            for name, item, own in zip(names, parsed, params, strict=True)
+        ]
         # Most requests of a batch share their parameters; each are checked once.
         checked = {id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()}
         requests = []
@@ -386,19 +384,6 @@ def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> _Parsed:
         return _Parsed(text, [], salt or "", embeds)
     token_ids = None if ids is None else list(ids)
     return _Parsed(text, token_ids, salt or "", reply_format=prompt.get("reply_format"))
-
-
-def _with_constraint(name: str, item: _Parsed, params: SamplingParams) -> SamplingParams:
-    """The parameters with the constraint of a tool call that is forced."""
-    if item.reply_format is None or item.reply_format.constraint is None:
-        return params
-    if params.structured_outputs is not None:
-        raise RequestError(
-            f"{name} has a tool_choice that forces a call, and structured_outputs: give one of them"
-        )
-    params = copy.copy(params)
-    params.structured_outputs = StructuredOutputsParams(structural_tag=item.reply_format.constraint)
-    return params
 
 
 def _require_unicode(name: str, text: str) -> None:

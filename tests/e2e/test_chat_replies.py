@@ -216,6 +216,38 @@ def test_reasoning_ends_after_its_budget_whatever_runs_beside_it(llms: dict[str,
     assert [output.outputs[0].token_ids for output in together[:3]] == alone
 
 
+def test_a_budget_has_the_same_effect_in_overlapped_steps_and_after_preemption(
+    tmp_path: Any,
+) -> None:
+    model = str(make_chat_model(tmp_path, "qwen3"))
+    few_blocks = {"num_gpu_blocks_override": 14, "max_model_len": 200}
+    found, num_preempted = [], []
+    for options in ({}, {"async_scheduling": True}, few_blocks):
+        with LLM(model, load_format="dummy", multiprocess=False, **options) as llm:
+            text = "<think>hello"
+            ids = llm.front_end.tokenizer.encode(text, add_special_tokens=False)
+            params = [
+                SamplingParams(
+                    temperature=1.0,
+                    seed=seed,
+                    max_tokens=80,
+                    ignore_eos=True,
+                    repetition_penalty=1.1,
+                    thinking_token_budget=budget,
+                )
+                for seed, budget in enumerate((0, 4, 30, 60))
+            ]
+            outputs = llm.generate([{"prompt_token_ids": ids}] * 4, params, use_tqdm=False)
+            found.append([output.outputs[0].token_ids for output in outputs])
+            num_preempted.append(sum(output.metrics.num_preemptions for output in outputs))
+            end = llm.front_end.tokenizer.added_tokens["</think>"]
+    assert num_preempted[:2] == [0, 0]
+    assert num_preempted[2] > 0
+    assert found[0] == found[1] == found[2]
+    for ids, budget in zip(found[0], (0, 4, 30, 60), strict=True):
+        assert ids.index(end) <= max(budget - 1, 0)
+
+
 # (options of the chat, the error)
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "any"}, "tool_choice must be 'auto', 'none', 'required' or"),

@@ -14,12 +14,12 @@ from shmllm.cli.chat.conversation import Call, Conversation, Message
 from shmllm.cli.chat.stopping import AnswerStopped, StopKey
 from shmllm.cli.sampling import completed
 from shmllm.errors import RequestError
-from shmllm.outputs.reply import Reply
 
 if TYPE_CHECKING:
     from shmllm.frontend.input_processor import PreparedRequest, TokensPrompt
     from shmllm.frontend.llm import LLM
     from shmllm.frontend.request_state import RequestState
+    from shmllm.outputs.reply import Reply
 
 MAX_TOKENS = 512
 Show = Callable[[str, bool], object]
@@ -144,6 +144,8 @@ class Answerer:
             RequestError: the engine does not take the conversation.
             EngineDeadError: the engine died.
         """
+        from shmllm.outputs.reply import Reply
+
         reply = Reply()
         states: list[RequestState] = []
         request: PreparedRequest | None = None
@@ -189,6 +191,8 @@ class Answerer:
 
 def _new_parts(state: RequestState) -> Reply:
     """What is new of an answer; all of it is content if the model's replies have no parts."""
+    from shmllm.outputs.reply import Reply
+
     text = state.text.take_delta()
     return Reply(content=text) if state.reply is None else state.reply.take_delta()
 

@@ -5,6 +5,7 @@ This module must not know how requests run.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ from shmllm.frontend.replies.registry import (
     tool_parser,
 )
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.params.sampling import SamplingParams
+from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.params.thinking import ThinkingBudget
 
 ToolChoice = str | Mapping[str, Any] | None
@@ -61,6 +64,23 @@ class ReplyFormat:
         if self.tool_parser is not None and not issubclass(self.tool_parser, HarmonyParser):
             parsers.append(self.tool_parser(self.tools))
         return parsers[0] if len(parsers) == 1 else TwoParsers(*parsers)
+
+    def constrain(self, name: str, params: SamplingParams) -> SamplingParams:
+        """The parameters of a request with the constraint.
+
+        Raises:
+            RequestError: the parameters have another one; `name` is what errors call the request.
+        """
+        if self.constraint is None:
+            return params
+        if params.structured_outputs is not None:
+            raise RequestError(
+                f"{name} has a tool_choice that forces a call, and structured_outputs: give one "
+                "of them"
+            )
+        params = copy.copy(params)
+        params.structured_outputs = StructuredOutputsParams(structural_tag=self.constraint)
+        return params
 
 
 class ReplyFormats:
