@@ -1,6 +1,7 @@
 """Names of vLLM that clients import although shmllm does not support them; their use raises.
 
-`vllm_modules.UNUSABLE` lists them with the nearest things. `ModelRegistry` can only be read.
+`vllm_modules.UNUSABLE` lists them with the nearest things. `ModelRegistry` takes families of
+shmllm's own kind only.
 """
 
 from __future__ import annotations
@@ -30,22 +31,27 @@ class ClassificationRequestOutput(_Absent):
 
 
 class ModelRegistry:
-    """The architectures that shmllm has. No others can be registered."""
+    """The architectures that shmllm has, and those of plugins."""
 
     @staticmethod
     def get_supported_archs() -> frozenset[str]:
         """The names of the architectures in config.json."""
-        from shmllm.models.registry import ARCHITECTURES
+        from shmllm.models.registry import ARCHITECTURES, REGISTERED
 
-        return frozenset(ARCHITECTURES)
+        return frozenset({*ARCHITECTURES, *REGISTERED})
 
     @staticmethod
-    def register_model(model_arch: str, model_cls: Any) -> NoReturn:
-        """Not supported: an engine runs shmllm's own models only."""
-        raise NotImplementedError(
-            f"shmllm cannot run {model_arch} of the caller: write a model into shmllm/models, and "
-            "add a line to its registry.py"
-        )
+    def register_model(model_arch: str, model_cls: Any) -> None:
+        """Registers a family of shmllm's own kind by its name, "module" or "module:object". A name
+        of a class of vLLM's is an error when a model of the architecture is loaded."""
+        from shmllm.models.registry import register_model
+
+        if not isinstance(model_cls, str):
+            raise NotImplementedError(
+                f"shmllm cannot run {model_arch} by a class of the caller: register the name of a "
+                "family, which shmllm/models/README.md describes"
+            )
+        register_model(model_arch, model_cls)
 
 
 def get_ip() -> NoReturn:

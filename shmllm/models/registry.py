@@ -6,7 +6,7 @@ This module must not import torch, nor a family before it is needed.
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from shmllm.errors import EngineStartError
 
@@ -74,33 +74,77 @@ have. Other language models in the same architecture are other families."""
 MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
 """Other names for a ``model_type``, as the files of the models' authors have them."""
 
+REGISTERED: dict[str, str] = {}
+"""The same for the families of other packages, as "module" or "module:object"."""
+
 NUM_NAMED = 3
 """The number of known architectures that the error for an unknown one names."""
 
 
-def find_family(architecture: str) -> ModuleType:
+def register_model(architecture: str, family: str) -> None:
+    """Adds a family that another package has, for a general plugin to call; docs/plugins.md says
+    how. A process that reads config.json or makes a model imports the family.
+
+    Args:
+        architecture: the name in a config.json's ``architectures``.
+        family: "module", or "module:object", with what `find_family` returns.
+
+    Raises:
+        ValueError: the architecture is one of ours, or a name has the wrong form.
+    """
+    if not isinstance(family, str) or not all(family.split(":")) or family.count(":") > 1:
+        raise ValueError(f"a family is named as 'module' or 'module:object', got {family!r}")
+    if architecture in ARCHITECTURES:
+        raise ValueError(f"{architecture} is an architecture that shmllm has itself")
+    REGISTERED[architecture] = family
+
+
+def find_family(architecture: str) -> Any:
     """Returns the module of a family. It has ``configure(fields)``, which returns a `ModelConfig`,
     and may have ``named_weights(weights, config)`` and ``module_weights(weights, config)``;
     README.md describes them.
 
     Raises:
-        EngineStartError: the architecture is unknown; the message names the nearest known ones.
+        EngineStartError: the architecture is unknown; the message names the nearest known ones. Or
+            the family that another package has cannot be used.
     """
+    if architecture in REGISTERED:
+        return _find_registered(architecture, REGISTERED[architecture])
     if architecture not in ARCHITECTURES:
         raise EngineStartError(_unknown(architecture))
     return import_module(f"shmllm.models.{ARCHITECTURES[architecture]}")
+
+
+def _find_registered(architecture: str, name: str) -> Any:
+    module, _, path = name.partition(":")
+    try:
+        family: Any = import_module(module)
+        for part in filter(None, path.split(".")):
+            family = getattr(family, part)
+    except Exception as problem:
+        text = " ".join(f"{type(problem).__name__}: {problem}".split())
+        raise EngineStartError(
+            f"{architecture} is registered as {name}, which cannot be imported: {text}"
+        ) from problem
+    if not callable(getattr(family, "configure", None)):
+        raise EngineStartError(
+            f"{architecture} is registered as {name}, which has no configure(fields): a family is "
+            "what shmllm/models/README.md describes; classes of vLLM's models do not run here"
+        )
+    return family
 
 
 def _unknown(architecture: str) -> str:
     import difflib
 
     shown = architecture[:100]  # a comparison takes time that grows with both lengths
-    near = difflib.get_close_matches(shown, sorted(ARCHITECTURES), NUM_NAMED, 0.0)
+    known = sorted({*ARCHITECTURES, *REGISTERED})
+    near = difflib.get_close_matches(shown, known, NUM_NAMED, 0.0)
     advice = "shmllm/models/README.md says how to add one"
     if is_of_transformers(architecture):
         advice = f"model_impl='transformers' may run it, slower, and {advice}"
     return (
-        f"unknown architecture {shown!r}; the nearest of {len(ARCHITECTURES)} known ones: "
+        f"unknown architecture {shown!r}; the nearest of {len(known)} known ones: "
         f"{', '.join(near)}; {advice}"
     )
 
