@@ -42,7 +42,8 @@ RULES = {
     "shmllm.version": Rule(),
     "shmllm.errors": Rule(),
     "shmllm.extras": Rule(),
-    "shmllm.config": Rule("errors"),
+    "shmllm.config": Rule("errors", lazy_packages="torch transformers"),
+    "shmllm.plugins": Rule("errors params", lazy="compat"),
     "shmllm.params": Rule("errors outputs"),
     "shmllm.formats": Rule("errors"),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
@@ -58,19 +59,19 @@ RULES = {
     # Only engines with model_impl="transformers" import it.
     "shmllm.models.transformers_impl": Rule("errors models", packages="torch transformers"),
     "shmllm.worker": Rule(
-        "config core errors models outputs params shmllm_kernels",
+        "config core errors models outputs params plugins shmllm_kernels",
         packages="torch numpy",
         lazy_packages="cuda llguidance",
     ),
     "shmllm.client": Rule("config errors ipc outputs params tracing wire"),
     "shmllm.engine": Rule(
         "client config core errors ipc outputs params tracing wire",
-        lazy="models worker",
+        lazy="models plugins worker",
         packages="numpy",
         lazy_packages="torch",
     ),
     "shmllm.frontend": Rule(
-        "client config errors formats outputs params tracing wire",
+        "client config errors formats outputs params plugins tracing wire",
         lazy="engine models",
         packages="jinja2 numpy tokenizers",
         lazy_packages="huggingface_hub llguidance rich torch transformers",
@@ -87,8 +88,8 @@ RULES = {
         packages="click faster_fifo faster_fifo_reduction iceoryx2 msgspec numpy rich zmq",
     ),
     "shmllm.cli": Rule(
-        "batch bench client config errors extras frontend ipc monitor outputs params quantize "
-        "tracing version wire",
+        "batch bench client config errors extras frontend ipc monitor outputs params plugins "
+        "quantize tracing version wire",
         packages="click prompt_toolkit",
         lazy_packages="numpy prometheus_client rich",
     ),

@@ -1,0 +1,148 @@
+"""The configuration of a running engine under vLLM's names, read-only.
+
+Programs written for vLLM read it from `llm.llm_engine`, and plugins get it as their `vllm_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from shmllm.config.info import EngineInfo
+
+
+class ModelConfigView:
+    """The configuration of the model.
+
+    Args:
+        info: what the engine reports about itself.
+        model_defaults: the sampling defaults that come with the model.
+
+    Attributes:
+        model, tokenizer, served_model_name: the model's directory.
+        max_model_len: the largest number of prompt and output tokens of one request.
+    """
+
+    runner_type = "generate"
+    tokenizer_mode = "auto"
+    quantization = None
+    trust_remote_code = False
+    is_encoder_decoder = False
+    is_multimodal_model = False
+    skip_tokenizer_init = False
+
+    def __init__(self, info: EngineInfo, model_defaults: Mapping[str, Any]) -> None:
+        self._info = info
+        self._model_defaults = model_defaults
+        self.model = self.tokenizer = self.served_model_name = info.model_directory
+        self.max_model_len = info.max_model_len
+
+    @property
+    def dtype(self) -> Any:
+        """The torch.dtype of the model. Imports torch."""
+        import torch
+
+        return getattr(torch, self._info.dtype)
+
+    @property
+    def hf_config(self) -> Any:
+        """The model's configuration as a transformers object. Imports transformers."""
+        return _hf_config(self.model)
+
+    @property
+    def hf_text_config(self) -> Any:
+        return self.hf_config
+
+    def get_vocab_size(self) -> int:
+        return self._info.vocab_size
+
+    def get_hidden_size(self) -> int:
+        return int(self.hf_config.hidden_size)
+
+    @property
+    def embedding_size(self) -> int:
+        """The number of components of an embedding without `dimensions`."""
+        return self._info.hidden_size
+
+    def get_diff_sampling_param(self) -> dict[str, Any]:
+        """The sampling defaults in the model's generation_config.json."""
+        return dict(self._model_defaults)
+
+
+@lru_cache(maxsize=8)
+def _hf_config(directory: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(directory)
+
+
+@dataclass(frozen=True)
+class CacheConfigView:
+    """The size of the KV cache.
+
+    Attributes:
+        block_size: the number of tokens per block.
+        num_gpu_blocks: the number of blocks, on a CPU as well.
+        gpu_memory_utilization: the option; it has no effect on a CPU.
+        enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
+        num_cpu_blocks: always 0.
+    """
+
+    block_size: int
+    num_gpu_blocks: int
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+    num_cpu_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class SchedulerConfigView:
+    """The limits of the scheduler.
+
+    Attributes:
+        max_num_seqs: the largest number of requests in one step.
+        max_model_len: the largest number of prompt and output tokens of one request.
+    """
+
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class ParallelConfigView:
+    """The parallelism of the engine, which has one process."""
+
+    world_size: int = 1
+    world_size_across_dp: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class VllmConfigView:
+    """All configurations of the engine."""
+
+    model_config: ModelConfigView
+    cache_config: CacheConfigView
+    scheduler_config: SchedulerConfigView
+    parallel_config: ParallelConfigView = field(default_factory=ParallelConfigView)
+    lora_config: None = None
+    speculative_config: None = None
+
+    @classmethod
+    def of(cls, info: EngineInfo, model_defaults: Mapping[str, Any]) -> VllmConfigView:
+        """The configurations of an engine, as it reports them."""
+        return cls(
+            ModelConfigView(info, model_defaults),
+            CacheConfigView(
+                info.block_size,
+                info.num_counted_blocks,
+                info.enable_prefix_caching,
+                info.gpu_memory_utilization,
+            ),
+            SchedulerConfigView(info.max_num_seqs, info.max_model_len),
+        )
