@@ -19,6 +19,7 @@ from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
 from shmllm.cli.ipc import ipc
 from shmllm.cli.models import models
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, EXIT_USAGE
+from shmllm.cli.plugins import plugins
 from shmllm.cli.quantize import quantize
 from shmllm.cli.streams import drop_unwritten, replace_streams
 from shmllm.cli.top import top
@@ -47,6 +48,7 @@ cli.add_command(bench)
 cli.add_command(engine)
 cli.add_command(ipc)
 cli.add_command(models)
+cli.add_command(plugins)
 cli.add_command(quantize)
 cli.add_command(top)
 cli.add_command(trace)

@@ -11,6 +11,7 @@ import click
 from shmllm.config import options as kinds
 from shmllm.config.engine import OPTIONS
 from shmllm.config.options import Option
+from shmllm.config.plugins import ClassNames
 from shmllm.errors import EngineStartError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -54,7 +55,7 @@ def _type_of(each: Option) -> click.ParamType[Any]:
         case kinds.Number(maximum=maximum):
             bound = None if maximum == float("inf") else maximum
             return click.FloatRange(min=0, min_open=True, max=bound)
-        case kinds.Bytes() | kinds.Device():
+        case kinds.Bytes() | kinds.Device() | ClassNames():
             return _Checked(each)
     return click.STRING
 
@@ -76,7 +77,9 @@ def _click_option(each: Option) -> Callable[[Command], Command]:
         each.name,
         type=_type_of(each),
         default=None if each.default is None else value,
-        metavar={"Bytes": "BYTES", "Device": "DEVICE"}.get(type(each.kind).__name__),
+        metavar={"Bytes": "BYTES", "ClassNames": "MODULE:CLASS,...", "Device": "DEVICE"}.get(
+            type(each.kind).__name__
+        ),
         help=help,
     )
 

@@ -39,6 +39,10 @@ _SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig Struc
 _CONFIGS = "CacheConfig ModelConfig ParallelConfig SchedulerConfig VllmConfig"
 _METRICS = "Counter Gauge Histogram Metric Vector"
 
+_PROCESSORS = (
+    "LogitsProcessor AdapterLogitsProcessor BatchUpdate MoveDirectionality RequestLogitsProcessor"
+)
+
 HOMES = {
     **_at("shmllm", f"SamplingParams RequestOutputKind StructuredOutputsParams {_OUTPUTS}"),
     **_at("shmllm.outputs.flat_logprobs", "FlatLogprobs"),
@@ -66,6 +70,11 @@ HOMES = {
     "AsyncLLMEngine": "shmllm.compat.vllm_async:AsyncLLM",
     "EngineClient": "shmllm.compat.vllm_async:AsyncLLM",
     "StreamingInput": "shmllm:PromptChunk",
+    **_at("shmllm.plugins.logits_processor", _PROCESSORS),
+    "StatLoggerBase": "shmllm.plugins.stat_logger",
+    "SchedulerStats": "shmllm.plugins.stat_logger",
+    "IterationStats": "shmllm.plugins.stat_logger",
+    "IOProcessor": "shmllm.plugins.io_processor",
     "init_logger": "logging:getLogger",
 }
 """The module that defines each name, as "module", or "module:name" if the names differ."""
@@ -92,6 +101,8 @@ MODULES = {
     "vllm.model_executor.models": "ModelRegistry",
     "vllm.outputs": f"{_OUTPUTS} {_CLASSES}",
     "vllm.platforms": "current_platform",
+    "vllm.plugins.io_processors": "IOProcessor",
+    "vllm.plugins.io_processors.interface": "IOProcessor",
     "vllm.pooling_params": "PoolingParams",
     "vllm.renderers.hf": "resolve_chat_template",
     "vllm.sampling_params": "SamplingParams StructuredOutputsParams RequestOutputKind "
@@ -103,6 +114,10 @@ MODULES = {
     "vllm.v1.engine.async_llm": "AsyncLLM",
     "vllm.v1.engine.exceptions": "EngineDeadError",
     "vllm.v1.engine.llm_engine": "LLMEngine",
+    "vllm.v1.metrics.loggers": "StatLoggerBase",
+    "vllm.v1.metrics.stats": "SchedulerStats IterationStats",
+    "vllm.v1.sample.logits_processor": _PROCESSORS,
+    "vllm.v1.sample.logits_processor.interface": "LogitsProcessor BatchUpdate MoveDirectionality",
     "vllm.v1.metrics.ray_wrappers": "RayPrometheusStatLogger",
     "vllm.v1.metrics.reader": _METRICS,
     "vllm.version": "__version__ __version_tuple__",
@@ -129,7 +144,7 @@ ABSENT = {
     "vllm.model_executor.model_loader": "LLM.update_weights replaces weights",
     "vllm.multimodal": _NO_MEDIA,
     "vllm.outputs.RequestError": '`finish_reason` "error" and `error` of an output of LLM.stream',
-    "vllm.plugins": "shmllm loads no plugins",
+    "vllm.plugins.load_general_plugins": "engines and front ends load plugins by themselves",
     "vllm.reasoning": "read `outputs[0].reasoning` of a chat; see docs/tools.md",
     "vllm.sampling_params.GuidedDecodingParams": "StructuredOutputsParams",
     "vllm.tool_parsers": "read `outputs[0].tool_calls` of a chat with tools; see docs/tools.md",
@@ -137,7 +152,7 @@ ABSENT = {
     "vllm.usage": "no usage is reported",
     "vllm.v1.core": "the one scheduler has no interface; LLM.get_metrics shows its state",
     "vllm.v1.executor": _ONE_PROCESS,
-    "vllm.v1.metrics.loggers": "AsyncLLM.get_metrics; `shmllm engine start --metrics-port`",
+    "vllm.v1.metrics.loggers.PrometheusStatLogger": "`shmllm engine start --metrics-port`",
     "vllm.v1.worker": "LLM.collective_rpc(function), whose first argument is the worker",
     "vllm.worker": "LLM.collective_rpc(function), whose first argument is the worker",
 }

@@ -28,6 +28,7 @@ from shmllm.config.options import (
     option,
     options_in,
 )
+from shmllm.config.plugins import PluginConfig
 from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -114,6 +115,24 @@ class FrontEndConfig(Section):
         'Where profiles are written: {"torch_profiler_dir": ...}.',
         Free(),
         default_text="the working directory",
+        flag="",
+    )
+    stat_loggers: Any = option(
+        None,
+        "Classes that get the engine's statistics, or functions that make such objects; those of "
+        "installed plugins come first.",
+        Free(),
+        default_text="those of plugins",
+        flag="",
+    )
+    stat_interval: float = option(
+        10.0, "Seconds between two records of stat loggers.", Number(unit="seconds"), flag=""
+    )
+    io_processor_plugin: str | None = option(
+        None,
+        'The installed plugin that makes prompts of {"data": ...} and results of outputs.',
+        Free(),
+        default_text="the one that config.json names",
         flag="",
     )
     multiprocess: bool = option(
@@ -351,6 +370,7 @@ class EngineConfig(Section):
     client: ClientConfig = ClientConfig()
     logprobs: LogprobsConfig = LogprobsConfig()
     graphs: GraphConfig = field(default_factory=GraphConfig)
+    plugins: PluginConfig = field(default_factory=PluginConfig)
     num_threads: int | None = option(
         None,
         "Compute threads.",
@@ -385,6 +405,7 @@ SECTIONS: dict[str, type[Section]] = {
     "client": ClientConfig,
     "logprobs": LogprobsConfig,
     "graphs": GraphConfig,
+    "plugins": PluginConfig,
 }
 """The parts of an EngineConfig, by the name of their field."""
 

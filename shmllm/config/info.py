@@ -35,6 +35,7 @@ class EngineInfo:
         async_scheduling: whether each step is planned while the previous one runs.
         device_uuid: the UUID of the GPU; empty on a CPU.
         graphs: the captured CUDA graphs in words; empty if there are none.
+        logits_processors: the names of the classes of custom logits processors.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -70,6 +71,7 @@ class EngineInfo:
     graphs: str = ""
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.0
+    logits_processors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -115,6 +117,6 @@ class EngineInfo:
     @classmethod
     def from_json(cls, text: str) -> EngineInfo:
         values: dict[str, Any] = json.loads(text)
-        for name in ("eos_token_ids", "warnings"):
+        for name in ("eos_token_ids", "logits_processors", "warnings"):
             values[name] = tuple(values[name])
         return cls(**{each.name: values[each.name] for each in fields(cls)})

@@ -7,7 +7,7 @@ a plan carries only the changes: requests that enter rows, and blocks appended t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -129,6 +129,7 @@ class StepPlan:
         samples: the indices of the requests that get a new token, because the step computes
             their last known token.
         constraints: (index into `samples`, constraint) for each constrained request.
+        left_rows: the rows whose requests ended or were preempted since the previous step.
         new_requests: the requests that enter a row.
         block_appends: the blocks that running requests received.
         prompt_scores: the prompt tokens whose log-probabilities were asked for.
@@ -145,6 +146,7 @@ class StepPlan:
     counts: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     constraints: list[tuple[int, Constraint]] = field(default_factory=list)
+    left_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
     prompt_scores: list[PromptScores] = field(default_factory=list)
@@ -207,6 +209,8 @@ class StepResult:
             `time.perf_counter_ns()`. The time before is preparation and the time after is
             sampling. None if the runner does not measure it.
         device_ns: how long a device was busy with the step; 0 if the host computed it.
+        failures: by index into the plan's `samples`, why a request cannot go on. Its token has no
+            meaning.
     """
 
     token_ids: list[int]
@@ -215,3 +219,4 @@ class StepResult:
     vectors: Sequence[bytes] = ()
     computing_ns: tuple[int, int] | None = None
     device_ns: int = 0
+    failures: Mapping[int, str] = field(default_factory=dict)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Container
-from dataclasses import dataclass
 from time import monotonic_ns
 
 from shmllm.config.engine import SchedulerConfig
@@ -28,6 +27,7 @@ from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
 from shmllm.core.priority_queue import PriorityQueue, sort_key
 from shmllm.core.request import Request, RequestStatus
+from shmllm.core.scheduler_stats import Failure, SchedulerStats
 from shmllm.core.steady_decode import SteadyDecode
 from shmllm.core.step_outputs import StepOutputs, attach_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
@@ -36,28 +36,6 @@ from shmllm.outputs.columns import FinishReason, OutputColumns
 RESERVED_FRACTION = 8
 STEADY_AFTER_STEPS = 4
 """How many unchanged steps the scheduler waits before it tries a SteadyDecode."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A request that ended with an error after the engine had queued it."""
-
-    client: int
-    number: int
-    message: str
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since the start. `prefix_*` count tokens; recomputed requests do not count."""
-
-    steps: int = 0
-    preemptions: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    requests_finished: int = 0
 
 
 class Scheduler:
@@ -89,6 +67,7 @@ class Scheduler:
         self._rows_held: Counter[int] = Counter()
         self._steady: SteadyDecode | None = None
         self._num_unchanged_steps = 0
+        self._left_rows: list[int] = []
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
         self.stats = SchedulerStats()
@@ -127,7 +106,7 @@ class Scheduler:
         self._waiting.release(request)
 
     def fail(self, request: Request, message: str) -> None:
-        """End a waiting request with an error."""
+        """End a request with an error. The caller takes it from the running ones."""
         self._finish(request, FinishReason.ERROR)
         self.failures.append(Failure(request.client, request.number, message))
 
@@ -188,6 +167,7 @@ class Scheduler:
         plan.is_repeat = self._steady is not None and self._steady.num_steps > 1
         if plan.num_tokens:
             self.stats.steps += 1
+            plan.left_rows, self._left_rows = self._left_rows, []
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
@@ -199,6 +179,8 @@ class Scheduler:
             The columns of each front end for which the step produced anything.
         """
         outputs: dict[int, OutputColumns] | None = None
+        if result.failures:
+            self._end_steady()
         if self._steady is not None and plan.step >= self._steady.first_step:
             outputs = self._steady.apply(plan.step, result.token_ids)
         if outputs is None:
@@ -212,9 +194,15 @@ class Scheduler:
         outputs = StepOutputs(plan.step)
         outputs.add_prompt_logprobs(plan, result)
         any_finished = self._apply_vectors(plan, result, outputs)
-        for index, token_id in zip(plan.samples, result.token_ids, strict=True):
+        for sample, (index, token_id) in enumerate(
+            zip(plan.samples, result.token_ids, strict=True)
+        ):
             request = plan.requests[index]
             if request.status is RequestStatus.FINISHED:
+                continue
+            if sample in result.failures:
+                self.fail(request, result.failures[sample])
+                any_finished = True
                 continue
             is_first = len(request.token_ids) == request.num_prompt_tokens
             finish = request.append(token_id)
@@ -394,6 +382,7 @@ class Scheduler:
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
         self._free_rows.append(request.row)
+        self._left_rows.append(request.row)
         self._rows_held[request.client] -= 1
         if not self._rows_held[request.client]:
             del self._rows_held[request.client]

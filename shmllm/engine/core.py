@@ -24,7 +24,8 @@ from shmllm.core.observer import Observer
 from shmllm.core.pausing import PAUSES, PauseMode, Pauses
 from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
-from shmllm.core.scheduler import Failure, Scheduler
+from shmllm.core.scheduler import Scheduler
+from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
@@ -170,7 +171,8 @@ class EngineCore:
 
         Raises:
             EnginePausedError: a pause forbids new requests.
-            RequestError: the embeddings do not suit the model.
+            RequestError: the embeddings do not suit the model, or a custom logits processor refuses
+                the parameters.
         """
         refusal = self._refuse(client, request)
         if refusal is not None:
@@ -230,6 +232,7 @@ class EngineCore:
             wanted = self.info.vocab_size
         if wanted > self.info.max_logprobs:
             return f"{wanted:,} logprobs exceed max_logprobs {self.info.max_logprobs:,}"
+        self.runner.check_params(params)
         return None
 
     def abort(self, client: int, numbers: Sequence[int]) -> OutputColumns:

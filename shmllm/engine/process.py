@@ -182,8 +182,11 @@ class EngineProcess:
 
     def _load(self, config: EngineConfig) -> Failed | None:
         """Create the engine core. Returns the problem if that fails."""
+        from shmllm.plugins.entry_points import keep_vllm_names, search_also
         from shmllm.worker.make_runner import make_runner
 
+        search_also(config.plugins.search_path)
+        keep_vllm_names(is_needed=bool(config.plugins.logits_processors))
         garbage.freeze_imports()
         self._reporter.imported(config.load.model_name)
         self._tracing.loading()

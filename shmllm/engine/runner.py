@@ -13,6 +13,7 @@ from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.engine.sleep import Memory
+from shmllm.params.sampling import SamplingParams
 
 
 class Step(Protocol):
@@ -59,3 +60,6 @@ class Runner(Protocol):
         Raises:
             RequestError: their shape or dtype does not suit the model.
         """
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError if a custom logits processor refuses the parameters."""

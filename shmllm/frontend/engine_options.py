@@ -16,8 +16,10 @@ from shmllm.errors import EngineStartError
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
 from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
+from shmllm.frontend.processor_names import name_processors
 from shmllm.frontend.stored_method import check_stored_method
 from shmllm.params.unknown_options import reject_unknown_options
+from shmllm.plugins.entry_points import added_paths, are_installed, load_general_plugins
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +63,24 @@ def make_engine_config(model: str = "tiny", **options: Any) -> EngineConfig:
 
 def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]:
     front_end = FrontEndConfig(**_fields_of(FrontEndConfig, values))
+    named = name_processors(values.get("logits_processors"), front_end.multiprocess)
+    values = values | {"logits_processors": named}
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
-    directory = resolve_model(str(front_end.model), revision=front_end.revision)
-    check_model(
-        directory,
-        needs_weights=values.get("load_format") != "dummy",
-        ours=values.get("model_impl") != "transformers",
-    )
+    problems = load_general_plugins()
+    try:
+        directory = resolve_model(str(front_end.model), revision=front_end.revision)
+        check_model(
+            directory,
+            needs_weights=values.get("load_format") != "dummy",
+            ours=values.get("model_impl") != "transformers",
+        )
+    except EngineStartError:
+        for problem in problems:  # a plugin might have had the architecture
+            logger.warning("%s", problem)
+        raise
+    if named or are_installed():
+        sections["plugins"]["search_path"] = added_paths()
     sections["load"]["directory"] = str(directory.absolute())
     sections["load"]["model_name"] = model_title(str(front_end.model))
     if front_end.tokenizer is not None:

@@ -67,7 +67,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
-    "logits_processors": OnlyValues((None, []), "only those of SamplingParams exist"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
     "worker_extension_cls": OnlyValues(("",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),

@@ -292,7 +292,7 @@ class InputProcessor:
                 self._take_embeds(name, item, own)
                 ids = [PLACEHOLDER] * len(item.embeds)
             self._check_token_ids(name, ids, min_room)
-            bad_words, grammar, thinking = checked[id(own)]
+            bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
                 ids,
@@ -301,6 +301,7 @@ class InputProcessor:
                 bad_words=bad_words,
                 grammar=grammar,
                 thinking=thinking,
+                extra_args=extra_args,
                 embeds=item.embeds,
             )
             requests.append(PreparedRequest(item.text, own, submitted, item.reply_format))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shmllm.client.protocol import LoggedError, StartProgress
+from shmllm.config.engine import FrontEndConfig
+from shmllm.config.views import VllmConfigView
 from shmllm.errors import CallOrderError, RequestError, ShmLLMError
 from shmllm.frontend import pooling
 from shmllm.frontend.beam_search import BeamSearch
@@ -32,6 +35,13 @@ from shmllm.frontend.input_processor import (
     refuse_lora,
     set_priorities,
 )
+from shmllm.frontend.io_processing import (
+    PLUGIN_TASK,
+    is_data,
+    make_io_processor,
+    prompts_of,
+    result_of,
+)
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pausing import (
     PUMP_S,
@@ -46,6 +56,7 @@ from shmllm.frontend.pausing import (
 )
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
+from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.weight_push import (
     NamedTensors,
@@ -66,6 +77,7 @@ from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.beam_search import BeamSearchParams
 from shmllm.params.pooling import PoolerConfig, PoolingParams
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
+from shmllm.plugins.io_processor import IOProcessor
 from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall, call_on_model
 
@@ -98,6 +110,7 @@ class LLM:
         self._tokenizer_name = str(front_end.tokenizer or front_end.model)
         progress = StartProgress(front_end.on_load_progress, front_end.on_capture_progress)
         self._use(FrontEnd.start(front_end, engine, progress))
+        self._use_plugins(front_end)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -124,6 +137,7 @@ class LLM:
         llm.profile_directory = None
         llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser))
         llm._tokenizer_name = llm.facts.model_directory
+        llm._use_plugins(FrontEndConfig())
         return llm
 
     def generate(
@@ -139,7 +153,8 @@ class LLM:
 
         Args:
             prompts: a str, a list of token ids, {"prompt": ...}, {"prompt_token_ids":
-                [...]}, or a list of these.
+                [...]}, or a list of these; or one {"data": ...}, of which an IO processor makes
+                prompts. The list then has one output, whose `outputs` is the processor's result.
             sampling_params: one for all prompts or one for each; None takes the defaults.
             use_tqdm: show a progress bar on stderr.
             priority: one for all prompts or one for each; lower values run first. It needs an
@@ -154,6 +169,13 @@ class LLM:
             EngineDeadError: the engine died.
         """
         refuse_lora(lora_request)
+        if is_data(prompts):
+            io = self._find_io_processor()
+            of_data = io.merge_sampling_params(sampling_params)  # type: ignore[arg-type]
+            done = self.generate(
+                prompts_of(io, prompts), of_data, use_tqdm=use_tqdm, priority=priority
+            )
+            return result_of(io, done)  # type: ignore[return-value]
         requests = self.front_end.prepare(as_list(prompts), sampling_params)
         return self.front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
@@ -318,7 +340,7 @@ class LLM:
             prompts: as for `generate`; up to `max_model_len` tokens.
             pooling_params: one for all prompts or one for each.
             use_tqdm: show a progress bar on stderr.
-            pooling_task: "embed", or None, which means the same.
+            pooling_task: "embed", or None, which means the same; "plugin" for {"data": ...}.
 
         Returns:
             One output for each prompt, in their order; `outputs.data` is the vector.
@@ -327,6 +349,11 @@ class LLM:
             RequestError: a prompt or parameter is wrong; nothing was queued.
             EngineDeadError: the engine died.
         """
+        if is_data(prompts) and pooling_task in (None, PLUGIN_TASK):
+            io = self._find_io_processor()
+            of_data = io.merge_pooling_params(pooling_params)  # type: ignore[arg-type]
+            done = self.encode(prompts_of(io, prompts), of_data, use_tqdm=use_tqdm)
+            return result_of(io, done)
         pooling.check_task(pooling_task)
         requests = pooling.prepare(
             self.front_end, as_list(prompts), pooling_params, self.pooler_config
@@ -669,6 +696,7 @@ class LLM:
 
     def close(self) -> None:
         """End the engine process. Idempotent; also called at exit and on garbage collection."""
+        self._stat_loggers.close()
         self._dispatcher.close()
         self._weight_push.close()
 
@@ -701,6 +729,33 @@ class LLM:
         )
         self.facts = front_end.info
         self.model_defaults = front_end.model_defaults
+        self._io_processor: IOProcessor[Any, Any] | None = None
+        self._stat_loggers = StatLoggers((), front_end.client, 1.0)
+
+    def _use_plugins(self, options: FrontEndConfig) -> None:
+        """Make the stat loggers and the IO processor that options and installed plugins name."""
+        self._io_processor_name = options.io_processor_plugin
+        config = VllmConfigView.of(self.facts, self.model_defaults)
+        try:
+            loggers = make_loggers(options.stat_loggers, config)
+            self._stat_loggers = StatLoggers(loggers, self._client, options.stat_interval)
+            if options.io_processor_plugin is not None:
+                self._find_io_processor()
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_io_processor(self) -> IOProcessor[Any, Any]:
+        """The IO processor, which is made at the first call."""
+        if self._io_processor is None:
+            own = weakref.ref(self)  # a circle would outlive its last user
+            self._io_processor = make_io_processor(
+                self._io_processor_name,
+                self.facts,
+                self.model_defaults,
+                lambda: own().get_tokenizer(),  # type: ignore[union-attr]
+            )
+        return self._io_processor
 
     def _num_unfinished(self) -> int:
         """How many queued requests have not ended, for `llm_engine`."""

@@ -20,6 +20,7 @@ from shmllm.config.host import available_memory_bytes
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import IDENTITY
 from shmllm.frontend.model_files import gguf_files, gguf_names, one_line, read_json_object
+from shmllm.plugins.entry_points import load_general_plugins
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -269,6 +270,7 @@ def _transformers_contents(path: Path, ours: bool) -> Contents:
             method = _method_of(quantization)
             if method not in METHODS:
                 return _quantized_contents(path, architecture, method)
+        load_general_plugins()
         if ours:
             ModelConfig.from_directory(path)
     except EngineStartError as error:

@@ -6,8 +6,9 @@ This module also converts bad words to token ids and structured outputs to gramm
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
@@ -15,6 +16,7 @@ from shmllm.frontend.constraints.structured_outputs import grammar_of
 from shmllm.frontend.replies.formats import ReplyFormats
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.tokenizer_backend import FAST_FILE
+from shmllm.params.ranges import MOST_EXTRA_CHARACTERS
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.params.structured_outputs import StructuredOutputsDefaults, StructuredOutputsParams
 from shmllm.params.thinking import ThinkingBudget
@@ -29,11 +31,13 @@ class EncodedConstraints(NamedTuple):
         bad_words: token sequences that the output must not contain.
         grammar: the grammar that the output must match, as text; empty without one.
         thinking: the limit of the reasoning; None without one.
+        extra_args: the arguments of custom logits processors as JSON; empty if there are none.
     """
 
     bad_words: TokenSequences = ()
     grammar: str = ""
     thinking: ThinkingBudget | None = None
+    extra_args: str = ""
 
 
 class SamplingChecks:
@@ -58,6 +62,7 @@ class SamplingChecks:
         self._tokenizer = tokenizer
         self._vocab_size = info.vocab_size
         self._max_logprobs = info.max_logprobs
+        self._has_processors = bool(info.logits_processors)
 
     def check(self, params: SamplingParams) -> EncodedConstraints:
         """Check the parameters and encode their constraints.
@@ -80,6 +85,7 @@ class SamplingChecks:
             self._bad_words(params.bad_words) if params.bad_words else (),
             self._grammar(params.structured_outputs) if params.structured_outputs else "",
             self._thinking(params.thinking_token_budget),
+            _as_json(params.extra_args) if params.extra_args and self._has_processors else "",
         )
 
     def _thinking(self, limit: int | None) -> ThinkingBudget | None:
@@ -142,3 +148,24 @@ class SamplingChecks:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    """The extra arguments as JSON.
+
+    Raises:
+        RequestError: JSON cannot hold a value, or the text is too long.
+    """
+    try:
+        text = json.dumps(dict(arguments))
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise RequestError(
+            f"extra_args cannot be sent to the engine as JSON: {problem}", parameter="extra_args"
+        ) from problem
+    if len(text) > MOST_EXTRA_CHARACTERS:
+        raise RequestError(
+            f"extra_args have {len(text):,} characters as JSON; at most "
+            f"{MOST_EXTRA_CHARACTERS:,} are sent to the engine",
+            parameter="extra_args",
+        )
+    return text

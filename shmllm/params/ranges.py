@@ -14,6 +14,8 @@ from typing import Any
 MAX_N = 16_384
 MAX_BAD_WORDS = 1_000
 MAX_SCORED_IDS = 128
+MOST_EXTRA_CHARACTERS = 2**16
+"""The longest JSON text of `extra_args` that is sent to an engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class EngineCoreRequest:
         grammar: the grammar that the output has to match, in llguidance's text format; an empty
             string means any output.
         thinking: the `thinking_token_budget` with its tokens; None for no limit.
+        extra_args: `params.extra_args` as JSON text, if the engine has custom logits processors and
+            there are any; else empty.
         embeds: a (tokens, hidden) tensor that replaces the prompt's token embeddings, or None.
             It is transmitted in a record of its own, ahead of the request.
     """
@@ -42,4 +44,5 @@ class EngineCoreRequest:
     bad_words: TokenSequences = ()
     grammar: str = ""
     thinking: ThinkingBudget | None = None
+    extra_args: str = ""
     embeds: Any = None

@@ -186,8 +186,9 @@ class SamplingParams(_Fields):
             forced. Both come from the option `reasoning_parser`. None or -1 sets no limit.
             Tokens that `structured_outputs`, `allowed_token_ids` or `bad_words` forbid stay
             forbidden.
-        extra_args: a dict that the engine ignores; for data of the calling program. Its integers
-            have at most 64 bits.
+        extra_args: a dict for custom logits processors and for data of the calling program. An
+            engine without such processors ignores it; one with them gets it as JSON of at most
+            65,536 characters. Its integers have at most 64 bits.
         trace_decode_token_ids: the tokens of the output, which are not sampled: to compute the
             log-probabilities of a known output, step by step. The output ends with the last of
             them, or after `max_tokens`. Penalties, biases and bans have no effect.

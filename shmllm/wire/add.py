@@ -3,7 +3,7 @@
     ADD_HEADER | PARAMS, stop ids i32[], bias ids i32[], biases f64[], allowed ids i32[],
                  bad word lengths u32[], bad word ids i32[], scored ids i32[], trace ids i32[],
                  ids that begin and that end reasoning, i32[] each
-               | prompt ids i32[], salt, grammar
+               | prompt ids i32[], salt, grammar, extra arguments as JSON
 
 The bytes from PARAMS to the last of these ids are equal for most requests of a batch, so equal byte
 strings are decoded once, except large ones. Only the sampling fields that the engine acts on are
@@ -12,18 +12,23 @@ transmitted.
 
 from __future__ import annotations
 
+import copy
+import json
 from array import array
 from functools import lru_cache
 from struct import Struct
+from typing import Any
 
 from shmllm.errors import ProtocolMismatchError
+from shmllm.params.ranges import MOST_EXTRA_CHARACTERS
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
 from shmllm.params.thinking import ThinkingBudget
 from shmllm.wire.sections import Parts, Sections, column
 
-# number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes
-ADD_HEADER = Struct("<qiIIII")
+# number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes, bytes of
+# extra arguments
+ADD_HEADER = Struct("<qiIIIII")
 # seed, temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
 # count), thinking budget, stop ids, biases, allowed ids, bad words, ids of bad words, scored ids,
@@ -49,6 +54,7 @@ def encode_add(request: EngineCoreRequest) -> Parts:
     params = request.params
     assert isinstance(params, SamplingParams)
     salt, grammar = request.cache_salt.encode(), request.grammar.encode()
+    extra = request.extra_args.encode()
     bias = params.logit_bias or {}
     allowed = params.allowed_token_ids or ()
     bad_words = request.bad_words
@@ -75,8 +81,9 @@ def encode_add(request: EngineCoreRequest) -> Parts:
         len(request.prompt_token_ids),
         len(salt),
         len(grammar),
+        len(extra),
     )
-    return (header, fixed, sections, column("i", request.prompt_token_ids), salt, grammar)
+    return (header, fixed, sections, column("i", request.prompt_token_ids), salt, grammar, extra)
 
 
 def _encode_params(
@@ -127,8 +134,8 @@ def _encode_params(
 
 
 def decode_add(record: memoryview) -> EngineCoreRequest:
-    number, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes = ADD_HEADER.unpack_from(
-        record
+    number, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes, extra_bytes = (
+        ADD_HEADER.unpack_from(record)
     )
     sections = Sections(record, ADD_HEADER.size)
     run = sections.take_bytes(params_bytes)
@@ -137,8 +144,29 @@ def decode_add(record: memoryview) -> EngineCoreRequest:
     prompt = array("i", sections.take_bytes(4 * num_tokens))
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""
+    extra = sections.text(extra_bytes) if extra_bytes else ""
     sections.end()
-    return EngineCoreRequest(number, prompt, params, salt, priority, bad_words, grammar, thinking)
+    if extra:
+        params = copy.copy(params)  # requests without extra arguments share it
+        params.extra_args = decode_extra_args(extra)
+    return EngineCoreRequest(
+        number, prompt, params, salt, priority, bad_words, grammar, thinking, extra
+    )
+
+
+def decode_extra_args(text: str) -> dict[str, Any]:
+    """Decode the extra arguments of a request.
+
+    Raises:
+        ProtocolMismatchError: they are too long, or no JSON object.
+    """
+    try:
+        arguments = json.loads(text) if len(text) <= MOST_EXTRA_CHARACTERS else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ProtocolMismatchError("the extra arguments of ADD are too long or no JSON object")
+    return arguments
 
 
 @lru_cache(maxsize=64)

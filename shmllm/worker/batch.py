@@ -10,8 +10,8 @@ host stores the tokens when they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -71,10 +71,12 @@ class SamplerOutput:
         token_ids: (N,) int64, one for each sampled row.
         logprobs: the log-probabilities of the rows that ask for them, in their order; None if no
             row asks.
+        failures: by index among the N, why a request cannot go on.
     """
 
     token_ids: LongArray
     logprobs: TokenLogprobs | None
+    failures: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,11 @@ from shmllm.core.constraint import Constraint
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.models.model import Model
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
+from shmllm.worker.load_processors import ProcessorClasses
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.pooler import Pooler
@@ -59,12 +62,14 @@ class LoadedRunner(ABC):
         memory: the memory that can be given back while the engine sleeps.
         masks: the token masks of constrained requests.
         pooler: computes the vectors of pooling requests.
+        processors: the custom logits processors; None if there are none.
     """
 
     info: EngineInfo
     kv_groups: tuple[KVGroup, ...]
     overlaps: bool
     memory: MemoryOwners
+    processors: CustomProcessors | None = None
 
     def __init__(
         self, config: EngineConfig, loaded: LoadedModel, embeds_scale: float = 1.0
@@ -82,6 +87,14 @@ class LoadedRunner(ABC):
         """Start a step, behind the steps that were submitted before."""
 
     @abstractmethod
+    def use_processors(self, classes: ProcessorClasses) -> None:
+        """Make custom logits processors of these classes, and call them in each step that samples.
+
+        Raises:
+            EngineStartError: a constructor raised.
+        """
+
+    @abstractmethod
     def observe(self, observe: Observe | None) -> None:
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
@@ -94,6 +107,11 @@ class LoadedRunner(ABC):
     def reload_weights(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""
         return self._loaded.reload(directory)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError if a custom logits processor refuses the parameters."""
+        if self.processors is not None:
+            self.processors.check(params)
 
     def check_embeds(self, embeds: torch.Tensor, length: int) -> torch.Tensor:
         """Convert a prompt's embeddings to the model's dtype.

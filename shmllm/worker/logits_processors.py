@@ -8,7 +8,7 @@ together by flat indices; no array of the vocabulary's size exists per row.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -214,7 +214,10 @@ def needs_logits_processors(params: SamplingParams, request: NewRequest) -> bool
 
 
 def apply_logits_processors(
-    logits: torch.Tensor, states: list[tuple[int, LogitsState]], token_ids: list[IntArray]
+    logits: torch.Tensor,
+    states: list[tuple[int, LogitsState]],
+    token_ids: list[IntArray],
+    apply_custom: Callable[[torch.Tensor], None] | None = None,
 ) -> None:
     """Apply the logits processors to some rows of logits.
 
@@ -222,6 +225,7 @@ def apply_logits_processors(
         logits: (N, V) float32, contiguous; changed in place.
         states: (row of `logits`, state) pairs.
         token_ids: for each of `states`, the request's prompt and output so far.
+        apply_custom: changes the logits by custom processors, between biases and penalties.
     """
     flat, size = logits.view(-1), logits.shape[1]
     for index, state in states:
@@ -238,6 +242,8 @@ def apply_logits_processors(
     entries = _flatten([index for index, _ in states], [biased for biased, _ in biases], size)
     if entries.numel():
         flat[entries] += torch.from_numpy(np.concatenate([added for _, added in biases]))
+    if apply_custom is not None:
+        apply_custom(logits)
     for (_, state), ids in zip(states, token_ids, strict=True):
         state.count(ids)
     _penalise(flat, [(index, state) for index, state in states if state.counts is not None], size)

@@ -1,4 +1,4 @@
-"""Chooses the device that an engine runs on, and makes its runner.
+"""Chooses the device that an engine runs on, and makes its runner with what plugins add.
 
 This module imports the runner of the chosen device only: the GPU's runner loads Triton, and the
 CPU's runner loads llvmlite.
@@ -6,11 +6,15 @@ CPU's runner loads llvmlite.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.errors import EngineStartError
+from shmllm.plugins.entry_points import load_general_plugins, search_also
+from shmllm.worker.load_processors import load_processor_classes
 from shmllm.worker.loaded_runner import LoadedRunner
 from shmllm.worker.loading import Progress
 
@@ -18,7 +22,7 @@ from shmllm.worker.loading import Progress
 def make_runner(
     config: EngineConfig, on_load: Progress | None = None, on_capture: Progress | None = None
 ) -> LoadedRunner:
-    """Load the model on the device that `config.device` names.
+    """Load plugins, and the model on the device that `config.device` names.
 
     Args:
         config: the engine's configuration.
@@ -26,8 +30,24 @@ def make_runner(
         on_capture: called with (sizes captured, sizes in all) while CUDA graphs are captured.
 
     Raises:
-        EngineStartError: see `CpuRunner` and `GpuRunner`.
+        EngineStartError: see `CpuRunner` and `GpuRunner`; or a logits processor that an option
+            names cannot be used.
     """
+    search_also(config.plugins.search_path)
+    problems = list(load_general_plugins())
+    classes, unused = load_processor_classes(config.plugins.logits_processors or ())
+    named = replace(config.plugins, logits_processors=tuple(classes))
+    runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
+    if classes:
+        runner.use_processors(classes)
+    warnings = (*runner.info.warnings, *problems, *unused)
+    runner.info = replace(runner.info, logits_processors=tuple(classes), warnings=warnings)
+    return runner
+
+
+def _make_runner(
+    config: EngineConfig, on_load: Progress | None, on_capture: Progress | None
+) -> LoadedRunner:
     gpu, warning = choose_device(config.device)
     if gpu is not None:
         from shmllm.worker.gpu.device import CudaDevice

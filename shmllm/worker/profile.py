@@ -57,6 +57,9 @@ class ProfiledRunner:
     def compile_grammar(self, text: str) -> Any:
         return self.runner.compile_grammar(text)
 
+    def check_params(self, params: Any) -> None:
+        self.runner.check_params(params)
+
     def check_embeds(self, embeds: Any, length: int) -> Any:
         return self.runner.check_embeds(embeds, length)
 

@@ -282,6 +282,9 @@ class FakeRunner:
     def observe(self, observe: object) -> None:
         """It has no kernels that could be looked at."""
 
+    def check_params(self, params: SamplingParams) -> None:
+        """There are no custom logits processors."""
+
     def compile_grammar(self, text: str) -> CompiledGrammar:
         return self.grammars.setdefault(text, Future())
 

@@ -27,6 +27,7 @@ from shmllm.worker.cpu.make_program import check_model, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.cpu.sampler import CpuSampler
+from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory import CacheShape
@@ -155,6 +156,11 @@ class CpuRunner(LoadedRunner):
             return [NOT_DETERMINISTIC]
         return []
 
+    def use_processors(self, classes: ProcessorClasses) -> None:
+        device = torch.device("cpu")
+        made = make_processors(classes, self.info, device, self._batch.token_ids)
+        self.processors = self._sampler.processors = made
+
     def observe(self, observe: Observe | None) -> None:
         self._program.observe = observe
 
@@ -170,6 +176,8 @@ class CpuRunner(LoadedRunner):
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
         self._batch.update(plan)
+        if self.processors is not None:
+            self.processors.update(plan)
         inputs = self._batch.inputs(plan)
         program_inputs = self._program.inputs
         program_inputs.fill(inputs)
@@ -189,7 +197,14 @@ class CpuRunner(LoadedRunner):
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         ids = sampled.token_ids.tolist()
-        return StepResult(ids, sampled.logprobs, prompt_logprobs, vectors, computing_ns)
+        return StepResult(
+            ids,
+            sampled.logprobs,
+            prompt_logprobs,
+            vectors,
+            computing_ns,
+            failures=sampled.failures,
+        )
 
     def _score_prompt(
         self, hidden: torch.Tensor, inputs: StepInputs, scores: PromptScores

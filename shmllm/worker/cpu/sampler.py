@@ -1,8 +1,9 @@
 """Samples the next token of each row from its logits, on a CPU.
 
 The order is: the mask of a grammar; the logits processors, which are allowed ids, bad words and
-min_tokens, biases, and penalties; then, for rows that are not greedy, temperature, min_p, top_k,
-top_p and the draw. The draw is the Gumbel-max trick: it adds noise to every logit and takes the
+min_tokens, biases, custom processors, and penalties; then, for rows that are not greedy,
+temperature, min_p, those custom processors that leave the largest logit the largest, top_k, top_p
+and the draw. The draw is the Gumbel-max trick: it adds noise to every logit and takes the
 largest sum. The noise is a hash, so that a request's tokens do not depend on the other requests,
 and rounding differences of a logit change the draw only where the two largest sums are equally
 close.
@@ -21,6 +22,7 @@ from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import Alternatives, InputBatch, SamplerOutput
 from shmllm.worker.cpu.filters import keep_top_k_top_p
 from shmllm.worker.cpu.noise import gumbel_noise, gumbel_noise_at
+from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
 from shmllm.worker.logits_processors import apply_logits_processors
 from shmllm.worker.scoring import score_tokens
 
@@ -37,10 +39,14 @@ class CpuSampler:
     Args:
         batch: the batch, with each row's sampling parameters.
         mode: whether reported log-probabilities are raw or processed, and normalised or logits.
+
+    Attributes:
+        processors: the custom logits processors; None if there are none.
     """
 
     def __init__(self, batch: InputBatch, mode: LogprobsMode = "raw_logprobs") -> None:
         self._batch = batch
+        self.processors: CustomProcessors | None = None
         self._reports_raw = mode.startswith("raw")
         self._normalises = mode.endswith("logprobs")
 
@@ -65,23 +71,32 @@ class CpuSampler:
             for index, row in enumerate(rows.tolist() if self._batch.logits_states else ())
             if (state := self._batch.logits_states.get(row)) is not None
         ]
+        custom = None
+        if self.processors is not None:
+            custom = self.processors.begin(rows, positions)
         reported = logits
-        if scored and self._reports_raw and (mask is not None or states):
+        if scored and self._reports_raw and (mask is not None or states or custom):
             reported = logits.clone()
         if mask is not None:
             mask(logits)
-        if states:
+        if custom:
+            custom.start()
+        if states or custom:
             ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in states]
-            apply_logits_processors(logits, states, ids)
+            apply_logits_processors(logits, states, ids, custom.apply if custom else None)
         # numpy's argmax takes a tenth of the time of torch's.
         tokens: LongArray = logits.numpy().argmax(axis=1)
         drawn = np.flatnonzero(self._batch.temperature[rows])
         if drawn.size:
-            processed = self._process(logits[torch.from_numpy(drawn)], rows[drawn])
+            processed = self._process(logits[torch.from_numpy(drawn)], rows[drawn], drawn, custom)
             tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn])
             if scored and not self._reports_raw:
                 logits[torch.from_numpy(drawn)] = processed
-        return SamplerOutput(tokens, self._score(reported, tokens, scored) if scored else None)
+        return SamplerOutput(
+            tokens,
+            self._score(reported, tokens, scored) if scored else None,
+            custom.failures if custom else {},
+        )
 
     def _rows_to_score(self, rows: LongArray) -> list[tuple[int, Alternatives]]:
         """Return (index, alternatives) of the rows that ask for log-probabilities."""
@@ -99,8 +114,14 @@ class CpuSampler:
             logits, token_ids = logits[indices], token_ids[indices]
         return score_tokens(logits, token_ids, [asked for _, asked in scored], self._normalises)
 
-    def _process(self, logits: torch.Tensor, rows: LongArray) -> torch.Tensor:
-        """Apply temperature, min_p, top_k and top_p; overwrites `logits`."""
+    def _process(
+        self,
+        logits: torch.Tensor,
+        rows: LongArray,
+        samples: LongArray,
+        custom: ProcessorStep | None,
+    ) -> torch.Tensor:
+        """Apply temperature, min_p, custom processors, top_k and top_p; overwrites `logits`."""
         batch = self._batch
         logits /= torch.from_numpy(batch.temperature[rows])[:, None]
         min_p, top_k, top_p = batch.min_p[rows], batch.top_k[rows], batch.top_p[rows]
@@ -109,6 +130,8 @@ class CpuSampler:
             floor = best + torch.from_numpy(np.log(np.maximum(min_p, 1e-38)))[:, None]
             bounded = torch.from_numpy(min_p > 0)[:, None]
             logits.masked_fill_((logits < floor) & bounded, -torch.inf)
+        if custom:
+            custom.apply_to_draws(logits, samples)
         cut = np.flatnonzero((top_k > 0) | (top_p < 1))
         if cut.size:
             chosen = torch.from_numpy(cut)

@@ -27,6 +27,7 @@ from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.gpu.transfers import PendingArrays
+from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory_owners import MemoryOwners
@@ -117,6 +118,7 @@ class GpuStep:
             sampled = self._sampled.result()
             self._runner.batch.fill(self._expected, sampled.token_ids)
             result.token_ids, result.logprobs = sampled.token_ids.tolist(), sampled.logprobs
+            result.failures = sampled.failures
         return result
 
     def _pool(self) -> list[bytes]:
@@ -220,6 +222,10 @@ class GpuRunner(LoadedRunner):
             graphs=f"{self._dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
             warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
         )
+
+    def use_processors(self, classes: ProcessorClasses) -> None:
+        made = make_processors(classes, self.info, self.device.torch_device, self.batch.token_ids)
+        self.processors = self.sampler.processors = made
 
     def observe(self, observe: Observe | None) -> None:
         """Do nothing: torch's profiler records a GPU's kernels by itself."""

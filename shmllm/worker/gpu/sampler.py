@@ -8,6 +8,7 @@ time does not depend on their number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from shmllm.config.engine import LogprobsMode
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, SamplerOutput, StepInputs
+from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
+from shmllm.worker.gpu.custom_logits import ChangedLogits
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.logits_processors import (
     Biases,
@@ -54,15 +57,18 @@ class SampledRows(Protocol):
 class PendingSamplerOutput:
     """The sampled tokens of a step, which the device copies to the host."""
 
-    def __init__(self, pending: PendingArrays, scored: ScoredRows | None) -> None:
+    def __init__(
+        self, pending: PendingArrays, scored: ScoredRows | None, failures: Mapping[int, str]
+    ) -> None:
         self._pending = pending
         self._scored = scored
+        self._failures = failures
 
     def result(self) -> SamplerOutput:
         """Wait for the copy. May be called once."""
         tokens, *scores = self._pending.arrays()
         logprobs = None if self._scored is None else unpack(self._scored, *scores)
-        return SamplerOutput(tokens, logprobs)
+        return SamplerOutput(tokens, logprobs, self._failures)
 
 
 class GpuSampler:
@@ -79,6 +85,7 @@ class GpuSampler:
         last_tokens: (num_rows,) int64 on the device, the token sampled last for each row.
         transfers: copies small arrays to the device and back.
         scorer: computes log-probabilities.
+        processors: the custom logits processors; None if there are none.
     """
 
     def __init__(
@@ -106,6 +113,8 @@ class GpuSampler:
         self._biases = LogitBiases(batch, self.transfers)
         self.scorer = Scorer(self._scratch, self.transfers, mode.endswith("logprobs"))
         self._scored: ScoredRows | None = None
+        self.processors: CustomProcessors | None = None
+        self._custom: ProcessorStep | None = None
 
     def warm_up(self, logits: Tensor) -> None:
         """Launch every kernel once before there are requests, since Triton compiles a kernel at
@@ -145,6 +154,8 @@ class GpuSampler:
 
     def update(self, plan: StepPlan) -> None:
         """Copy the sampling state of a step's new requests to the device."""
+        if self.processors is not None:
+            self.processors.update(plan)
         if not plan.new_requests:
             return
         rows = np.array([request.row for request in plan.new_requests], np.int64)
@@ -162,8 +173,12 @@ class GpuSampler:
 
     def needs_tokens(self, plan: StepPlan) -> bool:
         """Return whether the host needs the tokens of the step before, in the batch and in the
-        constraints, to sample this plan. Called after `update`."""
-        return bool(plan.constraints) or any(
+        constraints, to sample this plan. Called after `update`, once for each plan that samples."""
+        if self.processors is not None:
+            rows, ends = np.array(plan.rows, np.int64), np.array(plan.starts, np.int64)
+            ends += np.array(plan.counts, np.int64)
+            self._custom = self.processors.begin(rows[plan.samples], ends[plan.samples])
+        return bool(plan.constraints or self._custom) or any(
             state.needs_output
             for index in (plan.samples if self._batch.logits_states else ())
             if (state := self._batch.logits_states.get(plan.rows[index])) is not None
@@ -198,27 +213,37 @@ class GpuSampler:
         keeps_processed = scored_indices.size > 0 and not self._reports_raw
         biased = np.flatnonzero(features & BIASED)
         biases = self._biases.for_step(inputs, biased, plan.is_repeat) if biased.size else None
+        token_masks = self._token_masks.for_step(rows, device_rows, masks) if is_masked else None
+        values = logits if biases is None else self._biased(logits, biases)
+        columns = self._sampling_metadata.sampling
+        custom, self._custom = self._custom, None
+        if custom is not None:
+            changed = ChangedLogits(self._scratch.processed_logits[:num_rows])
+            table = None if counts is None else counts.table
+            columns = changed.apply(custom, values, token_masks, device_rows, table, columns)
+            values, token_masks = changed.logits, None
         sample(
             tokens,
-            logits if biases is None else self._biased(logits, biases),
+            values,
             device_rows,
             device_inputs.sample_positions[:num_rows],
-            self._sampling_metadata.sampling,
+            columns,
             self._scratch,
             None if counts is None else counts.table,
-            self._token_masks.for_step(rows, device_rows, masks) if is_masked else None,
+            token_masks,
             keeps_processed,
             None if searches == NO_FILTERS else searches,
             self.last_tokens,
         )
         if counts is not None:
             counts.count(device_rows, tokens)
+        failures = {} if custom is None else custom.failures
         if not scored_indices.size:
-            return PendingSamplerOutput(self.transfers.fetch(tokens), None)
+            return PendingSamplerOutput(self.transfers.fetch(tokens), None, failures)
         scored = self._select_scored(rows, scored_indices, plan.is_repeat)
         reported = self._scratch.processed_logits[:num_rows] if keeps_processed else logits
         scores = self.scorer.score(reported, tokens, scored)
-        return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored)
+        return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored, failures)
 
     def _select_scored(self, rows: LongArray, indices: LongArray, is_repeat: bool) -> ScoredRows:
         if not is_repeat or self._scored is None:

@@ -60,6 +60,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "allow_callables": (["--allow-callables"], True),
     "max_logprobs": (["--max-logprobs", "50"], 50),
     "logprobs_mode": (["--logprobs-mode", "raw_logits"], "raw_logits"),
+    "logits_processors": (["--logits-processors", "a.b:C,d:E"], ("a.b:C", "d:E")),
     "enforce_eager": (["--enforce-eager"], True),
     "model": (["--model", "tiny"], "tiny"),
 }

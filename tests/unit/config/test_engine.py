@@ -11,6 +11,7 @@ from support.fakes import info
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.info import EngineInfo
+from shmllm.config.plugins import PluginConfig
 from shmllm.errors import EngineStartError
 
 
@@ -91,6 +92,7 @@ FULL = EngineConfig(
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
+    plugins=PluginConfig(("größe:Own",), ("/größe",)),
     num_threads=2,
     device="cuda:1",
 )
@@ -104,7 +106,7 @@ def test_a_configuration_can_be_sent_as_json(config):
 def test_every_field_of_the_full_configuration_differs_from_its_default():
     default = dataclasses.asdict(EngineConfig(LoadConfig("m")))
     full = dataclasses.asdict(FULL)
-    for part in ("load", "cache", "scheduler", "graphs"):
+    for part in ("load", "cache", "scheduler", "graphs", "plugins"):
         assert not [name for name in full[part] if full[part][name] == default[part][name]]
 
 
@@ -136,7 +138,15 @@ def test_a_configuration_cannot_be_changed():
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"eos_token_ids": (1, 2), "warnings": ("short of memory", "é"), "device": "NVIDIA H200"}],
+    [
+        {},
+        {
+            "eos_token_ids": (1, 2),
+            "logits_processors": ("a:B",),
+            "warnings": ("short of memory", "é"),
+            "device": "NVIDIA H200",
+        },
+    ],
 )
 def test_engine_info_can_be_sent_as_json(changes):
     sent = info(**changes)

@@ -1,0 +1,48 @@
+"""The options for plugins: what an engine imports besides its own code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shmllm.config.options import Section, option
+from shmllm.errors import EngineStartError
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """The kind of the option `logits_processors`: names of classes, as a list or as text with
+    commas, or None."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, list | tuple):
+            raise EngineStartError(f"{name} must be a list of 'module:Class', got {value!r}")
+        for each in names:
+            if not isinstance(each, str) or each.count(":") != 1 or not all(each.split(":")):
+                raise EngineStartError(f"{name} must be a list of 'module:Class', got {each!r}")
+        return tuple(each.strip() for each in names)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginConfig(Section):
+    """The plugins of an engine.
+
+    Attributes:
+        search_path: the directories that the engine imports from, behind its own.
+    """
+
+    logits_processors: tuple[str, ...] | None = option(
+        None,
+        "Classes of logits processors, as 'module:Class'; `LLM` takes the classes, too. Those of "
+        "installed plugins come first.",
+        ClassNames(),
+        default_text="those of plugins",
+    )
+    search_path: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        object.__setattr__(self, "search_path", tuple(self.search_path))  # JSON has lists
