@@ -18,6 +18,7 @@ import torch
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
 from support.model_helpers import reference_model, save
+from support.processors import BatchCount, FavourOne, FlattenDraws
 from support.variants import slow
 
 from shmllm.config.engine import (
@@ -334,6 +335,43 @@ class EngineConformance:
             assert found[0].tolist() == found[1].tolist()
         found = [np.concatenate([p.logprobs for p in part]) for part in (mine, theirs)]
         assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+    def test_custom_processors_work_as_on_a_cpu(self, model: Any, gpu_device: Device) -> None:
+        """Each is the only one or beside others, with penalties and masks; one request fails, and
+        two are as they are without processors. A sharpened draw is the most likely token."""
+        _, directory = model
+        processors = {each.__name__: each for each in (FavourOne, BatchCount, FlattenDraws)}
+        config = make_config(directory, num_seqs=8, budget=16)
+        engines = [Engine(config, device) for device in (gpu_device, None, gpu_device)]
+        for engine in engines[:2]:
+            engine.runner.use_processors(processors)
+        for engine in engines:
+            engine.add(0, PROMPTS[0], logprobs=3)
+            engine.add(1, PROMPTS[1], temperature=0.8, seed=4)
+            engine.add(2, PROMPTS[2], extra_args={"count": 20}, max_tokens=6)
+            favoured = {"one": 7, "bias": 500.0}
+            penalty, bias = {"repetition_penalty": 2.0}, {"logit_bias": {8: 300.0}}
+            engine.add(3, PROMPTS[0][:5], extra_args=favoured, **penalty, **bias)
+            allowed = {"allowed_token_ids": [3, 8, 50], "logprobs": 2}
+            engine.add(4, PROMPTS[0][:7], extra_args={"one": 50, "bias": 400.0}, **allowed)
+            drawn = {"temperature": 1.5, "top_k": 9, "presence_penalty": 0.5, "seed": 1}
+            engine.add(5, PROMPTS[0][:4], extra_args={"factor": 1e6}, **drawn)
+        for engine in engines[:2]:
+            engine.add(6, PROMPTS[1], extra_args={"one": 200, "bias": 1.0})
+        for engine in engines:
+            engine.run()
+        ours, other, plain = engines
+        (failure,) = ours.core.take_failures()
+        assert failure.number == 6
+        assert failure.message.startswith("the logits processor FavourOne failed: IndexError")
+        assert [each.number for each in other.core.take_failures()] == [6]
+        assert ours.tokens[2] == [20, 21, 22, 23, 24, 25]
+        for number in (0, 2, 3, 4, 5):
+            assert ours.tokens[number] == other.tokens[number], number
+        for number in (0, 1):
+            assert ours.tokens[number] == plain.tokens[number]
+        assert ours.logprobs[0] == plain.logprobs[0]
+        assert ours.tokens[5] != plain.tokens[5]
 
     @pytest.mark.slow
     def test_the_cache_gets_what_the_largest_step_leaves(

@@ -39,6 +39,7 @@ class StepResources:
         inputs: the inputs of a step.
         buffers: the activations and logits of a step.
         max_logprobs: the largest number of alternatives that a request may ask for; -1: no limit.
+        has_processors: whether there are custom logits processors.
     """
 
     loaded: LoadedModel
@@ -49,6 +50,7 @@ class StepResources:
     inputs: GpuInputs
     buffers: GpuBuffers
     max_logprobs: int
+    has_processors: bool = False
 
     @classmethod
     def allocate(cls, config: EngineConfig, loaded: LoadedModel, device: Device) -> StepResources:
@@ -74,6 +76,7 @@ class StepResources:
             GpuInputs(tokens, rows, max_blocks, num_groups, sampler.last_tokens, device),
             GpuBuffers(model, loaded.dtype, tokens, rows, device, config.load.deterministic),
             config.logprobs.max_logprobs,
+            bool(config.plugins.logits_processors),
         )
 
     def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> Program:
@@ -114,4 +117,6 @@ class StepResources:
         of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
         scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
         del of_prompt
+        if self.has_processors:  # the logits of their batch, what they return, and a copy of it
+            torch.empty((3, *logits.shape), dtype=torch.float32, device=logits.device)
         hidden.float()  # of pooling requests

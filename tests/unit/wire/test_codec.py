@@ -595,3 +595,22 @@ def test_a_slot_reference_to_a_slot_reference_is_refused():
 def test_a_slot_reference_of_another_length_is_refused(length):
     with pytest.raises(ProtocolMismatchError, match="16 bytes"):
         codec.decode_in_slot(memoryview(bytes(length)))
+
+
+def test_extra_arguments_are_those_of_one_request_only():
+    shared = SamplingParams(temperature=0)
+    with_arguments = EngineCoreRequest(1, [2], shared, extra_args='{"a": [1, null, "é"]}')
+    first = add.decode_add(memoryview(b"".join(add.encode_add(with_arguments))))
+    assert first.params.extra_args == {"a": [1, None, "é"]}
+    second = add.decode_add(memoryview(b"".join(add.encode_add(EngineCoreRequest(2, [2], shared)))))
+    assert second.params.extra_args is None
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "{", "[" * 60_000, '{"a": "' + "x" * 2**16 + '"}'], ids=lambda text: text[:8]
+)
+def test_extra_arguments_that_are_no_small_object_are_refused(text):
+    request = EngineCoreRequest(1, [2], SamplingParams(temperature=0), extra_args=text)
+    record = memoryview(b"".join(add.encode_add(request)))
+    with pytest.raises(ProtocolMismatchError, match="extra arguments of ADD"):
+        add.decode_add(record)
