@@ -100,11 +100,19 @@ class CustomProcessors:
         Returns:
             What changes the step's logits, after its `start`; None if nothing does.
         """
+        if not self.batch.may_change and not self._any_active():
+            return None
         update = self.batch.change(rows, positions, self.token_ids)
         step = ProcessorStep(self, rows, positions, update)
         if update is not None:
             step.tell_adapters(update)
-        return step if step.failures or self._change(self.batch.indices(rows)) else None
+        is_used = self._any_active() and self._change(self.batch.indices(rows))
+        return step if step.failures or is_used else None
+
+    def _any_active(self) -> bool:
+        """Whether a processor may change the logits of any request."""
+        functions = [each.functions for each in self.all]
+        return any(own is None or own for own in functions)
 
     def _change(self, indices: LongArray) -> bool:
         known = {index for index in indices.tolist() if index != NOT_IN_BATCH}

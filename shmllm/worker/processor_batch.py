@@ -87,9 +87,10 @@ class ProcessorBatch:
         of = self._index_of
         return np.array([of.get(row, NOT_IN_BATCH) for row in rows.tolist()], np.int64)
 
-    def waits(self, rows: LongArray) -> bool:
-        """Whether requests of these rows will enter."""
-        return bool(self._waiting) and not self._waiting.keys().isdisjoint(rows.tolist())
+    @property
+    def may_change(self) -> bool:
+        """Whether requests have left or wait to enter."""
+        return bool(self._waiting or self._gaps)
 
     def change(
         self, rows: LongArray, positions: LongArray, token_ids: IntArray
