@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from shmllm.params import (
         BeamSearchParams,
+        LoRARequest,
         PoolerConfig,
         PoolingParams,
         RepetitionDetectionParams,
@@ -88,6 +89,7 @@ __all__ = [
     "EngineStartError",
     "IpcError",
     "IpcTimeoutError",
+    "LoRARequest",
     "Logprob",
     "MessageTooLargeError",
     "NoSpaceError",

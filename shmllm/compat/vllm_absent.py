@@ -18,10 +18,6 @@ class _Absent:
         _refuse(type(self).__name__)
 
 
-class LoRARequest(_Absent):
-    """Not supported: shmllm has no LoRA adapters."""
-
-
 class ClassificationOutput(_Absent):
     """Not supported: shmllm has no classifiers."""
 

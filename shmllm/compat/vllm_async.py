@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Self
 
 import shmllm.frontend.async_llm
-from shmllm.compat.vllm_names import known, usable_priority, without_nones
+from shmllm.compat.vllm_names import known, of_vectors, usable_priority, without_nones
 from shmllm.compat.vllm_options import translate
 from shmllm.errors import RequestError
 from shmllm.frontend.async_requests import AsyncRequests
@@ -128,7 +128,7 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         lora_request: Any = None,
         **options: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        given = _of_one_engine({"lora_request": lora_request, **options})
+        given = of_vectors(_of_one_engine({"lora_request": lora_request, **options}))
         return super().encode(without_nones(prompt), pooling_params, request_id, **given)
 
     async def add_request(

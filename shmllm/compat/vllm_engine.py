@@ -13,7 +13,7 @@ from typing import Any, Self
 from shmllm.compat.vllm_names import LLM, known, usable_priority
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S
-from shmllm.frontend.input_processor import as_list, set_priorities
+from shmllm.frontend.input_processor import as_list, set_adapters, set_priorities
 from shmllm.frontend.output_processor import next_outputs
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
@@ -61,11 +61,12 @@ class LLMEngine:
             raise RequestError(f"request_id must be a str, got {type(request_id).__name__}")
         if request_id in self._states:
             raise RequestError(f"request_id {request_id!r} is in use")
-        known({"lora_request": lora_request, **options})
+        known(options)
         front_end = self.llm.front_end
         given = as_list(self.llm.prepare_prompts(prompt, tokenization_kwargs))
         prepared = front_end.prepare(given, params, [f"request {request_id!r}"])
         priority = usable_priority(priority, self.llm.facts)
+        set_adapters(prepared, lora_request, self.llm.facts)
         request = set_priorities(prepared, priority, self.llm.facts)[0]
         streaming = params.output_kind is not RequestOutputKind.FINAL_ONLY
         self._states[request_id] = front_end.dispatcher.submit(

@@ -23,7 +23,6 @@ def _at(home: str, names: str) -> dict[str, str]:
 UNUSABLE = {
     "ClassificationOutput": "LLM.embed; there are no classifiers",
     "ClassificationRequestOutput": "LLM.embed; there are no classifiers",
-    "LoRARequest": "merge the adapter into the model's weights",
     "get_ip": "shmllm opens no ports",
     "trainer_init": "LLM.update_weights takes the tensors themselves",
     "packed_nccl_broadcast_producer": "LLM.update_weights takes the tensors themselves",
@@ -47,7 +46,7 @@ HOMES = {
     **_at("shmllm", f"SamplingParams RequestOutputKind StructuredOutputsParams {_OUTPUTS}"),
     **_at("shmllm.outputs.flat_logprobs", "FlatLogprobs"),
     **_at("shmllm", "PoolingParams PoolerConfig TextPrompt TokensPrompt EmbedsPrompt Logprob"),
-    **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams"),
+    **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams LoRARequest"),
     "PromptType": "shmllm.frontend.input_processor:Prompt",
     "VLLMClientError": "shmllm:RequestError",
     "VLLMValidationError": "shmllm:RequestError",

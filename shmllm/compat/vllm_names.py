@@ -84,7 +84,9 @@ class LLM(shmllm.frontend.llm.LLM):
         **options: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         prepared = self.prepare_prompts(prompts, tokenization_kwargs, min_room=0)
-        return super().encode(prepared, pooling_params, use_tqdm=bool(use_tqdm), **known(options))
+        return super().encode(
+            prepared, pooling_params, use_tqdm=bool(use_tqdm), **of_vectors(options)
+        )
 
     def embed(
         self,
@@ -95,7 +97,7 @@ class LLM(shmllm.frontend.llm.LLM):
         **options: Any,
     ) -> list[EmbeddingRequestOutput]:
         prepared = self.prepare_prompts(prompts, tokenization_kwargs, min_room=0)
-        return super().embed(prepared, use_tqdm=bool(use_tqdm), **known(options))
+        return super().embed(prepared, use_tqdm=bool(use_tqdm), **of_vectors(options))
 
     def _translate_call(
         self, prompts: Any, tokenization_kwargs: Any = None, priority: Any = None, **options: Any
@@ -113,17 +115,22 @@ class LLM(shmllm.frontend.llm.LLM):
 
 
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have an effect: without those that are None or have a neutral value.
-
-    Raises:
-        RequestError: a `lora_request` is given.
-    """
-    refuse_lora(options.get("lora_request") or None)
+    """The options that have an effect: without those that are None or have a neutral value."""
     return {
         name: value
         for name, value in options.items()
         if value is not None and value != _NEUTRAL.get(name)
     }
+
+
+def of_vectors(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call that computes vectors, as `known` returns them.
+
+    Raises:
+        RequestError: a `lora_request` is given.
+    """
+    refuse_lora(options.get("lora_request") or None)
+    return known(options)
 
 
 def usable_priority(priority: Any, facts: Any) -> Any:

@@ -36,6 +36,7 @@ class EngineInfo:
         device_uuid: the UUID of the GPU; empty on a CPU.
         graphs: the captured CUDA graphs in words; empty if there are none.
         logits_processors: the names of the classes of custom logits processors.
+        max_loras: the largest number of adapters in a step; 0: the engine has no adapters.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -72,6 +73,7 @@ class EngineInfo:
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.0
     logits_processors: tuple[str, ...] = ()
+    max_loras: int = 0
     warnings: tuple[str, ...] = ()
 
     @property

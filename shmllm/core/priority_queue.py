@@ -1,7 +1,8 @@
 """The queue of waiting requests under the policy "priority".
 
 The request with the lowest priority value is served first; of equal values, the one that arrived
-first. Front ends and preemptions make no difference.
+first. Front ends and preemptions make no difference. Requests whose adapter has no room are passed
+over, by any number of others: their priority says whether that may last.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class PriorityQueue:
     """
 
     def __init__(self) -> None:
-        # One heap for each front end, so that `next` can skip a paused front end as a whole.
-        self._by_client: dict[int, list[Entry]] = {}
+        # One heap for each front end and adapter, so that `next` can skip them as a whole.
+        self._heaps: dict[tuple[int, int], list[Entry]] = {}
         # The arrivals of requests that were removed, but whose entries are still in a heap.
         self._removed: set[int] = set()
         self._held: set[Request] = set()
@@ -40,7 +41,7 @@ class PriorityQueue:
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._held
-        entries = [entry for heap in self._by_client.values() for entry in heap]
+        entries = [entry for heap in self._heaps.values() for entry in heap]
         yield from (entry[2] for entry in sorted(entries) if entry[1] not in self._removed)
 
     def add(self, request: Request) -> None:
@@ -48,7 +49,7 @@ class PriorityQueue:
         if request.arrival in self._removed:  # its old entry is still in the heap
             self._removed.remove(request.arrival)
             return
-        heap = self._by_client.setdefault(request.client, [])
+        heap = self._heaps.setdefault((request.client, request.lora_id), [])
         heapq.heappush(heap, (*sort_key(request), request))
 
     def hold(self, request: Request) -> None:
@@ -64,16 +65,21 @@ class PriorityQueue:
         """Queue a preempted request, at the place that it had before."""
         self.add(request)
 
-    def next(self, excluded: Container[int] = ()) -> Request | None:
+    def next(
+        self, excluded: Container[int] = (), adapters: Container[int] | None = None
+    ) -> Request | None:
         """The request to admit next; None if no request may be admitted.
 
         Args:
             excluded: more front ends whose requests must not be admitted now.
+            adapters: the adapters that have room; None: all have.
         """
         heaps = (
             heap
-            for client, heap in self._by_client.items()
-            if client not in self.paused and client not in excluded
+            for (client, lora_id), heap in self._heaps.items()
+            if client not in self.paused
+            and client not in excluded
+            and (adapters is None or lora_id in adapters)
         )
         best = min((heap[0] for heap in heaps), default=None)
         return None if best is None else best[2]
@@ -89,10 +95,11 @@ class PriorityQueue:
             return
         self._size -= 1
         self._removed.add(request.arrival)
-        heap = self._by_client[request.client]
+        key = request.client, request.lora_id
+        heap = self._heaps[key]
         # A removed entry stays in its heap until it comes to the top, so that the top is always a
         # waiting request.
         while heap and heap[0][1] in self._removed:
             self._removed.discard(heapq.heappop(heap)[1])
         if not heap:
-            del self._by_client[request.client]
+            del self._heaps[key]

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from enum import Enum, auto
 from time import monotonic_ns
+from typing import Any
 
 from shmllm.core.block_table import BlockTable
 from shmllm.core.constraint import Constraint
@@ -61,9 +62,13 @@ class Request:
             admitted; None before that.
         block_tables: its blocks in each group of layers; [] unless it is running.
         num_cached_blocks: how many blocks of each table were added to the prefix cache.
+        lora_id: identifies its adapter; 0: it has none.
+        adapter: the runner's form of its adapter, from its admission on; None: it has none.
     """
 
     __slots__ = (
+        "_own_salt",
+        "adapter",
         "arrival",
         "bad_words",
         "block_hashes",
@@ -73,6 +78,7 @@ class Request:
         "constraint",
         "embeds",
         "end_ids",
+        "lora_id",
         "max_tokens",
         "next_prompt_logprob",
         "num_cached_blocks",
@@ -119,7 +125,9 @@ class Request:
         if params.trace_decode_token_ids is not None:
             self.max_tokens = min(self.max_tokens, len(params.trace_decode_token_ids))
             self.stop_ids = frozenset()
-        self.cache_salt = submitted.cache_salt
+        self.cache_salt = self._own_salt = submitted.cache_salt
+        self.lora_id = 0 if submitted.lora is None else submitted.lora.lora_int_id
+        self.adapter: Any = None
         self.priority = submitted.priority
         self.arrival = 0
         self.bad_words = submitted.bad_words
@@ -137,6 +145,19 @@ class Request:
         self.block_tables: list[BlockTable] = []
         self.block_hashes: list[bytes] = []
         self.num_cached_blocks = 0
+
+    def take_adapter(self, adapter: Any, digest: str) -> None:
+        """Compute with an adapter from the next admission on.
+
+        Args:
+            adapter: the runner's form of it.
+            digest: identifies its contents: blocks that other contents computed are no hits.
+        """
+        self.adapter = adapter
+        salt = f"{self._own_salt}\0lora {digest}"
+        if salt != self.cache_salt:
+            self.cache_salt = salt
+            self.block_hashes.clear()
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,8 @@
 Every running request catches up with its own tokens under one token budget. A decoding request
 needs one token, and a prompt gets a chunk: as many tokens as the budget leaves. Running requests
 come first, in the order in which they were admitted. Waiting requests follow: first come, first
-served within a front end, and round robin between front ends. If no block is free, the scheduler
+served within a front end, and round robin between front ends, but for those whose adapter would be
+one too many in a step. If no block is free, the scheduler
 preempts the request that was admitted last; it gives up its blocks and waits ahead of all others to
 be recomputed. Under the policy "priority" all three orders are that of (priority, arrival), and the
 scheduler preempts the last running request in that order.
@@ -20,8 +21,10 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Container
 from time import monotonic_ns
+from typing import Any
 
 from shmllm.config.engine import SchedulerConfig
+from shmllm.core.adapter_room import AdapterRoom
 from shmllm.core.kv_cache_manager import KVCacheManager, PrefixHit
 from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
@@ -43,14 +46,18 @@ class Scheduler:
     Args:
         config: the number of rows, the token budget and the policy.
         kv_cache: allocates and frees the requests' blocks.
+        max_loras: the largest number of different adapters in a step.
 
     Attributes:
+        adapters: the adapters of the running requests.
         failures: requests that ended with an error; who reports them clears the list.
         observer: the scheduler calls it when a request is queued, admitted, preempted or ended.
         stats: counters.
     """
 
-    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv_cache: KVCacheManager, max_loras: int = 0
+    ) -> None:
         self._budget = config.max_num_batched_tokens
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
         # With more rows than tokens in the budget, the last rows would starve.
@@ -68,6 +75,7 @@ class Scheduler:
         self._steady: SteadyDecode | None = None
         self._num_unchanged_steps = 0
         self._left_rows: list[int] = []
+        self.adapters = AdapterRoom(max_loras)
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
         self.stats = SchedulerStats()
@@ -228,6 +236,15 @@ class Scheduler:
             outputs.add_row(request, FinishReason.STOP, is_first=True)
         return any_finished
 
+    def replace_adapter(self, lora_id: int, adapter: Any) -> None:
+        """Let running requests continue with other contents of their adapter. They keep their keys
+        and values, and register no more blocks."""
+        self._end_steady()
+        for request in self._running:
+            if request.lora_id == lora_id:
+                request.adapter = adapter
+                self._kv_cache.stop_registering(request)
+
     def forget_prefixes(self) -> None:
         """Forget every cached prefix, and register no more blocks of running requests: their
         keys and values were computed with other weights."""
@@ -303,9 +320,13 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         while self._free_rows and plan.num_tokens < self._budget:
-            request = self._waiting.next(self._clients_with_enough_rows())
+            excluded = self._clients_with_enough_rows()
+            request = self._waiting.next(excluded, self.adapters.allowed)
             if request is None:
                 break
+            if request.lora_id and (problem := self.adapters.prepare(request)) is not None:
+                self.fail(request, problem)
+                continue
             hit = self._kv_cache.longest_hit(request)
             num_hit = hit.num_blocks * self._kv_cache.block_size
             most = min(self._longest_chunk, self._budget - plan.num_tokens)
@@ -322,6 +343,7 @@ class Scheduler:
     def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit) -> None:
         self._end_steady()
         request.row = self._free_rows.pop()
+        self.adapters.enter(request)
         self._rows_held[request.client] += 1
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = hit.num_blocks * self._kv_cache.block_size
@@ -383,6 +405,7 @@ class Scheduler:
         self._kv_cache.release(request)
         self._free_rows.append(request.row)
         self._left_rows.append(request.row)
+        self.adapters.leave(request)
         self._rows_held[request.client] -= 1
         if not self._rows_held[request.client]:
             del self._rows_held[request.client]

@@ -15,6 +15,7 @@ from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
 from shmllm.engine.sleep import SleepResult, level_of, parts_of
 from shmllm.errors import RequestError
+from shmllm.params.lora import LoRARequest
 from shmllm.wire.messages import Call, Method, Reply
 
 
@@ -77,6 +78,22 @@ def _get_weight_version(core: EngineCore, client: int, argument: Any) -> int | s
     return core.weights.version
 
 
+def _add_lora(core: EngineCore, client: int, argument: Any) -> bool:
+    return core.adapters.add(LoRARequest(**argument))
+
+
+def _remove_lora(core: EngineCore, client: int, argument: Any) -> bool:
+    return core.adapters.remove(argument)
+
+
+def _list_loras(core: EngineCore, client: int, argument: Any) -> list[int]:
+    return core.adapters.ids
+
+
+def _pin_lora(core: EngineCore, client: int, argument: Any) -> bool:
+    return core.adapters.pin(argument)
+
+
 _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
     Method.PAUSE: _pause,
@@ -91,6 +108,10 @@ _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.GET_WEIGHT_VERSION: _get_weight_version,
     Method.LEND_MEMORY: _lend_memory,
     Method.STAGE_LENT: _stage_lent,
+    Method.ADD_LORA: _add_lora,
+    Method.REMOVE_LORA: _remove_lora,
+    Method.LIST_LORAS: _list_loras,
+    Method.PIN_LORA: _pin_lora,
 }
 
 

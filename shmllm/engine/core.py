@@ -27,6 +27,7 @@ from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
+from shmllm.engine.adapters import Adapters
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
 from shmllm.engine.weight_updates import WeightUpdates
@@ -100,6 +101,7 @@ class EngineCore:
         pauses: the pauses in force.
         sleeper: releases memory and restores it.
         weights: the weight update in progress and the version of the weights in force.
+        adapters: the low-rank adapters.
     """
 
     def __init__(
@@ -115,7 +117,9 @@ class EngineCore:
             groups=runner.kv_groups,
             num_states=self.info.num_states + 1,
         )
-        self.scheduler = Scheduler(config.scheduler, self._kv_cache)
+        max_loras = config.lora.max_loras if config.lora.enable_lora else 0
+        self.scheduler = Scheduler(config.scheduler, self._kv_cache, max_loras)
+        self.adapters = Adapters(config.lora, runner.read_lora, self.scheduler)
         self.pauses = Pauses()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.pauses, runner.memory)
         self._in_flight: tuple[StepPlan, Step] | None = None
@@ -171,12 +175,14 @@ class EngineCore:
 
         Raises:
             EnginePausedError: a pause forbids new requests.
-            RequestError: the embeddings do not suit the model, or a custom logits processor refuses
-                the parameters.
+            RequestError: the embeddings do not suit the model, the adapter cannot be used, or a
+                custom logits processor refuses the parameters.
         """
         refusal = self._refuse(client, request)
         if refusal is not None:
             return refusal
+        if request.lora is not None:
+            self.adapters.expect(request.lora)
         if request.embeds is not None:
             length = len(request.prompt_token_ids)
             request.embeds = self.runner.check_embeds(request.embeds, length)

@@ -54,6 +54,13 @@ class Runner(Protocol):
     def compile_grammar(self, text: str) -> CompiledGrammar:
         """Compile a grammar, at once or on another thread."""
 
+    def read_lora(self, directory: str) -> Any:
+        """Read an adapter into the form that `submit` takes, which has a `digest`.
+
+        Raises:
+            EngineStartError: it cannot be read, or does not suit the model.
+        """
+
     def check_embeds(self, embeds: Any, length: int) -> Any:
         """Convert a prompt's embeddings, which must have `length` tokens, for `submit`.
 

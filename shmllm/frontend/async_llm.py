@@ -18,7 +18,12 @@ from shmllm.frontend import pooling
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, set_priorities
+from shmllm.frontend.input_processor import (
+    PreparedRequest,
+    Prompt,
+    set_adapters,
+    set_priorities,
+)
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
@@ -29,6 +34,7 @@ from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.sleep_report import SleepReport
+from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import SamplingParams
 
@@ -81,6 +87,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt.
 
@@ -101,6 +108,8 @@ class AsyncLLM:
             request_id: an id that is not in use; it is free again when the request has ended.
                 None generates one.
             priority: as for `LLM.generate`.
+            lora_request: an adapter. The engine reads it when the request arrives, unless it knows
+                it; call `add_lora` to read it again (`load_inplace`).
 
         Yields:
             Outputs as they arrive. All tokens that arrived while the consumer was busy are one
@@ -115,11 +124,11 @@ class AsyncLLM:
         if isinstance(prompt, AsyncIterator):
 
             def prepare(chunk: Prompt | PromptChunk, before: list[int]) -> PreparedRequest:
-                one = partial(self._prepare, priority=priority)
+                one = partial(self._prepare, priority=priority, lora=lora_request)
                 return prepare_chunk(chunk, before, sampling_params, one)
 
             return self._requests.run_chunks(prompt, prepare, request_id)
-        whole = partial(self._prepare, prompt, sampling_params, priority)
+        whole = partial(self._prepare, prompt, sampling_params, priority, lora_request)
         return self._requests.run(whole, request_id)
 
     def chat(
@@ -129,6 +138,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        lora_request: LoRARequest | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -140,7 +150,7 @@ class AsyncLLM:
 
         Args:
             messages: one conversation, a list of {"role": ..., "content": ...}.
-            sampling_params, request_id, priority: as for `generate`.
+            sampling_params, request_id, priority, lora_request: as for `generate`.
             add_generation_prompt, continue_final_message, chat_template, tools, tool_choice,
                 chat_template_kwargs: as for `LLM.chat`.
 
@@ -157,7 +167,7 @@ class AsyncLLM:
 
         def prepare() -> PreparedRequest:
             prompt = self._llm.front_end.chat_prompt(messages, **options)
-            return self._prepare(prompt, sampling_params, priority)
+            return self._prepare(prompt, sampling_params, priority, lora_request)
 
         return self._requests.run(prepare, request_id)
 
@@ -276,6 +286,22 @@ class AsyncLLM:
             reset_prefix_cache=reset_prefix_cache,
         )
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See `LLM.add_lora`."""
+        return await self._call(lambda: self._llm.add_lora(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """See `LLM.remove_lora`."""
+        return await self._call(lambda: self._llm.remove_lora(lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """See `LLM.list_loras`."""
+        return await self._call(self._llm.list_loras)
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """See `LLM.pin_lora`."""
+        return await self._call(lambda: self._llm.pin_lora(lora_id))
+
     async def start_weight_update(self) -> None:
         """See `LLM.start_weight_update`."""
         await asyncio.to_thread(self._llm.start_weight_update)
@@ -363,10 +389,14 @@ class AsyncLLM:
         self.shutdown()
 
     def _prepare(
-        self, prompt: Prompt, params: SamplingParams | None, priority: int | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        priority: int | None,
+        lora: LoRARequest | None = None,
     ) -> PreparedRequest:
         front_end = self._llm.front_end
-        prepared = front_end.prepare([prompt], params)
+        prepared = set_adapters(front_end.prepare([prompt], params), lora, front_end.info)
         return set_priorities(prepared, priority, front_end.info)[0]
 
     def _prepare_pooling(self, prompt: Prompt, params: PoolingParams | None) -> PreparedRequest:

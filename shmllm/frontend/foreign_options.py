@@ -42,7 +42,6 @@ class NoEffect(NamedTuple):
 
 _ONE = "the engine is one process"
 _TEXT = "there are no image, audio or video models"
-_NO_LORA = "there is no LoRA yet"
 _KERNELS = "each device has its own kernels"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
@@ -63,7 +62,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "hf_overrides": OnlyValues((None, {}), "change config.json in a copy of the directory"),
     "override_generation_config": OnlyValues((None, {}), "pass SamplingParams instead"),
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
-    "enable_lora": OnlyValues((False,), _NO_LORA),
     "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
@@ -81,11 +79,7 @@ NO_EFFECT: dict[str, NoEffect] = {
     ),
     "prefix_caching_hash_algo": NoEffect("sha256", "there is one hash"),
     "enable_trace_replay": NoEffect(False, "trace_decode_token_ids need no option"),
-    "max_lora_rank": NoEffect(16, _NO_LORA),
-    "max_loras": NoEffect(1, _NO_LORA),
-    "max_cpu_loras": NoEffect(None, _NO_LORA),
-    "lora_dtype": NoEffect("auto", _NO_LORA),
-    "fully_sharded_loras": NoEffect(False, _NO_LORA),
+    "fully_sharded_loras": NoEffect(False, _ONE),
     "attention_backend": NoEffect(None, _KERNELS),
     "attention_config": NoEffect(None, _KERNELS),
     "kernel_config": NoEffect(None, _KERNELS),

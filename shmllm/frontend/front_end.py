@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,9 +38,11 @@ from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.frontend.tracing import FrontEndTracing, Inputs
 from shmllm.outputs.request import RequestOutput
+from shmllm.params.lora import LoRARequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsDefaults
 from shmllm.tracing.layout import Slice
+from shmllm.wire.messages import Method
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +165,20 @@ class FrontEnd:
         default = self.default_sampling_params()
         params = match_params(sampling_params, len(prompts), default)
         return self.inputs.prepare(prompts, params, names)
+
+    def add_adapters(self, requests: Sequence[PreparedRequest]) -> None:
+        """Let the engine read the adapters that requests name, unless it knows them.
+
+        Raises:
+            RequestError: an adapter cannot be read, or does not suit the model.
+        """
+        given = (request.submitted.lora for request in requests)
+        for lora in {each.lora_int_id: each for each in given if each is not None}.values():
+            self.add_adapter(lora)
+
+    def add_adapter(self, lora: LoRARequest) -> bool:
+        """Let the engine read an adapter, unless it knows it. Returns whether it read it."""
+        return bool(self.dispatcher.call(Method.ADD_LORA, asdict(lora)))
 
     def chat_prompts(
         self, messages: Messages | Sequence[Messages], **template_options: Any

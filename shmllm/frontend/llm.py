@@ -28,11 +28,13 @@ from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
 from shmllm.frontend.input_processor import (
+    Adapters,
     Params,
+    PreparedRequest,
     Priority,
     Prompt,
     as_list,
-    refuse_lora,
+    set_adapters,
     set_priorities,
 )
 from shmllm.frontend.io_processing import (
@@ -75,6 +77,7 @@ from shmllm.outputs.pooling import (
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.beam_search import BeamSearchParams
+from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolerConfig, PoolingParams
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.plugins.io_processor import IOProcessor
@@ -147,7 +150,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Priority = None,
-        lora_request: None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Complete prompts as one batch.
 
@@ -159,7 +162,8 @@ class LLM:
             use_tqdm: show a progress bar on stderr.
             priority: one for all prompts or one for each; lower values run first. It needs an
                 engine with `scheduling_policy="priority"`.
-            lora_request: None, which programs written for vLLM pass: there is no LoRA.
+            lora_request: an adapter for all prompts, or for each one or None. It needs an engine
+                with `enable_lora=True`, which reads an adapter when it is first named.
 
         Returns:
             One output for each prompt, in their order.
@@ -168,15 +172,19 @@ class LLM:
             RequestError: a prompt or parameter is wrong; nothing was queued.
             EngineDeadError: the engine died.
         """
-        refuse_lora(lora_request)
         if is_data(prompts):
             io = self._find_io_processor()
             of_data = io.merge_sampling_params(sampling_params)  # type: ignore[arg-type]
             done = self.generate(
-                prompts_of(io, prompts), of_data, use_tqdm=use_tqdm, priority=priority
+                prompts_of(io, prompts),
+                of_data,
+                use_tqdm=use_tqdm,
+                lora_request=lora_request,
+                priority=priority,
             )
             return result_of(io, done)  # type: ignore[return-value]
         requests = self.front_end.prepare(as_list(prompts), sampling_params)
+        self._set_adapters(requests, lora_request)
         return self.front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
     def stream(
@@ -189,6 +197,7 @@ class LLM:
         on_error: OnError = "raise",
         output_kind: RequestOutputKind | None = None,
         priority: int | None = None,
+        lora_request: LoRARequest | Iterable[LoRARequest | None] | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete any number of prompts, and yield each result as soon as it is complete.
 
@@ -209,6 +218,8 @@ class LLM:
                 DELTA yields new tokens as they arrive; CUMULATIVE yields all tokens so far. None
                 means DELTA if the parameters ask for it, else FINAL_ONLY.
             priority: of all prompts, as for `generate`.
+            lora_request: an adapter for all prompts, or an iterable aligned with them, of adapters
+                and None.
 
         Yields:
             Outputs; `prompt_index` is the index of the prompt. An output before the last one of
@@ -227,6 +238,7 @@ class LLM:
             on_error=on_error,
             output_kind=output_kind,
             priority=priority,
+            lora_request=lora_request,
         )
 
     def enqueue(
@@ -236,6 +248,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Priority = None,
+        lora_request: Adapters = None,
     ) -> list[str]:
         """Queue prompts and return at once; `wait_for_completion` returns the results.
 
@@ -243,13 +256,14 @@ class LLM:
         before `client_timeout` passes with a full output ring.
 
         Args:
-            prompts, sampling_params, priority: as for `generate`.
+            prompts, sampling_params, priority, lora_request: as for `generate`.
             use_tqdm: accepted for compatibility; queueing shows no progress.
 
         Returns:
             The `request_id` of each prompt's output.
         """
         requests = self.front_end.prepare(as_list(prompts), sampling_params)
+        self._set_adapters(requests, lora_request)
         return self._enqueued.add(set_priorities(requests, priority, self.facts))
 
     def wait_for_completion(
@@ -271,6 +285,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Priority = None,
+        lora_request: Adapters = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -299,6 +314,7 @@ class LLM:
             **(chat_template_kwargs or {}),
         )
         requests = self.front_end.prepare(prompts, sampling_params)
+        self._set_adapters(requests, lora_request)
         return self.front_end.run(set_priorities(requests, priority, self.facts), use_tqdm)
 
     def beam_search(
@@ -520,6 +536,43 @@ class LLM:
                 "are for finish_weight_update()"
             )
         self._weight_push.add(weights)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Let the engine read an adapter. `generate` does that by itself.
+
+        With `load_inplace` the engine reads it again; running requests continue with the new
+        contents, with their keys and values.
+
+        Returns:
+            Whether it was read; False if the engine knows it already.
+
+        Raises:
+            RequestError: the engine has no adapters, or this one cannot be read, does not suit the
+                model, or has the number of another one.
+        """
+        if not isinstance(lora_request, LoRARequest):
+            raise RequestError(f"add_lora takes a LoRARequest, got {lora_request!r}")
+        return self.front_end.add_adapter(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Let the engine forget an adapter. Returns whether it knew it.
+
+        Raises:
+            RequestError: requests use it.
+        """
+        return bool(self._dispatcher.call(Method.REMOVE_LORA, lora_id))
+
+    def list_loras(self) -> set[int]:
+        """The `lora_int_id` of each adapter that the engine knows."""
+        return set(self._dispatcher.call(Method.LIST_LORAS))
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory until it is removed. Returns True.
+
+        Raises:
+            RequestError: the engine does not know it.
+        """
+        return bool(self._dispatcher.call(Method.PIN_LORA, lora_id))
 
     def start_weight_update(self) -> None:
         """Begin an update of several calls of `update_weights`. The engine runs one at a time.
@@ -756,6 +809,10 @@ class LLM:
                 lambda: own().get_tokenizer(),  # type: ignore[union-attr]
             )
         return self._io_processor
+
+    def _set_adapters(self, requests: list[PreparedRequest], lora_request: Adapters) -> None:
+        """Set the adapters of requests; the engine reads those that it does not know."""
+        self.front_end.add_adapters(set_adapters(requests, lora_request, self.facts))
 
     def _num_unfinished(self) -> int:
         """How many queued requests have not ended, for `llm_engine`."""

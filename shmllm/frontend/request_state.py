@@ -338,6 +338,7 @@ class RequestState:
             token_ids=token_ids,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            lora_request=self.request.submitted.lora,
         )
         if reply is not None:
             completion.reasoning, completion.content = reply.reasoning, reply.content
@@ -396,4 +397,5 @@ class RequestState:
             error=next((state.error for state in states if state.error is not None), None),
             prompt_index=self.index,
             is_retryable=any(state.is_retryable for state in states),
+            lora_request=self.request.submitted.lora,
         )

@@ -23,12 +23,14 @@ from shmllm.frontend.input_processor import (
     Prompt,
     as_list,
     check_priority,
+    set_adapters,
     set_priorities,
 )
 from shmllm.frontend.output_processor import next_outputs
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import CompletionOutput, RequestOutput
+from shmllm.params.lora import LoRARequest
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 
 OnError = Literal["raise", "yield"]
@@ -77,9 +79,11 @@ class FailedPrompt:
 
 
 Item = RequestState | FailedPrompt
-Taken = tuple[int, Prompt, SamplingParams]
+AdaptersSource = LoRARequest | Iterable[LoRARequest | None] | None
+Taken = tuple[int, Prompt, SamplingParams, LoRARequest | None]
 Prepare = Callable[
-    [Sequence[Prompt], Sequence[SamplingParams], Sequence[str]], list[PreparedRequest]
+    [Sequence[Prompt], Sequence[SamplingParams], Sequence[str], Sequence[LoRARequest | None]],
+    list[PreparedRequest],
 ]
 
 
@@ -90,6 +94,7 @@ class PromptSource:
         prompts: one prompt, or any iterable of prompts.
         params: one SamplingParams for all prompts, or an iterable with one per prompt.
         default: the parameters if `params` is None.
+        adapters: one adapter or None for all prompts, or an iterable with one or None per prompt.
 
     Attributes:
         is_exhausted: whether the iterable of prompts has ended.
@@ -100,7 +105,11 @@ class PromptSource:
     """
 
     def __init__(
-        self, prompts: Prompt | Iterable[Prompt], params: ParamsSource, default: SamplingParams
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: ParamsSource,
+        default: SamplingParams,
+        adapters: AdaptersSource = None,
     ) -> None:
         if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
             raise RequestError(f"prompts must be an iterable, got {type(prompts).__name__}")
@@ -118,11 +127,19 @@ class PromptSource:
             self._params = iter(params)
         if is_list and isinstance(params, Sequence):
             _check_lengths(len(as_list(prompts)), len(params))  # type: ignore[arg-type]
+        if adapters is None or isinstance(adapters, LoRARequest):
+            self._adapters: Iterator[LoRARequest | None] = itertools.repeat(adapters)
+        elif isinstance(adapters, str | bytes) or not isinstance(adapters, Iterable):
+            raise RequestError(
+                f"lora_request must be a LoRARequest or an iterable of them, got {adapters!r}"
+            )
+        else:
+            self._adapters = iter(adapters)
         self.is_exhausted = False
         self.position = 0
 
     def take(self, most: int) -> list[Taken]:
-        """Read the next prompts, as triples of index, prompt and parameters.
+        """Read the next prompts, as tuples of index, prompt, parameters and adapter.
 
         At most `most` prompts, and only until CHUNK_S has passed: a prompt that the iterable
         yields late must not delay the submission of those before it.
@@ -138,7 +155,7 @@ class PromptSource:
             except StopIteration:
                 self.is_exhausted = True
                 break
-            taken.append((self.position, prompt, self._next_params()))
+            taken.append((self.position, prompt, self._next_params(), self._next_adapter()))
             self.position += 1
         return taken
 
@@ -152,6 +169,12 @@ class PromptSource:
                 "SamplingParams"
             )
         return params
+
+    def _next_adapter(self) -> LoRARequest | None:
+        try:
+            return next(self._adapters)
+        except StopIteration:
+            raise RequestError(f"lora_request ended before prompt {self.position}") from None
 
 
 def _check_lengths(num_prompts: int, num_params: int) -> None:
@@ -286,9 +309,10 @@ class Stream:
 
     def _prepare_all(self, taken: list[Taken]) -> list[PreparedRequest]:
         return self._prepare(
-            [prompt for _, prompt, _ in taken],
-            [self._checked(index, params) for index, _, params in taken],
-            [f"prompt {index}" for index, _, _ in taken],
+            [prompt for _, prompt, _, _ in taken],
+            [self._checked(index, params) for index, _, params, _ in taken],
+            [f"prompt {index}" for index, _, _, _ in taken],
+            [adapter for _, _, _, adapter in taken],
         )
 
     def _checked(self, index: int, params: SamplingParams) -> SamplingParams:
@@ -338,6 +362,7 @@ def stream(
     on_error: OnError,
     output_kind: RequestOutputKind | None,
     priority: int | None,
+    lora_request: AdaptersSource = None,
 ) -> Iterator[RequestOutput]:
     """The generator of `LLM.stream`. Checks its arguments immediately, not at the first result."""
     front_end.dispatcher.check_open()
@@ -351,13 +376,21 @@ def stream(
         raise RequestError(f"output_kind is a RequestOutputKind, got {output_kind!r}")
     check_priority(priority, front_end.info)
 
-    def prepare(*arguments: Any) -> list[PreparedRequest]:
-        return set_priorities(front_end.inputs.prepare(*arguments), priority, front_end.info)
+    def prepare(
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        names: Sequence[str],
+        adapters: Sequence[LoRARequest | None],
+    ) -> list[PreparedRequest]:
+        requests = front_end.inputs.prepare(prompts, params, names)
+        if any(adapters):
+            front_end.add_adapters(set_adapters(requests, adapters, front_end.info))
+        return set_priorities(requests, priority, front_end.info)
 
     return Stream(
         front_end.dispatcher,
         prepare,
-        PromptSource(prompts, sampling_params, front_end.default_sampling_params()),
+        PromptSource(prompts, sampling_params, front_end.default_sampling_params(), lora_request),
         max_in_flight=max_in_flight,
         ordered=ordered,
         on_error=on_error,

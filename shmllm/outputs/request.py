@@ -116,7 +116,7 @@ class CompletionOutput:
         weight_versions: the versions of the weights that sampled the tokens. A finished
             completion has one span, more if the weights were updated meanwhile, and none if it
             has no tokens. None before it is finished.
-        lora_request: always None; the field exists for programs that were written for vLLM.
+        lora_request: the LoRARequest of the adapter, or None.
         reasoning: for a chat whose replies are parsed (see docs/tools.md), the reasoning; None
             otherwise. In a stream with DELTA it has what is new, as do the next two fields.
         content: the answer alone, without reasoning and tool calls; None if replies are not
@@ -132,7 +132,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     weight_versions: list[WeightVersionSpan] | None = None
-    lora_request: None = field(default=None, repr=False)
+    lora_request: Any = field(default=None, repr=False)
     reasoning: str | None = field(default=None, repr=False)
     content: str | None = field(default=None, repr=False)
     tool_calls: list[ToolCall] | None = field(default=None, repr=False)
@@ -166,8 +166,9 @@ class RequestOutput:
             `enqueue`.
         is_retryable: whether `error` says that the engine was paused or asleep, so that the same
             request can be sent again.
+        lora_request: the LoRARequest of the adapter, or None.
 
-    The fields from `lora_request` on are always None. They exist for programs that were written
+    The fields behind `lora_request` are always None. They exist for programs that were written
     for vLLM.
     """
 
@@ -182,7 +183,7 @@ class RequestOutput:
     error: str | None = None
     prompt_index: int = 0
     is_retryable: bool = False
-    lora_request: None = field(default=None, repr=False)
+    lora_request: Any = field(default=None, repr=False)
     encoder_prompt: None = field(default=None, repr=False)
     encoder_prompt_token_ids: None = field(default=None, repr=False)
     kv_transfer_params: None = field(default=None, repr=False)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.params.thinking import ThinkingBudget
@@ -34,6 +35,7 @@ class EngineCoreRequest:
             there are any; else empty.
         embeds: a (tokens, hidden) tensor that replaces the prompt's token embeddings, or None.
             It is transmitted in a record of its own, ahead of the request.
+        lora: the adapter that the request is computed with, or None.
     """
 
     number: int
@@ -46,3 +48,4 @@ class EngineCoreRequest:
     thinking: ThinkingBudget | None = None
     extra_args: str = ""
     embeds: Any = None
+    lora: LoRARequest | None = None

@@ -3,7 +3,7 @@
     ADD_HEADER | PARAMS, stop ids i32[], bias ids i32[], biases f64[], allowed ids i32[],
                  bad word lengths u32[], bad word ids i32[], scored ids i32[], trace ids i32[],
                  ids that begin and that end reasoning, i32[] each
-               | prompt ids i32[], salt, grammar, extra arguments as JSON
+               | prompt ids i32[], salt, grammar, extra arguments as JSON, adapter
 
 The bytes from PARAMS to the last of these ids are equal for most requests of a batch, so equal byte
 strings are decoded once, except large ones. Only the sampling fields that the engine acts on are
@@ -20,6 +20,7 @@ from struct import Struct
 from typing import Any
 
 from shmllm.errors import ProtocolMismatchError
+from shmllm.params.lora import LoRARequest
 from shmllm.params.ranges import MOST_EXTRA_CHARACTERS
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
@@ -27,8 +28,8 @@ from shmllm.params.thinking import ThinkingBudget
 from shmllm.wire.sections import Parts, Sections, column
 
 # number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes, bytes of
-# extra arguments
-ADD_HEADER = Struct("<qiIIIII")
+# extra arguments, adapter bytes
+ADD_HEADER = Struct("<qiIIIIII")
 # seed, temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
 # count), thinking budget, stop ids, biases, allowed ids, bad words, ids of bad words, scored ids,
@@ -55,6 +56,7 @@ def encode_add(request: EngineCoreRequest) -> Parts:
     assert isinstance(params, SamplingParams)
     salt, grammar = request.cache_salt.encode(), request.grammar.encode()
     extra = request.extra_args.encode()
+    lora = b"" if request.lora is None else _encode_lora(request.lora)
     bias = params.logit_bias or {}
     allowed = params.allowed_token_ids or ()
     bad_words = request.bad_words
@@ -82,8 +84,24 @@ def encode_add(request: EngineCoreRequest) -> Parts:
         len(salt),
         len(grammar),
         len(extra),
+        len(lora),
     )
-    return (header, fixed, sections, column("i", request.prompt_token_ids), salt, grammar, extra)
+    prompt = column("i", request.prompt_token_ids)
+    return (header, fixed, sections, prompt, salt, grammar, extra, lora)
+
+
+def _encode_lora(lora: LoRARequest) -> bytes:
+    return json.dumps([lora.lora_name, lora.lora_int_id, lora.lora_path]).encode()
+
+
+def _decode_lora(text: str) -> LoRARequest:
+    if len(text) > LARGEST_KEPT:
+        raise ProtocolMismatchError(f"ADD's adapter has {len(text):,} bytes")
+    try:
+        name, number, path = json.loads(text)
+        return LoRARequest(name, number, path)
+    except (ValueError, TypeError) as problem:
+        raise ProtocolMismatchError(f"ADD's adapter: {problem}") from None
 
 
 def _encode_params(
@@ -134,9 +152,10 @@ def _encode_params(
 
 
 def decode_add(record: memoryview) -> EngineCoreRequest:
-    number, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes, extra_bytes = (
+    number, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes, *behind = (
         ADD_HEADER.unpack_from(record)
     )
+    extra_bytes, lora_bytes = behind
     sections = Sections(record, ADD_HEADER.size)
     run = sections.take_bytes(params_bytes)
     decode_params = _decode_params if len(run) <= LARGEST_KEPT else _decode_params.__wrapped__
@@ -145,12 +164,13 @@ def decode_add(record: memoryview) -> EngineCoreRequest:
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""
     extra = sections.text(extra_bytes) if extra_bytes else ""
+    lora = _decode_lora(sections.text(lora_bytes)) if lora_bytes else None
     sections.end()
     if extra:
         params = copy.copy(params)  # requests without extra arguments share it
         params.extra_args = decode_extra_args(extra)
     return EngineCoreRequest(
-        number, prompt, params, salt, priority, bad_words, grammar, thinking, extra
+        number, prompt, params, salt, priority, bad_words, grammar, thinking, extra, lora=lora
     )
 
 

@@ -72,6 +72,10 @@ class Method(IntEnum):
     GET_WEIGHT_VERSION = 14
     LEND_MEMORY = 15
     STAGE_LENT = 16
+    ADD_LORA = 20
+    REMOVE_LORA = 21
+    LIST_LORAS = 22
+    PIN_LORA = 23
 
 
 @dataclass(slots=True)

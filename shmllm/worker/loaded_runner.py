@@ -99,6 +99,14 @@ class LoadedRunner(ABC):
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
 
+    @abstractmethod
+    def read_lora(self, directory: str) -> object:
+        """Read an adapter into the form in which steps compute with it, which has a `digest`.
+
+        Raises:
+            EngineStartError: it cannot be read, or does not suit the model.
+        """
+
     @property
     def model(self) -> Model:
         """The model; its weights may be replaced between two steps."""

@@ -194,6 +194,7 @@ def make_info(
         graphs=graphs,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
+        max_loras=config.lora.max_loras if config.lora.enable_lora else 0,
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 

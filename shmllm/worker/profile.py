@@ -60,6 +60,9 @@ class ProfiledRunner:
     def check_params(self, params: Any) -> None:
         self.runner.check_params(params)
 
+    def read_lora(self, directory: str) -> Any:
+        return self.runner.read_lora(directory)
+
     def check_embeds(self, embeds: Any, length: int) -> Any:
         return self.runner.check_embeds(embeds, length)
 

@@ -88,8 +88,8 @@ def test_chat_takes_its_arguments_by_position(llm: Any) -> None:
 def test_unsupported_options_are_refused_before_anything_runs(llm: Any) -> None:
     from vllm import LLM
 
-    with pytest.raises(RequestError, match="LoRA"):
-        llm.generate(PROMPTS, lora_request=object())
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
+        llm.generate(PROMPTS, lora_request="name")
     with pytest.raises(EngineStartError, match="tensor_parallel_size"):
         LLM("tiny", tensor_parallel_size=2)
     with pytest.raises(TypeError, match="max_num_seqs"):

@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.kv_groups import ONE_GROUP, KVGroup
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.core.request import RequestStatus
-from shmllm.errors import EngineDeadError, RequestError
+from shmllm.errors import EngineDeadError, EngineStartError, RequestError
 from shmllm.ipc.device_memory import LocalSharing
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.outputs.logprobs import TokenLogprobs
@@ -200,6 +202,13 @@ class FakeStep:
         return self.done
 
 
+@dataclass(frozen=True)
+class FakeAdapter:
+    """What a FakeRunner makes of an adapter."""
+
+    digest: str
+
+
 class FakeRunner:
     """
     Args:
@@ -211,6 +220,7 @@ class FakeRunner:
         memory: what can be given back.
         plans: every plan executed, in order.
         grammars: what was asked to be compiled; tests give the futures their results.
+        num_adapters_read: how often an adapter was read.
         most_under_way: steps that were submitted and not executed yet, at most.
     """
 
@@ -223,7 +233,7 @@ class FakeRunner:
         self.info = engine_facts
         self.kv_groups = groups
         self.overlaps = lag is not None
-        self.most_under_way = 0
+        self.most_under_way = self.num_adapters_read = 0
         self._lag = lag or (lambda: 2)
         self._submitted: list[FakeStep] = []
         self.plans: list[StepPlan] = []
@@ -284,6 +294,14 @@ class FakeRunner:
 
     def check_params(self, params: SamplingParams) -> None:
         """There are no custom logits processors."""
+
+    def read_lora(self, directory: str) -> FakeAdapter:
+        """An adapter whose contents are the text of a file."""
+        self.num_adapters_read += 1
+        try:
+            return FakeAdapter(Path(directory, "contents").read_text())
+        except OSError as problem:
+            raise EngineStartError(f"cannot read {directory}: {problem.strerror}") from None
 
     def compile_grammar(self, text: str) -> CompiledGrammar:
         return self.grammars.setdefault(text, Future())

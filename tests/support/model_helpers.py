@@ -58,10 +58,13 @@ from shmllm.core.plan import StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.lora import LoraWeights
+from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.weights import load_weights
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
+from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
 from shmllm.worker.cpu.program import CpuProgram
 
 SIZES = {
@@ -168,7 +171,9 @@ def load(
 BLOCK_SIZE = 16
 
 
-def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, InputBatch]:
+def make_program(
+    model: DecoderModel, num_tokens: int, lora: CpuLora | None = None
+) -> tuple[CpuProgram, InputBatch]:
     """What runs one sequence of at most that many tokens, in blocks from 1 on."""
     config = model.config
     num_blocks = -(-num_tokens // BLOCK_SIZE)
@@ -182,14 +187,20 @@ def make_program(model: DecoderModel, num_tokens: int) -> tuple[CpuProgram, Inpu
     batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size, num_groups)
     batch.block_tables[:, 0] = np.arange(1, num_all).reshape(num_groups, num_blocks)
     cache = CpuKVCache(config, stored, shape, num_all, arena, num_all)
-    return CpuProgram(model, cache, batch, num_tokens, 1), batch
+    return CpuProgram(model, cache, batch, num_tokens, 1, lora=lora), batch
 
 
 @torch.inference_mode()
-def our_logits(model: DecoderModel, token_ids: list[int]) -> Tensor:
-    """[tokens, vocab] of one sequence, computed in one step."""
-    length = len(token_ids)
-    program, batch = make_program(model, length)
+def our_logits(
+    model: DecoderModel, token_ids: list[int], adapter: LoraWeights | None = None
+) -> Tensor:
+    """[tokens, vocab] of one sequence, computed in one step, with an adapter or without."""
+    length, lora = len(token_ids), None
+    if adapter is not None:
+        targets = LoraTargets(model)
+        lora = CpuLora(targets, 1, 64, length, model.dtype)
+        lora.fill([CpuAdapter(adapter, len(targets.products))], np.array([length]))
+    program, batch = make_program(model, length, lora)
     batch.token_ids[0, :length] = token_ids
     inputs = batch.inputs(StepPlan(1, rows=[0], starts=[0], counts=[length], num_tokens=length))
     program.inputs.fill(inputs)

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig, LoadConfig
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.products import activation_dtype, uses_tiles
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
@@ -82,12 +85,24 @@ def check_model(
         program.check_model(config, load, dtype, packed)
 
 
+def make_lora(config: EngineConfig, loaded: LoadedModel) -> CpuLora | None:
+    """Make what computes with adapters; None: the options say that there are none."""
+    lora, model = config.lora, loaded.model
+    if not lora.enable_lora:
+        return None
+    assert isinstance(model, DecoderModel), "the options refuse adapters of others"
+    dtype = model.dtype if lora.lora_dtype == "auto" else getattr(torch, lora.lora_dtype)
+    max_tokens = config.scheduler.max_num_batched_tokens
+    return CpuLora(LoraTargets(model), lora.max_loras, lora.max_lora_rank, max_tokens, dtype)
+
+
 def make_program(
     config: EngineConfig,
     loaded: LoadedModel,
     cache: CpuKVCache,
     batch: InputBatch,
     num_threads: int,
+    lora: CpuLora | None = None,
 ) -> Program:
     """Make the program of a loaded model.
 
@@ -97,13 +112,14 @@ def make_program(
         cache: the KV cache.
         batch: the batch, with the block table.
         num_threads: the number of threads that compute.
+        lora: what `make_lora` returned.
     """
     model, max_tokens = loaded.model, config.scheduler.max_num_batched_tokens
     if isinstance(model, DecoderModel):
         activations = activation_dtype(config.load, loaded.dtype_name, loaded.packed)
         in_tiles = uses_tiles(config.load, activations)
         return program.CpuProgram(
-            model, cache, batch, max_tokens, num_threads, activations, in_tiles
+            model, cache, batch, max_tokens, num_threads, activations, in_tiles, lora
         )
     from shmllm.models.transformers_impl.model import TransformersModel
     from shmllm.worker.cpu.transformers_program import CpuTransformersProgram

@@ -29,6 +29,7 @@ from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.latent_attention import LatentAttentionOps
+from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, dtype_name, kind_of, weights_of
@@ -117,6 +118,7 @@ class CpuOps:
         inputs: the inputs that the kernels read.
         cache: the KV cache.
         block_tables: (groups, rows, blocks) int32, the block ids of each row's request.
+        lora: records what adapters add to products; None: nothing.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class CpuOps:
         inputs: CpuInputs,
         cache: CpuKVCache,
         block_tables: IntArray,
+        lora: CpuLora | None = None,
     ) -> None:
         self._kernels = program
         self._config = config
@@ -160,6 +163,7 @@ class CpuOps:
         self._split_states = torch.empty(states, dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
         self._products = products
+        self._lora = lora
         self._latents = LatentAttentionOps(
             program, products, config, buffers, inputs, cache, self._requests
         )
@@ -227,6 +231,8 @@ class CpuOps:
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])
         self._products.record(self._num_tokens, x, linear, out)
+        if self._lora is not None:
+            self._lora.record(self._kernels, x, linear, out)
         return out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:

@@ -16,6 +16,7 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs, Division
+from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.cpu.products import (
     Products,
@@ -59,6 +60,7 @@ class CpuProgram:
         num_threads: the number of threads that compute.
         activation_dtype: the dtype name that products round activations to.
         uses_tiles: whether products of rounded activations use AMX, but for experts.
+        lora: the adapters of the step; None: there are none.
 
     Its attributes are those of `make_program.Program`.
     """
@@ -74,6 +76,7 @@ class CpuProgram:
         num_threads: int,
         activation_dtype: str = "float32",
         uses_tiles: bool = False,
+        lora: CpuLora | None = None,
     ) -> None:
         self.observe: Observe | None = None
         self.activation_dtype = activation_dtype
@@ -86,7 +89,7 @@ class CpuProgram:
         products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
             self._kernels, products, model.config, self.buffers, self.inputs, cache,
-            batch.block_tables,
+            batch.block_tables, lora,
         )  # fmt: skip
         self._hidden = model.forward(self._ops)
         num_samples = self.inputs.address_of("num_samples")

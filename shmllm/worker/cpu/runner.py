@@ -12,18 +12,21 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.models.lora import read_lora
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
-from shmllm.worker.cpu.make_program import check_model, make_program
+from shmllm.worker.cpu.lora import CpuAdapter
+from shmllm.worker.cpu.make_program import check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.cpu.sampler import CpuSampler
@@ -129,7 +132,8 @@ class CpuRunner(LoadedRunner):
             rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
         )
         cache = CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states)
-        self._program = make_program(config, loaded, cache, self._batch, num_threads)
+        self._lora = make_lora(config, loaded)
+        self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)
         self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
@@ -161,6 +165,12 @@ class CpuRunner(LoadedRunner):
         made = make_processors(classes, self.info, device, self._batch.token_ids)
         self.processors = self._sampler.processors = made
 
+    def read_lora(self, directory: str) -> CpuAdapter:
+        lora = self._lora
+        assert lora is not None, "the engine has adapters"
+        weights = read_lora(Path(directory), lora.targets, lora.max_rank, lora.dtype)
+        return CpuAdapter(weights, len(lora.targets.products))
+
     def observe(self, observe: Observe | None) -> None:
         self._program.observe = observe
 
@@ -181,6 +191,8 @@ class CpuRunner(LoadedRunner):
         inputs = self._batch.inputs(plan)
         program_inputs = self._program.inputs
         program_inputs.fill(inputs)
+        if self._lora is not None and not plan.is_repeat:
+            self._lora.fill([request.adapter for request in plan.requests], inputs.counts)
         masks = self.masks.begin(plan.constraints)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(

@@ -16,6 +16,7 @@ from torch import Tensor
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import StepPlan, StepResult
+from shmllm.errors import EngineStartError
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.device import Device
@@ -164,6 +165,8 @@ class GpuRunner(LoadedRunner):
         on_capture: Progress | None = None,
     ) -> None:
         began = time.monotonic()
+        if config.lora.enable_lora:
+            raise EngineStartError("enable_lora is not possible on a GPU: it has no kernels for it")
         self.device = device
         self.overlaps = config.scheduler.async_scheduling is not False
         memory = DeviceMemory(device)
@@ -226,6 +229,9 @@ class GpuRunner(LoadedRunner):
     def use_processors(self, classes: ProcessorClasses) -> None:
         made = make_processors(classes, self.info, self.device.torch_device, self.batch.token_ids)
         self.processors = self.sampler.processors = made
+
+    def read_lora(self, directory: str) -> object:
+        raise AssertionError("an engine on a GPU has no adapters")
 
     def observe(self, observe: Observe | None) -> None:
         """Do nothing: torch's profiler records a GPU's kernels by itself."""

@@ -135,8 +135,8 @@ def test_no_existing_name_is_listed_as_absent() -> None:
 @pytest.mark.usefixtures("installed")
 def test_unusable_names_can_be_imported() -> None:
     vllm = importlib.import_module("vllm")
-    with pytest.raises(NotImplementedError, match=r"LoRARequest .* merge the adapter"):
-        vllm.lora.request.LoRARequest("name", 1, "path")
+    with pytest.raises(NotImplementedError, match=r"get_ip .* opens no ports"):
+        vllm.utils.network_utils.get_ip()
     assert "LlamaForCausalLM" in vllm.ModelRegistry.get_supported_archs()
     with pytest.raises(NotImplementedError, match="shmllm/models"):
         vllm.ModelRegistry.register_model("Own", object)
@@ -216,11 +216,17 @@ def test_names_pickle_without_the_shim() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_lora_requests_are_refused() -> None:
+def test_vectors_take_no_lora_request() -> None:
     names = importlib.import_module("shmllm.compat.vllm_names")
-    with pytest.raises(RequestError, match="LoRA"):
-        names.known({"lora_request": object()})
-    assert names.known({"lora_request": None, "priority": 0}) == {"priority": 0}
+    with pytest.raises(RequestError, match="only generate and chat take a lora_request"):
+        names.of_vectors({"lora_request": object()})
+    assert names.of_vectors({"lora_request": None, "priority": 0}) == {"priority": 0}
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_lora_request_is_the_one_of_shmllm() -> None:
+    vllm = importlib.import_module("vllm")
+    assert vllm.lora.request.LoRARequest is shmllm.LoRARequest
 
 
 def test_keys_that_are_none_are_removed_from_prompts() -> None:

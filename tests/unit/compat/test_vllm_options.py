@@ -89,8 +89,7 @@ def test_large_blocks_become_the_largest(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_options_that_clients_always_pass_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    """lm-eval passes `max_lora_rank`, with shmllm's own class as well."""
-    given = {"max_lora_rank": 16, "enable_chunked_prefill": None, "attention_config": None}
+    given = {"fully_sharded_loras": False, "enable_chunked_prefill": None, "attention_config": None}
     assert check_foreign_options("LLM", given) == {}
     assert caplog.text == ""
     assert check_foreign_options("LLM", {"enable_chunked_prefill": False}) == {}

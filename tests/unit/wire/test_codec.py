@@ -16,6 +16,7 @@ from support.variants import slow
 from shmllm.errors import ProtocolMismatchError
 from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
@@ -178,6 +179,13 @@ def embeddings(draw):
     return Embeddings(numbers, [draw(st.binary(min_size=4 * n, max_size=4 * n)) for n in sizes])
 
 
+adapters = st.builds(
+    lambda name, number, path: LoRARequest(name, number, path and f"/{path}"),
+    st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=20),
+    st.integers(1, 2**31 - 1),
+    st.text("abc/é", max_size=20),
+)
+
 MESSAGES = {
     RecordKind.HELLO: (codec.encode_hello, st.builds(Hello, uint32, uint32)),
     RecordKind.INIT: (codec.encode_text, st.builds(Text, text)),
@@ -195,6 +203,7 @@ MESSAGES = {
             bad_words,
             text,
             st.none() | thinking,
+            lora=st.none() | adapters,
         ),
     ),
     RecordKind.POOL: (
@@ -614,3 +623,22 @@ def test_extra_arguments_that_are_no_small_object_are_refused(text):
     record = memoryview(b"".join(add.encode_add(request)))
     with pytest.raises(ProtocolMismatchError, match="extra arguments of ADD"):
         add.decode_add(record)
+
+
+@pytest.mark.parametrize("lora", ["[]", "{}", '["a", 0, "/x"]', '["", 1, "/x"]', "[1, 1, 1]", "x"])
+def test_an_invalid_adapter_is_refused(lora):
+    parts = codec.encode_add(
+        EngineCoreRequest(1, [5], SamplingParams(), lora=LoRARequest("a", 1, "/x"))
+    )
+    header = list(add.ADD_HEADER.unpack(parts[0]))
+    header[-1] = len(lora)
+    with pytest.raises(ProtocolMismatchError, match="ADD's adapter"):
+        decode(
+            RecordKind.ADD, b"".join((add.ADD_HEADER.pack(*header), *parts[1:-1], lora.encode()))
+        )
+
+
+def test_the_fields_of_an_adapter_arrive():
+    sent = EngineCoreRequest(1, [5], SamplingParams(), lora=LoRARequest("a", 7, "/x"))
+    received = decode(RecordKind.ADD, record_of(RecordKind.ADD, sent)).lora
+    assert (received.lora_name, received.lora_int_id, received.lora_path) == ("a", 7, "/x")

@@ -1,0 +1,190 @@
+"""The engine's low-rank adapters: which are known, and which of them are in memory.
+
+Adapters are known by their number until they are removed. Those that were sent as tensors, and
+those that are pinned, stay in memory. A bounded number of the others is there: the least recently
+used one makes room, unless running requests use it, and is read again when a request needs it. This
+module must not know what an adapter contains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shmllm.config.engine import LoraConfig
+from shmllm.core.request import Request
+from shmllm.core.scheduler import Scheduler
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.params.lora import LoRARequest
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """A known adapter.
+
+    Attributes:
+        name: what people call it.
+        path: its directory; empty: it was sent as tensors.
+        loaded: the runner's form of it, with a `digest`; None: it is not in memory.
+        is_pinned: whether it stays in memory.
+    """
+
+    name: str
+    path: str
+    loaded: Any = None
+    is_pinned: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether it makes no room for others."""
+        return self.is_pinned or not self.path
+
+
+class Adapters:
+    """
+    Args:
+        config: the options.
+        read: reads an adapter from a directory; raises EngineStartError.
+        scheduler: knows which requests use which adapter.
+    """
+
+    def __init__(
+        self, config: LoraConfig, read: Callable[[str], Any], scheduler: Scheduler
+    ) -> None:
+        self._config = config
+        self._read = read
+        self._scheduler = scheduler
+        self._known: dict[int, Adapter] = {}  # the least recently used first
+        scheduler.adapters.prepare = self.prepare
+
+    @property
+    def ids(self) -> list[int]:
+        """The numbers of the known adapters, sorted."""
+        return sorted(self._known)
+
+    def add(self, lora: LoRARequest) -> bool:
+        """Read an adapter, unless it is known.
+
+        Returns:
+            Whether it was read.
+
+        Raises:
+            RequestError: adapters are not enabled, the adapter cannot be read, or another one has
+                its number.
+        """
+        self._check_enabled()
+        known = self._known.get(lora.lora_int_id)
+        if known is not None and not lora.load_inplace:
+            self._check_same(known, lora)
+            return False
+        if not lora.lora_path:
+            raise RequestError(f"the engine has no adapter {lora.lora_int_id} ({lora.lora_name})")
+        self.put(lora, self._load(lora.lora_path))
+        return True
+
+    def put(self, lora: LoRARequest, loaded: Any) -> None:
+        """Make an adapter known, or replace its contents, with which running requests continue.
+
+        Args:
+            lora: its number and name, and its directory if it has one.
+            loaded: the runner's form of it.
+        """
+        number = lora.lora_int_id
+        known = self._known.pop(number, None)
+        adapter = Adapter(lora.lora_name, lora.lora_path)
+        adapter.is_pinned = known is not None and known.is_pinned
+        if adapter.stays or number in self._scheduler.adapters.used or self._make_room():
+            adapter.loaded = loaded
+        self._known[number] = adapter
+        if known is not None:
+            self._scheduler.replace_adapter(number, loaded)
+
+    def remove(self, number: int) -> bool:
+        """Forget an adapter. Returns whether it was known.
+
+        Raises:
+            RequestError: requests use it.
+        """
+        self._check_enabled()
+        if number not in self._known:
+            return False
+        users = sum(request.lora_id == number for request in self._scheduler.requests())
+        if users:
+            raise RequestError(
+                f"adapter {number} has {users} requests: abort them or let them end first"
+            )
+        del self._known[number]
+        return True
+
+    def pin(self, number: int) -> bool:
+        """Keep an adapter in memory until it is removed. Returns True.
+
+        Raises:
+            RequestError: it is not known, or cannot be read again.
+        """
+        self._check_enabled()
+        adapter = self._known.get(number)
+        if adapter is None:
+            raise RequestError(f"the engine has no adapter {number}")
+        if adapter.loaded is None:
+            adapter.loaded = self._load(adapter.path)
+        adapter.is_pinned = True
+        return True
+
+    def expect(self, lora: LoRARequest) -> None:
+        """Make sure that a new request's adapter is known.
+
+        Raises:
+            RequestError: see `add`.
+        """
+        self.add(replace(lora, load_inplace=False))
+
+    def prepare(self, request: Request) -> str | None:
+        """Give a waiting request its adapter. Returns why that is not possible, or None."""
+        adapter = self._known[request.lora_id]
+        try:
+            if adapter.loaded is None:
+                loaded = self._load(adapter.path)
+                has_room = self._make_room()
+                assert has_room, "a step has fewer adapters than there is room for"
+                adapter.loaded = loaded
+        except RequestError as problem:
+            return str(problem)
+        self._known[request.lora_id] = self._known.pop(request.lora_id)
+        request.take_adapter(adapter.loaded, adapter.loaded.digest)
+        return None
+
+    def _load(self, path: str) -> Any:
+        try:
+            return self._read(path)
+        except EngineStartError as problem:
+            raise RequestError(str(problem)) from None
+
+    def _make_room(self) -> bool:
+        """Let the least recently used adapters make room for one more. Returns whether there is
+        room."""
+        used = self._scheduler.adapters.used
+        in_memory = {
+            number: each
+            for number, each in self._known.items()
+            if each.loaded is not None and not each.stays
+        }
+        num_left = len(in_memory)
+        for number, adapter in in_memory.items():
+            if num_left >= self._config.most_kept and number not in used:
+                adapter.loaded = None
+                num_left -= 1
+        return num_left < self._config.most_kept
+
+    def _check_enabled(self) -> None:
+        if not self._config.enable_lora:
+            raise RequestError("this engine has no adapters: start it with enable_lora=True")
+
+    def _check_same(self, known: Adapter, lora: LoRARequest) -> None:
+        if lora.lora_path and known.path != lora.lora_path:
+            whence = known.path or "tensors"
+            raise RequestError(
+                f"adapter {lora.lora_int_id} is {known.name!r} from {whence}: remove it first, or "
+                "pass load_inplace=True"
+            )

@@ -1,0 +1,180 @@
+"""Low-rank adapters: reads one from its directory, and checks it against a model.
+
+This module owns the names of an adapter's tensors and their shapes. It must not know requests, nor
+how a device computes with an adapter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.lora_targets import LoraTargets, Target, rows_in_order
+from shmllm.models.peft_config import CONFIG_FILE, PeftConfig
+from shmllm.models.safetensors_file import SafetensorsFile
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
+_A, _B = "A", "B"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPart:
+    """What an adapter adds to one module of a product.
+
+    Attributes:
+        part: the index of the module among those of the product.
+        rank: its rank.
+        scale: the factor of what is added.
+        outputs: its B [columns, rank] for each stretch of columns that lies together in the
+            product, with the first of these columns.
+    """
+
+    part: int
+    rank: int
+    scale: float
+    outputs: list[tuple[Tensor, int]]
+
+
+@dataclass(slots=True)
+class LoraProduct:
+    """What an adapter adds to one product.
+
+    Attributes:
+        a: [ranks, in], the A of all parts, one after the other.
+        parts: the parts, in that order.
+    """
+
+    a: Tensor
+    parts: list[LoraPart]
+
+
+@dataclass(slots=True)
+class LoraWeights:
+    """An adapter in the memory of the host.
+
+    Attributes:
+        products: what it adds, by the index of the product.
+        digest: identifies its contents: matrices and factors.
+        num_bytes: the size of its matrices.
+    """
+
+    products: dict[int, LoraProduct]
+    digest: str
+    num_bytes: int
+
+
+def read_lora(
+    directory: Path, targets: LoraTargets, max_rank: int, dtype: torch.dtype
+) -> LoraWeights:
+    """Reads an adapter.
+
+    Args:
+        directory: has adapter_config.json and adapter_model.safetensors, as PEFT writes them.
+        targets: the modules of the model.
+        max_rank: the largest rank that is allowed.
+        dtype: the dtype of the adapter's matrices in memory.
+
+    Raises:
+        EngineStartError: a file is missing or damaged, or the adapter does not suit the model.
+    """
+    fields = Fields(read_json_object(directory / CONFIG_FILE), str(directory / CONFIG_FILE))
+    with SafetensorsFile(directory / WEIGHTS_FILE) as file:
+        names, tensors = file.shapes(), {}
+        for name in names:
+            with file.tensor(name) as tensor:
+                tensors[name] = tensor.to(dtype, copy=True)
+    where = str(directory / WEIGHTS_FILE)
+    return make_lora(fields, Fields(tensors, where), targets, max_rank, dtype)
+
+
+def make_lora(
+    config: Fields, tensors: Fields, targets: LoraTargets, max_rank: int, dtype: torch.dtype
+) -> LoraWeights:
+    """Makes an adapter of its tensors.
+
+    Args:
+        config: the fields of adapter_config.json.
+        tensors: the tensors by the names of adapter_model.safetensors.
+        targets: the modules of the model.
+        max_rank: the largest rank that is allowed.
+        dtype: the dtype of the adapter's matrices in memory.
+
+    Raises:
+        EngineStartError: the adapter does not suit the model.
+    """
+    own = PeftConfig.from_fields(config)
+    by_product: dict[int, list[tuple[Target, int, float, dict[str, Tensor]]]] = {}
+    for module, matrices in _by_module(tensors).items():
+        target = targets.target_of(module)
+        if target is None:
+            raise tensors.error(f"an adapter cannot change {module!r} of this model")
+        rank, scale = own.of_module(module)
+        if rank > max_rank:
+            raise config.error(f"{module!r} has rank {rank}; max_lora_rank is {max_rank}: raise it")
+        _check_shapes(tensors, module, matrices, rank, target)
+        entry = target, rank, scale, {k: m.to(dtype) for k, m in matrices.items()}
+        by_product.setdefault(target.product, []).append(entry)
+    products = {}
+    for product, entries in sorted(by_product.items()):
+        entries.sort(key=lambda entry: entry[0].part)
+        parts = [
+            LoraPart(target.part, rank, scale, rows_in_order(matrices[_B], target.columns))
+            for target, rank, scale, matrices in entries
+        ]
+        products[product] = LoraProduct(torch.cat([entry[3][_A] for entry in entries]), parts)
+    num_bytes = sum(tensor.nbytes for product in products.values() for tensor in _all(product))
+    return LoraWeights(products, _digest(products), num_bytes)
+
+
+def _by_module(tensors: Fields) -> dict[str, dict[str, Tensor]]:
+    """Returns A and B of each module."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.values.items():
+        match = _NAME.fullmatch(name.removeprefix(_PREFIX))
+        if match is None or not name.startswith(_PREFIX):
+            raise tensors.error(f"{name!r} is not supported: only lora_A and lora_B are")
+        found.setdefault(match["module"], {})[match["matrix"]] = tensor
+    if not found:
+        raise tensors.error("the adapter has no tensors")
+    for module, matrices in found.items():
+        for matrix in (_A, _B):
+            if matrix not in matrices:
+                raise tensors.error(f"{module!r} has no lora_{matrix}")
+    return found
+
+
+def _check_shapes(
+    tensors: Fields, module: str, matrices: Mapping[str, Tensor], rank: int, target: Target
+) -> None:
+    shapes = {_A: (rank, target.in_features), _B: (target.out_features, rank)}
+    for matrix, shape in shapes.items():
+        name, found = f"{module}.lora_{matrix}", matrices[matrix]
+        if tuple(found.shape) != shape:
+            raise tensors.error(f"{name} has shape {list(found.shape)}, not {list(shape)}")
+        if not found.isfinite().all():
+            raise tensors.error(f"{name} has values that are not finite")
+
+
+def _all(product: LoraProduct) -> Iterator[Tensor]:
+    yield product.a
+    for part in product.parts:
+        yield from (b for b, _ in part.outputs)
+
+
+def _digest(products: Mapping[int, LoraProduct]) -> str:
+    digest = hashlib.sha256()
+    for index, product in products.items():
+        sizes = [(part.part, part.rank, part.scale) for part in product.parts]
+        digest.update(f"{index} {sizes} {product.a.dtype}".encode())
+        for tensor in _all(product):
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,145 @@
+"""Low-rank adapters on a CPU: their matrices in the layout of the kernels, and the step's rows.
+
+This module owns the kernels behind each product and the tables that they read. It must not know
+requests, nor which adapters are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shmllm.models.layers import Linear
+from shmllm.models.lora import LoraProduct, LoraWeights
+from shmllm.models.lora_targets import LoraTargets
+from shmllm.worker.arrays import LongArray
+from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu.lora import (
+    EXPAND,
+    SHRINK,
+    UNIT_ROWS,
+    UNIT_WORDS,
+    Segment,
+    entry_words,
+)
+
+
+class CpuAdapter:
+    """An adapter in the layout of the kernels.
+
+    Args:
+        weights: the adapter.
+        num_products: the number of products of the model.
+
+    Attributes:
+        digest, num_bytes: as those of `LoraWeights`.
+        entries: (products,) int64, the addresses of its entries; 0: it changes nothing there.
+    """
+
+    def __init__(self, weights: LoraWeights, num_products: int) -> None:
+        self.digest, self.num_bytes = weights.digest, weights.num_bytes
+        self.entries: LongArray = np.zeros(num_products, np.int64)
+        self._kept: list[object] = []  # the memory at these addresses
+        for index, product in weights.products.items():
+            self.entries[index] = self._lay_out(product)
+
+    def _lay_out(self, product: LoraProduct) -> int:
+        a, first, segments = product.a.contiguous(), 0, []
+        self._kept.append(a)
+        for part in product.parts:
+            for b, column in part.outputs:
+                rows = b.t().contiguous()
+                self._kept.append(rows)
+                size = part.rank, column, rows.shape[1]
+                segments.append(Segment(rows.data_ptr(), first, *size, part.scale))
+            first += part.rank
+        entry = np.array(entry_words(a.data_ptr(), len(a), segments), np.int64)
+        self._kept.append(entry)
+        return int(entry.ctypes.data)
+
+
+class CpuLora:
+    """The adapters of a step, at the addresses that the recorded kernels read.
+
+    Args:
+        targets: the products that adapters can add to.
+        max_loras: the largest number of adapters in a step.
+        max_rank: the largest rank.
+        max_tokens: the largest number of tokens in a step.
+        dtype: the dtype of the adapters' matrices.
+
+    Attributes:
+        targets, max_rank, dtype: as given.
+    """
+
+    def __init__(
+        self,
+        targets: LoraTargets,
+        max_loras: int,
+        max_rank: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.targets, self.max_rank, self.dtype = targets, max_rank, dtype
+        num_units = max_loras + max_tokens // UNIT_ROWS
+        self._num_units = np.zeros(1, np.int64)
+        self._units = np.zeros((num_units, UNIT_WORDS), np.int64)
+        self._table = np.zeros((max_loras, len(targets.products)), np.int64)
+        self._order = np.zeros(max_tokens, np.int64)
+        most = max((each.num_parts for each in targets.products), default=0)
+        self._shrunk = torch.empty(max_tokens, most * max_rank)
+        self._adapters: list[CpuAdapter] = []  # keeps those of the step alive
+
+    def record(self, program: KernelProgram, x: Tensor, linear: Linear, out: Tensor) -> None:
+        """Record what the adapters add to a product.
+
+        Args:
+            program: the program to record in.
+            x: [rows, in] float32, the product's input.
+            linear: the product.
+            out: [rows, out] float32, its output.
+        """
+        index = self.targets.index_of(linear)
+        if index is None:
+            return
+        product, kind = self.targets.products[index], str(self.dtype).removeprefix("torch.")
+        arrays = self._num_units, self._units, self._table
+        common = [array.ctypes.data for array in arrays]
+        common += [index, len(self.targets.products), self._order.ctypes.data]
+        shrunk = [self._shrunk.data_ptr(), 4 * self._shrunk.shape[1]]
+        most_ranks = product.num_parts * self.max_rank
+        reading = [x.data_ptr(), 4 * x.shape[1], product.in_features]
+        program.record(SHRINK[kind], [*common, *reading, *shrunk, most_ranks], label="lora shrink")
+        writing = [out.data_ptr(), 4 * out.shape[1], product.out_features]
+        program.record(EXPAND[kind], [*common, *shrunk, *writing], label="lora expand")
+
+    def fill(self, adapters: Sequence[CpuAdapter | None], counts: LongArray) -> None:
+        """Set the adapters of a step.
+
+        Args:
+            adapters: that of each request, or None.
+            counts: (requests,) int64, the number of tokens of each request.
+        """
+        self._adapters = list(dict.fromkeys(filter(None, adapters)))
+        if not self._adapters:
+            self._num_units[0] = 0
+            return
+        places = {adapter: place for place, adapter in enumerate(self._adapters)}
+        for adapter, place in places.items():
+            self._table[place] = adapter.entries
+        of_requests = np.array([-1 if each is None else places[each] for each in adapters])
+        of_tokens = np.repeat(of_requests, counts)
+        order = np.argsort(of_tokens, kind="stable")
+        sizes = np.bincount(of_tokens + 1, minlength=len(places) + 1).tolist()
+        num_without = sizes[0]
+        self._order[: len(order) - num_without] = order[num_without:]
+        units, first = [], 0
+        for place, size in enumerate(sizes[1:]):
+            for begin in range(0, size, UNIT_ROWS):
+                units.append((place, first + begin, min(UNIT_ROWS, size - begin)))
+            first += size
+        self._units[: len(units)] = units
+        self._num_units[0] = len(units)
