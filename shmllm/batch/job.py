@@ -15,11 +15,12 @@ from shmllm.batch.output import RecordFile
 from shmllm.batch.rows import Format, JsonObject, Row, encode
 from shmllm.errors import RequestError
 from shmllm.outputs.request import RequestOutput
+from shmllm.params.lora import LoRARequest
 from shmllm.params.sampling import SamplingParams
 
 ABORTED = "abort"
 
-Request = tuple[Any, SamplingParams]
+Request = tuple[Any, SamplingParams, LoRARequest | None]
 Prepare = Callable[[Row], Request]
 Stream = Callable[[Iterator[Request]], Iterable[tuple[int, RequestOutput]]]
 """Takes requests when it has room for them, and yields (index of the request, result).

@@ -15,7 +15,15 @@ from shmllm.batch.rows import JsonObject, Messages, Row
 from shmllm.errors import RequestError
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
-INPUT_FIELDS = {"id", "prompt", "messages", "prompt_token_ids", "cache_salt", "sampling_params"}
+INPUT_FIELDS = {
+    "id",
+    "prompt",
+    "messages",
+    "prompt_token_ids",
+    "cache_salt",
+    "lora",
+    "sampling_params",
+}
 RESULT_FIELDS = {
     "line",
     "prompt",
@@ -83,6 +91,8 @@ class NativeFormat:
         try:
             row.prompt = self._prompt(fields)
             row.sampling = self._sampling(fields)
+            if "lora" in fields:
+                row.lora = "" if fields["lora"] is None else self._typed(fields, "lora", str)
         except RequestError as error:
             row.error = str(error)
         return row

@@ -21,7 +21,15 @@ from shmllm.extras import install_command
 
 ROWS_AT_ONCE = 1024
 # A null in one of these columns means that the row does not have the field.
-_OPTIONAL = ("id", "prompt", "messages", "prompt_token_ids", "cache_salt", "sampling_params")
+_OPTIONAL = (
+    "id",
+    "prompt",
+    "messages",
+    "prompt_token_ids",
+    "cache_salt",
+    "lora",
+    "sampling_params",
+)
 # A null inside of these means the same.
 _NESTED = ("messages", "sampling_params", "structured_outputs")
 

@@ -31,6 +31,7 @@ class Row:
         line: its line number in the file, from 1.
         prompt: a text, a dict as `LLM.generate` takes it, or messages.
         sampling: the row's own sampling parameters.
+        lora: the name of the row's adapter; None: what the command says; "": none.
         defaults: the format's default sampling parameters.
         template: keyword arguments of the chat template.
         identity: the row's id; the record begins with it.
@@ -42,6 +43,7 @@ class Row:
     line: int
     prompt: str | dict[str, Any] | Messages | None = None
     sampling: JsonObject = field(default_factory=dict)
+    lora: str | None = None
     defaults: JsonObject = field(default_factory=dict)
     template: JsonObject = field(default_factory=dict)
     identity: JsonObject = field(default_factory=dict)

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,16 +21,18 @@ from shmllm.batch.parquet import write_parquet
 from shmllm.batch.resume import DoneLines
 from shmllm.batch.rows import JsonObject, Row
 from shmllm.batch.sources import STANDARD_STREAM
+from shmllm.cli.adapters import Adapters
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, WHY_ABORTED
 from shmllm.cli.plan import GeneratePlan
 from shmllm.cli.sampling import completed
 from shmllm.cli.session import CommandSession
 from shmllm.cli.streams import is_on_screen
-from shmllm.errors import EnginePausedError
+from shmllm.errors import EnginePausedError, RequestError
 
 if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
     from shmllm.outputs.request import RequestOutput
+    from shmllm.params.lora import LoRARequest
     from shmllm.params.sampling import SamplingParams
 
 NO_PROMPT = "the input holds no prompt"
@@ -94,11 +96,13 @@ class Batch:
         """Makes the output writable, and removes an incomplete record at its end."""
         self._file.begin(self._done.num_bytes)
 
-    def run(self, rows: Iterator[Row], llm: LLM, sampling: JsonObject, priority: int | None) -> int:
+    def run(
+        self, rows: Iterator[Row], llm: LLM, sampling: JsonObject, session: CommandSession
+    ) -> int:
         """Runs rows; returns the number of rows that the engine aborted."""
         from shmllm.frontend.progress import BatchProgress
 
-        ordered = self._plan.ordered
+        ordered, priority = self._plan.ordered, session.priority
         is_live = not (self._plan.target == STANDARD_STREAM and is_on_screen())
         with BatchProgress(
             self._num_rows, True, num_done=self._done.num_done, is_live=is_live
@@ -106,7 +110,7 @@ class Batch:
             job = BatchJob(
                 self._plan.form,
                 self._file,
-                Preparation(llm, sampling, self._plan.chat_template),
+                Preparation(llm, sampling, self._plan.chat_template, session.adapters),
                 ordered=ordered,
                 on_result=progress.finish,
             )
@@ -155,7 +159,7 @@ def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession)
             session.describe_engine(llm)
             batch.begin()
             try:
-                num_lost = batch.run(rows, llm, sampling, session.priority)
+                num_lost = batch.run(rows, llm, sampling, session)
             except BaseException:
                 batch.report_interruption()
                 raise
@@ -174,10 +178,19 @@ class Preparation:
         llm: the engine's front end; it has the chat template and the model's defaults.
         sampling: the sampling parameters from the command line.
         chat_template: the source of the chat template; None for the model's.
+        adapters: those that rows can choose.
     """
 
-    def __init__(self, llm: LLM, sampling: JsonObject, chat_template: str | None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        sampling: JsonObject,
+        chat_template: str | None,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._llm = llm
+        self._adapters = adapters or {}
+        self._only = next(iter(self._adapters.values())) if len(self._adapters) == 1 else None
         self._given = llm.model_defaults | sampling
         self._common = make_params(completed(self._given), {})
         self._template: JsonObject = (
@@ -185,13 +198,20 @@ class Preparation:
         )
 
     def __call__(self, row: Row) -> Request:
-        prompt = row.prompt
+        prompt, adapter = row.prompt, self._adapter(row)
         if isinstance(prompt, list):
             prompt = dict(self._llm.front_end.chat_prompt(prompt, **self._template, **row.template))
         if not row.sampling and not row.defaults:
-            return prompt, self._common
+            return prompt, self._common, adapter
         defaults = completed(row.defaults, self._given, row.sampling)
-        return prompt, make_params(defaults, row.sampling)
+        return prompt, make_params(defaults, row.sampling), adapter
+
+    def _adapter(self, row: Row) -> LoRARequest | None:
+        if row.lora is None:
+            return self._only
+        if row.lora and row.lora not in self._adapters:
+            raise RequestError(f"'lora' names no adapter: pass --lora {row.lora}=DIR")
+        return self._adapters.get(row.lora)
 
 
 def stream(
@@ -203,14 +223,22 @@ def stream(
         EnginePausedError: the engine takes no requests now. No row is to blame.
     """
     params: deque[SamplingParams] = deque()
+    adapters: deque[LoRARequest | None] = deque()
 
     def prompts() -> Iterator[Any]:
-        for prompt, own in requests:
+        for prompt, own, adapter in requests:
             params.append(own)
+            adapters.append(adapter)
             yield prompt
 
-    aligned = iter(params.popleft, None)
-    outputs = llm.stream(prompts(), aligned, ordered=ordered, on_error="yield", priority=priority)
+    outputs = llm.stream(
+        prompts(),
+        iter(params.popleft, None),
+        ordered=ordered,
+        on_error="yield",
+        priority=priority,
+        lora_request=(adapters.popleft() for _ in count()),
+    )
     for output in outputs:
         if output.is_retryable:
             raise EnginePausedError(output.error or "the engine is paused")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from shmllm.cli.adapters import lora_option
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.prompts import as_chat, chat_template_option, read_prompts
@@ -30,13 +31,14 @@ Examples:
   shmllm generate -i prompts.txt -o completions.jsonl
   shmllm generate -i in.parquet -o out.parquet
   shmllm generate -i requests.jsonl -o responses.jsonl --openai-batch
+  shmllm generate -m ./my-model --lora sql=./adapters/sql "SELECT"
 
 \b
 Files of JSON lines (or .parquet, or either compressed as .gz):
   A line of the input holds `prompt`, `messages` or `prompt_token_ids`, and may hold
-  `id`, `cache_salt` and sampling parameters, such as `max_tokens`, by themselves or in
-  the object `sampling_params`; they override options. Other fields are copied to the
-  output.
+  `id`, `cache_salt`, `lora` (the NAME of a --lora, or null for the base) and sampling
+  parameters, such as `max_tokens`, by themselves or in the object `sampling_params`;
+  they override options. Other fields are copied to the output.
   A line of the output holds `id` if the input has one, `line` (from 1), `text`,
   `finish_reason`, `num_prompt_tokens`, `num_output_tokens`, `num_cached_tokens`, or
   instead of these `error`; then the other fields. Each line is written as soon as its
@@ -87,6 +89,7 @@ aborted or refused requests, 130 interrupted, 143 terminated.
     metavar="N",
     help="Run before requests of higher numbers; needs --scheduling-policy priority.",
 )
+@lora_option
 @metrics_port_option
 @engine_options
 def generate(prompts: tuple[str, ...], **options: Any) -> int:
@@ -107,9 +110,9 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     source, target = options["source"], options["target"]
     if prompts and source is not None:
         raise click.UsageError("give prompts as arguments or with --input, not both")
-    engine = take_engine_options(options)
+    engine, adapters = take_engine_options(options), options["adapters"]
     session = CommandSession(
-        options["attach"], engine, options["metrics_port"], options["priority"]
+        options["attach"], engine, options["metrics_port"], options["priority"], adapters
     )
     sampling = take_sampling(options)
     options["chat"] |= options["system"] is not None or options["chat_template"] is not None
@@ -147,6 +150,7 @@ def _asks_for_chat(options: dict[str, Any], sampling: dict[str, Any]) -> bool:
 
     has_files = options["source"] is not None or options["target"] is not None
     has_others = sampling.keys() & {"n", "logprobs"} or options["priority"] is not None
+    has_others = has_others or options["adapters"]
     return options["chat"] and not (has_files or has_others or wants_records(None, options))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmllm.cli.adapters import Adapters, with_adapters
 from shmllm.cli.metrics import check_metrics_port, start_metrics_server
 from shmllm.cli.options import ENGINE_OPTIONS, Status
 from shmllm.errors import ShmLLMError
@@ -23,12 +24,14 @@ class CommandSession:
         engine: options of `LLM`.
         metrics_port: where statistics are served while the command runs; None for nowhere.
         priority: the priority of the command's requests; None for an engine without priorities.
+        adapters: the adapters that the command's requests may have.
     """
 
     attach: str | None
     engine: dict[str, Any]
     metrics_port: int | None = None
     priority: int | None = None
+    adapters: Adapters = field(default_factory=dict)
 
     def open(self) -> LLM:
         """Start an engine, or attach to the named one.
@@ -39,7 +42,7 @@ class CommandSession:
         check_metrics_port(self.metrics_port)
         if self.attach is None:
             self._check_policy(self.engine["scheduling_policy"])
-            llm = _start(self.engine)
+            llm = _start(with_adapters(self.engine, self.adapters))
         else:
             llm = _attach_to(self.attach, self.engine)
             try:

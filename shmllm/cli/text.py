@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from shmllm.cli.adapters import only_adapter
 from shmllm.cli.outcome import TextOutcome
 from shmllm.cli.prompts import InputPrompt
 from shmllm.cli.sampling import completed
@@ -43,14 +44,16 @@ def run_text(
         session: starts the engine or attaches to it.
         chat_template: the source of the chat template; None for the model's.
     """
-    from shmllm.frontend.input_processor import set_priorities
+    from shmllm.frontend.input_processor import set_adapters, set_priorities
     from shmllm.params.sampling import SamplingParams
 
+    adapter = only_adapter(session.adapters)
     with session.open() as llm:
         params = SamplingParams(**completed(llm.model_defaults, sampling))
         prompts: list[Any] = [as_prompt(llm, item, chat_template) for item in inputs]
         names = [item.origin for item in inputs]
         requests = llm.front_end.prepare(prompts, params, names)
+        llm.front_end.add_adapters(set_adapters(requests, adapter, llm.facts))
         set_priorities(requests, session.priority, llm.facts)
         outcome = TextOutcome(params, llm.facts.max_model_len)
         with open_target(target) as out:

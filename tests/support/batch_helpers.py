@@ -48,7 +48,7 @@ class FakeStream:
         held: list[tuple[int, Any]] = []
         source = enumerate(requests)
         while True:
-            for place, (prompt, _) in source:
+            for place, (prompt, _, _) in source:
                 held.append((place, prompt))
                 if len(held) == IN_FLIGHT:
                     break
@@ -64,7 +64,7 @@ class FakeStream:
 
 
 def prepare(row: Row) -> Request:
-    return row.prompt, make_params({"max_tokens": 8}, row.sampling)
+    return row.prompt, make_params({"max_tokens": 8}, row.sampling), None
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> Path:

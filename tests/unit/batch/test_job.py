@@ -120,7 +120,7 @@ def test_a_request_that_the_engine_aborted_gets_no_record(tmp_path, target, reas
     rows = json_rows(write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}]))
 
     def stream(requests):
-        for place, (prompt, _) in enumerate(requests):
+        for place, (prompt, _, _) in enumerate(requests):
             output = answer(prompt)
             if prompt == "a":
                 output.outputs[0].finish_reason = reason

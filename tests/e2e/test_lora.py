@@ -1,0 +1,248 @@
+"""Requests with adapters in whole engines: tokens of the merged models, and bits that no other
+request changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import lora_adapters
+from support.determinism import said
+from support.engines import assert_idle
+from support.reference_models import make_model, make_prompts
+from support.variants import slow
+
+from shmllm import LLM, LoRARequest, RequestError, SamplingParams
+
+NUM_ADAPTERS = 8
+MAX_TOKENS = 12
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+FAMILIES = ["llama", "qwen3", slow("phi3"), slow("qwen2_moe"), slow("mixtral")]
+
+
+class Adapted:
+    """A model on disk, its adapters, and an engine with room for some of them."""
+
+    def __init__(self, kind: str, directory: Path, **options: Any) -> None:
+        self.model = make_model(kind, directory / "model")
+        shapes = lora_adapters.linear_modules(self.model)
+        names = (*lora_adapters.PROJECTIONS, "qkv_proj", "gate_up_proj")
+        self.shapes = lora_adapters.with_suffixes(shapes, names)
+        self.tensors, self.loras = [], []
+        for number in range(1, NUM_ADAPTERS + 1):
+            self.tensors.append(lora_adapters.draw(self.shapes, number, number, 1.2))
+            path = directory / f"adapter-{number}"
+            lora_adapters.write(path, self.tensors[-1], r=number, lora_alpha=2 * number)
+            self.loras.append(LoRARequest(path.name, number, str(path)))
+        self.prompts = make_prompts(self.model.config.vocab_size, 90)
+        self.directory = directory / "model"
+        self.options: dict[str, Any] = {
+            "kv_cache_memory_bytes": 2**26,
+            "multiprocess": False,
+            "dtype": "float32",
+            "enable_lora": True,
+            "max_loras": NUM_ADAPTERS,
+        } | options
+
+    def engine(self, **options: Any) -> LLM:
+        return LLM(str(self.directory), **(self.options | options))
+
+    def mixed(self) -> list[LoRARequest | None]:
+        """An adapter for each prompt: each of them, and none, in turn."""
+        every = [None, *self.loras]
+        return [every[index % len(every)] for index in range(len(self.prompts))]
+
+
+def as_prompts(prompts: list[list[int]]) -> list[Any]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@torch.inference_mode()
+def choices(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
+    """transformers' greedy choice after each token of a continuation."""
+    logits = model(torch.tensor([prompt + tokens])).logits[0]
+    found: list[int] = logits[len(prompt) - 1 : -1].argmax(dim=1).tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_greedy_tokens_are_those_of_the_merged_models(kind: str, tmp_path: Path) -> None:
+    adapted = Adapted(kind, tmp_path)
+    merged: dict[LoRARequest | None, Any] = {None: adapted.model}
+    for lora, tensors in zip(adapted.loras, adapted.tensors, strict=True):
+        merged[lora] = lora_adapters.merged(adapted.model, tensors, 2.0)
+    mixed = adapted.mixed()
+    with adapted.engine() as llm:
+        prompts = as_prompts(adapted.prompts)
+        found = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=mixed)
+        base = tokens_of(llm.generate(prompts, GREEDY, use_tqdm=False))
+    assert [output.lora_request for output in found] == mixed
+    for prompt, lora, tokens in zip(adapted.prompts, mixed, tokens_of(found), strict=True):
+        assert choices(merged[lora], prompt, tokens) == tokens
+    changed = sum(a != b for a, b in zip(base, tokens_of(found), strict=True))
+    assert changed > len(adapted.prompts) // 2
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    return Adapted("qwen3", tmp_path_factory.mktemp("adapted"))
+
+
+@pytest.fixture(scope="module")
+def shared_engine(adapted: Adapted) -> Iterator[LLM]:
+    with adapted.engine() as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared_engine: LLM) -> Iterator[LLM]:
+    yield shared_engine
+    assert_idle(shared_engine)
+
+
+def sampled(number: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=[0, 0.9][number % 2],
+        max_tokens=MAX_TOKENS,
+        ignore_eos=True,
+        seed=number,
+        logprobs=2,
+        prompt_logprobs=1 if number % 3 == 0 else None,
+    )
+
+
+def ask(llm: LLM, adapted: Adapted, which: list[int]) -> list[Any]:
+    mixed = adapted.mixed()
+    outputs = llm.generate(
+        as_prompts([adapted.prompts[index] for index in which]),
+        [sampled(index) for index in which],
+        use_tqdm=False,
+        lora_request=[mixed[index] for index in which],
+    )
+    return [said(output) for output in outputs]
+
+
+def alone(llm: LLM, adapted: Adapted, which: list[int]) -> list[Any]:
+    return [ask(llm, adapted, [index])[0] for index in which]
+
+
+WHICH = list(range(18))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 23, "enable_prefix_caching": False},  # chunks
+        {"num_gpu_blocks_override": 14, "max_num_seqs": 16},  # preemptions
+        slow({"num_threads": 1}),
+        slow({"async_scheduling": True}),
+        slow({"max_loras": 2, "max_cpu_loras": 3}),
+        slow({"scheduling_policy": "priority", "max_loras": 1}),
+    ],
+)
+def test_a_request_has_the_bits_that_it_has_alone(
+    options: dict[str, Any], adapted: Adapted, llm: LLM
+) -> None:
+    expected = alone(llm, adapted, WHICH)
+    with adapted.engine(**options) as other:
+        assert ask(other, adapted, WHICH) == expected
+        assert ask(other, adapted, WHICH[::-1])[::-1] == expected  # prefix hits, if there are any
+        has_preempted = other.get_metrics()["preemptions"] > 0
+    assert has_preempted == ("num_gpu_blocks_override" in options)
+
+
+def test_requests_without_an_adapter_have_the_base_s_bits(adapted: Adapted, llm: LLM) -> None:
+    bases = [index for index, lora in enumerate(adapted.mixed()) if lora is None]
+    with adapted.engine(enable_lora=False) as plain:
+        expected = ask(plain, adapted, bases)
+    found = ask(llm, adapted, WHICH)
+    assert [found[index] for index in bases if index in WHICH] == expected[: len(found) // 9]
+
+
+def test_a_b_of_zeros_has_the_base_s_bits(adapted: Adapted, llm: LLM, tmp_path: Path) -> None:
+    tensors = {
+        name: tensor * 0 if "lora_B" in name else tensor
+        for name, tensor in adapted.tensors[0].items()
+    }
+    path = lora_adapters.write(tmp_path / "zeros", tensors, r=1)
+    prompts, params = as_prompts(adapted.prompts[:6]), sampled(1)
+    base = llm.generate(prompts, params, use_tqdm=False)
+    zeros = LoRARequest("zeros", 100, str(path))
+    found = llm.generate(prompts, params, use_tqdm=False, lora_request=zeros)
+    assert [said(output) for output in found] == [said(output) for output in base]
+    assert llm.remove_lora(100)
+
+
+def test_a_reload_gives_other_tokens_and_no_stale_hit(
+    adapted: Adapted, llm: LLM, tmp_path: Path
+) -> None:
+    path = lora_adapters.write(tmp_path / "one", adapted.tensors[3], r=4)
+    lora = LoRARequest("changing", 101, str(path))
+    prompt = as_prompts(adapted.prompts[8:9])
+
+    def generate() -> tuple[list[int], int]:
+        (output,) = llm.generate(prompt, GREEDY, use_tqdm=False, lora_request=lora)
+        return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+    first, num_cached = generate()
+    assert num_cached == 0
+    assert generate() == (first, 80)
+    lora_adapters.write(path, adapted.tensors[5], r=6)
+    assert generate() == (first, 80)
+    assert llm.add_lora(LoRARequest("changing", 101, str(path), load_inplace=True))
+    second, num_cached = generate()
+    assert num_cached == 0
+    assert second != first
+    assert generate() == (second, 80)
+    assert llm.remove_lora(101)
+
+
+def test_sleep_and_new_weights_keep_adapters(adapted: Adapted) -> None:
+    prompts, loras = as_prompts(adapted.prompts[:4]), adapted.loras[:4]
+    with adapted.engine() as llm:
+        before = tokens_of(llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=loras))
+        llm.sleep(2)
+        llm.wake_up(["weights"])
+        llm.update_weights(dict(adapted.model.state_dict()))
+        llm.wake_up()
+        after = tokens_of(llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=loras))
+        assert after == before
+        assert llm.list_loras() == {1, 2, 3, 4}
+
+
+def test_streams_and_queues_take_an_adapter_for_each_prompt(adapted: Adapted, llm: LLM) -> None:
+    prompts, mixed = as_prompts(adapted.prompts[:9]), adapted.mixed()[:9]
+    expected = tokens_of(llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=mixed))
+    streamed = llm.stream(prompts, GREEDY, ordered=True, lora_request=iter(mixed))
+    assert tokens_of(list(streamed)) == expected
+    llm.enqueue(prompts, GREEDY, lora_request=mixed)
+    assert tokens_of(llm.wait_for_completion(use_tqdm=False)) == expected
+    with pytest.raises(RequestError, match="lora_request ended before prompt 3"):
+        list(llm.stream(prompts, GREEDY, lora_request=mixed[:3]))
+
+
+def test_wrong_arguments_queue_nothing(adapted: Adapted, llm: LLM) -> None:
+    prompts = as_prompts(adapted.prompts[:2])
+    bad = LoRARequest("bad", 200, "/nowhere")
+    for lora, message in (
+        ("name", "must be a LoRARequest or a list"),
+        ([adapted.loras[0]], "2 prompts and 1 lora_requests"),
+        ([adapted.loras[0], "x"], "must be a LoRARequest, got 'x'"),
+        ([adapted.loras[0], bad], r"cannot read /nowhere/adapter_config\.json"),
+    ):
+        steps = llm.get_metrics()["steps"]
+        with pytest.raises(RequestError, match=message):
+            llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=lora)
+        assert llm.get_metrics()["steps"] == steps
+    with (
+        adapted.engine(enable_lora=False) as plain,
+        pytest.raises(RequestError, match="enable_lora"),
+    ):
+        plain.generate(prompts, GREEDY, use_tqdm=False, lora_request=adapted.loras[0])

@@ -1,0 +1,196 @@
+"""Adapters across processes: private and named engines, coroutines, commands, and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from support import commands, lora_adapters
+from support.engines import attached, named_engine
+
+from shmllm import (
+    LLM,
+    AsyncLLM,
+    EngineDeadError,
+    LoRARequest,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
+from shmllm.frontend.model_files import resolve_model
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+OPTIONS: dict[str, Any] = {
+    "kv_cache_memory_bytes": 2**26,
+    "num_threads": 1,
+    "dtype": "float32",
+    "enable_lora": True,
+    "max_loras": 2,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPTS = ["import os\n", "def f(x):", "class A"]
+
+
+def shapes_of_tiny() -> dict[str, tuple[int, int]]:
+    """The [out, in] of the projections of the bundled model."""
+    with safe_open(resolve_model("tiny") / "model.safetensors", "pt") as file:
+        names = list(file.keys())
+        shapes = {name.removesuffix(".weight"): file.get_slice(name).get_shape() for name in names}
+    return {
+        name: (shape[0], shape[1])
+        for name, shape in lora_adapters.with_suffixes(shapes, lora_adapters.PROJECTIONS).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def loras(tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
+    shapes, found = shapes_of_tiny(), []
+    for number in (1, 2, 3):
+        path = tmp_path_factory.mktemp(f"adapter-{number}")
+        lora_adapters.write(path, lora_adapters.draw(shapes, number, factor=0.6))
+        found.append(LoRARequest(f"adapter-{number}", number, str(path)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One named engine for all tests that do not end it."""
+    options = {"enable_lora": True, "max_loras": 2}
+    with named_engine(tmp_path_factory.mktemp("engine"), **options) as (name, _):
+        yield name
+
+
+@pytest.fixture(scope="module")
+def expected(loras: list[LoRARequest]) -> list[list[str]]:
+    """The texts of the prompts with no adapter, and with each."""
+    with LLM("tiny", multiprocess=False, **OPTIONS) as llm:
+        found = [
+            texts(llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=lora))
+            for lora in (None, *loras)
+        ]
+    assert len(set(map(tuple, found))) == 4
+    return found
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_front_ends_of_a_named_engine_share_its_adapters(
+    engine: str, loras: list[LoRARequest], expected: list[list[str]]
+) -> None:
+    with attached(engine) as first, LLM.attach(engine) as second:
+        assert first.add_lora(loras[0])
+        assert not second.add_lora(loras[0])
+        assert second.list_loras() == {1}
+        mixed = [loras[0], None, loras[2]]
+        outputs = second.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=mixed)
+        assert texts(outputs) == [expected[1][0], expected[0][1], expected[3][2]]
+        assert first.pin_lora(1)
+        assert first.list_loras() == {1, 3}
+        with pytest.raises(RequestError, match=r"cannot read .*adapter_config\.json"):
+            first.add_lora(LoRARequest("bad", 9, "/nowhere"))
+        for number in (1, 3):
+            assert first.remove_lora(number)
+
+
+def test_coroutines_take_adapters(
+    engine: str, loras: list[LoRARequest], expected: list[list[str]]
+) -> None:
+    async def text(llm: AsyncLLM, prompt: str, lora: LoRARequest | None) -> str:
+        async for output in llm.generate(prompt, GREEDY, lora_request=lora):
+            last = output
+        assert last.lora_request is lora
+        return last.outputs[0].text if last.error is None else last.error
+
+    async def run() -> list[str]:
+        async with AsyncLLM.attach(engine) as llm:
+            assert await llm.add_lora(loras[1])
+            every = [None, *loras, LoRARequest("bad", 9, "/nowhere")]
+            tasks = (text(llm, PROMPTS[0], lora) for lora in every)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert await llm.list_loras() == {1, 2, 3}
+            assert await llm.pin_lora(2)
+            assert all([await llm.remove_lora(number) for number in (1, 2, 3)])
+            return [str(each) for each in found]
+
+    *found, error = asyncio.run(run())
+    assert found == [each[0] for each in expected]
+    assert "cannot read /nowhere/adapter_config.json" in error
+
+
+def test_a_killed_engine_is_one_error(loras: list[LoRARequest]) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    with LLM("tiny", **OPTIONS) as llm:
+        stream = llm.stream([PROMPTS[0]] * 4, endless, lora_request=loras[0], output_kind=None)
+        llm.enqueue(PROMPTS, endless, lora_request=[*loras[:2], None])
+        os.kill(llm.engine_pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
+            list(stream)
+
+
+def test_a_front_end_that_ends_leaves_the_engine_idle(
+    engine: str, loras: list[LoRARequest], expected: list[list[str]]
+) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    with attached(engine) as first:
+        with LLM.attach(engine) as second:
+            second.enqueue(PROMPTS * 4, endless, lora_request=[*loras] * 4)
+        outputs = first.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=loras[2])
+        assert texts(outputs) == expected[3]
+
+
+def test_rows_choose_among_the_adapters_of_a_command(
+    engine: str, loras: list[LoRARequest], expected: list[list[str]], tmp_path: Path
+) -> None:
+    rows = [
+        {"prompt": PROMPTS[0], "lora": "one"},
+        {"prompt": PROMPTS[1], "lora": None},
+        {"prompt": PROMPTS[2], "lora": "two"},
+        {"prompt": PROMPTS[2], "lora": "three"},
+        {"prompt": PROMPTS[2], "lora": 3},
+        {"prompt": PROMPTS[1]},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    adapters = [f"--lora=one={loras[0].lora_path}", f"--lora=two={loras[1].lora_path}"]
+    limits = ["--temperature", "0", "--max-tokens", "8", "--ignore-eos", "--ordered"]
+    done = commands.shmllm(
+        "generate", "--attach", engine, *adapters, *limits, "-i", str(source), "-o", str(target)
+    )
+    assert done.returncode == 1, done.stderr
+    found = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [record.get("text") for record in found] == [
+        expected[1][0], expected[0][1], expected[2][2], None, None, expected[0][1],
+    ]  # fmt: skip
+    assert found[3]["error"] == "'lora' names no adapter: pass --lora three=DIR"
+    assert found[4]["error"] == "'lora' must be a string, got 3"
+
+
+def test_one_adapter_of_a_command_is_for_all_prompts(
+    engine: str, loras: list[LoRARequest], expected: list[list[str]]
+) -> None:
+    path = loras[0].lora_path
+    common = ["generate", "--attach", engine, "--temperature", "0", "--max-tokens", "8"]
+    done = commands.shmllm(*common, "--ignore-eos", "--lora", f"one={path}", PROMPTS[1])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().rstrip("\n") == expected[1][1].rstrip("\n")
+    for given, message in (
+        (["--lora", "one"], "'one' is not NAME=DIR"),
+        (["--lora", f"one={path}", "--lora", "one=x"], "'one' is named twice"),
+        (["--lora", f"one={path}", "--lora", "two=x"], "several --lora are for rows of --input"),
+    ):
+        done = commands.shmllm(*common, *given, PROMPTS[1])
+        assert done.returncode == 2
+        assert message in done.stderr.decode()
+    done = commands.shmllm(*common, "--lora", "bad=/nowhere", PROMPTS[1])
+    assert done.returncode == 2
+    assert "cannot read /nowhere/adapter_config.json" in done.stderr.decode()
