@@ -83,6 +83,24 @@ class Adapters:
         self.put(lora, self._load(lora.lora_path))
         return True
 
+    def add_made(self, lora: LoRARequest, make: Callable[[], Any]) -> None:
+        """Make an adapter known that was sent as tensors.
+
+        Args:
+            lora: its number and name, and whether it may replace another one's contents.
+            make: makes the runner's form of it; raises EngineStartError.
+
+        Raises:
+            RequestError: adapters are not enabled, the adapter does not suit the model, or the
+                number is in use.
+        """
+        self._check_enabled()
+        if lora.lora_int_id in self._known and not lora.load_inplace:
+            raise RequestError(
+                f"adapter {lora.lora_int_id} exists: pass load_inplace=True to replace it"
+            )
+        self.put(replace(lora, lora_path=""), _refusing(make))
+
     def put(self, lora: LoRARequest, loaded: Any) -> None:
         """Make an adapter known, or replace its contents, with which running requests continue.
 
@@ -156,10 +174,7 @@ class Adapters:
         return None
 
     def _load(self, path: str) -> Any:
-        try:
-            return self._read(path)
-        except EngineStartError as problem:
-            raise RequestError(str(problem)) from None
+        return _refusing(lambda: self._read(path))
 
     def _make_room(self) -> bool:
         """Let the least recently used adapters make room for one more. Returns whether there is
@@ -188,3 +203,11 @@ class Adapters:
                 f"adapter {lora.lora_int_id} is {known.name!r} from {whence}: remove it first, or "
                 "pass load_inplace=True"
             )
+
+
+def _refusing(make: Callable[[], Any]) -> Any:
+    """Returns what `make` returns; its EngineStartError becomes a RequestError."""
+    try:
+        return make()
+    except EngineStartError as problem:
+        raise RequestError(str(problem)) from None

@@ -61,6 +61,10 @@ class Runner(Protocol):
             EngineStartError: it cannot be read, or does not suit the model.
         """
 
+    def make_lora(self, config: Any, tensors: Any) -> Any:
+        """As `read_lora`, from the fields of adapter_config.json and the tensors of
+        adapter_model.safetensors, which are copied."""
+
     def check_embeds(self, embeds: Any, length: int) -> Any:
         """Convert a prompt's embeddings, which must have `length` tokens, for `submit`.
 

@@ -7,12 +7,13 @@ calls are transmitted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError, nearest
+from shmllm.params.lora import LoRARequest
 from shmllm.wire.rpc import RpcCall
 
 
@@ -125,6 +126,29 @@ class Worker:
         loaded: str = self.model_runner.reload_weights(directory)
         return loaded
 
+    def add_lora(
+        self,
+        name: str,
+        number: int,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Any],
+        load_inplace: bool = False,
+    ) -> None:
+        """Make an adapter known, from its tensors; see `LLM.add_lora`.
+
+        Args:
+            name, number: those of its LoRARequest.
+            config: the fields of adapter_config.json.
+            tensors: the tensors of adapter_model.safetensors by name.
+            load_inplace: replace the contents of an adapter of this number.
+
+        Raises:
+            RequestError: it does not suit the model, or the number is in use.
+        """
+        lora = LoRARequest(name, number, load_inplace=load_inplace)
+        given = {key: _as_tensor(value) for key, value in tensors.items()}
+        self._core.adapters.add_made(lora, lambda: self._core.runner.make_lora(config, given))
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix.
 
@@ -200,6 +224,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 METHODS = (
+    "add_lora",
     "check_health",
     "get_weight",
     "list_weights",

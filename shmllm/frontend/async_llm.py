@@ -286,9 +286,16 @@ class AsyncLLM:
             reset_prefix_cache=reset_prefix_cache,
         )
 
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
+    async def add_lora(
+        self,
+        lora_request: LoRARequest,
+        *,
+        tensors: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> bool:
         """See `LLM.add_lora`."""
-        return await self._call(lambda: self._llm.add_lora(lora_request))
+        add = partial(self._llm.add_lora, lora_request, tensors=tensors, config=config)
+        return await self._call(add)
 
     async def remove_lora(self, lora_id: int) -> bool:
         """See `LLM.remove_lora`."""

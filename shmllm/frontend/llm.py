@@ -537,14 +537,26 @@ class LLM:
             )
         self._weight_push.add(weights)
 
-    def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Let the engine read an adapter. `generate` does that by itself.
+    def add_lora(
+        self,
+        lora_request: LoRARequest,
+        *,
+        tensors: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Let the engine read an adapter, which `generate` does by itself, or send its tensors.
 
-        With `load_inplace` the engine reads it again; running requests continue with the new
-        contents, with their keys and values.
+        With `load_inplace` the engine replaces its contents; running requests continue with the new
+        ones, with their keys and values.
+
+        Args:
+            lora_request: its number and name, and its directory unless tensors are given.
+            tensors: its tensors, under the names of adapter_model.safetensors. They go through
+                shared memory; such an adapter stays in the engine's memory until it is removed.
+            config: the fields of adapter_config.json for these tensors.
 
         Returns:
-            Whether it was read; False if the engine knows it already.
+            Whether it is new there; False if the engine knows it already.
 
         Raises:
             RequestError: the engine has no adapters, or this one cannot be read, does not suit the
@@ -552,7 +564,13 @@ class LLM:
         """
         if not isinstance(lora_request, LoRARequest):
             raise RequestError(f"add_lora takes a LoRARequest, got {lora_request!r}")
-        return self.front_end.add_adapter(lora_request)
+        if tensors is None:
+            return self.front_end.add_adapter(lora_request)
+        lora = lora_request
+        given = lora.lora_name, lora.lora_int_id, dict(config or {}), dict(tensors)
+        options = {"load_inplace": lora.load_inplace}
+        self._run_on_worker(RpcCall("add_lora", given, options))
+        return True
 
     def remove_lora(self, lora_id: int) -> bool:
         """Let the engine forget an adapter. Returns whether it knew it.

@@ -72,34 +72,28 @@ class LoraWeights:
     num_bytes: int
 
 
-def read_lora(
-    directory: Path, targets: LoraTargets, max_rank: int, dtype: torch.dtype
-) -> LoraWeights:
-    """Reads an adapter.
+def read_files(directory: Path) -> tuple[Fields, Fields]:
+    """Reads adapter_config.json and adapter_model.safetensors, as PEFT writes them.
 
-    Args:
-        directory: has adapter_config.json and adapter_model.safetensors, as PEFT writes them.
-        targets: the modules of the model.
-        max_rank: the largest rank that is allowed.
-        dtype: the dtype of the adapter's matrices in memory.
+    Returns:
+        The fields of the first, and the tensors of the second by their names.
 
     Raises:
-        EngineStartError: a file is missing or damaged, or the adapter does not suit the model.
+        EngineStartError: a file is missing or damaged.
     """
-    fields = Fields(read_json_object(directory / CONFIG_FILE), str(directory / CONFIG_FILE))
-    with SafetensorsFile(directory / WEIGHTS_FILE) as file:
-        names, tensors = file.shapes(), {}
-        for name in names:
+    config, weights = directory / CONFIG_FILE, directory / WEIGHTS_FILE
+    fields, tensors = Fields(read_json_object(config), str(config)), {}
+    with SafetensorsFile(weights) as file:
+        for name in file.shapes():
             with file.tensor(name) as tensor:
-                tensors[name] = tensor.to(dtype, copy=True)
-    where = str(directory / WEIGHTS_FILE)
-    return make_lora(fields, Fields(tensors, where), targets, max_rank, dtype)
+                tensors[name] = tensor.clone()
+    return fields, Fields(tensors, str(weights))
 
 
 def make_lora(
     config: Fields, tensors: Fields, targets: LoraTargets, max_rank: int, dtype: torch.dtype
 ) -> LoraWeights:
-    """Makes an adapter of its tensors.
+    """Makes an adapter of its tensors, which it copies.
 
     Args:
         config: the fields of adapter_config.json.
@@ -140,7 +134,7 @@ def _by_module(tensors: Fields) -> dict[str, dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.values.items():
         match = _NAME.fullmatch(name.removeprefix(_PREFIX))
-        if match is None or not name.startswith(_PREFIX):
+        if not name.startswith(_PREFIX) or match is None:
             raise tensors.error(f"{name!r} is not supported: only lora_A and lora_B are")
         found.setdefault(match["module"], {})[match["matrix"]] = tensor
     if not found:

@@ -7,11 +7,11 @@ of grammars, prompt embeddings, and the pooler. It must not know how a step is c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -106,6 +106,11 @@ class LoadedRunner(ABC):
         Raises:
             EngineStartError: it cannot be read, or does not suit the model.
         """
+
+    @abstractmethod
+    def make_lora(self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> object:
+        """As `read_lora`, from the fields of adapter_config.json and the tensors of
+        adapter_model.safetensors, which are copied."""
 
     @property
     def model(self) -> Model:

@@ -63,6 +63,9 @@ class ProfiledRunner:
     def read_lora(self, directory: str) -> Any:
         return self.runner.read_lora(directory)
 
+    def make_lora(self, config: Any, tensors: Any) -> Any:
+        return self.runner.make_lora(config, tensors)
+
     def check_embeds(self, embeds: Any, length: int) -> Any:
         return self.runner.check_embeds(embeds, length)
 

@@ -194,3 +194,33 @@ def test_one_adapter_of_a_command_is_for_all_prompts(
     done = commands.shmllm(*common, "--lora", "bad=/nowhere", PROMPTS[1])
     assert done.returncode == 2
     assert "cannot read /nowhere/adapter_config.json" in done.stderr.decode()
+
+
+def test_tensors_come_through_shared_memory(
+    engine: str, loras: list[LoRARequest], expected: list[list[str]]
+) -> None:
+    shapes = shapes_of_tiny()
+    one, two = (lora_adapters.draw(shapes, number, factor=0.6) for number in (1, 2))
+    config = {"r": 8, "lora_alpha": 16}
+    synced = LoRARequest("synced", 50)
+    with attached(engine) as llm:
+
+        def generate() -> list[str]:
+            return texts(llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=synced))
+
+        with pytest.raises(RequestError, match=r"has no adapter 50 \(synced\)"):
+            generate()
+        assert llm.add_lora(synced, tensors=one, config=config)
+        assert generate() == expected[1]
+        with pytest.raises(RequestError, match="adapter 50 exists: pass load_inplace=True"):
+            llm.add_lora(synced, tensors=two, config=config)
+        replaced = LoRARequest("synced", 50, load_inplace=True)
+        assert llm.add_lora(replaced, tensors=two, config=config)
+        assert generate() == expected[2]
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=loras)  # evict nothing of it
+        assert generate() == expected[2]
+        with pytest.raises(RequestError, match="the adapter's config: 'use_dora' is not supported"):
+            llm.add_lora(replaced, tensors=two, config=config | {"use_dora": True})
+        assert generate() == expected[2]
+        for number in (1, 2, 3, 50):
+            assert llm.remove_lora(number)

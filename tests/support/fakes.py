@@ -303,6 +303,9 @@ class FakeRunner:
         except OSError as problem:
             raise EngineStartError(f"cannot read {directory}: {problem.strerror}") from None
 
+    def make_lora(self, config: Any, tensors: Any) -> FakeAdapter:
+        return FakeAdapter(repr((config, tensors)))
+
     def compile_grammar(self, text: str) -> CompiledGrammar:
         return self.grammars.setdefault(text, Future())
 

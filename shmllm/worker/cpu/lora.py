@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shmllm.models.fields import Fields
 from shmllm.models.layers import Linear
-from shmllm.models.lora import LoraProduct, LoraWeights
+from shmllm.models.lora import LoraProduct, LoraWeights, make_lora
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.arrays import LongArray
 from shmllm_kernels.cpu import KernelProgram
@@ -72,7 +73,8 @@ class CpuLora:
         dtype: the dtype of the adapters' matrices.
 
     Attributes:
-        targets, max_rank, dtype: as given.
+        targets: as given.
+        max_rank, dtype: as given.
     """
 
     def __init__(
@@ -92,6 +94,15 @@ class CpuLora:
         most = max((each.num_parts for each in targets.products), default=0)
         self._shrunk = torch.empty(max_tokens, most * max_rank)
         self._adapters: list[CpuAdapter] = []  # keeps those of the step alive
+
+    def adapter_of(self, config: Fields, tensors: Fields) -> CpuAdapter:
+        """Return an adapter in the layout of the kernels.
+
+        Raises:
+            EngineStartError: it does not suit the model.
+        """
+        weights = make_lora(config, tensors, self.targets, self.max_rank, self.dtype)
+        return CpuAdapter(weights, len(self.targets.products))
 
     def record(self, program: KernelProgram, x: Tensor, linear: Linear, out: Tensor) -> None:
         """Record what the adapters add to a product.

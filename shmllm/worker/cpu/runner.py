@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
-from shmllm.models.lora import read_lora
+from shmllm.models.fields import Fields
+from shmllm.models.lora import read_files
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
@@ -166,10 +168,16 @@ class CpuRunner(LoadedRunner):
         self.processors = self._sampler.processors = made
 
     def read_lora(self, directory: str) -> CpuAdapter:
-        lora = self._lora
-        assert lora is not None, "the engine has adapters"
-        weights = read_lora(Path(directory), lora.targets, lora.max_rank, lora.dtype)
-        return CpuAdapter(weights, len(lora.targets.products))
+        assert self._lora is not None, "the engine has adapters"
+        return self._lora.adapter_of(*read_files(Path(directory)))
+
+    def make_lora(
+        self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    ) -> CpuAdapter:
+        assert self._lora is not None, "the engine has adapters"
+        return self._lora.adapter_of(
+            Fields(dict(config), "the adapter's config"), Fields(dict(tensors), "the adapter")
+        )
 
     def observe(self, observe: Observe | None) -> None:
         self._program.observe = observe

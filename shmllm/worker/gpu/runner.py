@@ -233,6 +233,9 @@ class GpuRunner(LoadedRunner):
     def read_lora(self, directory: str) -> object:
         raise AssertionError("an engine on a GPU has no adapters")
 
+    def make_lora(self, config: object, tensors: object) -> object:
+        raise AssertionError("an engine on a GPU has no adapters")
+
     def observe(self, observe: Observe | None) -> None:
         """Do nothing: torch's profiler records a GPU's kernels by itself."""
 

@@ -21,7 +21,7 @@ from support.variants import slow
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.lora import LoraWeights, read_lora
+from shmllm.models.lora import LoraWeights, make_lora, read_files
 from shmllm.models.lora_targets import LoraTargets
 
 TOKENS = [5, 61, 2, 33, 90, 17, 8, 8, 41, 3, 77, 20, 64, 1, 29, 50, 13, 95, 6, 38]
@@ -92,7 +92,8 @@ class Case:
         self.directory = directory / "adapter"
 
     def read(self, max_rank: int = 64) -> LoraWeights:
-        return read_lora(self.directory, self.targets, max_rank, torch.float32)
+        config, tensors = read_files(self.directory)
+        return make_lora(config, tensors, self.targets, max_rank, torch.float32)
 
     def assert_merged(self, tensors: dict[str, Tensor], scale: Any) -> None:
         merged = lora_adapters.merged(self.reference, tensors, scale)

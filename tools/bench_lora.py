@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Measures what adapters (LoRA) cost: steps with and without them, in turns.
+
+    python tools/bench_lora.py --model MODEL [--requests 16] [--adapters 8] [--rank 16]
+
+The tool makes random adapters for a model, in PEFT's files, and two engine cores in this process,
+one without `enable_lora`. In each round every case decodes the same number of tokens, beginning
+with that engine, and its tokens a second are divided by the engine's of that round:
+
+    unused  an engine with adapters, whose requests have none
+    q and v requests with adapters of the projections of queries and values
+    all     requests with adapters of all projections
+
+--cpu counts the CPU time of this process instead of wall time, which other programs disturb less;
+use it with one thread, because several wait by spinning. --prompts times prompts in place of decode
+steps.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from safetensors.torch import save_file
+
+from shmllm.cli.bench_output import describe_machine
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, LoraConfig, SchedulerConfig
+from shmllm.engine.core import EngineCore
+from shmllm.frontend.model_files import resolve_model
+from shmllm.models.lora_targets import LoraTargets
+from shmllm.params.lora import LoRARequest
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.cpu.runner import CpuRunner
+
+CASES = {"unused": (), "q and v": ("q_proj", "v_proj"), "all": ("",)}
+"""By name the ends of the names of the modules that are adapted."""
+
+
+def make_core(model: str, requests: int, threads: int | None, dtype: Any, lora: LoraConfig) -> Any:
+    """An engine core, and its runner."""
+    config = EngineConfig(
+        LoadConfig(str(resolve_model(model)), dtype=dtype),
+        CacheConfig(memory_bytes=2**30, enable_prefix_caching=False),
+        SchedulerConfig(max(requests, 1)),
+        lora=lora,
+        num_threads=threads,
+    )
+    runner = CpuRunner(config)
+    return EngineCore(config, runner), runner
+
+
+def write_adapter(directory: Path, targets: LoraTargets, ends: tuple[str, ...], rank: int) -> None:
+    """Writes a random adapter of the modules whose names end so."""
+    tensors = {}
+    for name in targets.names:
+        target = targets.target_of(name)
+        if target is not None and name.endswith(ends):
+            prefix = f"base_model.model.{name}.lora_"
+            tensors[f"{prefix}A.weight"] = torch.randn(rank, target.in_features) / 100
+            tensors[f"{prefix}B.weight"] = torch.randn(target.out_features, rank) / 100
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (directory / "adapter_config.json").write_text(json.dumps(fields))
+
+
+def add_requests(
+    core: EngineCore, loras: list[LoRARequest], requests: int, context: int, steps: int
+) -> None:
+    """Queues requests of random tokens, whose adapters take turns."""
+    draw = random.Random(0)
+    params = SamplingParams(temperature=0, max_tokens=steps + 1, ignore_eos=True)
+    for number in range(requests):
+        prompt = [draw.randrange(core.info.vocab_size) for _ in range(context)]
+        lora = loras[number % len(loras)] if loras else None
+        refusal = core.add(0, EngineCoreRequest(number, prompt, params, lora=lora))
+        assert refusal is None, refusal
+
+
+def time_case(
+    core: EngineCore, requests: int, steps: int, is_prompts: bool, clock: Callable[[], int]
+) -> float:
+    """Runs the queued requests to their end; returns the nanoseconds of prompts or of decoding."""
+    began, first = clock(), 0
+    while core.has_unfinished:
+        if not first and core.scheduler.stats.generated_tokens >= 0 and not _has_prompts(core):
+            first = clock()
+        core.step()
+    end = clock()
+    return first - began if is_prompts else end - first
+
+
+def _has_prompts(core: EngineCore) -> bool:
+    return any(
+        request.num_computed_tokens < request.num_prompt_tokens
+        for request in core.scheduler.requests()
+    )
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--model", required=True, help="Model directory or bundled name.")
+@click.option("--dtype", default="bfloat16", help="Dtype of the model.")
+@click.option("--requests", default=16, help="Requests that run at once.")
+@click.option("--adapters", default=8, help="Adapters that the requests share.")
+@click.option("--rank", default=16, help="Rank of the adapters.")
+@click.option("--context", default=64, help="Tokens of each prompt.")
+@click.option("--steps", default=24, help="Tokens that each request decodes.")
+@click.option("--rounds", default=7, help="Rounds, of which the median counts.")
+@click.option("--threads", type=int, help="Compute threads.")
+@click.option("--cpu", is_flag=True, help="Count CPU time.")
+@click.option("--prompts", "is_prompts", is_flag=True, help="Time prompts.")
+@click.option("--json", "json_file", type=click.File("w"), help="Also write the JSON to FILE.")
+def main(
+    model: str, dtype: str, requests: int, adapters: int, rank: int, context: int, steps: int,
+    rounds: int, threads: int | None, cpu: bool, is_prompts: bool, json_file: Any,
+) -> None:  # fmt: skip
+    """Measure what adapters cost."""
+    clock = time.process_time_ns if cpu else time.perf_counter_ns
+    lora = LoraConfig(enable_lora=True, max_loras=adapters, max_lora_rank=max(rank, 16),
+                      max_cpu_loras=2 * adapters)  # fmt: skip
+    base, _ = make_core(model, requests, threads, dtype, LoraConfig())
+    core, runner = make_core(model, requests, threads, dtype, lora)
+    targets, number = LoraTargets(runner.model), 0
+    loras: dict[str, list[LoRARequest]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, ends in CASES.items():
+            loras[name] = []
+            for _ in range(adapters if ends else 0):
+                number += 1
+                path = Path(directory) / str(number)
+                write_adapter(path, targets, ends, rank)
+                loras[name].append(LoRARequest(str(number), number, str(path)))
+                core.adapters.add(loras[name][-1])
+        ratios: dict[str, list[float]] = {name: [] for name in CASES}
+        seconds: list[float] = []
+        for _ in range(rounds + 1):
+            times = {}
+            for name, one in {"base": base, **dict.fromkeys(CASES, core)}.items():
+                add_requests(one, loras.get(name, []), requests, context, steps)
+                times[name] = time_case(one, requests, steps, is_prompts, clock)
+            seconds.append(times["base"] / 1e9)
+            for name in CASES:
+                ratios[name].append(times["base"] / times[name])
+    tokens = requests * (context if is_prompts else steps)
+    record = {
+        "machine": describe_machine(),
+        "base_tokens_per_s": tokens / statistics.median(seconds[1:]),
+        "ratios": {name: statistics.median(found[1:]) for name, found in ratios.items()},
+        "ranges": {name: [min(found[1:]), max(found[1:])] for name, found in ratios.items()},
+    }
+    click.echo(json.dumps(record, indent=2))
+    if json_file is not None:
+        json.dump(record, json_file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
