@@ -42,6 +42,7 @@ from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
+from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
 from shmllm_kernels.gpu.packings import PackedRows
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
@@ -325,6 +326,17 @@ def packed_dtypes(kind: str) -> tuple[torch.dtype, ...]:
     return (*HALVES, torch.float32) if kind == "q5_1" else HALVES
 
 
+def adapters() -> None:
+    """Launch the kernels of low-rank adapters, with sizes that fit their tiles or not."""
+    for dtype, (ranks, k, columns) in itertools.product(HALVES, ((48, 4096, 6144), (24, 100, 200))):
+        a, b = empty(2, ranks, k, dtype=dtype), empty(2, columns, ranks, dtype=dtype)
+        used = empty(2, dtype=torch.int32)
+        places = LoraPlaces(a, b, empty(2, ranks, dtype=torch.float32), used)
+        units = StepUnits.allocate(2, 32, torch.device("cpu"))
+        x, t, out = (empty(32, width, dtype=dtype) for width in (k, ranks, columns))
+        add_adapters(out, x, t, places, units)
+
+
 def sampler() -> None:
     ids, tokens = empty(4, dtype=torch.int32), empty(4, dtype=torch.int64)
     logits = empty(4, VOCAB_SIZE, dtype=torch.float32)
@@ -432,6 +444,7 @@ def main() -> None:
         step()
         experts(facts, key)
         sampler()
+        adapters()
         routers()
         latents(facts, key, "all-attention" in parts)
     chosen = [("int4", torch.bfloat16), ("q5_k", torch.float16)] if "some-packed" in parts else []

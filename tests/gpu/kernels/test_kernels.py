@@ -7,6 +7,7 @@ from conformance.attention_tiles import AttentionTilesConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.latent_kernels import LatentKernelsConformance
+from conformance.lora_kernels import LoraConformance
 from conformance.mamba_kernels import MambaConformance
 from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
@@ -34,6 +35,10 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestLatentKernels(LatentKernelsConformance):
+    pass
+
+
+class TestLora(LoraConformance):
     pass
 
 
