@@ -5,7 +5,7 @@
 
 The tool makes random adapters for a model, in PEFT's files, and two engine cores in this process,
 one without `enable_lora`. In each round every case decodes the same number of tokens, beginning
-with that engine, and its tokens a second are divided by the engine's of that round:
+with that engine, and its tokens a second are divided by those of that engine in that round:
 
     unused  an engine with adapters, whose requests have none
     q and v requests with adapters of the projections of queries and values
@@ -18,6 +18,7 @@ steps.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -33,6 +34,7 @@ from safetensors.torch import save_file
 
 from shmllm.cli.bench_output import describe_machine
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, LoraConfig, SchedulerConfig
+from shmllm.core.request import Request
 from shmllm.engine.core import EngineCore
 from shmllm.frontend.model_files import resolve_model
 from shmllm.models.lora_targets import LoraTargets
@@ -86,24 +88,35 @@ def add_requests(
         assert refusal is None, refusal
 
 
-def time_case(
-    core: EngineCore, requests: int, steps: int, is_prompts: bool, clock: Callable[[], int]
-) -> float:
+def time_requests(core: EngineCore, is_prompts: bool, clock: Callable[[], int]) -> int:
     """Runs the queued requests to their end; returns the nanoseconds of prompts or of decoding."""
-    began, first = clock(), 0
-    while core.has_unfinished:
-        if not first and core.scheduler.stats.generated_tokens >= 0 and not _has_prompts(core):
-            first = clock()
+    began = clock()
+    while any(each.num_computed_tokens < each.num_prompt_tokens for each in _requests(core)):
         core.step()
-    end = clock()
-    return first - began if is_prompts else end - first
+    caught_up = clock()
+    while core.has_unfinished:
+        core.step()
+    return caught_up - began if is_prompts else clock() - caught_up
 
 
-def _has_prompts(core: EngineCore) -> bool:
-    return any(
-        request.num_computed_tokens < request.num_prompt_tokens
-        for request in core.scheduler.requests()
-    )
+def _requests(core: EngineCore) -> list[Request]:
+    return core.scheduler.requests()
+
+
+def read_adapters(
+    core: EngineCore, targets: LoraTargets, adapters: int, rank: int
+) -> dict[str, list[LoRARequest]]:
+    """Makes the adapters of each case known to an engine."""
+    loras: dict[str, list[LoRARequest]] = {name: [] for name in CASES}
+    numbers = itertools.count(1)
+    with tempfile.TemporaryDirectory() as directory:
+        for name, ends in CASES.items():
+            for number in itertools.islice(numbers, adapters if ends else 0):
+                path = Path(directory) / str(number)
+                write_adapter(path, targets, ends, rank)
+                loras[name].append(LoRARequest(str(number), number, str(path)))
+                core.adapters.add(loras[name][-1])
+    return loras
 
 
 @click.command(context_settings={"show_default": True})
@@ -125,31 +138,20 @@ def main(
 ) -> None:  # fmt: skip
     """Measure what adapters cost."""
     clock = time.process_time_ns if cpu else time.perf_counter_ns
-    lora = LoraConfig(enable_lora=True, max_loras=adapters, max_lora_rank=max(rank, 16),
-                      max_cpu_loras=2 * adapters)  # fmt: skip
+    lora = LoraConfig(True, adapters, max(rank, 16), 2 * adapters)
     base, _ = make_core(model, requests, threads, dtype, LoraConfig())
     core, runner = make_core(model, requests, threads, dtype, lora)
-    targets, number = LoraTargets(runner.model), 0
-    loras: dict[str, list[LoRARequest]] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        for name, ends in CASES.items():
-            loras[name] = []
-            for _ in range(adapters if ends else 0):
-                number += 1
-                path = Path(directory) / str(number)
-                write_adapter(path, targets, ends, rank)
-                loras[name].append(LoRARequest(str(number), number, str(path)))
-                core.adapters.add(loras[name][-1])
-        ratios: dict[str, list[float]] = {name: [] for name in CASES}
-        seconds: list[float] = []
-        for _ in range(rounds + 1):
-            times = {}
-            for name, one in {"base": base, **dict.fromkeys(CASES, core)}.items():
-                add_requests(one, loras.get(name, []), requests, context, steps)
-                times[name] = time_case(one, requests, steps, is_prompts, clock)
-            seconds.append(times["base"] / 1e9)
-            for name in CASES:
-                ratios[name].append(times["base"] / times[name])
+    loras = read_adapters(core, LoraTargets(runner.model), adapters, rank)
+    ratios: dict[str, list[float]] = {name: [] for name in CASES}
+    seconds: list[float] = []
+    for _ in range(rounds + 1):
+        times = {}
+        for name, one in {"base": base, **dict.fromkeys(CASES, core)}.items():
+            add_requests(one, loras.get(name, []), requests, context, steps)
+            times[name] = time_requests(one, is_prompts, clock)
+        seconds.append(times["base"] / 1e9)
+        for name in CASES:
+            ratios[name].append(times["base"] / times[name])
     tokens = requests * (context if is_prompts else steps)
     record = {
         "machine": describe_machine(),

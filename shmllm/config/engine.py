@@ -421,8 +421,8 @@ class EngineConfig(Section):
         Section.__post_init__(self)
         if self.lora.enable_lora and self.load.model_impl == "transformers":
             raise EngineStartError(
-                "enable_lora is not possible with model_impl='transformers', whose modules "
-                "multiply themselves: leave one of them out"
+                "enable_lora is not possible with model_impl='transformers', whose modules compute "
+                "their products themselves: leave one of the two out"
             )
 
     def to_json(self) -> str:

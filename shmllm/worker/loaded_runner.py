@@ -20,6 +20,8 @@ from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
+from shmllm.models.fields import Fields
+from shmllm.models.lora import read_files
 from shmllm.models.model import Model
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.custom_processors import CustomProcessors
@@ -44,6 +46,13 @@ class SubmittedStep(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step, and return its result."""
+
+
+class AdapterMaker(Protocol):
+    """Brings adapters into the form in which a device computes with them."""
+
+    def adapter_of(self, config: Fields, tensors: Fields) -> object:
+        """Return an adapter. Raises EngineStartError if it does not suit the model."""
 
 
 class LoadedRunner(ABC):
@@ -77,6 +86,7 @@ class LoadedRunner(ABC):
         num_rows = config.scheduler.max_num_seqs
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._loaded = loaded
+        self._adapters: AdapterMaker | None = None
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow(embeds_scale)
         self.masks = GrammarMasks(self._grammars, num_rows)
@@ -99,18 +109,22 @@ class LoadedRunner(ABC):
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
 
-    @abstractmethod
     def read_lora(self, directory: str) -> object:
         """Read an adapter into the form in which steps compute with it, which has a `digest`.
 
         Raises:
             EngineStartError: it cannot be read, or does not suit the model.
         """
+        assert self._adapters is not None, "the engine has adapters"
+        return self._adapters.adapter_of(*read_files(Path(directory)))
 
-    @abstractmethod
     def make_lora(self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> object:
         """As `read_lora`, from the fields of adapter_config.json and the tensors of
         adapter_model.safetensors, which are copied."""
+        assert self._adapters is not None, "the engine has adapters"
+        return self._adapters.adapter_of(
+            Fields(dict(config), "the adapter's config"), Fields(dict(tensors), "the adapter")
+        )
 
     @property
     def model(self) -> Model:

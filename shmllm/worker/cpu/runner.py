@@ -9,25 +9,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
-from shmllm.models.fields import Fields
-from shmllm.models.lora import read_files
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
-from shmllm.worker.cpu.lora import CpuAdapter
 from shmllm.worker.cpu.make_program import check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.products import auto_dtype
@@ -134,7 +129,7 @@ class CpuRunner(LoadedRunner):
             rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
         )
         cache = CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states)
-        self._lora = make_lora(config, loaded)
+        self._adapters = self._lora = make_lora(config, loaded)
         self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self.overlaps = bool(config.scheduler.async_scheduling)
@@ -166,18 +161,6 @@ class CpuRunner(LoadedRunner):
         device = torch.device("cpu")
         made = make_processors(classes, self.info, device, self._batch.token_ids)
         self.processors = self._sampler.processors = made
-
-    def read_lora(self, directory: str) -> CpuAdapter:
-        assert self._lora is not None, "the engine has adapters"
-        return self._lora.adapter_of(*read_files(Path(directory)))
-
-    def make_lora(
-        self, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-    ) -> CpuAdapter:
-        assert self._lora is not None, "the engine has adapters"
-        return self._lora.adapter_of(
-            Fields(dict(config), "the adapter's config"), Fields(dict(tensors), "the adapter")
-        )
 
     def observe(self, observe: Observe | None) -> None:
         self._program.observe = observe

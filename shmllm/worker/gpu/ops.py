@@ -30,6 +30,7 @@ from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.latent_attention import LatentAttentionOps
+from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.mamba import (
     convolve_mamba,
     norm_mamba2,
@@ -90,6 +91,7 @@ class GpuOps:
         inputs: the step's inputs.
         buffers: the buffers for the results.
         device: the device.
+        lora: launches what adapters add to products; None: nothing.
 
     Attributes:
         products: launches matrix products.
@@ -102,7 +104,9 @@ class GpuOps:
         inputs: GpuInputs,
         buffers: GpuBuffers,
         device: torch.device,
+        lora: GpuLora | None = None,
     ) -> None:
+        self._lora = lora
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
@@ -212,6 +216,8 @@ class GpuOps:
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out = self._buffers.product(linear.weight.shape[0])[: len(x)]
         self.products.linear(out, x, linear)
+        if self._lora is not None:
+            self._lora.add(out, x, linear)
         return out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:

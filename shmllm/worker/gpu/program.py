@@ -24,6 +24,7 @@ from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
@@ -141,6 +142,7 @@ class GpuProgram:
         buffers: the activations; ``hidden`` may be filled with embeddings before a step.
         device: the device.
         dispatcher: decides what to capture.
+        lora: the adapters of the step; None: there are none.
     """
 
     def __init__(
@@ -151,13 +153,14 @@ class GpuProgram:
         buffers: GpuBuffers,
         device: Device,
         dispatcher: GraphDispatcher,
+        lora: GpuLora | None = None,
     ) -> None:
         self._model = model
         self._inputs = inputs
         self._buffers = buffers
         self._device = device
         self._dispatcher = dispatcher
-        self._ops = GpuOps(model.config, cache, inputs, buffers, device.torch_device)
+        self._ops = GpuOps(model.config, cache, inputs, buffers, device.torch_device, lora)
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
         self._piecewise: dict[int, PiecewiseGraph] = {}
 

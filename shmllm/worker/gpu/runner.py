@@ -16,7 +16,6 @@ from torch import Tensor
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.errors import EngineStartError
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.device import Device
@@ -165,8 +164,6 @@ class GpuRunner(LoadedRunner):
         on_capture: Progress | None = None,
     ) -> None:
         began = time.monotonic()
-        if config.lora.enable_lora:
-            raise EngineStartError("enable_lora is not possible on a GPU: it has no kernels for it")
         self.device = device
         self.overlaps = config.scheduler.async_scheduling is not False
         memory = DeviceMemory(device)
@@ -176,6 +173,7 @@ class GpuRunner(LoadedRunner):
         resources = StepResources.allocate(config, loaded, device)
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers
+        self._adapters = self._lora = resources.lora
         num_layers = loaded.config.num_layers
         shape = resources.shape
         self.kv_groups = shape.groups
@@ -230,12 +228,6 @@ class GpuRunner(LoadedRunner):
         made = make_processors(classes, self.info, self.device.torch_device, self.batch.token_ids)
         self.processors = self.sampler.processors = made
 
-    def read_lora(self, directory: str) -> object:
-        raise AssertionError("an engine on a GPU has no adapters")
-
-    def make_lora(self, config: object, tensors: object) -> object:
-        raise AssertionError("an engine on a GPU has no adapters")
-
     def observe(self, observe: Observe | None) -> None:
         """Do nothing: torch's profiler records a GPU's kernels by itself."""
 
@@ -254,6 +246,8 @@ class GpuRunner(LoadedRunner):
         is_decode = num_tokens == num_requests
         mode, descriptor = self._dispatcher.dispatch(num_tokens, num_requests, is_decode)
         self.inputs.send(inputs, descriptor, plan)
+        if self._lora is not None and not plan.is_repeat:
+            self._lora.send([request.adapter for request in plan.requests], inputs.counts)
         max_query_len = 1 if is_decode else int(inputs.counts.max())
         hidden, logits = self._program.run(mode, descriptor, max_query_len)
         scores = [self._score_prompt(hidden, inputs, wanted) for wanted in plan.prompt_scores]

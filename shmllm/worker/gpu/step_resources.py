@@ -12,13 +12,16 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.plain_arena import PlainArena
 from shmllm.worker.gpu.program import GpuProgram, Program
 from shmllm.worker.gpu.sampler import GpuSampler
@@ -39,6 +42,7 @@ class StepResources:
         inputs: the inputs of a step.
         buffers: the activations and logits of a step.
         max_logprobs: the largest number of alternatives that a request may ask for; -1: no limit.
+        lora: the adapters of a step; None: there are none.
         has_processors: whether there are custom logits processors.
     """
 
@@ -50,6 +54,7 @@ class StepResources:
     inputs: GpuInputs
     buffers: GpuBuffers
     max_logprobs: int
+    lora: GpuLora | None = None
     has_processors: bool = False
 
     @classmethod
@@ -76,6 +81,7 @@ class StepResources:
             GpuInputs(tokens, rows, max_blocks, num_groups, sampler.last_tokens, device),
             GpuBuffers(model, loaded.dtype, tokens, rows, device, config.load.deterministic),
             config.logprobs.max_logprobs,
+            _make_lora(config, loaded, device) if config.lora.enable_lora else None,
             bool(config.plugins.logits_processors),
         )
 
@@ -84,7 +90,7 @@ class StepResources:
         model = self.loaded.model
         common = cache, self.inputs, self.buffers, self.device
         if isinstance(model, DecoderModel):
-            return GpuProgram(model, *common, dispatcher)
+            return GpuProgram(model, *common, dispatcher, self.lora)
         # It imports transformers, which takes seconds.
         from shmllm.models.transformers_impl.model import TransformersModel
         from shmllm.worker.gpu.transformers_program import GpuTransformersProgram
@@ -120,3 +126,21 @@ class StepResources:
         if self.has_processors:  # the logits of their batch, what they return, and a copy of it
             torch.empty((3, *logits.shape), dtype=torch.float32, device=logits.device)
         hidden.float()  # of pooling requests
+
+
+def _make_lora(config: EngineConfig, loaded: LoadedModel, device: Device) -> GpuLora:
+    lora = config.lora
+    if lora.lora_dtype not in ("auto", loaded.dtype_name):
+        raise EngineStartError(
+            f"lora_dtype={lora.lora_dtype!r} is for the CPU: on a GPU adapters have the dtype of "
+            "the weights"
+        )
+    assert isinstance(loaded.model, DecoderModel), "the options refuse adapters of others"
+    return GpuLora(
+        LoraTargets(loaded.model),
+        lora.max_loras,
+        lora.max_lora_rank,
+        config.scheduler.max_num_batched_tokens,
+        loaded.dtype,
+        device,
+    )

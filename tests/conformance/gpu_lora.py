@@ -1,0 +1,117 @@
+"""The tests of adapters in a whole engine on a device, compared with merged models of transformers.
+
+Each folder has a fixture `gpu_device`: the fake GPU, or a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance.gpu_engine import SCALE, SHAPE, Engine, expected, make_config
+from support import lora_adapters
+from support.model_helpers import reference_model, save
+from support.variants import slow
+
+from shmllm.config.engine import EngineConfig, LoraConfig
+from shmllm.errors import EngineStartError
+from shmllm.params.lora import LoRARequest
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.gpu.device import Device
+
+RANKS = (3, 8, 5)
+ADAPTERS = [0, 1, None, 2, 1]
+"""The adapter of each request; None: it has none."""
+LENGTHS = (9, 3, 5, 1, 2)
+PROMPTS = [[(7 * n + 3 * i) % 90 + 1 for i in range(size)] for n, size in enumerate(LENGTHS)]
+COUNT = 4
+
+
+class Adapted:
+    """A model on disk, its adapters, and what transformers says of the merged models."""
+
+    def __init__(self, directory: Path) -> None:
+        reference = reference_model("llama", SCALE, **SHAPE)
+        self.directory = save(reference, directory / "model")
+        shapes = lora_adapters.with_suffixes(
+            lora_adapters.linear_modules(reference), lora_adapters.PROJECTIONS
+        )
+        self.loras, merged = [], [reference]
+        for index, rank in enumerate(RANKS):
+            tensors = lora_adapters.draw(shapes, index, rank, 1.5)
+            path = lora_adapters.write(directory / str(index), tensors, r=rank, lora_alpha=2 * rank)
+            self.loras.append(LoRARequest(str(index), index + 1, str(path)))
+            merged.append(lora_adapters.merged(reference, tensors, 2.0))
+        self.wanted = [
+            expected(merged[0 if adapter is None else adapter + 1], prompt, COUNT)
+            for adapter, prompt in zip(ADAPTERS, PROMPTS, strict=True)
+        ]
+        base = [expected(reference, prompt, COUNT) for prompt in PROMPTS]
+        assert sum(a != b for a, b in zip(base, self.wanted, strict=True)) >= 3
+
+    def config(self, max_loras: int, **options: Any) -> EngineConfig:
+        lora = LoraConfig(enable_lora=True, max_loras=max_loras, max_lora_rank=8)
+        return replace(make_config(self.directory, **options), lora=lora)
+
+    def add(self, engine: Engine, index: int) -> None:
+        adapter = ADAPTERS[index]
+        request = EngineCoreRequest(
+            index,
+            PROMPTS[index],
+            SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True),
+            lora=None if adapter is None else self.loras[adapter],
+        )
+        assert engine.core.add(0, request) is None
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    return Adapted(tmp_path_factory.mktemp("adapted"))
+
+
+class LoraEngineConformance:
+    @pytest.mark.parametrize(
+        ("mode", "max_loras"),
+        [
+            ("FULL_AND_PIECEWISE", 2),
+            *(slow(*each) for each in (("NONE", 3), ("PIECEWISE", 3), ("FULL", 1))),
+        ],
+    )
+    def test_greedy_tokens_are_those_of_the_merged_models(
+        self, adapted: Adapted, gpu_device: Device, mode: str, max_loras: int
+    ) -> None:
+        """With fewer places than adapters, a place is overwritten while graphs stay captured."""
+        engine = Engine(adapted.config(max_loras, mode=mode), gpu_device)
+        for index in range(len(PROMPTS)):
+            adapted.add(engine, index)
+        engine.run()
+        assert [engine.tokens[index] for index in range(len(PROMPTS))] == adapted.wanted
+
+    def test_contents_are_replaced(self, adapted: Adapted, gpu_device: Device) -> None:
+        engine = Engine(adapted.config(1, mode="NONE"), gpu_device)
+        adapted.add(engine, 0)
+        engine.run()
+        other = LoRARequest("0", 1, adapted.loras[1].lora_path, load_inplace=True)
+        engine.core.settle()
+        assert engine.core.adapters.add(other)
+        request = EngineCoreRequest(
+            9,
+            PROMPTS[1],
+            SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True),
+            lora=LoRARequest("0", 1),
+        )
+        assert engine.core.add(0, request) is None
+        engine.run()
+        assert engine.tokens[0] == adapted.wanted[0]
+        assert engine.tokens[9] == adapted.wanted[1]
+
+    def test_another_dtype_than_the_model_s_is_refused(
+        self, adapted: Adapted, gpu_device: Device
+    ) -> None:
+        lora = LoraConfig(enable_lora=True, lora_dtype="float16")
+        config = replace(make_config(adapted.directory), lora=lora)
+        with pytest.raises(EngineStartError, match="lora_dtype='float16' is for the CPU"):
+            Engine(config, gpu_device)

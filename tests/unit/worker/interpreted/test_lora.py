@@ -1,0 +1,11 @@
+"""Tests adapters in a whole engine on the fake GPU."""
+
+from __future__ import annotations
+
+from conformance.gpu_lora import LoraEngineConformance, adapted
+
+__all__ = ["adapted"]
+
+
+class TestLoraEngine(LoraEngineConformance):
+    pass
