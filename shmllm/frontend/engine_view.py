@@ -16,6 +16,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.config.views import VllmConfigView
 from shmllm.frontend.pausing import PauseMode
 from shmllm.outputs.sleep_report import SleepReport
+from shmllm.params.lora import LoRARequest
 from shmllm.wire.rpc import RpcCall
 
 
@@ -42,6 +43,14 @@ class EngineHost(Protocol):
     def _load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]: ...
 
     def reset_prefix_cache(self) -> bool: ...
+
+    def add_lora(self, lora_request: LoRARequest) -> bool: ...
+
+    def remove_lora(self, lora_id: int) -> bool: ...
+
+    def list_loras(self) -> set[int]: ...
+
+    def pin_lora(self, lora_id: int) -> bool: ...
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport: ...
 
@@ -127,6 +136,8 @@ class EngineView:
         self.collective_rpc = host.collective_rpc
         self.apply_model = host.apply_model
         self.reset_prefix_cache = host.reset_prefix_cache
+        self.add_lora, self.remove_lora = host.add_lora, host.remove_lora
+        self.list_loras, self.pin_lora = host.list_loras, host.pin_lora
         self.sleep = host.sleep
         self.wake_up = host.wake_up
         self.is_sleeping = host.is_sleeping

@@ -271,3 +271,9 @@ def test_invalid_requests_are_refused(arguments: tuple[object, ...], message: st
 def test_equal_names_are_equal_requests() -> None:
     assert LoRARequest("a", 1, "/x") == LoRARequest("a", 2, "/y") != LoRARequest("b", 1, "/x")
     assert len({LoRARequest("a", 1), LoRARequest("a", 2)}) == 1
+
+
+def test_modules_of_transformers_have_no_adapters() -> None:
+    load = LoadConfig("nowhere", model_impl="transformers")
+    with pytest.raises(EngineStartError, match="not possible with model_impl='transformers'"):
+        EngineConfig(load, lora=LoraConfig(enable_lora=True))

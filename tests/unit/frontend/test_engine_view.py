@@ -41,6 +41,18 @@ class Host:
     def reset_prefix_cache(self):
         return True
 
+    def add_lora(self, lora_request):
+        return lora_request
+
+    def remove_lora(self, lora_id):
+        return -lora_id
+
+    def list_loras(self):
+        return {1, 2}
+
+    def pin_lora(self, lora_id):
+        return lora_id
+
     def sleep(self, level=1, mode="abort"):
         return level, mode
 
@@ -95,3 +107,9 @@ def test_the_engine_core_ends_the_engine():
     host = Host()
     EngineView(host).engine_core.shutdown(timeout=5.0)
     assert host.is_closed
+
+
+def test_adapters_are_those_of_the_llm():
+    engine = EngineView(Host())
+    assert (engine.add_lora("a"), engine.remove_lora(3), engine.pin_lora(4)) == ("a", -3, 4)
+    assert engine.list_loras() == {1, 2}
