@@ -33,7 +33,8 @@ import torch
 from safetensors.torch import save_file
 
 from shmllm.cli.bench_output import describe_machine
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, LoraConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.lora import LoraConfig
 from shmllm.core.request import Request
 from shmllm.engine.core import EngineCore
 from shmllm.frontend.model_files import resolve_model

@@ -44,7 +44,8 @@ def run_text(
         session: starts the engine or attaches to it.
         chat_template: the source of the chat template; None for the model's.
     """
-    from shmllm.frontend.input_processor import set_adapters, set_priorities
+    from shmllm.frontend.adapters import set_adapters
+    from shmllm.frontend.input_processor import set_priorities
     from shmllm.params.sampling import SamplingParams
 
     adapter = only_adapter(session.adapters)

@@ -12,8 +12,9 @@ from typing import Any, Self
 
 from shmllm.compat.vllm_names import LLM, known, usable_priority
 from shmllm.errors import RequestError
+from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S
-from shmllm.frontend.input_processor import as_list, set_adapters, set_priorities
+from shmllm.frontend.input_processor import as_list, set_priorities
 from shmllm.frontend.output_processor import next_outputs
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState

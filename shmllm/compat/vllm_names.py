@@ -14,7 +14,7 @@ import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_options import translate
 from shmllm.compat.vllm_tokenization import tokenize
-from shmllm.frontend.input_processor import refuse_lora
+from shmllm.frontend.adapters import refuse_lora
 from shmllm.outputs.pooling import (
     EmbeddingRequestOutput,
     PoolingOutput,

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args, get_type_hints
 
 from shmllm.config.graphs import GraphConfig
+from shmllm.config.lora import LoraConfig
 from shmllm.config.options import (
     Bytes,
     Device,
@@ -40,7 +41,6 @@ CpuInstructions = Literal["auto", "vectors", "tiles"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
-LoraDType = Literal["auto", "float32", "bfloat16", "float16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -363,39 +363,6 @@ class LogprobsConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class LoraConfig(Section):
-    """Low-rank adapters (LoRA)."""
-
-    enable_lora: bool = option(False, "Let requests name an adapter (LoRA).", Flag())
-    max_loras: int = option(1, "Most adapters in a step; other requests wait.", Whole())
-    max_lora_rank: int = option(16, "Largest rank of an adapter.", Whole(1, 512))
-    max_cpu_loras: int | None = option(
-        None,
-        "Most adapters in memory; the least recently used one makes room.",
-        Whole(optional=True),
-        default_text="max_loras",
-    )
-    lora_dtype: LoraDType = option(
-        "auto",
-        "What adapters are stored as; auto is the model's dtype.",
-        DType(get_args(LoraDType)),
-    )
-
-    def __post_init__(self) -> None:
-        Section.__post_init__(self)
-        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
-            raise EngineStartError(
-                f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras "
-                f"({self.max_loras})"
-            )
-
-    @property
-    def most_kept(self) -> int:
-        """The largest number of adapters in memory."""
-        return self.max_cpu_loras or self.max_loras
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig(Section):
     """Everything that an engine needs to start."""
 
@@ -404,7 +371,7 @@ class EngineConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     client: ClientConfig = ClientConfig()
     logprobs: LogprobsConfig = LogprobsConfig()
-    lora: LoraConfig = LoraConfig()
+    lora: LoraConfig = field(default_factory=LoraConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)
     num_threads: int | None = option(

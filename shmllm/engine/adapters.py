@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shmllm.config.engine import LoraConfig
+from shmllm.config.lora import LoraConfig
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.errors import EngineStartError, RequestError

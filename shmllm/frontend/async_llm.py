@@ -15,15 +15,11 @@ from typing import Any, Self, TypeVar
 from shmllm.client.protocol import LoggedError
 from shmllm.errors import EngineDeadError
 from shmllm.frontend import pooling
+from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
-from shmllm.frontend.input_processor import (
-    PreparedRequest,
-    Prompt,
-    set_adapters,
-    set_priorities,
-)
+from shmllm.frontend.input_processor import PreparedRequest, Prompt, set_priorities
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread

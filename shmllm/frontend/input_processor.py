@@ -17,7 +17,6 @@ from shmllm.frontend.prompt_embeds import PLACEHOLDER, check_params, read_embeds
 from shmllm.frontend.replies.formats import ReplyFormat, ReplyFormats
 from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -55,8 +54,6 @@ Params = SamplingParams | Sequence[SamplingParams]
 AnyParams = TypeVar("AnyParams", SamplingParams, PoolingParams)
 Priority = int | Sequence[int] | None
 """The argument `priority`: one number for all prompts, or one for each."""
-Adapters = LoRARequest | Sequence[LoRARequest | None] | None
-"""The argument `lora_request`: one adapter for all prompts, or for each one or None."""
 
 UNNUMBERED = -1
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "reply_format"}
@@ -230,57 +227,6 @@ def check_priority(priority: int | None, info: EngineInfo) -> None:
             f"priority {priority} has no effect: this engine schedules first come, first "
             "served; start it with scheduling_policy='priority'"
         )
-
-
-def set_adapters(
-    requests: list[PreparedRequest], lora_request: Adapters, info: EngineInfo
-) -> list[PreparedRequest]:
-    """Set the adapters of the requests, and return the requests.
-
-    Args:
-        requests: the requests of the batch.
-        lora_request: one adapter for all requests, or for each one or None; None: no adapters.
-        info: the engine's info.
-
-    Raises:
-        RequestError: a value is no LoRARequest, the numbers of requests and adapters differ, or the
-            engine has no adapters.
-    """
-    if lora_request is None:
-        return requests
-    is_one = isinstance(lora_request, LoRARequest)
-    values = [lora_request] * len(requests) if is_one else lora_request
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise RequestError(f"lora_request must be a LoRARequest or a list of them, got {values!r}")
-    if len(values) != len(requests):
-        raise RequestError(f"{len(requests)} prompts and {len(values)} lora_requests")
-    for request, value in zip(requests, values, strict=True):
-        request.submitted.lora = check_adapter(value, info)
-    return requests
-
-
-def check_adapter(lora_request: object, info: EngineInfo) -> LoRARequest | None:
-    """Return the adapter of a request, or None.
-
-    Raises:
-        RequestError: it is neither a LoRARequest nor None, or the engine has no adapters.
-    """
-    if lora_request is None:
-        return None
-    if not isinstance(lora_request, LoRARequest):
-        raise RequestError(f"lora_request must be a LoRARequest, got {lora_request!r}")
-    if not info.max_loras:
-        raise RequestError(
-            f"lora_request {lora_request.lora_name!r} has no effect: this engine has no adapters; "
-            "start it with enable_lora=True"
-        )
-    return lora_request
-
-
-def refuse_lora(lora_request: object) -> None:
-    """Raise RequestError unless `lora_request` is None."""
-    if lora_request is not None:
-        raise RequestError("only generate and chat take a lora_request: vectors are the base's")
 
 
 class InputProcessor:

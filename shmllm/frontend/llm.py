@@ -18,6 +18,7 @@ from shmllm.config.engine import FrontEndConfig
 from shmllm.config.views import VllmConfigView
 from shmllm.errors import CallOrderError, RequestError, ShmLLMError
 from shmllm.frontend import pooling
+from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.beam_search import BeamSearch
 from shmllm.frontend.engine_options import (
     read_llm_options,
@@ -28,13 +29,11 @@ from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
 from shmllm.frontend.input_processor import (
-    Adapters,
     Params,
     PreparedRequest,
     Priority,
     Prompt,
     as_list,
-    set_adapters,
     set_priorities,
 )
 from shmllm.frontend.io_processing import (

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from shmllm.errors import RequestError
+from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import (
@@ -23,7 +24,6 @@ from shmllm.frontend.input_processor import (
     Prompt,
     as_list,
     check_priority,
-    set_adapters,
     set_priorities,
 )
 from shmllm.frontend.output_processor import next_outputs

@@ -15,7 +15,8 @@ from support import lora_adapters
 from support.model_helpers import reference_model, save
 from support.variants import slow
 
-from shmllm.config.engine import EngineConfig, LoraConfig
+from shmllm.config.engine import EngineConfig
+from shmllm.config.lora import LoraConfig
 from shmllm.errors import EngineStartError
 from shmllm.params.lora import LoRARequest
 from shmllm.params.request import EngineCoreRequest

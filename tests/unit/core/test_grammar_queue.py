@@ -8,7 +8,7 @@ import pytest
 from support.fakes import FakeConstraint, FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
-from shmllm.core.scheduler import Failure
+from shmllm.core.scheduler_stats import Failure
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason
