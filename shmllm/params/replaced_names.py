@@ -24,7 +24,7 @@ REPLACED_NAMES = {
     "guided_grammar": _CONSTRAINT.format("grammar"),
     "guided_whitespace_pattern": _CONSTRAINT.format("whitespace_pattern"),
     "truncate_prompt_tokens": "truncate the prompt before the call",
-    "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+    "logits_processors": "name their classes in LLM(logits_processors=[...])",
     "prompt_logprob_token_ids": "use prompt_logprobs, with -1 for the whole vocabulary",
     "prompt_logprob_start": "use prompt_logprobs",
     # of LLM
