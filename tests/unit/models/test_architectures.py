@@ -314,6 +314,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "num_hidden_layers": 6}
         | {"layer_types": ["sliding_attention", "full_attention"] * 3},
     ),
+    "gemma4-two-digits": (
+        "gemma4",
+        GEMMA4
+        | {"num_hidden_layers": 11, "num_kv_shared_layers": 4}
+        | {
+            "layer_types": ["sliding_attention"] * 2
+            + ["full_attention"]
+            + ["sliding_attention"] * 7
+            + ["full_attention"]
+        },
+    ),
     "gemma4-experts": (
         "gemma4",
         GEMMA4

@@ -133,6 +133,8 @@ def test_absent_fields_of_gemma4_agree_with_transformers(tmp_path: Path) -> None
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not"),
         ({"per_layer_config": {"0": {"window": 5}}}, "per_layer_config: 0: 'window' is not"),
+        ({"per_layer_config": {"x": {}}}, "per_layer_config: 'x' is not the number of one layer"),
+        ({"per_layer_config": {"0": {}, "00": {}}}, "'00' is not the number of one layer"),
         ({"per_layer_config": {"0": {"head_dim": 7}}}, "layer 0: 4 key-value heads with a head_d"),
         ({"global_head_dim": 31}, "layer 5: 4 key-value heads with a head_dim of 31 do not fit"),
         ({"num_kv_shared_layers": 2}, r"num_kv_shared_layers \(2\) leaves no layer of type 'full"),
