@@ -186,8 +186,7 @@ KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 INEXACT = (*RECURRENT, "gemma4")
 """Those whose hidden states transformers does not compute to 1e-5 in float32. Its delta nets and
 its Mamba 2 work in chunks, whose rounding errors are 2e-5, and prefix-cache hits are shorter with
-states. It is 2.0e-5 from float64 for this Gemma 4, where shmllm
-is 1.3e-5 from it."""
+states. It is 2.0e-5 from float64 for this Gemma 4, where shmllm is 1.3e-5 from it."""
 EXACT_KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS if kind not in INEXACT]
 
 
