@@ -13,7 +13,7 @@ with that engine, and its tokens a second are divided by those of that engine in
 
 --cpu counts the CPU time of this process instead of wall time, which other programs disturb less;
 use it with one thread, because several wait by spinning. --prompts times prompts in place of decode
-steps.
+steps. --write DIR only writes the adapters, for the `--lora` of `tools/compare.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def write_adapter(directory: Path, targets: LoraTargets, ends: tuple[str, ...], 
             prefix = f"base_model.model.{name}.lora_"
             tensors[f"{prefix}A.weight"] = torch.randn(rank, target.in_features) / 100
             tensors[f"{prefix}B.weight"] = torch.randn(target.out_features, rank) / 100
-    directory.mkdir()
+    directory.mkdir(parents=True)
     save_file(tensors, directory / "adapter_model.safetensors")
     fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
     (directory / "adapter_config.json").write_text(json.dumps(fields))
@@ -104,19 +104,30 @@ def _requests(core: EngineCore) -> list[Request]:
     return core.scheduler.requests()
 
 
-def read_adapters(
+def write_adapters(
+    directory: Path, targets: LoraTargets, adapters: int, rank: int
+) -> dict[str, list[Path]]:
+    """Writes the adapters of each case; returns their directories, by the name of the case."""
+    paths: dict[str, list[Path]] = {name: [] for name in CASES}
+    for name, ends in CASES.items():
+        for number in range(adapters if ends else 0):
+            paths[name].append(directory / name.replace(" ", "-") / str(number))
+            write_adapter(paths[name][-1], targets, ends, rank)
+    return paths
+
+
+def add_adapters(
     core: EngineCore, targets: LoraTargets, adapters: int, rank: int
 ) -> dict[str, list[LoRARequest]]:
     """Makes the adapters of each case known to an engine."""
-    loras: dict[str, list[LoRARequest]] = {name: [] for name in CASES}
     numbers = itertools.count(1)
     with tempfile.TemporaryDirectory() as directory:
-        for name, ends in CASES.items():
-            for number in itertools.islice(numbers, adapters if ends else 0):
-                path = Path(directory) / str(number)
-                write_adapter(path, targets, ends, rank)
-                loras[name].append(LoRARequest(str(number), number, str(path)))
-                core.adapters.add(loras[name][-1])
+        loras = {
+            name: [LoRARequest(str(path), next(numbers), str(path)) for path in paths]
+            for name, paths in write_adapters(Path(directory), targets, adapters, rank).items()
+        }
+        for lora in itertools.chain(*loras.values()):
+            core.adapters.add(lora)
     return loras
 
 
@@ -132,17 +143,23 @@ def read_adapters(
 @click.option("--threads", type=int, help="Compute threads.")
 @click.option("--cpu", is_flag=True, help="Count CPU time.")
 @click.option("--prompts", "is_prompts", is_flag=True, help="Time prompts.")
+@click.option("--write", type=click.Path(path_type=Path), help="Only write the adapters to DIR.")
 @click.option("--json", "json_file", type=click.File("w"), help="Also write the JSON to FILE.")
 def main(
     model: str, dtype: str, requests: int, adapters: int, rank: int, context: int, steps: int,
-    rounds: int, threads: int | None, cpu: bool, is_prompts: bool, json_file: Any,
+    rounds: int, threads: int | None, cpu: bool, is_prompts: bool, write: Path | None,
+    json_file: Any,
 ) -> None:  # fmt: skip
     """Measure what adapters cost."""
     clock = time.process_time_ns if cpu else time.perf_counter_ns
     lora = LoraConfig(True, adapters, max(rank, 16), 2 * adapters)
-    base, _ = make_core(model, requests, threads, dtype, LoraConfig())
     core, runner = make_core(model, requests, threads, dtype, lora)
-    loras = read_adapters(core, LoraTargets(runner.model), adapters, rank)
+    targets = LoraTargets(runner.model)
+    if write is not None:
+        write_adapters(write, targets, adapters, rank)
+        return
+    base, _ = make_core(model, requests, threads, dtype, LoraConfig())
+    loras = add_adapters(core, targets, adapters, rank)
     ratios: dict[str, list[float]] = {name: [] for name in CASES}
     seconds: list[float] = []
     for _ in range(rounds + 1):

@@ -41,6 +41,9 @@ GenAI and llama.cpp run with weights in int8 (Q8_0 in llama.cpp) or int4 (Q4_0),
 `--dtype` except llama.cpp's, and vLLM and transformers are left out. llama.cpp rounds activations
 to 8 bits then, and OpenVINO does where the CPU is faster so; shmllm does it with `--activation-
 dtype int8`. The table and the record name the precisions.
+
+With `--lora DIR`, given once for each adapter, requests take the adapters in turns, in shmllm and
+vLLM; `tools/bench_lora.py --write DIR` makes random adapters.
 """
 
 from __future__ import annotations
@@ -219,6 +222,13 @@ def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) ->
 @click.option(
     "--activation-dtype", default="auto", help="shmllm's option: what products round rows to."
 )
+@click.option(
+    "--lora",
+    "loras",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="Directory of an adapter. May be given several times.",
+)
 @click.option("--repeats", default=3, help="Measured rounds, after one warm-up round.")
 @click.option("--starts", default=0, help="Also time this many starts of each peer alone.")
 @click.option(
@@ -241,6 +251,7 @@ def main(
     dtype: str,
     quantization: str,
     activation_dtype: str,
+    loras: tuple[str, ...],
     repeats: int,
     starts: int,
     logs: Path,
@@ -254,7 +265,7 @@ def main(
         "transformers": transformers,
     }
     asked = None if quantization == "none" else quantization
-    precision = Precision(dtype, asked, activation_dtype)
+    precision = Precision(dtype, asked, activation_dtype, loras)
     peers = find_peers(pythons, precision)
     logs.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"machine": describe_machine(), **asdict(precision), "models": {}}

@@ -40,11 +40,13 @@ class Precision:
         dtype: the dtype of the weights, and of keys and values.
         quantization: "int8" or "int4" weights instead; None: weights of `dtype`.
         activation_dtype: the option of shmllm.
+        loras: directories of adapters, which requests take in turns; empty: requests of the model.
     """
 
     dtype: str
     quantization: str | None = None
     activation_dtype: str = "auto"
+    loras: tuple[str, ...] = ()
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Peer:
         options: keyword arguments of its engine.
         environment: environment variables to add.
         quantizes: whether it can run with quantized weights.
+        adapts: whether it can run requests with adapters.
         reads_gguf: whether it runs a GGUF file as it is.
         prepare: returns what it loads, from the model's directory.
     """
@@ -66,6 +69,7 @@ class Peer:
     options: dict[str, Any]
     environment: dict[str, str] = field(default_factory=dict)
     quantizes: bool = False
+    adapts: bool = False
     reads_gguf: bool = False
     prepare: Callable[[Path], Path] = lambda model: model
 
@@ -165,7 +169,7 @@ def find_peers(pythons: Mapping[str, str | None], precision: Precision) -> list[
     """
     found = []
     for peer in candidates(pythons, precision):
-        reason = missing(peer, precision.quantization)
+        reason = missing(peer, precision)
         if reason is None:
             found.append(peer)
         else:
@@ -185,6 +189,7 @@ def candidates(pythons: Mapping[str, str | None], precision: Precision) -> list[
         "quantization": quantization,
         "activation_dtype": precision.activation_dtype,
     }
+    adapting = lora_options(precision.loras)
     openvino = {"dtype": dtype, "quantization": quantization, "kv_cache_gib": KV_CACHE_GIB}
     vllm_environment = {
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
@@ -197,12 +202,20 @@ def candidates(pythons: Mapping[str, str | None], precision: Precision) -> list[
         return pythons.get(name) or ""
 
     return [
-        Peer("shmllm", python("shmllm"), ours, quantizes=True, reads_gguf=True),
+        Peer(
+            "shmllm",
+            python("shmllm"),
+            ours | adapting,
+            quantizes=True,
+            adapts=True,
+            reads_gguf=True,
+        ),
         Peer(
             "vllm",
             python("vllm"),
-            {"dtype": dtype, "max_model_len": MAX_MODEL_LEN},
+            {"dtype": dtype, "max_model_len": MAX_MODEL_LEN} | adapting,
             vllm_environment,
+            adapts=True,
         ),
         Peer("openvino_genai", python("openvino_genai"), openvino, quantizes=True),
         Peer(
@@ -217,10 +230,25 @@ def candidates(pythons: Mapping[str, str | None], precision: Precision) -> list[
     ]
 
 
-def missing(peer: Peer, quantization: str | None) -> str | None:
+def lora_options(loras: tuple[str, ...]) -> dict[str, Any]:
+    """The options of shmllm and vLLM for these adapters, and the list of them as `loras`."""
+    if not loras:
+        return {}
+    configs = [json.loads((Path(lora) / "adapter_config.json").read_text()) for lora in loras]
+    return {
+        "enable_lora": True,
+        "max_loras": len(loras),
+        "max_lora_rank": max(16, *(config["r"] for config in configs)),
+        "loras": list(loras),
+    }
+
+
+def missing(peer: Peer, precision: Precision) -> str | None:
     """The reason why a peer cannot run here; None if it can."""
-    if quantization is not None and not peer.quantizes:
-        return f"it is compared only without --quantization, which is {quantization}"
+    if precision.quantization is not None and not peer.quantizes:
+        return f"it is compared only without --quantization, which is {precision.quantization}"
+    if precision.loras and not peer.adapts:
+        return "it is compared only without --lora"
     if not peer.python:
         option = peer.name.replace("_", "-")
         return f"no --{option} PYTHON; --help says how to make its virtual environment"

@@ -41,3 +41,8 @@ def serve(load: Callable[[str, dict[str, Any]], tuple[Generate, dict[str, Any]]]
         seconds = time.monotonic() - began
         assert all(len(each) == question["output_len"] for each in tokens)
         answers.write(json.dumps({"seconds": seconds, "first": tokens[0]}) + "\n")
+
+
+def turns(loras: list[Any], count: int) -> list[Any] | None:
+    """The adapters of `count` requests that take them in turns; None if there are none."""
+    return [loras[i % len(loras)] for i in range(count)] if loras else None
