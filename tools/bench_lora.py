@@ -63,16 +63,22 @@ def make_core(model: str, requests: int, threads: int | None, dtype: Any, lora: 
 
 def write_adapter(directory: Path, targets: LoraTargets, ends: tuple[str, ...], rank: int) -> None:
     """Writes a random adapter of the modules whose names end so."""
-    tensors = {}
+    tensors, modules = {}, set()
     for name in targets.names:
         target = targets.target_of(name)
         if target is not None and name.endswith(ends):
+            modules.add(name.rpartition(".")[2])
             prefix = f"base_model.model.{name}.lora_"
             tensors[f"{prefix}A.weight"] = torch.randn(rank, target.in_features) / 100
             tensors[f"{prefix}B.weight"] = torch.randn(target.out_features, rank) / 100
     directory.mkdir(parents=True)
     save_file(tensors, directory / "adapter_model.safetensors")
-    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    fields = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": sorted(modules),
+    }
     (directory / "adapter_config.json").write_text(json.dumps(fields))
 
 
