@@ -31,6 +31,7 @@ from shmllm.config.options import (
 )
 from shmllm.config.plugins import PluginConfig
 from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
+from shmllm.config.speculative import MOST_DRAFTING, SpeculativeConfig
 from shmllm.errors import EngineStartError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -129,6 +130,13 @@ class FrontEndConfig(Section):
     )
     stat_interval: float = option(
         10.0, "Seconds between two records of stat loggers.", Number(unit="seconds"), flag=""
+    )
+    speculative_config: Any = option(
+        None,
+        'Draft tokens that one step checks together, which changes no output: {"method": "ngram"}, '
+        '"suffix" or "mtp", or {"model": ...}.',
+        Free(),
+        flag="",
     )
     io_processor_plugin: str | None = option(
         None,
@@ -374,6 +382,7 @@ class EngineConfig(Section):
     lora: LoraConfig = field(default_factory=LoraConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     num_threads: int | None = option(
         None,
         "Compute threads.",
@@ -391,6 +400,17 @@ class EngineConfig(Section):
                 "enable_lora is not possible with model_impl='transformers', whose modules compute "
                 "their products themselves: leave one of the two out"
             )
+
+    @property
+    def max_drafts(self) -> int:
+        """The largest number of drafted tokens in a step."""
+        rows = min(self.scheduler.max_num_seqs, MOST_DRAFTING)
+        return min(rows * self.speculative.most_drafted, self.scheduler.max_num_batched_tokens - 1)
+
+    @property
+    def max_samples(self) -> int:
+        """The largest number of tokens at which a step samples."""
+        return self.scheduler.max_num_seqs + self.max_drafts
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -419,7 +439,7 @@ SECTIONS: dict[str, type[Section]] = {
     "graphs": GraphConfig,
     "plugins": PluginConfig,
 }
-"""The parts of an EngineConfig, by the name of their field."""
+"""The parts of an EngineConfig whose options are options of an engine, by their field's name."""
 
 OPTIONS: tuple[Option, ...] = tuple(
     each

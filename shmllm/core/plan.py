@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.constraint import Constraint
@@ -102,6 +102,19 @@ class PromptScores:
     k: int
 
 
+class Constrained(NamedTuple):
+    """A request whose tokens a grammar restricts.
+
+    first: the first of its rows among those of the step's logits.
+    column: its index in the columns of the plan.
+    constraint: the state of its grammar.
+    """
+
+    first: int
+    column: int
+    constraint: Constraint
+
+
 @dataclass(slots=True)
 class Pool:
     """A pooling request that takes part in the step.
@@ -128,7 +141,12 @@ class StepPlan:
         counts: how many tokens the step computes for it, from `starts` on.
         samples: the indices of the requests that get a new token, because the step computes
             their last known token.
-        constraints: (index into `samples`, constraint) for each constrained request.
+        num_sampled: at how many tokens the step samples: the last known one of each of `samples`,
+            and the drafted ones.
+        constraints: the constrained requests of `samples`.
+        drafts: for a request of `samples`, by its index in the columns, the drafted tokens behind
+            its last known one. The step computes and samples at each of them; `counts` includes
+            them. A runner that drafts itself replaces them, as many by as many.
         left_rows: the rows whose requests ended or were preempted since the previous step.
         new_requests: the requests that enter a row.
         block_appends: the blocks that running requests received.
@@ -145,7 +163,9 @@ class StepPlan:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    constraints: list[tuple[int, Constraint]] = field(default_factory=list)
+    num_sampled: int = 0
+    constraints: list[Constrained] = field(default_factory=list)
+    drafts: dict[int, Sequence[int]] = field(default_factory=dict)
     left_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
@@ -163,21 +183,35 @@ class StepPlan:
             ids = [[block.block_id for block in appended] for appended in blocks]
             self.block_appends.append(BlockAppend(request.row, firsts, ids))
 
-    def add_tokens(self, request: Request, count: int) -> None:
+    @property
+    def num_drafts(self) -> int:
+        """The number of drafted tokens."""
+        return sum(map(len, self.drafts.values()))
+
+    @property
+    def sample_counts(self) -> list[int]:
+        """At how many tokens the step samples for each of `samples`."""
+        return [1 + len(self.drafts.get(index, ())) for index in self.samples]
+
+    def add_tokens(self, request: Request, count: int, drafts: Sequence[int] = ()) -> None:
         """Add a column for a request, whose `num_computed_tokens` already includes the tokens.
 
         Args:
             request: the request.
-            count: how many of its tokens the step computes.
+            count: how many of its tokens the step computes, with the drafted ones.
+            drafts: the drafted ones.
         """
         index = len(self.requests)
+        if drafts:
+            self.drafts[index] = drafts
         if request.pooling is not None:
             is_last = request.num_computed_tokens == len(request.token_ids)
             self.pools.append(Pool(index, request.pooling, is_last))
         elif request.num_computed_tokens >= len(request.token_ids):
             if request.constraint is not None:
-                self.constraints.append((len(self.samples), request.constraint))
+                self.constraints.append(Constrained(self.num_sampled, index, request.constraint))
             self.samples.append(index)
+            self.num_sampled += 1 + len(drafts)
         if request.params.prompt_logprobs is not None:
             self._add_prompt_scores(index, request, request.params.prompt_logprobs)
         self.requests.append(request)
@@ -200,7 +234,9 @@ class StepResult:
     """The runner's answer to a plan.
 
     Attributes:
-        token_ids: the sampled token of each entry of the plan's `samples`, in that order.
+        token_ids: the sampled tokens of each entry of the plan's `samples`, in that order: one,
+            or, behind drafted tokens, those up to the first that was not drafted.
+        counts: how many of the tokens belong to each entry; None: one each.
         logprobs: the log-probabilities of those sampled tokens whose requests ask for them, in
             that order.
         prompt_logprobs: one element for each of the plan's `prompt_scores`, in that order.
@@ -220,3 +256,4 @@ class StepResult:
     computing_ns: tuple[int, int] | None = None
     device_ns: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)
+    counts: list[int] | None = None

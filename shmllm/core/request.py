@@ -64,10 +64,14 @@ class Request:
         num_cached_blocks: how many blocks of each table were added to the prefix cache.
         lora_id: identifies its adapter; 0: it has none.
         adapter: the runner's form of its adapter, from its admission on; None: it has none.
+        draft_ids: tokens that may follow the known ones; the next step may compute them, too.
+        drafting: what a drafter remembers of the request.
+        acceptance: takes note of how many of its drafted tokens were right; None: nobody asks.
     """
 
     __slots__ = (
         "_own_salt",
+        "acceptance",
         "adapter",
         "arrival",
         "bad_words",
@@ -76,6 +80,8 @@ class Request:
         "cache_salt",
         "client",
         "constraint",
+        "draft_ids",
+        "drafting",
         "embeds",
         "end_ids",
         "lora_id",
@@ -128,6 +134,9 @@ class Request:
         self.cache_salt = self._own_salt = submitted.cache_salt
         self.lora_id = 0 if submitted.lora is None else submitted.lora.lora_int_id
         self.adapter: Any = None
+        self.draft_ids: Sequence[int] = ()
+        self.drafting: Any = None
+        self.acceptance: Any = None
         self.priority = submitted.priority
         self.arrival = 0
         self.bad_words = submitted.bad_words
@@ -196,6 +205,14 @@ class Request:
             and self.params.prompt_logprobs is None
             and self.params.repetition_detection is None
         )
+
+    def extend(self, token_ids: Sequence[int]) -> tuple[int, FinishReason]:
+        """Append sampled tokens until the request ends. Returns how many were appended, and why
+        the request ends with the last one; NONE if it continues."""
+        for count, token_id in enumerate(token_ids, 1):
+            if finish := self.append(token_id):
+                return count, finish
+        return len(token_ids), FinishReason.NONE
 
     def append(self, token_id: int) -> FinishReason:
         """Append one sampled token. Returns why the request ends with it; NONE if it continues."""

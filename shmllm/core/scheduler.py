@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from time import monotonic_ns
 from typing import Any
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.adapter_room import AdapterRoom
+from shmllm.core.drafts import Drafts
 from shmllm.core.kv_cache_manager import KVCacheManager, PrefixHit
 from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
@@ -47,6 +48,7 @@ class Scheduler:
         config: the number of rows, the token budget and the policy.
         kv_cache: allocates and frees the requests' blocks.
         max_loras: the largest number of different adapters in a step.
+        max_drafts: the largest number of drafted tokens in a step.
 
     Attributes:
         adapters: the adapters of the running requests.
@@ -56,7 +58,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache: KVCacheManager, max_loras: int = 0
+        self,
+        config: SchedulerConfig,
+        kv_cache: KVCacheManager,
+        max_loras: int = 0,
+        max_drafts: int = 0,
     ) -> None:
         self._budget = config.max_num_batched_tokens
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
@@ -79,6 +85,7 @@ class Scheduler:
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
         self.stats = SchedulerStats()
+        self._drafts = Drafts(max_drafts, self.stats)
 
     def share_rows(self, is_shared: bool) -> None:
         """Reserve a part of the rows for front ends that hold none, if there are several.
@@ -87,6 +94,11 @@ class Scheduler:
         would wait until requests of that batch end.
         """
         self._reserved_rows = self._num_rows // RESERVED_FRACTION if is_shared else 0
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """The requests that have rows, in their order."""
+        return self._running
 
     @property
     def num_waiting(self) -> int:
@@ -194,17 +206,17 @@ class Scheduler:
         if outputs is None:
             outputs = self._apply_each(plan, result)
         if result.logprobs is not None:
-            attach_logprobs(plan, result.logprobs, outputs)
-        self.stats.generated_tokens += len(result.token_ids)
+            attach_logprobs(plan, result, outputs)
+        self.stats.generated_tokens += sum(len(each.token_ids) for each in outputs.values())
         return outputs
 
     def _apply_each(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
         outputs = StepOutputs(plan.step)
         outputs.add_prompt_logprobs(plan, result)
         any_finished = self._apply_vectors(plan, result, outputs)
-        for sample, (index, token_id) in enumerate(
-            zip(plan.samples, result.token_ids, strict=True)
-        ):
+        end = 0
+        for sample, index in enumerate(plan.samples):
+            begin, end = end, end + (1 if result.counts is None else result.counts[sample])
             request = plan.requests[index]
             if request.status is RequestStatus.FINISHED:
                 continue
@@ -212,12 +224,15 @@ class Scheduler:
                 self.fail(request, result.failures[sample])
                 any_finished = True
                 continue
+            if drafted := plan.drafts.get(index):
+                self._drafts.settle(request, len(drafted), end - begin - 1)
             is_first = len(request.token_ids) == request.num_prompt_tokens
-            finish = request.append(token_id)
+            count, finish = request.extend(result.token_ids[begin:end])
             if finish:
                 finish = self._end(request, finish)
                 any_finished = True
-            outputs.add_row(request, finish, token_id, is_first=is_first)
+            token_ids = result.token_ids[begin : begin + count]
+            outputs.add_row(request, finish, token_ids, is_first=is_first)
         if any_finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return outputs.by_client
@@ -268,6 +283,8 @@ class Scheduler:
 
     def _plan_steady(self, plan: StepPlan) -> bool:
         """Plan an unchanged step if possible. Returns whether it was."""
+        if self._steady is not None and self._has_drafts():
+            self._end_steady()
         if self._steady is None:
             self._num_unchanged_steps += 1
             if self._num_unchanged_steps % STEADY_AFTER_STEPS or not self._can_be_steady():
@@ -282,9 +299,13 @@ class Scheduler:
         return (
             0 < len(self._running) <= self._budget
             and not self._waiting.paused
+            and not self._has_drafts()
             and all(request.is_only_decoding for request in self._running)
             and len({request.num_in_flight for request in self._running}) == 1
         )
+
+    def _has_drafts(self) -> bool:
+        return any(request.draft_ids for request in self._running)
 
     def _end_steady(self) -> None:
         self._steady = None
@@ -304,7 +325,12 @@ class Scheduler:
             count = min(request.num_uncomputed_tokens, most)
             if not count:
                 continue
-            appended = self._kv_cache.extend(request, start + count)
+            drafts: Sequence[int] = ()
+            if count == request.num_uncomputed_tokens:
+                drafts = self._drafts.usable(request, plan, most - count)
+            appended = self._kv_cache.extend(request, start + count + len(drafts))
+            if appended is None and drafts:  # nobody gives way to a guess
+                drafts, appended = (), self._kv_cache.extend(request, start + count)
             while appended is None:
                 preempted = True
                 victim = self._running.pop()
@@ -315,7 +341,7 @@ class Scheduler:
             if appended is None:
                 break
             plan.append_blocks(request, appended)
-            self._plan_tokens(plan, request, count)
+            self._plan_tokens(plan, request, count + len(drafts), drafts)
         return preempted
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
@@ -361,15 +387,18 @@ class Scheduler:
         self.observer.admitted(request)
         plan.new_requests.append(NewRequest.of(request))
 
-    def _plan_tokens(self, plan: StepPlan, request: Request, count: int) -> None:
+    def _plan_tokens(
+        self, plan: StepPlan, request: Request, count: int, drafts: Sequence[int] = ()
+    ) -> None:
         request.num_computed_tokens += count
         self._kv_cache.register_full_blocks(request)
-        plan.add_tokens(request, count)
+        plan.add_tokens(request, count, drafts)
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
+        request.draft_ids = ()
         request.num_preemptions += 1
         self.stats.preemptions += 1
         self._waiting.add_preempted(request)

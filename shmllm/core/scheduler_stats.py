@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from shmllm.config.speculative import MOST_DRAFTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,14 @@ class Failure:
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counters since the start. `prefix_*` count tokens; recomputed requests do not count."""
+    """Counters since the start. `prefix_*` count tokens; recomputed requests do not count.
+
+    Attributes:
+        drafts: how often tokens were drafted for a request.
+        draft_tokens: the drafted tokens that a step computed.
+        accepted_tokens: those that were the tokens that were sampled.
+        accepted_at: by their place in the draft, from 0.
+    """
 
     steps: int = 0
     preemptions: int = 0
@@ -25,3 +34,15 @@ class SchedulerStats:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     requests_finished: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTED)
+
+    def add_draft(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one draft."""
+        self.drafts += 1
+        self.draft_tokens += num_drafted
+        self.accepted_tokens += num_accepted
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1

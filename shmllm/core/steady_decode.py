@@ -81,7 +81,7 @@ class SteadyDecode:
         plan.rows = self._rows.copy()
         plan.counts = [1] * count
         plan.samples = list(range(count))
-        plan.num_tokens = count
+        plan.num_tokens = plan.num_sampled = count
         self.num_steps += 1
         return True
 

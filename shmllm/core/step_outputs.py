@@ -6,10 +6,11 @@ know how columns are transmitted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
 from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
-from shmllm.outputs.logprobs import TokenLogprobs
 
 
 class StepOutputs:
@@ -29,7 +30,7 @@ class StepOutputs:
         self,
         request: Request,
         finish: FinishReason,
-        token_id: int | None = None,
+        token_ids: Sequence[int] = (),
         *,
         is_first: bool = False,
     ) -> None:
@@ -38,7 +39,7 @@ class StepOutputs:
         Args:
             request: the request.
             finish: the finish reason to report; NONE if the request continues.
-            token_id: the token that the step sampled; None if it sampled none.
+            token_ids: the tokens that the step sampled for it.
             is_first: the row is the request's first one, which also reports its prefix-cache
                 hit and when it was queued and scheduled.
         """
@@ -54,11 +55,8 @@ class StepOutputs:
             columns.preempted_counts.append(request.num_preemptions)
         columns.numbers.append(request.number)
         columns.finishes.append(finish)
-        if token_id is None:
-            columns.counts.append(0)
-        else:
-            columns.counts.append(1)
-            columns.token_ids.append(token_id)
+        columns.counts.append(len(token_ids))
+        columns.token_ids += token_ids
 
     def add_vector(self, request: Request, vector: bytes) -> None:
         """Append the vector of a pooling request, whose row follows."""
@@ -83,26 +81,28 @@ class StepOutputs:
         return columns
 
 
-def attach_logprobs(
-    plan: StepPlan, logprobs: TokenLogprobs, outputs: dict[int, OutputColumns]
-) -> None:
+def attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]) -> None:
     """Attach the log-probabilities of sampled tokens to the rows of their requests.
 
     A request that was aborted while the step ran has no row, so its log-probabilities are
-    dropped.
+    dropped, as are those of tokens behind the one that ended a request.
     """
+    assert result.logprobs is not None, "a request asks for log-probabilities"
     rows = {
         client: {number: row for row, number in enumerate(columns.numbers)}
         for client, columns in outputs.items()
     }
-    chosen: dict[int, tuple[list[int], list[int]]] = {}
-    sampled = (plan.requests[index] for index in plan.samples)
-    asking = (request for request in sampled if request.params.num_logprobs is not None)
-    for position, request in enumerate(asking):
+    chosen: dict[int, tuple[list[range], list[int]]] = {}
+    position = 0
+    for sample, index in enumerate(plan.samples):
+        request = plan.requests[index]
+        if request.params.num_logprobs is None:
+            continue
         row = rows.get(request.client, {}).get(request.number)
         if row is not None:
-            positions, in_rows = chosen.setdefault(request.client, ([], []))
-            positions.append(position)
+            spans, in_rows = chosen.setdefault(request.client, ([], []))
+            spans.append(range(position, position + outputs[request.client].counts[row]))
             in_rows.append(row)
-    for client, (positions, in_rows) in chosen.items():
-        outputs[client].logprobs = logprobs.columns(positions, in_rows)
+        position += 1 if result.counts is None else result.counts[sample]
+    for client, (spans, in_rows) in chosen.items():
+        outputs[client].logprobs = result.logprobs.columns(spans, in_rows)

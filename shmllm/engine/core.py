@@ -28,6 +28,7 @@ from shmllm.core.scheduler import Scheduler
 from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
+from shmllm.engine.drafting.make import make_drafting
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
 from shmllm.engine.weight_updates import WeightUpdates
@@ -102,6 +103,7 @@ class EngineCore:
         sleeper: releases memory and restores it.
         weights: the weight update in progress and the version of the weights in force.
         adapters: the low-rank adapters.
+        drafting: drafts tokens; None: nobody does.
     """
 
     def __init__(
@@ -118,7 +120,10 @@ class EngineCore:
             num_states=self.info.num_states + 1,
         )
         max_loras = config.lora.max_loras if config.lora.enable_lora else 0
-        self.scheduler = Scheduler(config.scheduler, self._kv_cache, max_loras)
+        self.scheduler = Scheduler(
+            config.scheduler, self._kv_cache, max_loras, max_drafts=config.max_drafts
+        )
+        self.drafting = make_drafting(config.speculative, self.scheduler, runner.keeps_state_of)
         self.adapters = Adapters(config.lora, runner.read_lora, self.scheduler)
         self.pauses = Pauses()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.pauses, runner.memory)
@@ -346,6 +351,8 @@ class EngineCore:
         if self.pauses.is_frozen:
             return None
         self._grammars.release_ready()
+        if self.drafting is not None:
+            self.drafting.draft()
         plan = self.scheduler.schedule()
         return plan if plan.num_tokens else None
 
@@ -362,6 +369,8 @@ class EngineCore:
         prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
         moments_ns = began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
         self.timings.add(plan, result.device_ns, *moments_ns)
+        if self.drafting is not None:
+            self.drafting.applied(plan, moments_ns[-1] - began_ns)
         self.scheduler.observer.stepped(plan, self.timings.moments_ns)
         return outputs
 

@@ -72,5 +72,9 @@ class Runner(Protocol):
             RequestError: their shape or dtype does not suit the model.
         """
 
+    def keeps_state_of(self, row: int) -> bool:
+        """Whether a custom logits processor keeps a state for a row's request, so that no tokens
+        may be drafted for it."""
+
     def check_params(self, params: SamplingParams) -> None:
         """Raise RequestError if a custom logits processor refuses the parameters."""

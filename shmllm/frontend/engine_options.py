@@ -17,6 +17,7 @@ from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
 from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
 from shmllm.frontend.processor_names import name_processors
+from shmllm.frontend.speculative_options import read_speculative_config
 from shmllm.frontend.stored_method import check_stored_method
 from shmllm.params.unknown_options import reject_unknown_options
 from shmllm.plugins.entry_points import added_paths, are_installed, load_general_plugins
@@ -87,6 +88,7 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
         found = resolve_model(front_end.tokenizer, revision=front_end.revision)
         sections["load"]["tokenizer_directory"] = str(found.absolute())
     made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in sections.items()}
+    made["speculative"] = read_speculative_config(front_end.speculative_config)
     check_stored_method(str(front_end.model), directory, made["load"].quantization)
     return front_end, EngineConfig(**made, **_fields_of(EngineConfig, values))
 

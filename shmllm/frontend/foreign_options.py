@@ -62,7 +62,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "hf_overrides": OnlyValues((None, {}), "change config.json in a copy of the directory"),
     "override_generation_config": OnlyValues((None, {}), "pass SamplingParams instead"),
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
-    "speculative_config": OnlyValues((None,), "there is no speculative decoding yet"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),

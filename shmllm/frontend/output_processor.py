@@ -217,7 +217,8 @@ class OutputProcessor:
             state = self._states.get(columns.numbers[row])
             if state is not None and (store := state.logprobs) is not None:
                 store.k = k
-                store.total += sum(values[token:token_end])
+                for value in values[token:token_end]:  # in this order, whatever a row has
+                    store.total += value
                 store.logprobs.extend(values[token:token_end])
                 store.ranks.extend(ranks[token:token_end])
                 if k:

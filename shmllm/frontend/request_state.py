@@ -198,6 +198,17 @@ class RequestState:
             Whether the caller must abort the request in the engine, because a stop string
             ended it here.
         """
+        if len(token_ids) == 1 or not self.request.params.stop:
+            return self._append(token_ids, finish, time_s)
+        for place, token_id in enumerate(token_ids, 1):
+            ends = self._append([token_id], finish if place == len(token_ids) else 0, time_s)
+            if ends:
+                if self.logprobs is not None:
+                    self.logprobs.truncate(len(self.token_ids))
+                return not finish
+        return False
+
+    def _append(self, token_ids: list[int], finish: int, time_s: float) -> bool:
         self.token_ids += token_ids
         if self.metrics.first_token_time is None and token_ids:
             self.metrics.first_token_time = time_s

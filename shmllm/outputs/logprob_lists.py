@@ -51,6 +51,12 @@ class LogprobStore:
     def __len__(self) -> int:
         return len(self.logprobs)
 
+    def truncate(self, length: int) -> None:
+        """Forget the tokens behind the first `length`."""
+        del self.logprobs[length:], self.ranks[length:]
+        del self.top_ids[length * self.k :], self.top_logprobs[length * self.k :]
+        self.total = sum(self.logprobs, 0.0)
+
 
 class LogprobsList(Sequence[Position | None]):
     """A sequence with one dict from token ids to `Logprob` per token.

@@ -52,26 +52,32 @@ class TokenLogprobs:
     top_ids: Ints
     top_logprobs: Floats
 
-    def columns(self, chosen: list[int], rows: list[int]) -> LogprobColumns:
+    def columns(self, chosen: Sequence[range], rows: list[int]) -> LogprobColumns:
         """The log-probabilities of some of the tokens, as columns of a step's output.
 
         Args:
-            chosen: the positions of these tokens, in increasing order.
-            rows: the output row of each of them.
+            chosen: the positions of the tokens of each row, in increasing order. Tokens of a row
+                have the same number of alternatives.
+            rows: the output rows.
         """
+        taken = self.take([position for span in chosen for position in span])
+        ks = [self.ks[span.start] for span in chosen]
+        return LogprobColumns(
+            rows, ks, taken.logprobs, taken.ranks, taken.top_ids, taken.top_logprobs
+        )
+
+    def take(self, chosen: Sequence[int]) -> TokenLogprobs:
+        """The log-probabilities of the tokens at some positions, in increasing order."""
         if len(chosen) == len(self.ks):
-            return LogprobColumns(
-                rows, self.ks, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
-            )
+            return self
         ends = np.cumsum(self.ks).tolist()
-        ks = [self.ks[j] for j in chosen]
         entries = [np.arange(ends[j] - self.ks[j], ends[j]) for j in chosen]
         taken = np.concatenate([np.zeros(0, np.int64), *entries])
-        return LogprobColumns(
-            rows,
-            ks,
-            self.logprobs[chosen],
-            self.ranks[chosen],
+        picked = np.array(chosen, np.int64)
+        return TokenLogprobs(
+            [self.ks[j] for j in chosen],
+            self.logprobs[picked],
+            self.ranks[picked],
             self.top_ids[taken],
             self.top_logprobs[taken],
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 _CONSTRAINT = "use structured_outputs=StructuredOutputsParams({}=...)"
 _GRAPHS = 'use compilation_config={"max_cudagraph_capture_size": ...}'
 _OVERRIDES = "change config.json in a copy of the model's directory"
-_SPECULATION = "there is no speculative decoding"
+_SPECULATION = 'use speculative_config={"method": ..., "num_speculative_tokens": ...}'
 
 REPLACED_NAMES = {
     # of SamplingParams

@@ -33,7 +33,10 @@ SAMPLED_FOR_ROW = -2
 
 @dataclass(slots=True)
 class StepInputs:
-    """The inputs of one step with T tokens of S requests, of which N get a token sampled.
+    """The inputs of one step with T tokens of S requests, behind N of which a token is sampled.
+
+    A request with D drafted tokens gets 1 + D sampled: one behind its last known token, and one
+    behind each drafted token. Its samples follow each other.
 
     Attributes:
         token_ids: (T,) int64, token ids; SAMPLED_FOR_ROW - row for tokens that only the device
@@ -47,7 +50,7 @@ class StepInputs:
         context_lens: (S,) int64, the number of tokens of each request with this step's.
         sample_tokens: (N,) int64, the indices among the T of the tokens whose successor is
             sampled.
-        sample_rows: (N,) int64, the rows of these requests.
+        sample_rows: (N,) int64, the rows of their requests.
         sample_positions: (N,) int64, the position that each sampled token will have.
     """
 
@@ -105,8 +108,10 @@ class InputBatch:
         num_groups: the number G of groups of layers, which have a block table each.
         samples_ahead: whether the inputs of a step may be made before the tokens of the step
             before are appended.
+        max_drafts: the largest number of drafted tokens in a step.
 
     Attributes:
+        max_samples: the largest number of tokens at which a step samples.
         token_ids: (num_rows, max_model_len + 1) int32, the tokens of each row's request.
         block_tables: (G, num_rows, blocks) int32, the block ids of each row's request.
         temperature, top_p, min_p: (num_rows,) float32, sampling parameters; greedy rows have
@@ -126,8 +131,10 @@ class InputBatch:
         num_groups: int = 1,
         *,
         samples_ahead: bool = False,
+        max_drafts: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.max_samples = num_rows + max_drafts
         self._vocab_size = vocab_size
         max_blocks = -(-max_model_len // block_size)
         # One column more than max_model_len, for the token sampled at the last position.
@@ -149,9 +156,12 @@ class InputBatch:
         self._sampled: LongArray = NO_ROWS
 
     def update(self, plan: StepPlan) -> None:
-        """Add the new requests and the appended blocks of a step."""
+        """Add the new requests, the drafted tokens and the appended blocks of a step."""
         for request in plan.new_requests:
             self._add_request(request)
+        for index, drafts in plan.drafts.items():
+            end = plan.starts[index] + plan.counts[index]
+            self.token_ids[plan.rows[index], end - len(drafts) : end] = drafts
         for append in plan.block_appends:
             for group, first in enumerate(append.firsts):
                 self._put_blocks(group, append.row, first, append.block_ids[group])
@@ -191,19 +201,19 @@ class InputBatch:
         """Return the inputs of a step, after `update` with the same plan. They are valid until
         the next call."""
         if plan.is_repeat and self._inputs is not None:
-            self._advance(self._inputs, bool(plan.block_appends))
+            self._advance(self._inputs)
         else:
             self._inputs = self._gather(plan)
         return self._inputs
 
-    def _advance(self, inputs: StepInputs, has_new_blocks: bool) -> None:
+    def _advance(self, inputs: StepInputs) -> None:
         """Change the inputs of a decode step to those of the next one with the same requests."""
         sampled = SAMPLED_FOR_ROW - inputs.rows if self._samples_ahead else self._sampled
         inputs.token_ids[:] = sampled
         inputs.positions += 1
         inputs.context_lens += 1
         inputs.sample_positions += 1
-        if has_new_blocks:
+        if not (inputs.positions % self.block_size).all():  # a request enters its next block
             inputs.slot_mapping[:] = self._slots(inputs.rows, inputs.positions)
         else:
             inputs.slot_mapping += 1
@@ -229,6 +239,14 @@ class InputBatch:
         if len(samples) == len(rows):
             samples = self._indices[: len(rows)]
         sample_rows, sample_positions = rows[samples], context_lens[samples]
+        sample_tokens = samples if is_decode else (first_tokens + counts)[samples] - 1
+        if plan.drafts:
+            each = np.array(plan.sample_counts, np.int64)
+            ends = np.cumsum(each)
+            before = np.arange(ends[-1]) - np.repeat(ends - 1, each)  # -D to 0 for each request
+            sample_rows = np.repeat(sample_rows, each)
+            sample_positions = np.repeat(sample_positions, each) + before
+            sample_tokens = np.repeat(sample_tokens, each) + before
         token_ids = self.token_ids[token_rows, positions].astype(np.int64)
         if self._samples_ahead:
             is_sampled = positions >= self._num_known[token_rows]
@@ -241,13 +259,14 @@ class InputBatch:
             first_tokens=first_tokens,
             counts=counts,
             context_lens=context_lens,
-            sample_tokens=samples if is_decode else (first_tokens + counts)[samples] - 1,
+            sample_tokens=sample_tokens,
             sample_rows=sample_rows,
             sample_positions=sample_positions,
         )
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:
-        """Append the sampled tokens of a step to its requests."""
+        """Append the sampled tokens of a step to its requests. Those behind a draft that was wrong
+        lie behind the request's last token, where later ones take their places."""
         self._sampled = sampled
         self.token_ids[inputs.sample_rows, inputs.sample_positions] = sampled
 

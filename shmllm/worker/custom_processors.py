@@ -109,6 +109,12 @@ class CustomProcessors:
         is_used = self._any_active() and self._change(self.batch.indices(rows))
         return step if step.failures or is_used else None
 
+    def keeps_state_of(self, row: int) -> bool:
+        """Whether a processor has seen the output of a row's request, or may change its logits. It
+        must not see tokens that are drafted and not sampled."""
+        index = self.batch.index_of(row)
+        return any(own is None or index in own for own in (each.functions for each in self.all))
+
     def _any_active(self) -> bool:
         """Whether a processor may change the logits of any request."""
         functions = [each.functions for each in self.all]

@@ -6,7 +6,7 @@ logits processors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shmllm.core.constraint import Constraint
+from shmllm.core.plan import Constrained
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.grammar import GrammarCompiler, GrammarMatcher
 
 WORD_BITS = 32
+_Matcher = tuple[Any, int, list[int]]
+"""llguidance's matcher, the first of its masks, and the drafted tokens."""
 
 
 class PendingMasks:
@@ -69,7 +71,7 @@ class GrammarMasks:
 
     Args:
         compiler: the compiler of the grammars, which has the size of the vocabulary.
-        max_num_rows: the largest number of constrained rows in a step.
+        max_num_rows: the largest number of rows of logits in a step.
     """
 
     def __init__(self, compiler: GrammarCompiler, max_num_rows: int) -> None:
@@ -88,27 +90,32 @@ class GrammarMasks:
         """Free the masks' memory. No masks may be pending."""
         self._words = None
 
-    def begin(self, constraints: Sequence[tuple[int, Constraint]]) -> PendingMasks | None:
+    def begin(
+        self, constraints: Sequence[Constrained], drafts: Mapping[int, Sequence[int]]
+    ) -> PendingMasks | None:
         """Start to compute the masks of a step.
 
         Args:
-            constraints: (row of the step's logits, constraint) pairs.
+            constraints: the constrained requests.
+            drafts: by the index of a request, its drafted tokens: it has a mask behind each.
 
         Returns:
             The masks; None if there are no constraints.
         """
         if not constraints:
             return None
-        matchers = [
-            (cast(GrammarMatcher, constraint).matcher, index)
-            for index, (_, constraint) in enumerate(constraints)
-        ]
-        rows = [row for row, _ in constraints]
-        return PendingMasks(rows, self._thread.submit(lambda: self._fill(matchers)))
+        matchers: list[_Matcher] = []
+        rows: list[int] = []
+        for first, column, constraint in constraints:
+            drafted = list(drafts.get(column, ()))
+            matchers.append((cast(GrammarMatcher, constraint).matcher, len(rows), drafted))
+            rows += range(first, first + 1 + len(drafted))
+        return PendingMasks(rows, self._thread.submit(lambda: self._fill(matchers, len(rows))))
 
-    def _fill(self, matchers: list[tuple[Any, int]]) -> IntArray:
+    def _fill(self, matchers: list[_Matcher], num_rows: int) -> IntArray:
         """Fill the masks. A matcher that fails allows the end token alone, and reports its error
-        when it takes a token."""
+        when it takes a token. Drafted tokens leave it as it is; behind one that it does not allow,
+        which is never sampled, the masks have no meaning."""
         if self._words is None:
             from llguidance import LLExecutor
 
@@ -116,7 +123,9 @@ class GrammarMasks:
             self._words = np.zeros((self._max_num_rows, num_words), np.int32)
             self._executor = LLExecutor(num_threads=1)
         words = self._words
-        self._executor.unsafe_compute_mask_ptr(
-            matchers, words.ctypes.data, words.shape[1] * words.itemsize, self._max_num_rows
-        )
-        return words[: len(matchers)]
+        at = words.ctypes.data, words.shape[1] * words.itemsize, self._max_num_rows
+        if num_rows == len(matchers):
+            self._executor.unsafe_compute_mask_ptr([each[:2] for each in matchers], *at)
+        else:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(matchers, *at)
+        return words[:num_rows]

@@ -89,7 +89,7 @@ class LoadedRunner(ABC):
         self._adapters: AdapterMaker | None = None
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow(embeds_scale)
-        self.masks = GrammarMasks(self._grammars, num_rows)
+        self.masks = GrammarMasks(self._grammars, config.max_samples)
         self.pooler = Pooler(num_rows, loaded.config.hidden_size)
 
     @abstractmethod
@@ -134,6 +134,11 @@ class LoadedRunner(ABC):
     def reload_weights(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""
         return self._loaded.reload(directory)
+
+    def keeps_state_of(self, row: int) -> bool:
+        """Whether a custom logits processor keeps a state for a row's request, so that it must not
+        see tokens that are drafted and not sampled."""
+        return self.processors is not None and self.processors.keeps_state_of(row)
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise RequestError if a custom logits processor refuses the parameters."""

@@ -66,16 +66,17 @@ class RequestTokenCounts:
         prompt_ids: the tokens of the prompt that repetition penalties count.
 
     Attributes:
-        num_output_tokens: the number of tokens counted so far.
+        output_ids: the tokens counted so far.
     """
 
     def __init__(self, prompt_ids: Sequence[int] | IntArray) -> None:
         known = np.unique(np.asarray(prompt_ids, np.int64))
+        self._num_of_prompt = len(known)
         self._indices = {token: index for index, token in enumerate(known.tolist())}
         self._ids = np.zeros(len(known) + 32, np.int64)
         self._ids[: len(known)] = known
         self._counts = np.zeros(len(self._ids), np.float32)
-        self.num_output_tokens = 0
+        self.output_ids: list[int] = []
 
     @property
     def ids(self) -> LongArray:
@@ -97,7 +98,16 @@ class RequestTokenCounts:
                 self._counts = np.concatenate([self._counts, np.zeros(index, np.float32)])
             self._ids[index] = token
             self._counts[index] += 1
-            self.num_output_tokens += 1
+            self.output_ids.append(token)
+
+    def forget(self, num_kept: int) -> None:
+        """Forget the tokens of the output behind the first `num_kept`."""
+        while len(self.output_ids) > num_kept:
+            token = self.output_ids.pop()
+            index = self._indices[token]
+            self._counts[index] -= 1
+            if not self._counts[index] and index >= self._num_of_prompt:
+                del self._indices[token]  # it was the last that was added
 
 
 class LogitsState:
@@ -112,6 +122,9 @@ class LogitsState:
         has_penalties: whether the request has a penalty.
         penalties: the repetition, frequency and presence penalty.
         counts: the tokens that penalties count; None before the first call of `count`.
+
+    In a step the methods are called for the known tokens of the request, and then perhaps for these
+    and more and more drafted ones behind them. `rewind` comes before the first of these calls.
     """
 
     def __init__(self, request: NewRequest, vocab_size: int) -> None:
@@ -136,6 +149,8 @@ class LogitsState:
             params.presence_penalty,
         )
         self.counts: RequestTokenCounts | None = None
+        self._num_counted = 0
+        self._counts_drafts = False
 
     @property
     def may_change_entries(self) -> bool:
@@ -184,6 +199,14 @@ class LogitsState:
                 return _forced(forced)
         return self._biased, self._biases
 
+    def rewind(self) -> None:
+        """Forget the drafted tokens of the step before: some may not have been sampled."""
+        self._counts_drafts = False
+        if self.counts is not None:
+            self.counts.forget(self._num_counted)
+        if self._thinking is not None:
+            self._thinking.rewind()
+
     def count(self, token_ids: IntArray) -> None:
         """Count the tokens of `token_ids`, prompt and output, that the last call did not have."""
         if not self.has_penalties:
@@ -192,8 +215,10 @@ class LogitsState:
             # Only the repetition penalty counts the prompt.
             of_prompt = token_ids[: self._num_prompt_tokens]
             self.counts = RequestTokenCounts(of_prompt if self.penalties[0] != 1 else ())
-        known = self._num_prompt_tokens + self.counts.num_output_tokens
+        known = self._num_prompt_tokens + len(self.counts.output_ids)
         self.counts.add(token_ids[known:].tolist())
+        if not self._counts_drafts:
+            self._num_counted, self._counts_drafts = len(self.counts.output_ids), True
 
 
 def _forced(token: int) -> tuple[LongArray, FloatArray]:
@@ -223,7 +248,8 @@ def apply_logits_processors(
 
     Args:
         logits: (N, V) float32, contiguous; changed in place.
-        states: (row of `logits`, state) pairs.
+        states: (row of `logits`, state) pairs. Those of a state follow each other, the known tokens
+            first; it has been rewound.
         token_ids: for each of `states`, the request's prompt and output so far.
         apply_custom: changes the logits by custom processors, between biases and penalties.
     """
@@ -244,22 +270,35 @@ def apply_logits_processors(
         flat[entries] += torch.from_numpy(np.concatenate([added for _, added in biases]))
     if apply_custom is not None:
         apply_custom(logits)
-    for (_, state), ids in zip(states, token_ids, strict=True):
+    penalised = []
+    for (index, state), ids in zip(states, token_ids, strict=True):
         state.count(ids)
-    _penalise(flat, [(index, state) for index, state in states if state.counts is not None], size)
+        if (counts := state.counts) is not None:
+            penalised.append((index, state.penalties, counts.ids.copy(), counts.counts.copy()))
+    _penalise(flat, penalised, size)
 
 
-def _penalise(flat: torch.Tensor, states: list[tuple[int, LogitsState]], size: int) -> None:
+def _penalise(
+    flat: torch.Tensor,
+    rows: list[tuple[int, tuple[float, float, float], LongArray, FloatArray]],
+    size: int,
+) -> None:
     """Apply repetition penalties as CTRL defines them (arXiv:1909.05858), then frequency and
-    presence penalties as OpenAI's API defines them."""
-    counts = [state.counts for _, state in states if state.counts is not None]
-    if not counts:
+    presence penalties as OpenAI's API defines them.
+
+    Args:
+        flat: the logits, flat; changed in place.
+        rows: the row of the logits, the penalties, the tokens and how often the output has each.
+        size: entries in a row of logits.
+    """
+    if not rows:
         return
-    lengths = [len(each.ids) for each in counts]
-    entries = _flatten([index for index, _ in states], [each.ids for each in counts], size)
-    table = np.array([state.penalties for _, state in states], np.float32)
-    repetition, frequency, presence = torch.from_numpy(np.repeat(table, lengths, axis=0).T)
-    times = torch.from_numpy(np.concatenate([each.counts for each in counts]))
+    indices, penalties, ids, counts = zip(*rows, strict=True)
+    entries = _flatten(indices, ids, size)
+    lengths = [len(each) for each in ids]
+    table = np.repeat(np.array(penalties, np.float32), lengths, axis=0)
+    repetition, frequency, presence = torch.from_numpy(table.T)
+    times = torch.from_numpy(np.concatenate(counts))
     values = flat[entries]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= frequency * times
@@ -267,7 +306,7 @@ def _penalise(flat: torch.Tensor, states: list[tuple[int, LogitsState]], size: i
     flat[entries] = values
 
 
-def _flatten(indices: list[int], ids: Sequence[LongArray], size: int) -> torch.Tensor:
+def _flatten(indices: Sequence[int], ids: Sequence[LongArray], size: int) -> torch.Tensor:
     """Convert token ids of rows to flat indices into the logits."""
     parts = [index * size + each for index, each in zip(indices, ids, strict=True)]
     return torch.from_numpy(np.concatenate([_NO_IDS, *parts]))

@@ -82,6 +82,10 @@ class ProcessorBatch:
             if row in self._index_of:
                 self._gaps.append(self._index_of.pop(row))
 
+    def index_of(self, row: int) -> int:
+        """Return the index of a row's request; NOT_IN_BATCH if it has none."""
+        return self._index_of.get(row, NOT_IN_BATCH)
+
     def indices(self, rows: LongArray) -> LongArray:
         """Return (N,) int64, the index of each row's request; NOT_IN_BATCH for others."""
         of = self._index_of

@@ -27,6 +27,15 @@ class ThinkingProgress:
         self._end = np.array(budget.end, np.int64)
         self._begin_at = self._end_at = -1
         self._num_scanned = 0
+        self._kept = (-1, -1, 0)
+        self._scans_drafts = False
+
+    def rewind(self) -> None:
+        """Forget what was found in all calls since the last `rewind` but the first: those had
+        drafted tokens."""
+        if self._scans_drafts:
+            self._begin_at, self._end_at, self._num_scanned = self._kept
+            self._scans_drafts = False
 
     def forced_token(self, token_ids: IntArray) -> int | None:
         """Return the only token that may follow; None if any may.
@@ -37,6 +46,9 @@ class ThinkingProgress:
         self._begin_at = max(self._begin_at, _last(self._begin, token_ids, self._num_scanned))
         self._end_at = max(self._end_at, _last(self._end, token_ids, self._num_scanned))
         self._num_scanned = len(token_ids)
+        if not self._scans_drafts:
+            self._kept = self._begin_at, self._end_at, self._num_scanned
+            self._scans_drafts = True
         num_used = len(token_ids) - self._begin_at - len(self._begin)
         if self._begin_at <= self._end_at or num_used < self._limit:
             return None

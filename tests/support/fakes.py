@@ -186,8 +186,7 @@ class FakeStep:
         self.done: StepResult | None = None
 
     def release(self) -> None:
-        for index, constraint in self.plan.constraints:
-            place = self.plan.samples[index]
+        for _, place, constraint in self.plan.constraints:
             request = self.plan.requests[place]
             num_known = self.plan.starts[place] + self.plan.counts[place]
             if request.status is not RequestStatus.FINISHED and request.num_computed_tokens:

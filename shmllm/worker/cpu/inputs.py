@@ -43,19 +43,26 @@ class CpuInputs:
         max_requests: the largest number of requests in a step.
         divisions: those of the different layers.
         num_groups: the number of groups of layers.
+        max_samples: the largest number of tokens at which a step samples; None: one for each
+            request.
 
     Attributes:
         token_ids, positions: (max_tokens,) int64, as in `StepInputs`. A negative token id means
             that the token's embedding is in the buffer already.
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
-        rows, first_tokens, counts, context_lens, sample_tokens: (max_requests,) int64, as in
-            `StepInputs`.
+        rows, first_tokens, counts, context_lens: (max_requests,) int64, as in `StepInputs`.
+        sample_tokens: (max_samples,) int64, likewise.
         pieces: for each of `divisions` the tiles and splits, (max_requests + 1,) int64 each, see
             `count_pieces`.
     """
 
     def __init__(
-        self, max_tokens: int, max_requests: int, divisions: Collection[Division], num_groups: int
+        self,
+        max_tokens: int,
+        max_requests: int,
+        divisions: Collection[Division],
+        num_groups: int,
+        max_samples: int | None = None,
     ) -> None:
         self._counts = np.zeros(len(COUNTS), np.int64)
 
@@ -66,7 +73,7 @@ class CpuInputs:
         self.slot_mapping: LongArray = np.zeros((num_groups, max_tokens), np.int64)
         self.rows, self.first_tokens = zeros(max_requests), zeros(max_requests)
         self.counts, self.context_lens = zeros(max_requests), zeros(max_requests)
-        self.sample_tokens = zeros(max_requests)
+        self.sample_tokens = zeros(max_samples or max_requests)
         self.pieces = {
             division: (zeros(max_requests + 1), zeros(max_requests + 1)) for division in divisions
         }

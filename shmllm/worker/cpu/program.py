@@ -83,8 +83,10 @@ class CpuProgram:
         self.instructions = instruction_of(activation_dtype, uses_tiles)
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.all_attentions}
-        self.inputs = CpuInputs(max_tokens, max_requests, divisions, cache.num_groups)
-        self.buffers = CpuBuffers(model.config, max_tokens, max_requests, activation_dtype)
+        self.inputs = CpuInputs(
+            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples
+        )
+        self.buffers = CpuBuffers(model.config, max_tokens, batch.max_samples, activation_dtype)
         self._kernels = KernelProgram(num_threads)
         products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read

@@ -33,6 +33,7 @@ from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory import CacheShape
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.scoring import score_in_pieces
+from shmllm.worker.verification import accept
 
 NOT_DETERMINISTIC = (
     "deterministic=True has no effect with model_impl='transformers': the bits of a result may "
@@ -126,13 +127,18 @@ class CpuRunner(LoadedRunner):
         rows = config.scheduler.max_num_seqs
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(
-            rows, size.max_model_len, block_size, self._vocab_size, len(shape.groups)
+            rows,
+            size.max_model_len,
+            block_size,
+            self._vocab_size,
+            len(shape.groups),
+            max_drafts=config.max_drafts,
         )
         cache = CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states)
         self._adapters = self._lora = make_lora(config, loaded)
         self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
-        self.overlaps = bool(config.scheduler.async_scheduling)
+        self.overlaps = bool(config.scheduler.async_scheduling) and not config.max_drafts
         self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
         workspaces = (self._program.buffers, self.pooler, self.masks)
         self.memory = MemoryOwners(self.model, loaded.weights, kv_cache, workspaces, memory)
@@ -184,7 +190,7 @@ class CpuRunner(LoadedRunner):
         program_inputs.fill(inputs)
         if self._lora is not None and not plan.is_repeat:
             self._lora.fill([request.adapter for request in plan.requests], inputs.counts)
-        masks = self.masks.begin(plan.constraints)
+        masks = self.masks.begin(plan.constraints, plan.drafts)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(
             self._program.buffers.hidden, program_inputs.token_ids, inputs
@@ -199,14 +205,15 @@ class CpuRunner(LoadedRunner):
         computing_ns = prepared_ns, time.perf_counter_ns()
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
-        ids = sampled.token_ids.tolist()
+        accepted = accept(plan, sampled)
         return StepResult(
-            ids,
-            sampled.logprobs,
+            accepted.token_ids,
+            accepted.logprobs,
             prompt_logprobs,
             vectors,
             computing_ns,
-            failures=sampled.failures,
+            failures=accepted.failures,
+            counts=accepted.counts,
         )
 
     def _score_prompt(

@@ -61,7 +61,8 @@ class CpuSampler:
 
         Args:
             logits: (N, V) float32; overwritten.
-            rows: (N,) int64, the batch row of each row of logits.
+            rows: (N,) int64, the batch row of each row of logits. Those of a request with drafted
+                tokens follow each other.
             positions: (N,) int64, the position that each sampled token will have.
             mask: applied before everything else.
         """
@@ -82,6 +83,9 @@ class CpuSampler:
         if custom:
             custom.start()
         if states or custom:
+            for index, state in states:
+                if not index or rows[index - 1] != rows[index]:
+                    state.rewind()
             ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in states]
             apply_logits_processors(logits, states, ids, custom.apply if custom else None)
         # numpy's argmax takes a tenth of the time of torch's.

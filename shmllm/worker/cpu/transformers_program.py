@@ -50,8 +50,10 @@ class CpuTransformersProgram:
         self._model = model
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.attentions}
-        self.inputs = CpuInputs(max_tokens, max_requests, divisions, cache.num_groups)
-        self.buffers = CpuBuffers(model.config, max_tokens, max_requests)
+        self.inputs = CpuInputs(
+            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples
+        )
+        self.buffers = CpuBuffers(model.config, max_tokens, batch.max_samples)
         self._kernels = KernelProgram(num_threads)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
             self._kernels, Products(self._kernels, None), model.config, self.buffers, self.inputs,

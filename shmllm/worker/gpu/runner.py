@@ -131,7 +131,7 @@ class GpuStep:
     @torch.inference_mode()
     def _sample(self) -> None:
         runner = self._runner
-        masks = runner.masks.begin(self._plan.constraints)
+        masks = runner.masks.begin(self._plan.constraints, self._plan.drafts)
         self._sampled = runner.sampler(self._logits, self._inputs, runner.inputs, self._plan, masks)
         self._timer.end()
 

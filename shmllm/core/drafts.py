@@ -1,0 +1,80 @@
+"""Drafted tokens: which of them a step computes, and what becomes of them.
+
+A draft is a guess at the tokens behind the last known one of a request. A step computes them as if
+they were known, and samples a token at each. Noise, penalties and grammars depend on a request's
+own tokens and positions only, so the token sampled behind a prefix is the same whether the prefix
+was drafted or not. Those up to the first that differs from its draft are therefore the tokens that
+steps without drafts would have sampled; the others, and the keys and values behind them, count for
+nothing.
+
+This module must not know who drafts, nor when drafting pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmllm.core.plan import StepPlan
+from shmllm.core.request import Request
+from shmllm.core.scheduler_stats import SchedulerStats
+
+PRIOR_WEIGHT = 2.0
+DECAY = 0.94
+"""The part of a request's earlier trials that still counts after a further draft."""
+
+
+class Acceptance:
+    """How often drafted tokens are accepted, each if all before it were.
+
+    Args:
+        prior: the probability before there was a draft; it counts as two drafts.
+    """
+
+    __slots__ = ("_accepted", "_trials")
+
+    def __init__(self, prior: float) -> None:
+        self._accepted, self._trials = prior * PRIOR_WEIGHT, PRIOR_WEIGHT
+
+    @property
+    def probability(self) -> float:
+        """The probability that the next one is accepted."""
+        return self._accepted / self._trials
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """Take note of a draft. The tokens behind the first wrong one were not tried."""
+        self._accepted = DECAY * self._accepted + num_accepted
+        self._trials = DECAY * self._trials + min(num_accepted + 1, num_drafted)
+
+
+class Drafts:
+    """
+    Args:
+        most_in_step: the largest number of drafted tokens in a step.
+        stats: counts drafts and accepted tokens.
+    """
+
+    def __init__(self, most_in_step: int, stats: SchedulerStats) -> None:
+        self._most_in_step = most_in_step
+        self._stats = stats
+
+    def usable(self, request: Request, plan: StepPlan, room: int) -> Sequence[int]:
+        """The drafted tokens of a request that a step can compute behind all of its known ones.
+
+        Args:
+            request: the request.
+            plan: the step's plan so far.
+            room: how many tokens the step and the request's chunk have room for.
+        """
+        if not request.draft_ids:
+            return ()
+        most = min(room, request.num_tokens_left - 1, self._most_in_step - plan.num_drafts)
+        return request.draft_ids[: max(most, 0)]
+
+    def settle(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """Take note of how many drafted tokens were right. Those that were not do not count as
+        computed any more."""
+        request.draft_ids = ()
+        request.num_computed_tokens -= num_drafted - num_accepted
+        if request.acceptance is not None:
+            request.acceptance.add(num_drafted, num_accepted)
+        self._stats.add_draft(num_drafted, num_accepted)

@@ -1,0 +1,29 @@
+"""The interface of what guesses the tokens behind a request's last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shmllm.core.request import Request
+
+PENDING = -1
+"""Stands for a token that the runner drafts when it executes the step."""
+
+
+class Drafter(Protocol):
+    """Guesses tokens. A wrong guess costs time and changes nothing else."""
+
+    def draft(self, request: Request, most: int) -> Sequence[int]:
+        """The tokens that probably follow the known ones of a request, at most `most`.
+
+        It may keep what it knows of the request in `request.drafting`.
+        """
+
+
+class RunnerDrafter:
+    """Leaves the guess to the runner, whose model drafts when a step is executed."""
+
+    def draft(self, request: Request, most: int) -> Sequence[int]:
+        """As many places as there may be tokens."""
+        return [PENDING] * most

@@ -1,0 +1,91 @@
+"""Asks a drafter for the tokens that the next step may compute, and measures whether that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shmllm.config.speculative import SpeculativeConfig
+from shmllm.core.drafts import Acceptance
+from shmllm.core.plan import StepPlan
+from shmllm.core.request import Request
+from shmllm.core.scheduler import Scheduler
+from shmllm.engine.drafting.drafter import Drafter
+from shmllm.engine.drafting.pace import Pace
+
+PRIOR = 0.7
+"""The probability that a draft is accepted, before any was."""
+
+
+class Drafting:
+    """
+    Args:
+        config: how many tokens are drafted.
+        drafter: drafts them.
+        scheduler: has the requests.
+        keeps_state_of: whether no tokens may be drafted for the request in a row.
+
+    Attributes:
+        acceptance: how often the drafts of all requests are accepted.
+    """
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        drafter: Drafter,
+        scheduler: Scheduler,
+        keeps_state_of: Callable[[int], bool],
+    ) -> None:
+        self._most = config.most_drafted
+        self._drafter = drafter
+        self._scheduler = scheduler
+        self._keeps_state_of = keeps_state_of
+        self._pace = Pace() if config.adaptive else None
+        self.acceptance = Acceptance(PRIOR)
+        self._num_counted = (0, 0)
+
+    def draft(self) -> None:
+        """Draft tokens for the running requests that decode."""
+        running = self._scheduler.running
+        decoding = [each for each in running if self._is_draftable(each)]
+        offers = [(each, draft) for each in decoding if (draft := self._draft(each))]
+        if self._pace is not None and offers:
+            chances = [(each.acceptance.probability, len(draft)) for each, draft in offers]
+            counts = self._pace.choose(chances, len(running))
+            offers = [
+                (each, draft[:count])
+                for (each, draft), count in zip(offers, counts, strict=True)
+                if count
+            ]
+        for each, draft in offers:
+            each.draft_ids = draft
+
+    def _is_draftable(self, request: Request) -> bool:
+        return (
+            request.pooling is None
+            and request.num_uncomputed_tokens == 1
+            and request.num_output_tokens > 0
+            and request.num_tokens_left > 1
+            and not self._keeps_state_of(request.row)
+        )
+
+    def _draft(self, request: Request) -> Sequence[int]:
+        if request.acceptance is None:
+            request.acceptance = Acceptance(self.acceptance.probability)
+        return self._drafter.draft(request, min(self._most, request.num_tokens_left - 1))
+
+    def applied(self, plan: StepPlan, time_ns: int) -> None:
+        """Take note of a step whose results were applied.
+
+        Args:
+            plan: the step's plan.
+            time_ns: how long the step took.
+        """
+        stats = self._scheduler.stats
+        counted = stats.draft_tokens, stats.accepted_tokens
+        drafted, accepted = (new - old for new, old in zip(counted, self._num_counted, strict=True))
+        self._num_counted = counted
+        if drafted:
+            self.acceptance.add(drafted, accepted)
+        only_decodes = plan.num_tokens == len(plan.requests) + plan.num_drafts
+        if self._pace is not None and only_decodes:
+            self._pace.measured(plan.num_tokens, bool(plan.drafts), time_ns)

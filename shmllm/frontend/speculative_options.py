@@ -1,0 +1,77 @@
+"""Reads the option `speculative_config`, a mapping with vLLM's keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from shmllm.config.speculative import SpeculativeConfig
+from shmllm.errors import EngineStartError, nearest
+from shmllm.frontend.model_files import resolve_model
+
+logger = logging.getLogger(__name__)
+
+OPTION = "speculative_config"
+KEYS = tuple(each.name for each in fields(SpeculativeConfig) if each.name != "model_directory")
+ONLY_VALUES: dict[str, tuple[Any, str]] = {
+    "draft_tensor_parallel_size": (1, "the engine is one process"),
+    "quantization": (None, "a draft model is quantized as its checkpoint is"),
+}
+"""vLLM's keys that must have one value, and why."""
+NO_EFFECT = {
+    "rejection_sample_method": "nothing is rejected that would have been sampled",
+    "draft_sample_method": "a draft model samples with the noise of the request",
+    "disable_padded_drafter_batch": "each device has its own kernels",
+    "enforce_eager": "a draft model runs as the model does",
+    "max_model_len": "a draft model has the length of the model",
+    "use_local_argmax_reduction": "the engine is one process",
+}
+"""vLLM's keys that are ignored, and why."""
+
+
+def read_speculative_config(config: Any) -> SpeculativeConfig:
+    """The configuration that the option describes.
+
+    Raises:
+        EngineStartError: it is not a mapping, has an unknown key, or a value is not valid.
+    """
+    if config is None:
+        return SpeculativeConfig()
+    if not isinstance(config, Mapping):
+        raise EngineStartError(
+            f'{OPTION} must be a mapping such as {{"method": "ngram"}}, got {config!r}'
+        )
+    given = _known_keys(config)
+    if not given:
+        return SpeculativeConfig()
+    if "model" in given:
+        given.setdefault("method", "draft_model")
+    method = given.get("method")
+    if method is None:
+        raise EngineStartError(f"{OPTION} needs a method, or a model that drafts")
+    if (method == "draft_model") != ("model" in given):
+        needs = "needs a model" if method == "draft_model" else "takes no model"
+        raise EngineStartError(f"{OPTION}: method {method!r} {needs}")
+    if "model" in given:
+        given["model_directory"] = str(resolve_model(str(given["model"])).absolute())
+    return SpeculativeConfig(**given)
+
+
+def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of ours that have a value. Raises EngineStartError as `read_speculative_config`."""
+    given = {name: value for name, value in config.items() if value is not None}
+    for name in [name for name in given if name in NO_EFFECT or name in ONLY_VALUES]:
+        value = given.pop(name)
+        if name in NO_EFFECT:
+            logger.warning("%s: %s has no effect: %s", OPTION, name, NO_EFFECT[name])
+        elif value != ONLY_VALUES[name][0]:
+            allowed, reason = ONLY_VALUES[name]
+            raise EngineStartError(f"{OPTION}: {name} can only be {allowed!r}: {reason}")
+    for name in given:
+        if name not in KEYS:
+            near = nearest(name, sorted(KEYS))
+            hint = f"; the nearest is {near!r}" if near else ""
+            raise EngineStartError(f"{OPTION} has no key {name!r}{hint}")
+    return given
