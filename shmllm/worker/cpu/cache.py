@@ -110,3 +110,8 @@ class CpuKVCache:
             for layer in shape.state_layers
         }
         self.state_group, self.interval = shape.states or (0, 0)
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy a block of states to another."""
+        for states in self.states.values():
+            states[target] = states[source]

@@ -134,7 +134,9 @@ class CpuRunner(LoadedRunner):
             len(shape.groups),
             max_drafts=config.max_drafts,
         )
-        cache = CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states)
+        self._cache = cache = CpuKVCache(
+            loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states
+        )
         self._adapters = self._lora = make_lora(config, loaded)
         self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
@@ -190,6 +192,8 @@ class CpuRunner(LoadedRunner):
         program_inputs.fill(inputs)
         if self._lora is not None and not plan.is_repeat:
             self._lora.fill([request.adapter for request in plan.requests], inputs.counts)
+        for source, target in plan.state_copies:
+            self._cache.copy_state(source, target)
         masks = self.masks.begin(plan.constraints, plan.drafts)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(
