@@ -132,20 +132,29 @@ class CacheShape:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, model: ModelConfig, bytes_of: Callable[[KVHeads], int]
+        cls,
+        config: EngineConfig,
+        model: ModelConfig,
+        bytes_of: Callable[[KVHeads], int],
+        draft: ModelConfig | None = None,
     ) -> Self:
         """
         Args:
             config: the engine's configuration.
             model: the model's.
             bytes_of: returns the size of a block's keys and values in a layer.
+            draft: that of a model that drafts, whose layers lie behind the model's, and keep all.
         """
         cache, scheduler = config.cache, config.scheduler
         interval = cache.mamba_block_size if cache.enable_prefix_caching else LONGEST_INTERVAL
         rules = layer_rules(
             model, cache.disable_hybrid_kv_cache_manager, interval, cache.block_size
         )
-        layer_bytes = [0 if heads is None else bytes_of(heads) for heads in model.layer_kv]
+        stored = [*model.layer_kv]
+        if draft is not None:
+            rules += layer_rules(draft, True, interval, cache.block_size)
+            stored += draft.layer_kv
+        layer_bytes = [0 if heads is None else bytes_of(heads) for heads in stored]
         return cls(
             group_layers(rules, layer_bytes),
             cache.block_size,
