@@ -289,8 +289,9 @@ class ModelConfig:
         """
         if count > len(self.further_layers):
             raise EngineStartError(
-                f"further_layers={count} is not possible: a checkpoint of {self.architecture} with "
-                f"these fields has {len(self.further_layers)}"
+                f"{count} layers that predict further tokens (method mtp) are not possible: a "
+                f"checkpoint of {self.architecture} with these fields has "
+                f"{len(self.further_layers)}"
             )
         return replace(self, num_further=count)
 

@@ -26,6 +26,7 @@ from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
 from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.make_program import check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
+from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_loading import ReloadedArena, load_draft
@@ -148,6 +149,10 @@ class CpuRunner(LoadedRunner):
         self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self._drafter: StepDrafter | None = None
+        if config.load.further_layers:
+            self._drafter = make_multi_token_prediction(
+                config, loaded, self._program, cache, self._batch, self._sampler, num_threads
+            )
         if draft is not None:
             self._drafter = make_draft_model(
                 config,
