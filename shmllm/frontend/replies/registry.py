@@ -47,7 +47,11 @@ _TOOL_TEXTS = (
     ("mistral", "[TOOL_CALLS]"),
     ("deepseek_v3", "tool\u2581call\u2581begin", "```json"),
     ("deepseek_v31", "tool\u2581call\u2581begin"),
-    ("", "<tool_call>", "<arg_key>"),  # GLM-4.5, which has a format of its own
+    # Formats of their own: GLM-4.5, MiniMax-M3, Apriel and Functionary.
+    ("", "<tool_call>", "<arg_key>"),
+    ("", "<tool_call>", "<invoke name="),
+    ("", "<tool_call>", "<tool_calls>"),
+    ("", "<|python_tag|>", "<function="),
     ("qwen3_coder", "<tool_call>", "<function="),
     ("hermes", "<tool_call>"),
     ("llama3_json", "<|python_tag|>"),

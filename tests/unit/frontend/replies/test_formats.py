@@ -26,6 +26,9 @@ EXPECTED = {
 # What the templates of more models contain, and their parsers.
 FRAGMENTS = {
     "'<tool_call>' + '<arg_key>' </think>": ("qwen3", None),
+    "ns_token ~ '<tool_call>' '<invoke name=\"'": (None, None),
+    "within <tool_call></tool_call>: <tool_calls>[{": (None, None),
+    "'<function=' + name '<|python_tag|>'": (None, None),
     "<|python_tag|>": (None, "llama3_json"),
     "'<\uff5ctool\u2581call\u2581begin\uff5c>' + name </think>": ("qwen3", "deepseek_v31"),
     "[THINK] [TOOL_CALLS]": ("mistral", "mistral"),
