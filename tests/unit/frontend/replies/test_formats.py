@@ -7,6 +7,7 @@ from support.chat_models import FAMILIES, TIME, WEATHER, make_chat_model
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.replies.formats import ReplyFormats
+from shmllm.frontend.replies.mistral import MistralArgsParser, MistralIdParser, MistralParser
 from shmllm.frontend.replies.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -52,6 +53,14 @@ def parsers_of(names: tuple[str | None, str | None]) -> tuple[object, object]:
 def test_a_template_shows_its_parsers(template, names):
     found = reasoning_parser("auto", template), tool_parser("auto", template)
     assert found == parsers_of(names)
+
+
+@pytest.mark.parametrize("name", ["auto", "mistral"])
+def test_a_template_of_mistral_shows_how_a_forced_call_is_written(name):
+    found = [
+        tool_parser(name, f"[TOOL_CALLS]{marks}") for marks in ("", "[ARGS]", "[CALL_ID] [ARGS]")
+    ]
+    assert found == [MistralParser, MistralArgsParser, MistralIdParser]
 
 
 @pytest.fixture(scope="module")
