@@ -6,6 +6,7 @@ import pytest
 from support.chat_models import FAMILIES, TIME, WEATHER, make_chat_model
 
 from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.replies import formats
 from shmllm.frontend.replies.formats import ReplyFormats
 from shmllm.frontend.replies.mistral import MistralArgsParser, MistralIdParser, MistralParser
 from shmllm.frontend.replies.registry import (
@@ -61,6 +62,27 @@ def test_a_template_of_mistral_shows_how_a_forced_call_is_written(name):
         tool_parser(name, f"[TOOL_CALLS]{marks}") for marks in ("", "[ARGS]", "[CALL_ID] [ARGS]")
     ]
     assert found == [MistralParser, MistralArgsParser, MistralIdParser]
+
+
+@pytest.mark.parametrize(
+    ("template", "option", "message"),
+    [
+        ("{{ messages }}", "auto", "does not read tools"),
+        ("{{ messages }}", "hermes", "does not read tools"),
+        ("{{ tools }}", "auto", "set the option tool_parser"),
+        ("{{ tools }}", "hermes", None),
+        ("{{ tools }}", "", None),
+        ("{{ tools }}<tool_call>", "auto", None),
+    ],
+)
+def test_tools_without_effect_are_one_warning(tokenizer, caplog, template, option, message):
+    formats._warn_of_tools.cache_clear()
+    for choice in (None, "auto"):
+        ReplyFormats(tokenizer, tools=option).of("", template, [TIME], choice)
+    ReplyFormats(tokenizer, tools=option).of("", template, None, None)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == (message is not None)
+    assert all(message in text for text in found)
 
 
 @pytest.fixture(scope="module")
