@@ -27,10 +27,12 @@ def fit_calls(message: dict[str, Any], template: str) -> None:
         message: of the assistant, with parsed arguments.
         template: the source of the template.
     """
-    if not message.get("content"):
+    content = message.get("content")
+    if not content:
         message["content"] = None if _WANTS_NONE.search(template) else ""
-    elif _HARMONY in template and message.get("thinking"):
-        message["thinking"] += f"\n{message.pop('content')}"
+    elif _HARMONY in template and message.get("thinking") and isinstance(content, str):
+        message["thinking"] += f"\n{content}"
+        message["content"] = ""
     if _JOINS_ARGUMENTS.search(template) and not _WRITES_JSON.search(template):
         for call in message["tool_calls"]:
             function = call.get("function", call)
