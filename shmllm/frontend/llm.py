@@ -816,7 +816,11 @@ class LLM:
             raise
 
     def find_io_processor(self) -> IOProcessor[Any, Any]:
-        """The IO processor, which is made at the first call."""
+        """The IO processor, which is made at the first call.
+
+        Raises:
+            EngineStartError: there is none, or it cannot be made.
+        """
         if self._io_processor is None:
             own = weakref.ref(self)  # a circle would outlive its last user
             self._io_processor = make_io_processor(
