@@ -9,7 +9,8 @@ with that engine, and its tokens a second are divided by those of that engine in
 
     unused  an engine with adapters, whose requests have none
     q and v requests with adapters of the projections of queries and values
-    all     requests with adapters of all projections
+    all     requests with adapters of all projections, and of routers; of experts if the model's
+            checkpoint has a tensor for each
 
 --cpu counts the CPU time of this process instead of wall time, which other programs disturb less;
 use it with one thread, because several wait by spinning. --prompts times prompts in place of decode

@@ -13,7 +13,13 @@ import click
 from shmllm.cli.adapters import lora_option
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
-from shmllm.cli.prompts import as_chat, chat_template_option, read_prompts
+from shmllm.cli.prompts import (
+    as_chat,
+    chat_template_option,
+    read_prompts,
+    reply_options,
+    take_reply_options,
+)
 from shmllm.cli.sampling import sampling_options, take_sampling, text_sampling_options
 from shmllm.cli.session import CommandSession
 from shmllm.cli.streams import check_stdout
@@ -61,6 +67,7 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 @click.option("--chat", is_flag=True, help="Treat each prompt as a user message of a chat.")
 @click.option("--system", help="System message; implies --chat.")
 @chat_template_option
+@reply_options
 @click.option("--echo", is_flag=True, help="Write the prompt before its completion.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object per line.")
 @click.option(
@@ -112,7 +119,12 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
         raise click.UsageError("give prompts as arguments or with --input, not both")
     engine, adapters = take_engine_options(options), options["adapters"]
     session = CommandSession(
-        options["attach"], engine, options["metrics_port"], options["priority"], adapters
+        options["attach"],
+        engine,
+        options["metrics_port"],
+        options["priority"],
+        adapters,
+        take_reply_options(options),
     )
     sampling = take_sampling(options)
     options["chat"] |= options["system"] is not None or options["chat_template"] is not None

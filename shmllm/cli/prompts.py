@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +15,7 @@ from shmllm.cli.sampling import read_text
 if TYPE_CHECKING:
     from shmllm.batch.sources import LineInput
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 Messages = list[dict[str, Any]]
 
 
@@ -70,6 +72,27 @@ tools_option = click.option(
     callback=_read_tools,
     help="Tools that the model may call: a JSON list of OpenAI's tool definitions.",
 )
+
+_PARSERS = {"reasoning_parser": "reasoning", "tool_parser": "tool calls"}
+
+
+def reply_options(command: Command) -> Command:
+    """Add the options that name the formats of replies to a command."""
+    for name, part in reversed(_PARSERS.items()):
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            metavar="NAME",
+            default="auto",
+            help=f"Format of {part} in answers; '' for none.  "
+            "[default: the one that the chat template shows]",
+        )(command)
+    return command
+
+
+def take_reply_options(options: dict[str, Any]) -> dict[str, str]:
+    """Move these options from a command's options to keyword arguments of `LLM`."""
+    return {name: options.pop(name) for name in _PARSERS}
 
 
 @dataclass(frozen=True, slots=True)

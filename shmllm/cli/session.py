@@ -25,6 +25,7 @@ class CommandSession:
         metrics_port: where statistics are served while the command runs; None for nowhere.
         priority: the priority of the command's requests; None for an engine without priorities.
         adapters: the adapters that the command's requests may have.
+        replies: the options of `LLM` and `LLM.attach` that name the formats of replies.
     """
 
     attach: str | None
@@ -32,6 +33,7 @@ class CommandSession:
     metrics_port: int | None = None
     priority: int | None = None
     adapters: Adapters = field(default_factory=dict)
+    replies: dict[str, str] = field(default_factory=dict)
 
     def open(self) -> LLM:
         """Start an engine, or attach to the named one.
@@ -42,9 +44,9 @@ class CommandSession:
         check_metrics_port(self.metrics_port)
         if self.attach is None:
             self._check_policy(self.engine["scheduling_policy"])
-            llm = _start(with_adapters(self.engine, self.adapters))
+            llm = _start(with_adapters(self.engine, self.adapters) | self.replies)
         else:
-            llm = _attach_to(self.attach, self.engine)
+            llm = _attach_to(self.attach, self.engine, self.replies)
             try:
                 self._check_policy(llm.facts.scheduling_policy)
             except click.UsageError:
@@ -95,7 +97,7 @@ def _start(engine: dict[str, Any]) -> LLM:
         status.clear()
 
 
-def _attach_to(name: str, engine: dict[str, Any]) -> LLM:
+def _attach_to(name: str, engine: dict[str, Any], replies: dict[str, str]) -> LLM:
     """Use a named engine. Options for starting an engine are a usage error."""
     from shmllm.frontend.llm import LLM
 
@@ -108,7 +110,7 @@ def _attach_to(name: str, engine: dict[str, Any]) -> LLM:
     if given:
         flag = next(each.flag for each in ENGINE_OPTIONS if each.name == given[0])
         raise click.UsageError(f"{flag} is for starting an engine; {name!r} runs already")
-    return LLM.attach(name)
+    return LLM.attach(name, **replies)
 
 
 def _describe(llm: LLM, name: str) -> str:

@@ -16,10 +16,12 @@ from shmllm.client.protocol import LoggedError
 from shmllm.errors import EngineDeadError
 from shmllm.frontend import pooling
 from shmllm.frontend.adapters import set_adapters
+from shmllm.frontend.async_io import AsyncIO
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, set_priorities
+from shmllm.frontend.io_processing import is_data
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
@@ -73,6 +75,7 @@ class AsyncLLM:
         self._dispatcher = llm.front_end.dispatcher
         self._poll_thread = PollThread(llm.front_end)
         self._requests = AsyncRequests(self._poll_thread, self._dispatcher)
+        self._io = AsyncIO(self._requests, partial(self._poll_thread.call, llm.find_io_processor))
         self.facts = llm.facts
         self._finalizer = weakref.finalize(self, _shut_down, self._poll_thread, llm)
 
@@ -98,7 +101,8 @@ class AsyncLLM:
 
         Args:
             prompt: one prompt, as for `LLM.generate`, or an asynchronous iterator of prompts or
-                PromptChunk objects, which are its chunks.
+                PromptChunk objects, which are its chunks; or {"data": ...}, which yields one output
+                whose `outputs` is the IO processor's result, or None if it is aborted.
             sampling_params: None takes the defaults. Its `output_kind` decides what the outputs
                 contain.
             request_id: an id that is not in use; it is free again when the request has ended.
@@ -112,20 +116,23 @@ class AsyncLLM:
             output.
 
         Raises:
-            RequestError: the prompt, a parameter or the `request_id` is wrong.
+            RequestError: the prompt, a parameter or the `request_id` is wrong, or the IO processor
+                refuses the data.
+            EngineStartError: there is no IO processor.
             EngineDeadError: the engine died.
             Exception: whatever the iterator of chunks raised, which ends the request.
         """
         # The generators keep this object alive through these functions.
+        prepare = partial(self._prepare, priority=priority, lora=lora_request)
         if isinstance(prompt, AsyncIterator):
 
-            def prepare(chunk: Prompt | PromptChunk, before: list[int]) -> PreparedRequest:
-                one = partial(self._prepare, priority=priority, lora=lora_request)
-                return prepare_chunk(chunk, before, sampling_params, one)
+            def prepare_next(chunk: Prompt | PromptChunk, before: list[int]) -> PreparedRequest:
+                return prepare_chunk(chunk, before, sampling_params, prepare)
 
-            return self._requests.run_chunks(prompt, prepare, request_id)
-        whole = partial(self._prepare, prompt, sampling_params, priority, lora_request)
-        return self._requests.run(whole, request_id)
+            return self._requests.run_chunks(prompt, prepare_next, request_id)
+        if is_data(prompt):
+            return self._io.generate(prompt, sampling_params, request_id, prepare)
+        return self._requests.run(partial(prepare, prompt, sampling_params), request_id)
 
     def chat(
         self,
@@ -167,19 +174,22 @@ class AsyncLLM:
 
         return self._requests.run(prepare, request_id)
 
-    async def encode(
+    def encode(
         self,
         prompt: Prompt,
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Compute a vector of a prompt; see `LLM.encode` and `generate`.
+        """Compute a vector of a prompt, or run a request of {"data": ...}; see `LLM.encode` and
+        `generate`.
 
         Yields:
             The one output.
         """
-        prepare = partial(self._prepare_pooling, prompt, pooling_params)
-        yield pooling.pooling_output(await self._requests.run_to_end(prepare, request_id))
+        prepare = self._prepare_pooling
+        if is_data(prompt):
+            return self._io.encode(prompt, pooling_params, request_id, prepare)
+        return self._requests.pool(partial(prepare, prompt, pooling_params), request_id)
 
     async def collective_rpc(
         self,

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.poll_thread import PollThread
+from shmllm.frontend.pooling import pooling_output
 from shmllm.frontend.prompt_chunks import ChunkReader, PromptChunk, PromptChunks
 from shmllm.frontend.request_output_queue import RequestOutputQueue
-from shmllm.frontend.request_state import RequestState
+from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
+Result = TypeVar("Result")
 Prepare = Callable[[], PreparedRequest]
 PrepareChunk = Callable[[Prompt | PromptChunk, list[int]], PreparedRequest]
 """Makes the request for a chunk, given the tokens in front of it."""
@@ -38,11 +41,13 @@ class OpenRequest:
         request_id: its id, which is in use until its last output is taken.
         queue: its outputs.
         reader: reads the chunks of its prompt; None if the prompt was given at once.
+        task: runs the requests that it consists of, instead of the engine; None if it is only one.
     """
 
     request_id: str
     queue: RequestOutputQueue
     reader: ChunkReader | None = None
+    task: asyncio.Task[Any] | None = None
 
 
 class AsyncRequests:
@@ -76,13 +81,15 @@ class AsyncRequests:
                 is_finished = output.finished
                 yield output
 
-    async def run_to_end(self, prepare: Prepare, request_id: str | None) -> RequestState:
-        """Run a request that has one output. Returns its state after that."""
+    async def pool(
+        self, prepare: Prepare, request_id: str | None
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Run a pooling request and yield its output; see `AsyncLLM.encode`."""
         await self._until_released()
         with self._opened(request_id) as request:
             self._poll_thread.submit(request.queue, prepare, request.request_id)
             await self._next_output(request)
-            return request.queue.states[0]
+            yield pooling_output(request.queue.states[0])
 
     async def run_chunks(
         self, chunks: PromptChunks, prepare: PrepareChunk, request_id: str | None
@@ -121,13 +128,34 @@ class AsyncRequests:
                 completion = CompletionOutput(0, "", [], finish_reason=ABORT)
                 yield RequestOutput(request.request_id, None, before, [completion], finished=True)
 
+    async def run_task(
+        self, function: Callable[[str], Coroutine[Any, Any, Result]], request_id: str | None
+    ) -> tuple[str, Result | None]:
+        """Run a coroutine as a request, which ends if the coroutine that waits for it ends.
+
+        Args:
+            function: returns the coroutine, given the id of the request.
+            request_id: as for `run`.
+
+        Returns:
+            The id of the request, and the result of the coroutine; None if `abort` ended it.
+        """
+        with self._opened(request_id) as request:
+            task = request.task = asyncio.create_task(function(request.request_id))
+            await asyncio.gather(task, return_exceptions=True)  # if cancelled, cancels the task
+            return request.request_id, None if task.cancelled() else task.result()
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """Abort requests; see `AsyncLLM.abort`."""
         for request_id in request_ids:
-            if (request := self._open.get(request_id)) is not None:
-                if request.reader is not None:
-                    request.reader.abort()
-                self._poll_thread.abort(request.queue)
+            if (request := self._open.get(request_id)) is None:
+                continue
+            if request.task is not None:
+                request.task.cancel()
+                continue
+            if request.reader is not None:
+                request.reader.abort()
+            self._poll_thread.abort(request.queue)
 
     def hold(self) -> None:
         """Let new requests wait until `release`."""

@@ -1,12 +1,13 @@
-"""Runs requests of {"data": ...}: an installed IO processor makes their prompts and their result.
+"""Requests of {"data": ...}: an installed IO processor makes their prompts and their result.
 
-This module finds and makes the processor, when the first such request comes. It must not know how
-prompts are run.
+This module finds and makes the processor, when the first such request comes, and calls it. It must
+not know how prompts are run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -91,26 +92,70 @@ def prompts_of(processor: IOProcessor[Any, Any], request: Mapping[str, Any]) -> 
     Raises:
         RequestError: it has other keys than "data", or the processor refuses it.
     """
-    if list(request) != [DATA] or request[DATA] is None:
-        raise RequestError(f'an IO processor takes {{"data": ...}} alone, got {list(request)}')
-    try:
-        prompts = processor.pre_process(processor.parse_data(request[DATA]))
-    except Exception as problem:
-        raise RequestError(
-            f"the IO processor {type(processor).__name__} refuses the data: {in_one_line(problem)}"
-        ) from problem
-    is_one = isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence)
-    is_tokens = not is_one and bool(prompts) and isinstance(prompts[0], int)
-    return [prompts] if is_one or is_tokens else list(prompts)
+    data = _data_of(request)
+    with _refusals_of(processor):
+        return _as_list(processor.pre_process(processor.parse_data(data)))
+
+
+async def prompts_of_async(
+    processor: IOProcessor[Any, Any], request: Mapping[str, Any], request_id: str
+) -> list[Any]:
+    """Return the prompts of a request; raises as `prompts_of`."""
+    data = _data_of(request)
+    with _refusals_of(processor):
+        parsed = processor.parse_data(data)
+        return _as_list(await processor.pre_process_async(parsed, request_id=request_id))
 
 
 def result_of(
     processor: IOProcessor[Any, Any], outputs: Sequence[Any]
 ) -> list[PoolingRequestOutput[Any]]:
     """Return a list of one output, whose `outputs` is what the processor makes of the outputs."""
-    result = processor.post_process(outputs)
+    return [_output("", processor.post_process(outputs))]
+
+
+async def result_of_async(
+    processor: IOProcessor[Any, Any],
+    outputs: AsyncGenerator[tuple[int, Any], None],
+    request_id: str,
+) -> PoolingRequestOutput[Any]:
+    """Return one output, whose `outputs` is what the processor makes of the outputs.
+
+    Args:
+        processor: made the prompts.
+        outputs: the last output of each prompt, behind the index of the prompt.
+        request_id: the id in the output.
+    """
+    return _output(request_id, await processor.post_process_async(outputs, request_id=request_id))
+
+
+def _data_of(request: Mapping[str, Any]) -> Any:
+    if list(request) != [DATA] or request[DATA] is None:
+        raise RequestError(f'an IO processor takes {{"data": ...}} alone, got {list(request)}')
+    return request[DATA]
+
+
+@contextmanager
+def _refusals_of(processor: IOProcessor[Any, Any]) -> Iterator[None]:
+    """Turn what the processor raises for wrong data into a RequestError."""
+    try:
+        yield
+    except Exception as problem:
+        raise RequestError(
+            f"the IO processor {type(processor).__name__} refuses the data: {in_one_line(problem)}"
+        ) from problem
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """A list of the prompts that a processor returned, one or several."""
+    is_one = isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence)
+    is_tokens = not is_one and bool(prompts) and isinstance(prompts[0], int)
+    return [prompts] if is_one or is_tokens else list(prompts)
+
+
+def _output(request_id: str, result: Any) -> PoolingRequestOutput[Any]:
     num_cached = getattr(result, "num_cached_tokens", 0)
-    return [PoolingRequestOutput("", result, [], num_cached)]
+    return PoolingRequestOutput(request_id, result, [], num_cached)
 
 
 def _class_of(found: Any) -> Any:

@@ -172,7 +172,7 @@ class LLM:
             EngineDeadError: the engine died.
         """
         if is_data(prompts):
-            io = self._find_io_processor()
+            io = self.find_io_processor()
             of_data = io.merge_sampling_params(sampling_params)  # type: ignore[arg-type]
             done = self.generate(
                 prompts_of(io, prompts),
@@ -365,7 +365,7 @@ class LLM:
             EngineDeadError: the engine died.
         """
         if is_data(prompts) and pooling_task in (None, PLUGIN_TASK):
-            io = self._find_io_processor()
+            io = self.find_io_processor()
             of_data = io.merge_pooling_params(pooling_params)  # type: ignore[arg-type]
             done = self.encode(prompts_of(io, prompts), of_data, use_tqdm=use_tqdm)
             return result_of(io, done)
@@ -810,13 +810,17 @@ class LLM:
             loggers = make_loggers(options.stat_loggers, config)
             self._stat_loggers = StatLoggers(loggers, self._client, options.stat_interval)
             if options.io_processor_plugin is not None:
-                self._find_io_processor()
+                self.find_io_processor()
         except BaseException:
             self.close()
             raise
 
-    def _find_io_processor(self) -> IOProcessor[Any, Any]:
-        """The IO processor, which is made at the first call."""
+    def find_io_processor(self) -> IOProcessor[Any, Any]:
+        """The IO processor, which is made at the first call.
+
+        Raises:
+            EngineStartError: there is none, or it cannot be made.
+        """
         if self._io_processor is None:
             own = weakref.ref(self)  # a circle would outlive its last user
             self._io_processor = make_io_processor(

@@ -81,11 +81,14 @@ class PollThread:
         self._put(lambda: self._discard(output_queue))
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Run a function in the thread. The future gets its result or its exception, after the
-        consumers of all outputs that have arrived until then were woken."""
+        """Run a function in the thread, unless the future is cancelled before. The future gets its
+        result or its exception, after the consumers of all outputs that have arrived until then
+        were woken."""
         future: Future[Result] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 result = function()
                 self._deliver(self._dispatcher.collect(self._group, 0))

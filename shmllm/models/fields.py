@@ -104,6 +104,13 @@ class Fields:
             raise self.error(f"{name!r} must be a string, not {_shown(value)}")
         return value
 
+    def texts(self, name: str) -> list[str]:
+        """Returns a list of strings, empty if the field is absent."""
+        value = self._required(name, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.error(f"{name!r} must be a list of strings, not {_shown(value)}")
+        return value
+
     def table(self, name: str) -> dict[str, Any]:
         """Returns a nested object, empty if the field is absent."""
         value = self._required(name, {})

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
 _A, _B = "A", "B"
+_NESTED = ".base_layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +109,88 @@ def make_lora(
         EngineStartError: the adapter does not suit the model.
     """
     own = PeftConfig.from_fields(config)
-    by_product: dict[int, list[tuple[Target, int, float, dict[str, Tensor]]]] = {}
+    by_product: dict[int, list[_Change]] = {}
     for module, matrices in _by_module(tensors).items():
-        target = targets.target_of(module)
-        if target is None:
-            raise tensors.error(f"an adapter cannot change {module!r} of this model")
-        rank, scale = own.of_module(module)
+        name, places = _places_of(module, own, targets)
+        if not places:
+            raise tensors.error(_refusal(module, targets))
+        rank, scale = own.of_module(name)
         if rank > max_rank:
             raise config.error(f"{module!r} has rank {rank}; max_lora_rank is {max_rank}: raise it")
-        _check_shapes(tensors, module, matrices, rank, target)
-        entry = target, rank, scale, {k: m.to(dtype) for k, m in matrices.items()}
-        by_product.setdefault(target.product, []).append(entry)
+        _check_shapes(tensors, module, matrices, rank, places)
+        a, b = (matrices[matrix].to(dtype) for matrix in (_A, _B))
+        of_experts = zip(places, a.split(rank), _split_b(b, len(places)), strict=True)
+        for target, one_a, one_b in of_experts:
+            change = _Change(module, target, scale, one_a, one_b)
+            by_product.setdefault(target.product, []).append(change)
     products = {}
-    for product, entries in sorted(by_product.items()):
-        entries.sort(key=lambda entry: entry[0].part)
+    for product, changes in sorted(by_product.items()):
+        _check_overlaps(tensors, changes)
+        changes.sort(key=lambda change: change.target.part)
         parts = [
-            LoraPart(target.part, rank, scale, rows_in_order(matrices[_B], target.columns))
-            for target, rank, scale, matrices in entries
+            LoraPart(
+                each.target.part,
+                len(each.a),
+                each.scale,
+                rows_in_order(each.b, each.target.columns),
+            )
+            for each in changes
         ]
-        products[product] = LoraProduct(torch.cat([entry[3][_A] for entry in entries]), parts)
+        products[product] = LoraProduct(torch.cat([change.a for change in changes]), parts)
     num_bytes = sum(tensor.nbytes for product in products.values() for tensor in _all(product))
     return LoraWeights(products, _digest(products), num_bytes)
+
+
+class _Change(NamedTuple):
+    """A [rank, in] and B [out, rank] of a module, or of one expert's share of a parameter."""
+
+    module: str
+    target: Target
+    scale: float
+    a: Tensor
+    b: Tensor
+
+
+def _places_of(module: str, own: PeftConfig, targets: LoraTargets) -> tuple[str, Sequence[Target]]:
+    """Returns what patterns match, and the targets: several for a parameter of all experts.
+
+    PEFT wraps a module once for each of its parameters that it adapts, the first one innermost: its
+    matrices have the name of the module and a "base_layer" for every later parameter.
+    """
+    wrapped = module.split(_NESTED)[0]
+    depth = module.count(_NESTED)
+    adapted = [name for name in targets.parameters_of(wrapped) if own.is_parameter(name)]
+    if adapted:
+        name = adapted[-1 - depth] if depth < len(adapted) else module
+        return name, targets.targets_of(name)
+    target = targets.target_of(module)
+    return module, () if target is None else (target,)
+
+
+def _refusal(module: str, targets: LoraTargets) -> str:
+    parameters = targets.parameters_of(module.split(_NESTED)[0])
+    names = [name for name in parameters if len(targets.targets_of(name)) > 1]
+    if names:
+        return f"'target_parameters' does not name what {module!r} changes, such as {names[0]!r}"
+    return f"an adapter cannot change {module!r} of this model"
+
+
+def _split_b(b: Tensor, num_experts: int) -> Sequence[Tensor]:
+    """Returns the B [out, rank] of each expert, whose columns take turns in ``b``."""
+    every: Tensor = b.unflatten(1, (-1, num_experts))
+    return every.unbind(2)
+
+
+def _check_overlaps(tensors: Fields, changes: Sequence[_Change]) -> None:
+    """Raises EngineStartError if two changes add to the same columns."""
+    spans = sorted(
+        (each.column, each.column + each.size, index)
+        for index, change in enumerate(changes)
+        for each in change.target.columns
+    )
+    for (_, end, _), (column, _, index) in pairwise(spans):
+        if column < end:
+            raise tensors.error(f"{changes[index].module!r} changes what another module changes")
 
 
 def _by_module(tensors: Fields) -> dict[str, dict[str, Tensor]]:
@@ -147,9 +211,14 @@ def _by_module(tensors: Fields) -> dict[str, dict[str, Tensor]]:
 
 
 def _check_shapes(
-    tensors: Fields, module: str, matrices: Mapping[str, Tensor], rank: int, target: Target
+    tensors: Fields,
+    module: str,
+    matrices: Mapping[str, Tensor],
+    rank: int,
+    places: Sequence[Target],
 ) -> None:
-    shapes = {_A: (rank, target.in_features), _B: (target.out_features, rank)}
+    target, ranks = places[0], rank * len(places)
+    shapes = {_A: (ranks, target.in_features), _B: (target.out_features, ranks)}
     for matrix, shape in shapes.items():
         name, found = f"{module}.lora_{matrix}", matrices[matrix]
         if tuple(found.shape) != shape:

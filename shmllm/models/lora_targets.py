@@ -1,7 +1,8 @@
-"""The modules of a model that low-rank adapters can change: those that `Ops.linear` computes.
+"""The modules of a model that low-rank adapters can change: those that `Ops.linear`, `Ops.route`
+and `Ops.experts` compute.
 
-This module owns the way from a module's name in transformers to columns of a fused product. It must
-not know the files of adapters, nor devices.
+This module owns the way from a parameter's name in transformers to columns of a fused product, or
+of a product for each expert. It must not know the files of adapters, nor devices.
 """
 
 from __future__ import annotations
@@ -9,17 +10,29 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Linear
-from shmllm.models.matrices import Destination, WholeMatrix, addresses, len_of, parts_of
+from shmllm.models.matrices import (
+    Destination,
+    Matrix,
+    WholeMatrix,
+    addresses,
+    len_of,
+    parts_of,
+)
 from shmllm.models.ops import Ops
 
 _WEIGHT = ".weight"
+
+Computed = Linear | ExpertLinear
+"""What a step computes: one product, or one for each expert."""
 
 
 class Columns(NamedTuple):
@@ -38,11 +51,11 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a module is computed.
+    """Where a module, or one expert's share of a parameter, is computed.
 
     Attributes:
         product: the index of the product.
-        part: the index of the module among those of the product.
+        part: the index of the module among those of the product; 0 for all of its modules together.
         in_features: the width of its input.
         out_features: the width of its output.
         columns: its outputs among those of the product.
@@ -76,56 +89,105 @@ class LoraTargets:
         model: the model.
 
     Attributes:
-        products: the products, in the order in which a step computes them.
+        products: the products, in the order in which a step computes them. Those of the experts of
+            one `ExpertLinear` follow one another.
     """
 
     def __init__(self, model: DecoderModel) -> None:
         linears = computed_linears(model)
+        matrices = [_matrices_of(linear) for linear in linears]
+        firsts = [0, *accumulate(map(len, matrices))]
+        products = list(chain.from_iterable(matrices))
         self._model = model
-        self._index = {id(linear): index for index, linear in enumerate(linears)}
-        self._targets = _targets_of(model, linears)
-        num_parts = [0] * len(linears)
-        for target in self._targets.values():
-            num_parts[target.product] += 1
+        self._index = {id(linear): first for linear, first in zip(linears, firsts, strict=False)}
+        self._targets = _targets_of(model, products) | _targets_of_all(model, linears, firsts)
+        num_parts = [0] * len(products)
+        for target in chain.from_iterable(self._targets.values()):
+            num_parts[target.product] = max(num_parts[target.product], target.part + 1)
         self.products = [
-            Product(linear.weight.shape[1], linear.weight.shape[0], parts)
-            for linear, parts in zip(linears, num_parts, strict=True)
+            Product(matrix.shape[1], matrix.shape[0], parts)
+            for matrix, parts in zip(products, num_parts, strict=True)
         ]
+        self._parameters: dict[str, list[str]] = {}
+        for name in model.destinations():
+            module, _, parameter = name.rpartition(".")
+            self._parameters.setdefault(module, []).append(parameter)
 
-    def index_of(self, linear: Linear) -> int | None:
-        """Returns the index of a product; None: adapters cannot add to it."""
+    def index_of(self, linear: Computed) -> int | None:
+        """Returns the index of a product, or that of the first expert; None: adapters cannot add
+        to it."""
         return self._index.get(id(linear))
 
     def target_of(self, module: str) -> Target | None:
         """Returns the target of a module, by its name in transformers' model. None: the model has
         no such module, or computes it otherwise."""
+        targets = self.targets_of(module + _WEIGHT)
+        return targets[0] if len(targets) == 1 else None
+
+    def targets_of(self, parameter: str) -> Sequence[Target]:
+        """Returns the targets of a parameter, by its name in transformers' model: one, or one for
+        each expert of a parameter [experts, ...]. None at all: as for `target_of`."""
+        known = self._model.known_name(parameter)
+        return () if known is None else self._targets.get(known, ())
+
+    def parameters_of(self, module: str) -> Sequence[str]:
+        """Returns the names of a module's own parameters, without those of modules within it, in
+        transformers' order."""
         known = self._model.known_name(module + _WEIGHT)
-        return None if known is None else self._targets.get(known.removesuffix(_WEIGHT))
+        own = [] if known is None else self._parameters.get(known.removesuffix(_WEIGHT), [])
+        return [f"{module}.{parameter}" for parameter in own]
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of all modules."""
-        return list(self._targets)
+        """The names of all modules, each with one of its names."""
+        found: dict[Target, str] = {}
+        for name, targets in self._targets.items():
+            if name.endswith(_WEIGHT) and len(targets) == 1:
+                found.setdefault(targets[0], name.removesuffix(_WEIGHT))
+        return list(found.values())
 
 
 class _Collector:
-    """Stands in for `Ops`: it computes nothing, and keeps the arguments of `linear`."""
+    """Stands in for `Ops`: it computes nothing, and keeps the weights of products. All results are
+    the same object, which is not None: a model may ask for that."""
 
     def __init__(self) -> None:
-        self.linears: dict[int, Linear] = {}
+        self.linears: dict[int, Computed] = {}
+        self._result = object()
 
-    def linear(self, x: object, linear: Linear) -> None:
-        self.linears[id(linear)] = linear
+    def linear(self, x: object, linear: Linear) -> object:
+        return self._keep(linear)
 
-    def __getattr__(self, operation: str) -> Callable[..., None]:
-        return lambda *arguments, **options: None
+    def route(self, x: object, moe: MoE) -> object:
+        return self._keep(moe.router)
+
+    def experts(self, x: object, routing: object, moe: MoE, shared: object) -> object:
+        return self._keep(moe.gate_up_proj, moe.down_proj)
+
+    def _keep(self, *linears: Computed) -> object:
+        self.linears |= {id(linear): linear for linear in linears}
+        return self._result
+
+    def __getattr__(self, operation: str) -> Callable[..., object]:
+        return lambda *arguments, **options: self._result
 
 
-def computed_linears(model: DecoderModel) -> list[Linear]:
-    """Returns the projections that a step computes by `Ops.linear`, in their order."""
+def computed_linears(model: DecoderModel) -> list[Computed]:
+    """Returns the projections that a step computes by `Ops.linear`, `Ops.route` and `Ops.experts`,
+    in their order."""
     collector = _Collector()
     model.forward(cast(Ops, collector))
     return list(collector.linears.values())
+
+
+def _matrices_of(linear: Computed) -> Sequence[Matrix]:
+    """Returns the matrix [out, in] of each product."""
+    if isinstance(linear, Linear):
+        return [linear.weight]
+    num_experts, rows, width = linear.weight.shape
+    every: WholeMatrix = linear.weight.view(-1, width)
+    matrices: Sequence[Matrix] = every.split_with_sizes([rows] * num_experts)
+    return matrices
 
 
 class _Span(NamedTuple):
@@ -143,11 +205,11 @@ def _memory(part: WholeMatrix) -> Tensor:
     return part if isinstance(part, Tensor) else part.integers
 
 
-def _spans_of(linears: Sequence[Linear]) -> list[_Span]:
+def _spans_of(products: Sequence[Matrix]) -> list[_Span]:
     spans = []
-    for product, linear in enumerate(linears):
+    for product, matrix in enumerate(products):
         column = 0
-        for part in parts_of(linear.weight):
+        for part in parts_of(matrix):
             memory, rows = addresses(part), len_of(part)
             row_bytes = _memory(part).nbytes // rows
             spans.append(
@@ -157,22 +219,44 @@ def _spans_of(linears: Sequence[Linear]) -> list[_Span]:
     return sorted(spans)
 
 
-def _targets_of(model: DecoderModel, linears: Sequence[Linear]) -> dict[str, Target]:
-    spans, num_parts = _spans_of(linears), [0] * len(linears)
-    found: dict[str, Target] = {}
-    known: dict[tuple[Columns, ...], dict[int, Target]] = {}
+def _targets_of(model: DecoderModel, products: Sequence[Matrix]) -> dict[str, tuple[Target, ...]]:
+    """Returns the targets of the weights that lie within one product."""
+    spans, num_parts = _spans_of(products), [0] * len(products)
+    found: dict[str, tuple[Target, ...]] = {}
+    known: dict[tuple[int, tuple[Columns, ...]], Target] = {}
     for name, views in model.destinations().items():
-        placed = _place(views, spans) if name.endswith(_WEIGHT) else None
+        is_matrix = name.endswith(_WEIGHT) and len(views[0].shape) == 2
+        placed = _place(views, spans) if is_matrix else None
         if placed is None:
             continue
         span, out_features, columns = placed
-        same = known.setdefault(columns, {})  # a module may have two names
-        if span.product not in same:
+        key = span.product, columns  # a module may have two names
+        if key not in known:
             part = num_parts[span.product]
-            target = Target(span.product, part, span.in_features, out_features, columns)
-            same[span.product] = target
+            known[key] = Target(span.product, part, span.in_features, out_features, columns)
             num_parts[span.product] += 1
-        found[name.removesuffix(_WEIGHT)] = same[span.product]
+        found[name] = (known[key],)
+    return found
+
+
+def _targets_of_all(
+    model: DecoderModel, linears: Sequence[Computed], firsts: Sequence[int]
+) -> dict[str, tuple[Target, ...]]:
+    """Returns the targets of the parameters that have the weights of all experts."""
+    every = {
+        addresses(linear.weight): (linear.weight.shape, first)
+        for linear, first in zip(linears, firsts, strict=False)
+        if isinstance(linear, ExpertLinear)
+    }
+    found: dict[str, tuple[Target, ...]] = {}
+    for name, views in model.destinations().items():
+        placed = every.get(addresses(views[0]))
+        if placed is not None and len(views[0].shape) == 3:
+            (num_experts, rows, width), first = placed
+            columns = (Columns(0, rows, 0),)
+            found[name] = tuple(
+                Target(first + expert, 0, width, rows, columns) for expert in range(num_experts)
+            )
     return found
 
 

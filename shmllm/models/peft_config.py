@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,16 @@ from shmllm.models.fields import Fields
 
 CONFIG_FILE = "adapter_config.json"
 
-_READ = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"}
+_READ = {
+    "alpha_pattern",
+    "bias",
+    "lora_alpha",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_parameters",
+    "use_rslora",
+}
 _WITHOUT_EFFECT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -51,6 +60,7 @@ class PeftConfig:
         is_stabilized: the factor is alpha / sqrt(rank), and not alpha / rank (Kalajdzievski, "A
             Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023).
         ranks, alphas: those of some modules, by a pattern of the ends of their names.
+        parameters: the ends of the names of parameters that are adapted by themselves.
     """
 
     rank: int
@@ -58,6 +68,7 @@ class PeftConfig:
     is_stabilized: bool
     ranks: Mapping[re.Pattern[str], int]
     alphas: Mapping[re.Pattern[str], float]
+    parameters: Sequence[str]
 
     @classmethod
     def from_fields(cls, fields: Fields) -> PeftConfig:
@@ -87,10 +98,15 @@ class PeftConfig:
             fields.flag("use_rslora", False),
             _patterns(fields, "rank_pattern"),
             _patterns(fields, "alpha_pattern"),
+            fields.texts("target_parameters"),
         )
 
+    def is_parameter(self, name: str) -> bool:
+        """Whether a parameter is adapted by itself, and not as the weight of a plain module."""
+        return any(f".{name}".endswith(f".{end}") for end in self.parameters)
+
     def of_module(self, name: str) -> tuple[int, float]:
-        """Returns the rank and the factor of a module."""
+        """Returns the rank and the factor of a module, or of a parameter of `parameters`."""
         rank = _matching(self.ranks, name, self.rank)
         alpha = _matching(self.alphas, name, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.is_stabilized else rank)

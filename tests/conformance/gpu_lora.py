@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from conformance.gpu_engine import SCALE, SHAPE, Engine, expected, make_config
-from support import lora_adapters
+from support import lora_adapters, lora_experts
 from support.model_helpers import reference_model, save
 from support.variants import slow
+from transformers import PreTrainedModel
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.lora import LoraConfig
@@ -29,23 +30,41 @@ ADAPTERS = [0, 1, None, 2, 1]
 LENGTHS = (9, 3, 5, 1, 2)
 PROMPTS = [[(7 * n + 3 * i) % 90 + 1 for i in range(size)] for n, size in enumerate(LENGTHS)]
 COUNT = 4
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 32,
+}
+
+
+def routers(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """The [experts, hidden] of the routers, by name."""
+    found = ((name, module) for name, module in model.named_modules() if name.endswith("mlp.gate"))
+    return {name: tuple(module.weight.shape) for name, module in found}
 
 
 class Adapted:
     """A model on disk, its adapters, and what transformers says of the merged models."""
 
-    def __init__(self, directory: Path) -> None:
-        reference = reference_model("llama", SCALE, **SHAPE)
+    def __init__(self, directory: Path, family: str = "llama", **options: Any) -> None:
+        reference = reference_model(family, SCALE, **(SHAPE | options))
         self.directory = save(reference, directory / "model")
-        shapes = lora_adapters.with_suffixes(
-            lora_adapters.linear_modules(reference), lora_adapters.PROJECTIONS
-        )
+        modules = lora_adapters.linear_modules(reference)
+        names = (*lora_adapters.PROJECTIONS, "shared_expert_gate")
+        shapes = lora_adapters.with_suffixes(modules, names) | routers(reference)
         self.loras, merged = [], [reference]
         for index, rank in enumerate(RANKS):
             tensors = lora_adapters.draw(shapes, index, rank, 1.5)
-            path = lora_adapters.write(directory / str(index), tensors, r=rank, lora_alpha=2 * rank)
+            draw = lora_experts.separate if index == 1 else lora_experts.fused
+            of_experts, changes = draw(reference, index, rank, 1.5)
+            path = directory / str(index)
+            fields = {"r": rank, "lora_alpha": 2 * rank}
+            parameters = lora_experts.PARAMETERS if of_experts else None
+            lora_adapters.write(path, tensors | of_experts, **fields, target_parameters=parameters)
             self.loras.append(LoRARequest(str(index), index + 1, str(path)))
-            merged.append(lora_adapters.merged(reference, tensors, 2.0))
+            model = lora_adapters.merged(reference, tensors, 2.0)
+            merged.append(lora_experts.merged(model, changes, 2.0))
         self.wanted = [
             expected(merged[0 if adapter is None else adapter + 1], prompt, COUNT)
             for adapter, prompt in zip(ADAPTERS, PROMPTS, strict=True)
@@ -73,6 +92,11 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     return Adapted(tmp_path_factory.mktemp("adapted"))
 
 
+@pytest.fixture(scope="module")
+def adapted_experts(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    return Adapted(tmp_path_factory.mktemp("experts"), "qwen2_moe", **EXPERTS)
+
+
 class LoraEngineConformance:
     @pytest.mark.parametrize(
         ("mode", "max_loras"),
@@ -90,6 +114,19 @@ class LoraEngineConformance:
             adapted.add(engine, index)
         engine.run()
         assert [engine.tokens[index] for index in range(len(PROMPTS))] == adapted.wanted
+
+    @pytest.mark.parametrize(
+        ("mode", "max_loras"), [("FULL_AND_PIECEWISE", 2), slow("NONE", 3), slow("FULL", 1)]
+    )
+    def test_experts_and_routers_have_adapters(
+        self, adapted_experts: Adapted, gpu_device: Device, mode: str, max_loras: int
+    ) -> None:
+        engine = Engine(adapted_experts.config(max_loras, mode=mode), gpu_device)
+        for index in range(len(PROMPTS)):
+            adapted_experts.add(engine, index)
+        engine.run()
+        found = [engine.tokens[index] for index in range(len(PROMPTS))]
+        assert found == adapted_experts.wanted
 
     def test_contents_are_replaced(self, adapted: Adapted, gpu_device: Device) -> None:
         engine = Engine(adapted.config(1, mode="NONE"), gpu_device)

@@ -89,6 +89,15 @@ class LoraConformance:
             if place not in (0, 2):
                 assert torch.equal(out[row], before[row])
 
+    def test_a_router_s_logits_may_be_float32(self, draw, dtype):
+        rows = [0, -1, 2, 0]
+        places = self.drawn(draw, dtype, 16, 64, 24)
+        x, out = draw.normal(4, 64, dtype=dtype), draw.normal(4, 24)
+        want = self.expected(out, x, places, rows)
+        t = poisoned(4, 16, dtype=dtype, device=draw.device)
+        add_adapters(out, x, t, places, units_of(rows, draw.device, 4))
+        assert_close(out, want, *tolerances(dtype))
+
     def test_a_step_without_adapters_changes_nothing(self, draw, dtype):
         places = self.drawn(draw, dtype, 16, 64, 96)
         x, out = draw.normal(5, 64, dtype=dtype), draw.normal(5, 96, dtype=dtype)

@@ -31,6 +31,7 @@ SCRIPTS = {
     ),
     "llama3": (f'{{"name": "weather", "parameters": {OSLO}}}', False),
     "mistral": (f'I look.[TOOL_CALLS][{{"name": "weather", "arguments": {OSLO}}}]', False),
+    "mistral_ids": (f"I look.[TOOL_CALLS]weather[CALL_ID]abcdefgh9[ARGS]{OSLO}", False),
     "deepseek": (
         "Hm.\n</think>\n\nI look."
         + CALLS.format(f"{BEGIN}function{SEP}weather\n```json\n{OSLO}\n```{END}"),

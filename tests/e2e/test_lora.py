@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import lora_adapters
+from support import lora_adapters, lora_experts
 from support.determinism import said
 from support.engines import assert_idle
 from support.reference_models import make_model, make_prompts
@@ -20,7 +20,7 @@ from shmllm import LLM, LoRARequest, RequestError, SamplingParams
 NUM_ADAPTERS = 8
 MAX_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-FAMILIES = ["llama", "qwen3", slow("phi3"), slow("qwen2_moe"), slow("mixtral")]
+FAMILIES = ["llama", "qwen3", "mixtral", *map(slow, ("phi3", "qwen2_moe", "qwen3_moe", "gpt_oss"))]
 
 
 class Adapted:
@@ -31,11 +31,18 @@ class Adapted:
         shapes = lora_adapters.linear_modules(self.model)
         names = (*lora_adapters.PROJECTIONS, "qkv_proj", "gate_up_proj")
         self.shapes = lora_adapters.with_suffixes(shapes, names)
-        self.tensors, self.loras = [], []
+        self.modules, self.changes, self.tensors, self.loras = [], [], [], []
         for number in range(1, NUM_ADAPTERS + 1):
-            self.tensors.append(lora_adapters.draw(self.shapes, number, number, 1.2))
+            self.modules.append(lora_adapters.draw(self.shapes, number, number, 1.2))
+            is_separate = number % 2 == 0 and kind in lora_experts.SEPARATE
+            draw = lora_experts.separate if is_separate else lora_experts.fused
+            of_experts, changes = draw(self.model, number, number, 1.2)
+            self.changes.append(changes)
+            self.tensors.append(self.modules[-1] | of_experts)
             path = directory / f"adapter-{number}"
-            lora_adapters.write(path, self.tensors[-1], r=number, lora_alpha=2 * number)
+            fields = {"r": number, "lora_alpha": 2 * number}
+            parameters = lora_experts.PARAMETERS if of_experts else None
+            lora_adapters.write(path, self.tensors[-1], **fields, target_parameters=parameters)
             self.loras.append(LoRARequest(path.name, number, str(path)))
         self.prompts = make_prompts(self.model.config.vocab_size, 90)
         self.directory = directory / "model"
@@ -49,6 +56,14 @@ class Adapted:
 
     def engine(self, **options: Any) -> LLM:
         return LLM(str(self.directory), **(self.options | options))
+
+    def merged(self) -> dict[LoRARequest | None, Any]:
+        """The model with each adapter's changes, and without any."""
+        found: dict[LoRARequest | None, Any] = {None: self.model}
+        for lora, modules, changes in zip(self.loras, self.modules, self.changes, strict=True):
+            model = lora_adapters.merged(self.model, modules, 2.0)
+            found[lora] = lora_experts.merged(model, changes, 2.0)
+        return found
 
     def mixed(self) -> list[LoRARequest | None]:
         """An adapter for each prompt: each of them, and none, in turn."""
@@ -75,10 +90,7 @@ def choices(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_greedy_tokens_are_those_of_the_merged_models(kind: str, tmp_path: Path) -> None:
     adapted = Adapted(kind, tmp_path)
-    merged: dict[LoRARequest | None, Any] = {None: adapted.model}
-    for lora, tensors in zip(adapted.loras, adapted.tensors, strict=True):
-        merged[lora] = lora_adapters.merged(adapted.model, tensors, 2.0)
-    mixed = adapted.mixed()
+    merged, mixed = adapted.merged(), adapted.mixed()
     with adapted.engine() as llm:
         prompts = as_prompts(adapted.prompts)
         found = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=mixed)
@@ -90,9 +102,9 @@ def test_greedy_tokens_are_those_of_the_merged_models(kind: str, tmp_path: Path)
     assert changed > len(adapted.prompts) // 2
 
 
-@pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
-    return Adapted("qwen3", tmp_path_factory.mktemp("adapted"))
+@pytest.fixture(scope="module", params=["qwen3", "mixtral"])
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    return Adapted(request.param, tmp_path_factory.mktemp("adapted"))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +183,8 @@ def test_a_b_of_zeros_has_the_base_s_bits(adapted: Adapted, llm: LLM, tmp_path: 
         name: tensor * 0 if "lora_B" in name else tensor
         for name, tensor in adapted.tensors[0].items()
     }
-    path = lora_adapters.write(tmp_path / "zeros", tensors, r=1)
+    parameters = lora_experts.PARAMETERS
+    path = lora_adapters.write(tmp_path / "zeros", tensors, r=1, target_parameters=parameters)
     prompts, params = as_prompts(adapted.prompts[:6]), sampled(1)
     base = llm.generate(prompts, params, use_tqdm=False)
     zeros = LoRARequest("zeros", 100, str(path))

@@ -174,6 +174,25 @@ def test_a_model_without_a_template_says_what_to_do(
     assert pipe(engine, "one", "--chat-template", str(template), *SHORT).return_value == 0
 
 
+@pytest.mark.parametrize("parser", ["hermes", ""])
+def test_a_named_parser_reads_calls_that_the_template_does_not_show(
+    llm: LLM, engine: str, tmp_path: Path, parser: str
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "time"}}]')
+    call = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+    done = pipe(engine, "one", "--tools", str(tools), "--tool-parser", parser, "--choice", call)
+    assert done.return_value == 0
+    shown = done.stdout + done.stderr
+    assert ("time({})" in shown) == bool(parser)
+    assert (call in shown) != bool(parser)
+
+
+def test_a_wrong_parser_is_named(engine: str) -> None:
+    done = pipe(engine, "one", "--tool-parser", "herms")
+    assert "tool_parser='herms' is unknown; did you mean 'hermes'?" in str(done.exception)
+
+
 def test_a_closed_stdout_is_one_line() -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", 'exec "$0" -c "$1" chat >&-', sys.executable, CLI],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -15,7 +16,7 @@ from support.engines import attached, named_engine
 from support.model_helpers import reference_model, save
 from support.plugin_package import install_plugins
 
-from shmllm import LLM, EngineStartError, RequestError, SamplingParams
+from shmllm import LLM, AsyncLLM, EngineStartError, RequestError, SamplingParams
 from shmllm.frontend.model_files import resolve_model
 from shmllm.models import registry
 from shmllm.plugins import entry_points
@@ -143,6 +144,37 @@ def test_plugins_of_all_kinds_work_in_a_private_engine(
     records = [json.loads(line) for line in statistics.read_text().splitlines()]
     assert records[0] == {"length": llm.facts.max_model_len}
     assert sum(record.get("generated", 0) for record in records) == generated
+
+
+def test_an_async_llm_runs_requests_of_data(installed: Path, llama: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        model = str(llama)
+        async with AsyncLLM(model, **SMALL, io_processor_plugin="lines") as llm:
+
+            async def result(call: Any, data: str, **options: Any) -> Any:
+                (output,) = [output async for output in call({"data": data}, **options)]
+                return output.outputs
+
+            lines = ["def add(a, b):", "import os"]
+            lengths = []
+            for line in lines:
+                (output,) = [o async for o in llm.encode(line)]
+                lengths.append(len(output.prompt_token_ids))
+            calls = [llm.generate, llm.encode] * 2
+            results = [result(call, "\n".join(lines)) for call in calls]
+            assert await asyncio.gather(*results) == [lengths] * 4
+            with pytest.raises(RequestError, match="Lines refuses the data: ValueError"):
+                await result(llm.encode, 3)  # type: ignore[arg-type]
+            endless = SamplingParams(max_tokens=100, ignore_eos=True)
+            task = asyncio.create_task(result(llm.generate, "a\nb", sampling_params=endless))
+            while not llm.get_metrics()["running"]:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            while llm.get_metrics()["running"]:
+                await asyncio.sleep(0.001)
+            assert (await result(llm.encode, lines[0])) == lengths[:1]
+
+    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_two_front_ends_share_the_processors_of_a_named_engine(

@@ -83,6 +83,7 @@ _HEADERS = """{% for message in messages %}<|start_header_id|>{{ message.role }}
 _MISTRAL = """{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
 {%- for message in messages %}[INST]{{ message.content }}[/INST]{% endfor %}
 {%- if false %}[TOOL_CALLS]{% endif %}"""
+_MISTRAL_IDS = f"{_MISTRAL}{{% if false %}}[CALL_ID][ARGS]{{% endif %}}"
 _DEEPSEEK = """{% for message in messages %}<|User|>{{ message.content }}{% endfor %}
 {%- if false %}tool▁call▁begin{{ '```json' }}</think>{% endif %}
 {%- if add_generation_prompt %}<|Assistant|><think>
@@ -110,6 +111,9 @@ FAMILIES = {
     ),
     "llama3": Family(_HEADERS, (), ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")),
     "mistral": Family(_MISTRAL, (), ("</s>", "[INST]", "[/INST]", "[TOOL_CALLS]")),
+    "mistral_ids": Family(
+        _MISTRAL_IDS, (), ("</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+    ),
     "deepseek": Family(
         _DEEPSEEK,
         ("<think>", "</think>", *_DEEPSEEK_MARKS),

@@ -38,6 +38,7 @@ from shmllm_kernels.gpu.configs import (
     table_entry,
 )
 from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
+from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
@@ -337,6 +338,43 @@ def adapters() -> None:
         add_adapters(out, x, t, places, units)
 
 
+def adapters_of_experts(facts: dict[str, Any], key: str) -> None:
+    """Launch the kernels of adapters of experts, with small and large blocks."""
+    experts, top_k, hidden, inner, ranks = 8, 2, 1024, 768, 32
+    for dtype, rows in (*((half, 128) for half in HALVES), (HALVES[0], 16), (torch.float32, 16)):
+        config = product_entry(key, rows, dtype)
+        facts |= {"dtype": str(dtype), "rows": rows} | asdict(config)
+        blocks = empty(max_blocks(8 * top_k, experts, 16), 3, dtype=torch.int32)
+        counts, num_blocks = empty(experts, dtype=torch.int32), empty(1, dtype=torch.int32)
+        pairs = SortedPairs(empty(8 * top_k, dtype=torch.int32), counts, blocks, num_blocks)
+        step = StepUnits.allocate(2, 8, torch.device("cpu"))
+        gate_up = empty(experts, 2 * inner, hidden, dtype=dtype)
+        up, last = gate_up[:, :inner].contiguous(), empty(experts, hidden, inner, dtype=dtype)
+        x, activated = empty(8, hidden, dtype=dtype), empty(8 * top_k, inner, dtype=dtype)
+        of_weights = []
+        for weight in (gate_up, up, last):
+            columns, k = weight.shape[1:]
+            places = ExpertPlaces(
+                empty(2, experts, ranks, k, dtype=dtype),
+                empty(2, experts, columns, ranks, dtype=dtype),
+                empty(2, experts, ranks, dtype=torch.float32),
+                empty(2, experts, dtype=torch.int32),
+            )
+            t = empty(8 * top_k, ranks, dtype=dtype)
+            of_weights.append(PairAdapters(t, places, step, top_k))
+        for name, weight, own in (
+            ("silu", gate_up, of_weights[0]),
+            ("gpt_oss", gate_up, of_weights[0]),
+            ("relu_squared", up, of_weights[1]),
+        ):
+            shrink_pairs(own, x, pairs, config.block_m, True)
+            gate_and_up(activated, x, weight, None, name, top_k, pairs, config, own)
+        shrink_pairs(of_weights[2], activated, pairs, config.block_m, False)
+        out = empty(8 * top_k, hidden, dtype=dtype)
+        down(out, activated, last, None, pairs, config, of_weights[2])
+    facts.clear()
+
+
 def sampler() -> None:
     ids, tokens = empty(4, dtype=torch.int32), empty(4, dtype=torch.int64)
     logits = empty(4, VOCAB_SIZE, dtype=torch.float32)
@@ -445,6 +483,7 @@ def main() -> None:
         experts(facts, key)
         sampler()
         adapters()
+        adapters_of_experts(facts, key)
         routers()
         latents(facts, key, "all-attention" in parts)
     chosen = [("int4", torch.bfloat16), ("q5_k", torch.float16)] if "some-packed" in parts else []

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from shmllm_kernels.cpu.expert_lora import add_to_block, has_adapters
 from shmllm_kernels.cpu.functions import gelu_tanh, relu_squared, silu
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.lora import DTYPES
 from shmllm_kernels.cpu.memory import floats, itemsize, put_number, word
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import (
@@ -101,10 +103,11 @@ def _activate(scratch, width, out, activation, x_kind):
 
 
 @compiled
-def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation):
+def _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation):
+    """Writes gate and up of a block and a chunk of columns to the scratch memory."""
     expert, first, count = _block(operands, piece, num_threads)
     column, width = _chunk(operands, piece, num_threads)
-    inner, out_stride = word(operands, 7), word(operands, 5)
+    inner = word(operands, 7)
     rows = Rows(
         word(operands, 2), word(operands, 3), word(operands, 11) + 8 * first, x_kind, LISTED
     )
@@ -119,9 +122,69 @@ def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, 
         product(rows, count, weights, up, width, scratch + 4 * width - 4 * up, stride)
     else:
         product(rows, count, weights, 2 * column, 2 * width, scratch - 8 * column, stride)
-    out = word(operands, 4) + first * out_stride + itemsize(x_kind) * column
+
+
+@compiled
+def _activate_block(operands, piece, thread, num_threads, out, out_stride, x_kind, activation):
+    """Writes the activation of what lies in the scratch memory."""
+    _, first, count = _block(operands, piece, num_threads)
+    column, width = _chunk(operands, piece, num_threads)
+    scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
+    target = out + first * out_stride + itemsize(x_kind) * column
     for row in range(count):
-        _activate(scratch + row * stride, width, out + row * out_stride, activation, x_kind)
+        _activate(scratch + row * stride, width, target + row * out_stride, activation, x_kind)
+
+
+@compiled
+def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation):
+    _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation)
+    out, out_stride = word(operands, 4), word(operands, 5)
+    _activate_block(operands, piece, thread, num_threads, out, out_stride, x_kind, activation)
+
+
+@compiled
+def _adapt_block(operands, piece, thread, num_threads, activation, lora_kind):
+    """Adds what adapters add to gate and up in the scratch memory."""
+    adapters = word(operands, 13)
+    expert, first, count = _block(operands, piece, num_threads)
+    column, width = _chunk(operands, piece, num_threads)
+    scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
+    begin = 2 * column if activation == GPT_OSS else column
+    end = begin + 2 * width if activation == GPT_OSS else begin + width
+    add_to_block(adapters, expert, first, count, begin, end, scratch - 4 * begin, stride, lora_kind)
+    if activation != GPT_OSS and activation != RELU_SQUARED:
+        up = word(operands, 7) + column
+        add_to_block(
+            adapters, expert, first, count, up, up + width, scratch + 4 * width - 4 * up, stride,
+            lora_kind,
+        )  # fmt: skip
+
+
+@compiled
+def _round_block(operands, piece, num_threads, x_kind):
+    """Rounds the activation of a block and a chunk of columns."""
+    _, first, count = _block(operands, piece, num_threads)
+    column, width = _chunk(operands, piece, num_threads)
+    for row in range(first, first + count):
+        exact = floats(word(operands, 14) + row * word(operands, 15))
+        out = word(operands, 4) + row * word(operands, 5)
+        for i in range(column, column + width):
+            put_number(out, i, exact[i], x_kind)
+
+
+@compiled
+def _adapted_gate_and_up(
+    operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation, lora_kind
+):  # fmt: skip
+    _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation)
+    if has_adapters(word(operands, 13)):
+        _adapt_block(operands, piece, thread, num_threads, activation, lora_kind)
+    exact, exact_stride = word(operands, 14), word(operands, 15)
+    _activate_block(
+        operands, piece, thread, num_threads, exact, exact_stride, "float32", activation
+    )
+    if x_kind != "float32":
+        _round_block(operands, piece, num_threads, x_kind)
 
 
 @compiled
@@ -133,6 +196,19 @@ def _down(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
     weights = _of_expert(operands, expert, word(operands, 7), kind, bias_kind)
     out = word(operands, 4) + first * out_stride
     product(rows, count, weights, column, width, out, out_stride)
+
+
+@compiled
+def _adapted_down(operands, piece, thread, num_threads, x_kind, kind, bias_kind, lora_kind):
+    _down(operands, piece, thread, num_threads, x_kind, kind, bias_kind)
+    adapters, out_stride = word(operands, 11), word(operands, 5)
+    if has_adapters(adapters):
+        expert, first, count = _block(operands, piece, num_threads)
+        column, width = _chunk(operands, piece, num_threads)
+        out = word(operands, 4) + first * out_stride
+        add_to_block(
+            adapters, expert, first, count, column, column + width, out, out_stride, lora_kind
+        )
 
 
 _KINDS = [kinds for kinds in KINDS if kinds[0] != "int8"]  # no thread knows a row's largest number
@@ -164,4 +240,28 @@ DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in _KINDS}
 """Kernels by the dtype names of x, weights and bias. They have the operands 0 to 10 of GATE_AND_UP,
 with x [pairs, k] and out [pairs, columns], float32, both in the order of the sorted pairs, weights
 [experts, columns, k], columns in place of inner, and bias [experts, columns].
+"""
+
+ADAPTED_GATE_AND_UP = {
+    (*kinds, activation, lora_kind): Kernel(
+        _pieces, _adapted_gate_and_up, *kinds, activation, lora_kind
+    )
+    for *kinds, activation in GATE_AND_UP
+    for lora_kind in DTYPES
+}
+"""Kernels by the keys of GATE_AND_UP and the dtype name of adapters' matrices, which add what these
+add to gate and up. Operands: those of GATE_AND_UP, then
+
+    13 `expert_lora.ExpertAdapters`
+    14 exact [pairs, inner] float32, the activation before it is rounded; out if that is float32
+    15 its stride
+"""
+
+ADAPTED_DOWN = {
+    (*kinds, lora_kind): Kernel(_pieces, _adapted_down, *kinds, lora_kind)
+    for kinds in DOWN
+    for lora_kind in DTYPES
+}
+"""Kernels by the keys of DOWN and the dtype name of adapters' matrices, likewise. Operands: those
+of DOWN, then 11 `expert_lora.ExpertAdapters`.
 """

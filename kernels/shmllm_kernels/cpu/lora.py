@@ -127,9 +127,9 @@ def _num_units(operands):
 
 
 @compiled
-def _num_parts(operands, most, num_threads):
+def num_parts(num_units, most, num_threads):
     """Returns the number of parts that the columns of each unit are divided into."""
-    units = max(_num_units(operands), 1)
+    units = max(num_units, 1)
     wanted = (PIECES_PER_THREAD * num_threads + units - 1) // units
     return max(min(wanted, most), 1)
 
@@ -142,37 +142,49 @@ def _entry(operands, unit):
 
 
 @compiled
-def _part_width(num_columns, parts, multiple):
+def part_width(num_columns, parts, multiple):
     return ((num_columns + parts - 1) // parts + multiple - 1) // multiple * multiple
+
+
+@compiled
+def shrink_rows(rows, num_rows, entry, k, t, t_stride, part, parts, kind):
+    """Computes ``t = x @ A.T`` for one of the parts of an A's rows.
+
+    Args:
+        rows: the `products.Rows` of x, [rows, k].
+        entry: the address of the entry.
+        t, t_stride: row i's products lie at ``t + i * t_stride``.
+    """
+    num_ranks = word(entry, 1)
+    width = part_width(num_ranks, parts, TILE_COLUMNS)
+    begin = part * width
+    if begin < num_ranks:
+        weights = Weights(word(entry, 0), k, 0, 0, kind, kind)
+        product(rows, num_rows, weights, begin, min(width, num_ranks - begin), t, t_stride)
 
 
 @compiled
 def _shrink_pieces(operands, piece, thread, num_threads):
     most = word(operands, 11) // TILE_COLUMNS
-    return _num_units(operands) * _num_parts(operands, most, num_threads)
+    return _num_units(operands) * num_parts(_num_units(operands), most, num_threads)
 
 
 @compiled
 def _shrink(operands, piece, thread, num_threads, kind):
-    parts = _num_parts(operands, word(operands, 11) // TILE_COLUMNS, num_threads)
+    parts = num_parts(_num_units(operands), word(operands, 11) // TILE_COLUMNS, num_threads)
     unit = piece // parts
     entry = _entry(operands, unit)
     if entry != 0:
         units = word(operands, 1)
         first, count = word(units, UNIT_WORDS * unit + 1), word(units, UNIT_WORDS * unit + 2)
-        num_ranks = word(entry, 1)
-        width = _part_width(num_ranks, parts, TILE_COLUMNS)
-        begin = piece % parts * width
-        if begin < num_ranks:
-            product(
-                Rows(
-                    word(operands, 6), word(operands, 7), word(operands, 5) + 8 * first, "float32",
-                    LISTED,
-                ),
-                count, Weights(word(entry, 0), word(operands, 8), 0, 0, kind, kind), begin,
-                min(width, num_ranks - begin), word(operands, 9) + first * word(operands, 10),
-                word(operands, 10),
-            )  # fmt: skip
+        rows = Rows(
+            word(operands, 6), word(operands, 7), word(operands, 5) + 8 * first, "float32", LISTED
+        )
+        t, t_stride = word(operands, 9), word(operands, 10)
+        shrink_rows(
+            rows, count, entry, word(operands, 8), t + first * t_stride, t_stride,
+            piece % parts, parts, kind,
+        )  # fmt: skip
 
 
 @compiled
@@ -215,35 +227,53 @@ def _expand_columns(
 
 
 @compiled
+def expand_rows(
+    t, t_stride, entry, begin, end, out, out_stride, indices, num_rows, kind
+):  # fmt: skip
+    """Computes ``out += scale * t @ B`` for the columns [begin, end) of some rows.
+
+    Args:
+        t: the address of the first row's products with A.
+        entry: the address of the entry.
+        out: column c of row i lies at ``out + indices[i] * out_stride + 4 * c``.
+        indices: the address of int64.
+    """
+    for index in range(word(entry, 2)):
+        segment = entry + 8 * (3 + index * _SEGMENT_WORDS)
+        column = word(segment, 3)
+        low = max(begin, column)
+        high = min(end, column + word(segment, 4))
+        if low < high:
+            _expand_columns(
+                t, t_stride, segment, low - column, high - low, out, out_stride, indices, num_rows,
+                kind,
+            )  # fmt: skip
+
+
+@compiled
 def _expand_pieces(operands, piece, thread, num_threads):
     most = word(operands, 10) // (TILE_VECTORS * LANES)
-    return _num_units(operands) * _num_parts(operands, most, num_threads)
+    return _num_units(operands) * num_parts(_num_units(operands), most, num_threads)
 
 
 @compiled
 def _expand(operands, piece, thread, num_threads, kind):
     width_in_all = word(operands, 10)
-    parts = _num_parts(operands, width_in_all // (TILE_VECTORS * LANES), num_threads)
+    most = width_in_all // (TILE_VECTORS * LANES)
+    parts = num_parts(_num_units(operands), most, num_threads)
     unit = piece // parts
     entry = _entry(operands, unit)
     if entry != 0:
         units = word(operands, 1)
         first, count = word(units, UNIT_WORDS * unit + 1), word(units, UNIT_WORDS * unit + 2)
-        width = _part_width(width_in_all, parts, TILE_VECTORS * LANES)
+        width = part_width(width_in_all, parts, TILE_VECTORS * LANES)
         begin = piece % parts * width
         end = min(begin + width, width_in_all)
         t, t_stride = word(operands, 6), word(operands, 7)
-        for index in range(word(entry, 2)):
-            segment = entry + 8 * (3 + index * _SEGMENT_WORDS)
-            column = word(segment, 3)
-            low = max(begin, column)
-            high = min(end, column + word(segment, 4))
-            if low < high:
-                _expand_columns(
-                    t + first * t_stride, t_stride, segment, low - column, high - low,
-                    word(operands, 8), word(operands, 9), word(operands, 5) + 8 * first, count,
-                    kind,
-                )  # fmt: skip
+        expand_rows(
+            t + first * t_stride, t_stride, entry, begin, end, word(operands, 8),
+            word(operands, 9), word(operands, 5) + 8 * first, count, kind,
+        )  # fmt: skip
 
 
 SHRINK = {kind: Kernel(_shrink_pieces, _shrink, kind) for kind in DTYPES}

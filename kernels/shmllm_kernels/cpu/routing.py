@@ -16,6 +16,7 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import float_of_word, floats, number, put_word, word
 from shmllm_kernels.cpu.norms import KINDS
+from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
@@ -225,7 +226,7 @@ def _one_piece(operands, piece, thread, num_threads):
 
 
 @compiled
-def _sort(operands, piece, thread, num_threads):
+def _sort(operands, piece, thread, num_threads, order):
     num_tokens, ids = word(word(operands, 0), 0), word(operands, 1)
     num_experts, top_k, firsts = word(operands, 2), word(operands, 3), word(operands, 4)
     tokens, places = word(operands, 5), word(operands, 6)
@@ -247,7 +248,8 @@ def _sort(operands, piece, thread, num_threads):
             put_word(block, 2, count)
             first += count
             num_blocks += 1
-    for token in range(num_tokens):
+    for index in range(num_tokens):
+        token = index if order == IN_ORDER else word(word(operands, 9), index)
         for choice in range(top_k):
             pair = token * top_k + choice
             expert = word(ids, pair)
@@ -258,13 +260,19 @@ def _sort(operands, piece, thread, num_threads):
     put_word(word(operands, 8), 0, num_blocks)
 
 
-SORT = Kernel(_one_piece, _sort)
+SORT = Kernel(_one_piece, _sort, IN_ORDER)
 """Sorts the pairs by expert, those of one expert by token (counting sort).
 
 Operands: address of the number of tokens; ids [tokens, top_k] int64; the number of experts; top_k;
 scratch [experts] int64; tokens [tokens * top_k] int64, the token of each sorted pair; places
 [tokens, top_k] int64, the index of each pair among the sorted ones; blocks [max_blocks,
 BLOCK_WORDS] int64; the address of the number of blocks.
+"""
+
+SORT_LISTED = Kernel(_one_piece, _sort, LISTED)
+"""Sorts the pairs by expert, those of one expert in an order of the tokens that is given.
+
+Operands: those of SORT; the tokens in their order, [tokens] int64.
 """
 
 

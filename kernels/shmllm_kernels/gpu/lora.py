@@ -31,11 +31,14 @@ class StepUnits:
         num_units: [1] int32, the number of units.
         units: [max_units, UNIT_WORDS] int32, the units.
         order: [max_rows] int32, the rows in the order of the units.
+        places: [max_rows] int32, the place of each row's adapter; -1: it has none. Garbage if there
+            are no units.
     """
 
     num_units: Tensor
     units: Tensor
     order: Tensor
+    places: Tensor
 
     @classmethod
     def allocate(cls, max_loras: int, max_rows: int, device: torch.device) -> StepUnits:
@@ -45,7 +48,7 @@ class StepUnits:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         most = max_units(max_rows, max_loras)
-        return cls(zeros(1), zeros(most, UNIT_WORDS), zeros(max_rows))
+        return cls(zeros(1), zeros(most, UNIT_WORDS), zeros(max_rows), zeros(max_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +142,9 @@ def add_adapters(out: Tensor, x: Tensor, t: Tensor, places: LoraPlaces, step: St
 
     Args:
         out: [rows, columns], float32, float16 or bfloat16, each row contiguous.
-        x: [rows, k], out's dtype, rows as those of ``out``.
-        t: [rows or more, ranks or more], out's dtype, each row contiguous; is overwritten.
-        places: the adapters' matrices, out's dtype.
+        x: [rows, k], float32, float16 or bfloat16, rows as those of ``out``.
+        t: [rows or more, ranks or more], x's dtype, each row contiguous; is overwritten.
+        places: the adapters' matrices, x's dtype.
         step: the rows that have one.
     """
     num_rows, k = x.shape
@@ -149,7 +152,7 @@ def add_adapters(out: Tensor, x: Tensor, t: Tensor, places: LoraPlaces, step: St
     num_columns = out.shape[1]
     assert places.a.shape[2] == k, "a: rows of k"
     assert places.b.shape[1:] == (num_columns, num_ranks), "b: [columns, ranks] for each place"
-    assert out.dtype is x.dtype is t.dtype is places.a.dtype is places.b.dtype, "one dtype"
+    assert x.dtype is t.dtype is places.a.dtype is places.b.dtype, "one dtype"
     assert places.a[0].is_contiguous(), "a place of a must be contiguous"
     assert places.b[0].is_contiguous(), "a place of b must be contiguous"
     assert places.scales.stride(1) == 1, "a place of scales must be contiguous"

@@ -51,6 +51,14 @@ def max_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 
 @triton.jit
+def block_of(index, blocks_ptr, BLOCK_M: tl.constexpr):
+    """Returns the expert of a block, the places of its pairs, and which of these there are."""
+    block = blocks_ptr + index * BLOCK_WORDS
+    rows = tl.arange(0, BLOCK_M)
+    return tl.load(block).to(tl.int64), tl.load(block + 1) + rows, rows < tl.load(block + 2)
+
+
+@triton.jit
 def _keep_best_groups(
     ranks,
     experts,

@@ -13,7 +13,12 @@ from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED
-from shmllm.cli.prompts import chat_template_option, tools_option
+from shmllm.cli.prompts import (
+    chat_template_option,
+    reply_options,
+    take_reply_options,
+    tools_option,
+)
 from shmllm.cli.sampling import read_text, sampling_options, take_sampling
 from shmllm.cli.session import CommandSession
 from shmllm.cli.streams import check_stdout
@@ -54,6 +59,7 @@ died or ended an answer, 130 interrupted, 143 terminated.
 )
 @chat_template_option
 @tools_option
+@reply_options
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
 @metrics_port_option
 @engine_options
@@ -65,7 +71,10 @@ def chat(**options: Any) -> int:
     """
     with interruptible():
         engine = take_engine_options(options)
-        session = CommandSession(options["attach"], engine, options["metrics_port"])
+        replies = take_reply_options(options)
+        session = CommandSession(
+            options["attach"], engine, options["metrics_port"], replies=replies
+        )
         sampling = take_sampling(options)
         conversation = _opening(options["source"], options["system"])
         return run_chat(session, sampling, conversation, options["chat_template"], options["tools"])

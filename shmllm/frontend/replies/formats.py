@@ -6,9 +6,10 @@ This module must not know how requests run.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from shmllm.errors import RequestError
@@ -32,6 +33,8 @@ from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.params.thinking import ThinkingBudget
+
+logger = logging.getLogger(__name__)
 
 ToolChoice = str | Mapping[str, Any] | None
 
@@ -119,12 +122,15 @@ class ReplyFormats:
         reasoning = reasoning_parser(self._reasoning, template)
         parser = tool_parser(self._tools, template) if offered else None
         is_open = reasoning is not None and reasoning.is_open_after(prompt)
+        if offered:
+            _warn_of_tools(template, has_parser=parser is not None or not self._tools)
         constraint = None
         if tool_choice not in (None, "auto", "none"):
             if parser is None:
                 raise RequestError(
                     f"tool_choice={tool_choice!r} needs a format of tool calls, and the chat "
-                    "template shows none that is known: set the option tool_parser"
+                    "template shows none that is known: set the option tool_parser, or pass a "
+                    "chat_template that shows one"
                 )
             lead = [] if reasoning is None else reasoning.lead(is_open)
             forced = parser.forced(offered, tool_choice != "required")
@@ -160,6 +166,21 @@ class ReplyFormats:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+@lru_cache(maxsize=32)
+def _warn_of_tools(template: str, has_parser: bool) -> None:
+    """Log a warning if tools have no effect with a template; once for each template."""
+    if "tools" not in template:
+        logger.warning(
+            "the chat template does not read tools, so the model does not see them: pass a "
+            "chat_template that does"
+        )
+    elif not has_parser:
+        logger.warning(
+            "the chat template shows no known format of tool calls, so they stay part of the text: "
+            "set the option tool_parser"
+        )
 
 
 def _structural_tag(elements: list[Format]) -> Format:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import ClassVar
 
 from shmllm.frontend.replies.parser import (
     Format,
@@ -15,6 +16,7 @@ from shmllm.frontend.replies.parser import (
     Tools,
     call_of,
     name_of,
+    schema_of,
     separated,
     tag_of,
 )
@@ -44,6 +46,43 @@ class MistralParser(ToolParser):
         ]
         calls = separated(tags, ", ", has_one)
         return {"type": "tag", "begin": f"{cls.begin}[", "content": calls, "end": "]"}
+
+
+class MistralArgsParser(MistralParser):
+    """The same, and a forced call is a name and arguments.
+
+    Attributes:
+        id_format: what stands between them; empty without ids.
+    """
+
+    id_format: ClassVar[list[Format]] = []
+
+    @classmethod
+    def forced(cls, tools: Tools, has_one: bool) -> Format:
+        mark: Format = {"type": "const_string", "value": "[ARGS]"}
+        tags: list[Format] = []
+        for tool in tools:
+            elements = [*cls.id_format, mark, schema_of(tool)]
+            content: Format = {"type": "sequence", "elements": elements}
+            begin = f"{cls.begin}{name_of(tool)}"
+            tags.append({"type": "tag", "begin": begin, "content": content, "end": ""})
+        return separated(tags, "", has_one)
+
+
+class MistralIdParser(MistralArgsParser):
+    """The same, with ids."""
+
+    id_format: ClassVar[list[Format]] = [
+        {"type": "const_string", "value": "[CALL_ID]"},
+        {"type": "regex", "pattern": "[a-zA-Z0-9]{9}"},
+    ]
+
+
+def mistral_parser(template: str) -> type[MistralParser]:
+    """The parser for the calls that a chat template writes."""
+    if "[ARGS]" not in template:
+        return MistralParser
+    return MistralIdParser if "[CALL_ID]" in template else MistralArgsParser
 
 
 def _compact(text: str) -> str:

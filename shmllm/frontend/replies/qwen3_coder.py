@@ -8,7 +8,8 @@
     </function>
     </tool_call>
 
-The schema of the tool says whether the text of a parameter is a string or JSON.
+The schema of the tool says whether the text of a parameter is a string or JSON. The templates write
+booleans and null as Python does, and so do the models.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from shmllm.frontend.replies.parser import (
 from shmllm.outputs.reply import FunctionCall
 
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*?)</function>\s*", re.DOTALL)
+_PYTHON = {"True": True, "False": False, "None": None}
 _PARAMETER = re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 
 
@@ -75,16 +77,50 @@ def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_string(schema: Any) -> bool:
     """Whether a parameter is written without quotes."""
-    return isinstance(schema, Mapping) and schema.get("type") == "string"
+    return _types(schema) == {"string"}
+
+
+def _types(schema: Any) -> set[str]:
+    """The JSON types that a schema names; none if it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if "enum" in schema:
+        return set().union(*map(_types_of, schema["enum"]))
+    if "type" in schema:
+        named = schema["type"]
+        return {named} if isinstance(named, str) else set(named)
+    choices = schema.get("anyOf") or schema.get("oneOf") or ()
+    found = [_types(choice) for choice in choices]
+    return set().union(*found) if all(found) else set()
+
+
+def _types_of(value: Any) -> set[str]:
+    """The JSON types that a value has."""
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number"}
+        case str():
+            return {"string"}
+    return {"array"} if isinstance(value, list) else {"object"}
 
 
 def _value(text: str, schema: Any) -> Any:
-    if _is_string(schema):
+    """The value that a text stands for. It is the text itself if that is all that can be."""
+    types = _types(schema)
+    if types == {"string"}:
         return text
     try:
-        return json.loads(text)
+        value = _PYTHON[text] if text in _PYTHON else json.loads(text)
     except (ValueError, RecursionError):
         return text
+    is_wrong = "string" in types and not types & _types_of(value)
+    return text if is_wrong else value
 
 
 def _plain_string(tool: Mapping[str, Any], key: str, schema: Mapping[str, Any]) -> Format:

@@ -12,7 +12,7 @@ from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from shmllm.frontend.replies.harmony import HarmonyParser, HarmonyReasoning
 from shmllm.frontend.replies.hermes import HermesParser
 from shmllm.frontend.replies.llama3 import Llama3Parser
-from shmllm.frontend.replies.mistral import MistralParser
+from shmllm.frontend.replies.mistral import MistralParser, mistral_parser
 from shmllm.frontend.replies.parser import ReasoningParser, ToolParser
 from shmllm.frontend.replies.qwen3_coder import Qwen3CoderParser
 from shmllm.frontend.replies.think import DeepSeekR1Parser, MagistralParser, ThinkParser
@@ -47,7 +47,11 @@ _TOOL_TEXTS = (
     ("mistral", "[TOOL_CALLS]"),
     ("deepseek_v3", "tool\u2581call\u2581begin", "```json"),
     ("deepseek_v31", "tool\u2581call\u2581begin"),
-    ("", "<tool_call>", "<arg_key>"),  # GLM-4.5, which has a format of its own
+    # Formats of their own: GLM-4.5, MiniMax-M3, Apriel and Functionary.
+    ("", "<tool_call>", "<arg_key>"),
+    ("", "<tool_call>", "<invoke name="),
+    ("", "<tool_call>", "<tool_calls>"),
+    ("", "<|python_tag|>", "<function="),
     ("qwen3_coder", "<tool_call>", "<function="),
     ("hermes", "<tool_call>"),
     ("llama3_json", "<|python_tag|>"),
@@ -81,6 +85,8 @@ def reasoning_parser(name: str, template: str) -> type[ReasoningParser] | None:
 def tool_parser(name: str, template: str) -> ToolParserClass | None:
     """The parser of a name; for "auto", that of a chat template."""
     name = _find(template, _TOOL_TEXTS) if name == AUTO else name
+    if name == "mistral":
+        return mistral_parser(template)
     return TOOL_PARSERS[name] if name else None
 
 

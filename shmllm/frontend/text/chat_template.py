@@ -15,6 +15,7 @@ from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
 from shmllm.frontend.text.chat_messages import checked_messages, checked_tools, json_copy
 from shmllm.frontend.text.template_environment import compile_template
+from shmllm.frontend.text.template_needs import fit_calls
 
 # This mark is appended to the text that the model continues, and located in the rendered prompt.
 # The space at its end shows whether the template strips the message.
@@ -164,6 +165,8 @@ def _with_contents(messages: object, content_format: str, template: str) -> list
     for message in conversation:
         if content_format == "openai" and isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            fit_calls(message, template)
     return conversation
 
 

@@ -11,9 +11,16 @@ from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
+from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm_kernels.cpu import KernelProgram, word_of_float
-from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES
+from shmllm_kernels.cpu.experts import (
+    ADAPTED_DOWN,
+    ADAPTED_GATE_AND_UP,
+    DOWN,
+    GATE_AND_UP,
+    SCRATCH_BYTES,
+)
 from shmllm_kernels.cpu.routing import (
     BLOCK_WORDS,
     COMBINE,
@@ -22,6 +29,7 @@ from shmllm_kernels.cpu.routing import (
     SIGMOID,
     SOFTMAX,
     SORT,
+    SORT_LISTED,
     max_blocks,
 )
 
@@ -79,6 +87,7 @@ class ExpertOps:
         products: records other products there.
         num_tokens: the address of an int64, the number of tokens to compute.
         buffers: the buffers of each mixture.
+        lora: records what adapters add to products; None: nothing.
     """
 
     def __init__(
@@ -87,11 +96,14 @@ class ExpertOps:
         products: Products,
         num_tokens: int,
         buffers: dict[MoESpec, ExpertBuffers],
+        lora: CpuLora | None = None,
     ) -> None:
         self._kernels = program
         self._products = products
         self._num_tokens = num_tokens
         self._buffers = buffers
+        self._lora = lora
+        self._exact: dict[MoESpec, Tensor] = {}  # activations that adapters read
         size = SCRATCH_BYTES if buffers else 0
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
 
@@ -123,21 +135,49 @@ class ExpertOps:
         num_blocks = torch.zeros(1, dtype=torch.int64)
         self._record_sort(routing, spec, num_blocks)
         blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
-        kinds = self._products.kinds(moe.gate_up_proj.weight, is_grouped=True)
-        source = self._products.activations(self._num_tokens, x, kinds[0])
-        rows, activated = buffers.rows, buffers.activated
-        if kinds[0] != "float32":
-            activated = activated.view(getattr(torch, kinds[0]))[:, : spec.inner]
-        extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr()]
-        operands = [*blocks, *source, *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
-        kernel = GATE_AND_UP[*kinds, spec.activation]
-        self._kernels.record(kernel, [*operands, *extra], label=f"gate_and_up {_size(moe)}")
-        weights = _weights(moe.down_proj, rows.shape[1])
-        operands = [*blocks, *_rows(activated), *_rows(rows), *weights]
-        kernel = DOWN[self._products.kinds(moe.down_proj.weight, is_grouped=True)]
-        self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
+        activated, exact = self._record_gate_and_up(x, moe, blocks)
+        self._record_down(activated, exact, moe, blocks)
         self._record_combine(routing, spec, shared)
         return buffers.out
+
+    def _record_gate_and_up(
+        self, x: Tensor, moe: MoE, blocks: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Record the activation; return it as products read it, and before it is rounded."""
+        spec, buffers = moe.spec, self._buffers[moe.spec]
+        kinds = self._products.kinds(moe.gate_up_proj.weight, is_grouped=True)
+        source = self._products.activations(self._num_tokens, x, kinds[0])
+        activated = exact = buffers.activated
+        is_rounded = kinds[0] != "float32"
+        if is_rounded:
+            activated = activated.view(getattr(torch, kinds[0]))[:, : spec.inner]
+        kernel, adapters = GATE_AND_UP[*kinds, spec.activation], []
+        if self._lora is not None:
+            if is_rounded:
+                exact = self._exact.setdefault(spec, torch.empty_like(exact))
+            kernel = ADAPTED_GATE_AND_UP[*kinds, spec.activation, self._lora.kind]
+            listed = x, buffers.tokens, blocks, True
+            own = self._lora.record_pairs(self._kernels, moe.gate_up_proj, *listed)
+            adapters = [own, *_rows(exact)]
+        extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr(), *adapters]
+        operands = [*blocks, *source, *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
+        self._kernels.record(kernel, [*operands, *extra], label=f"gate_and_up {_size(moe)}")
+        return activated, exact
+
+    def _record_down(
+        self, activated: Tensor, exact: Tensor, moe: MoE, blocks: Sequence[int]
+    ) -> None:
+        buffers = self._buffers[moe.spec]
+        rows = buffers.rows
+        kinds = self._products.kinds(moe.down_proj.weight, is_grouped=True)
+        kernel, adapters = DOWN[kinds], []
+        if self._lora is not None:
+            kernel = ADAPTED_DOWN[*kinds, self._lora.kind]
+            in_order = exact, buffers.tokens, blocks, False
+            adapters = [self._lora.record_pairs(self._kernels, moe.down_proj, *in_order)]
+        weights = _weights(moe.down_proj, rows.shape[1])
+        operands = [*blocks, *_rows(activated), *_rows(rows), *weights, *adapters]
+        self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
 
     def _record_sort(self, routing: Routing, spec: MoESpec, num_blocks: Tensor) -> None:
         buffers = self._buffers[spec]
@@ -146,7 +186,10 @@ class ExpertOps:
             self._num_tokens, routing.ids.data_ptr(), spec.num_experts, spec.top_k,
             buffers.firsts.data_ptr(), *(tensor.data_ptr() for tensor in out),
         ]  # fmt: skip
-        self._kernels.record(SORT, operands, keep=[num_blocks], label="sort")
+        kernel = SORT
+        if self._lora is not None:
+            kernel, operands = SORT_LISTED, [*operands, self._lora.order.ctypes.data]
+        self._kernels.record(kernel, operands, keep=[num_blocks], label="sort")
 
     def _record_combine(self, routing: Routing, spec: MoESpec, shared: Tensor | None) -> None:
         buffers, gates = self._buffers[spec], routing.shared_gates

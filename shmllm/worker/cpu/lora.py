@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shmllm.models.experts import ExpertLinear
 from shmllm.models.fields import Fields
 from shmllm.models.layers import Linear
 from shmllm.models.lora import LoraProduct, LoraWeights, make_lora
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.arrays import LongArray
 from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu.expert_lora import SHRINK_PAIRS, ExpertAdapters
 from shmllm_kernels.cpu.lora import (
     EXPAND,
     SHRINK,
@@ -26,6 +28,8 @@ from shmllm_kernels.cpu.lora import (
     Segment,
     entry_words,
 )
+from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
+from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 
 
 class CpuAdapter:
@@ -75,6 +79,8 @@ class CpuLora:
     Attributes:
         targets: as given.
         max_rank, dtype: as given.
+        kind: the dtype's name, by which kernels are chosen.
+        order: (max_tokens,) int64, the tokens of the step, those of one adapter together.
     """
 
     def __init__(
@@ -86,13 +92,18 @@ class CpuLora:
         dtype: torch.dtype,
     ) -> None:
         self.targets, self.max_rank, self.dtype = targets, max_rank, dtype
+        self.kind = str(dtype).removeprefix("torch.")
         num_units = max_loras + max_tokens // UNIT_ROWS
         self._num_units = np.zeros(1, np.int64)
         self._units = np.zeros((num_units, UNIT_WORDS), np.int64)
         self._table = np.zeros((max_loras, len(targets.products)), np.int64)
-        self._order = np.zeros(max_tokens, np.int64)
+        self.order = np.arange(max_tokens)
+        self._natural_order = np.arange(max_tokens)
+        self._places = np.full(max_tokens, -1)
         most = max((each.num_parts for each in targets.products), default=0)
         self._shrunk = torch.empty(max_tokens, most * max_rank)
+        self._numbers = np.arange(ROWS_AT_ONCE)
+        self._of_pairs: dict[tuple[int, int], Tensor] = {}
         self._adapters: list[CpuAdapter] = []  # keeps those of the step alive
 
     def adapter_of(self, config: Fields, tensors: Fields) -> CpuAdapter:
@@ -116,16 +127,69 @@ class CpuLora:
         index = self.targets.index_of(linear)
         if index is None:
             return
-        product, kind = self.targets.products[index], str(self.dtype).removeprefix("torch.")
+        product = self.targets.products[index]
         arrays = self._num_units, self._units, self._table
         common = [array.ctypes.data for array in arrays]
-        common += [index, len(self.targets.products), self._order.ctypes.data]
+        common += [index, len(self.targets.products), self.order.ctypes.data]
         shrunk = [self._shrunk.data_ptr(), 4 * self._shrunk.shape[1]]
         most_ranks = product.num_parts * self.max_rank
         reading = [x.data_ptr(), 4 * x.shape[1], product.in_features]
-        program.record(SHRINK[kind], [*common, *reading, *shrunk, most_ranks], label="lora shrink")
+        operands = [*common, *reading, *shrunk, most_ranks]
+        program.record(SHRINK[self.kind], operands, label="lora shrink")
         writing = [out.data_ptr(), 4 * out.shape[1], product.out_features]
-        program.record(EXPAND[kind], [*common, *shrunk, *writing], label="lora expand")
+        operands = [*common, *shrunk, *writing]
+        program.record(EXPAND[self.kind], operands, label="lora expand")
+
+    def record_pairs(
+        self,
+        program: KernelProgram,
+        linear: ExpertLinear,
+        x: Tensor,
+        tokens: Tensor,
+        blocks: Sequence[int],
+        is_listed: bool,
+    ) -> int:
+        """Record the products of sorted pairs of a token and an expert with the adapters' A.
+
+        Args:
+            program: the program to record in.
+            linear: the projections of the experts.
+            x: [rows, in] float32, their input.
+            tokens: [pairs] int64, the token of each sorted pair.
+            blocks: the addresses of the number of blocks and of the blocks.
+            is_listed: whether a pair reads the row of its token, and not a row of its own.
+
+        Returns:
+            The address of the `ExpertAdapters` that the product itself reads.
+        """
+        first = self.targets.index_of(linear)
+        assert first is not None, "a step computes the products of all experts"
+        product = self.targets.products[first]
+        most_ranks = product.num_parts * self.max_rank
+        words = ExpertAdapters(
+            num_units=self._num_units.ctypes.data,
+            table=self._table.ctypes.data,
+            num_products=self._table.shape[1],
+            first_product=first,
+            places=self._places.ctypes.data,
+            tokens=tokens.data_ptr(),
+            t=self._shrunk_pairs(len(tokens), most_ranks).data_ptr(),
+            t_stride=4 * most_ranks,
+            rows=self._numbers.ctypes.data,
+        )
+        adapters = np.array(words, np.int64)
+        address = int(adapters.ctypes.data)
+        operands = [address, *blocks, x.data_ptr(), 4 * x.stride(0), product.in_features]
+        kernel = SHRINK_PAIRS[self.kind, LISTED if is_listed else IN_ORDER]
+        program.record(kernel, [*operands, most_ranks], keep=[adapters], label="lora shrink pairs")
+        return address
+
+    def _shrunk_pairs(self, num_pairs: int, width: int) -> Tensor:
+        """Return memory [num_pairs, width] float32, which all products of this size share."""
+        size = num_pairs, width
+        if size not in self._of_pairs:
+            self._of_pairs[size] = torch.empty(size)
+        return self._of_pairs[size]
 
     def fill(self, adapters: Sequence[CpuAdapter | None], counts: LongArray) -> None:
         """Set the adapters of a step.
@@ -136,6 +200,8 @@ class CpuLora:
         """
         self._adapters = list(dict.fromkeys(filter(None, adapters)))
         if not self._adapters:
+            num_tokens = int(counts.sum())
+            self.order[:num_tokens] = self._natural_order[:num_tokens]
             self._num_units[0] = 0
             return
         places = {adapter: place for place, adapter in enumerate(self._adapters)}
@@ -146,7 +212,8 @@ class CpuLora:
         order = np.argsort(of_tokens, kind="stable")
         sizes = np.bincount(of_tokens + 1, minlength=len(places) + 1).tolist()
         num_without = sizes[0]
-        self._order[: len(order) - num_without] = order[num_without:]
+        self.order[: len(order)] = np.roll(order, -num_without)
+        self._places[: len(order)] = of_tokens
         units, first = [], 0
         for place, size in enumerate(sizes[1:]):
             for begin in range(0, size, UNIT_ROWS):

@@ -170,7 +170,7 @@ class CpuOps:
         every_state = States(inputs, cache, block_tables)
         self._delta_nets = DeltaNetOps(program, every_state)
         self._mambas = MambaOps(program, products, every_state, buffers.mambas)
-        self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts)
+        self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts, lora)
         self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer)
         for rope in config.ropes:
             self._record_rope_tables(rope)
@@ -316,6 +316,8 @@ class CpuOps:
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(moe.spec)
         self._products.record(self._num_tokens, x, moe.router, logits, is_exact=True)
+        if self._lora is not None:
+            self._lora.record(self._kernels, x, moe.router, logits)
         return self._experts.route(moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm.models.experts import MoE
+from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
+from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
+from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.routing import (
     SortedPairs,
@@ -80,11 +82,18 @@ class ExpertOps:
     Args:
         buffers: the buffers of each mixture.
         products: chooses tile sizes.
+        lora: the adapters of the step; None: there are none.
     """
 
-    def __init__(self, buffers: dict[MoESpec, ExpertBuffers], products: GpuProducts) -> None:
+    def __init__(
+        self,
+        buffers: dict[MoESpec, ExpertBuffers],
+        products: GpuProducts,
+        lora: GpuLora | None = None,
+    ) -> None:
         self._buffers = buffers
         self._products = products
+        self._lora = lora
 
     def rows_of_experts(self, num_tokens: int) -> list[int]:
         """Return the number of rows of an expert of each mixture, were the tokens spread evenly."""
@@ -93,10 +102,12 @@ class ExpertOps:
     def logits(self, x: Tensor, moe: MoE) -> Tensor:
         """Compute the router's output for ``x`` [tokens, hidden], in the dtype of its weight."""
         buffers = self._buffers[moe.spec]
-        logits = buffers.logits[: len(x)]
+        logits, read = buffers.logits[: len(x)], x
         if buffers.exact_x is not None:
-            x = buffers.exact_x[: len(x)].copy_(x)
-        self._products.linear(logits, x, moe.router)
+            read = buffers.exact_x[: len(x)].copy_(x)
+        self._products.linear(logits, read, moe.router)
+        if self._lora is not None:
+            self._lora.add(logits, x, moe.router)
         return logits
 
     def route(self, logits: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
@@ -123,15 +134,28 @@ class ExpertOps:
         configs = [self._products.config(count, weight, x.dtype) for weight in weights]
         assert configs[0].block_m == configs[1].block_m, "both read the same blocks of pairs"
         sort_pairs(pairs, routing.ids, configs[0].block_m)
+        block_m = configs[0].block_m
         activated, rows = buffers.activated[:num_pairs], buffers.rows[:num_tokens]
+        first = self._shrink(moe.gate_up_proj, x, spec, block_m, by_token=True)
         gate_and_up(
             activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
-            configs[0],
+            configs[0], first,
         )  # fmt: skip
-        down(rows.flatten(0, 1), activated, weights[1], moe.down_proj.bias, pairs, configs[1])
+        last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
+        down(rows.flatten(0, 1), activated, weights[1], moe.down_proj.bias, pairs, configs[1], last)
         out = buffers.out[:num_tokens]
         combine(out, rows, routing.weights, shared, routing.shared_gates)
         return out
+
+    def _shrink(
+        self, linear: ExpertLinear, x: Tensor, spec: MoESpec, block_m: int, by_token: bool
+    ) -> PairAdapters | None:
+        """Launch the products with the adapters' A; return what the product itself adds."""
+        if self._lora is None:
+            return None
+        adapters = self._lora.of_experts(linear, spec.top_k)
+        shrink_pairs(adapters, x, self._buffers[spec].sorted, block_m, by_token)
+        return adapters
 
 
 def _choice_of(spec: MoESpec) -> Choice:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shmllm.models.experts import ExpertLinear
 from shmllm.models.fields import Fields
 from shmllm.models.layers import Linear
 from shmllm.models.lora import LoraWeights, make_lora
@@ -21,6 +22,7 @@ from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.transfers import Transfers
+from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters
 from shmllm_kernels.gpu.lora import UNIT_ROWS, LoraPlaces, StepUnits, add_adapters
 
 _ALIGNMENT = 128
@@ -64,10 +66,29 @@ class PlaceLayout:
             views.append(places[..., begin : begin + shape[0] * shape[1]].unflatten(-1, shape))
         return views[0], views[1]
 
+    def matrices_of_experts(
+        self, places: Tensor, first: int, num_experts: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the views of A [..., experts, ranks, in] and B [..., experts, out, ranks] of the
+        products from the first expert's on, in places [..., size]."""
+        begin, end = self._begins[2 * first], self._begins[2 * (first + num_experts)]
+        every = places[..., begin:end].unflatten(-1, (num_experts, -1))
+        views, each, ranks = [], self._products[first], self.ranks[first]
+        for index, shape in enumerate(((ranks, each.in_features), (each.out_features, ranks))):
+            own = self._begins[2 * first + index] - begin
+            views.append(every[..., own : own + shape[0] * shape[1]].unflatten(-1, shape))
+        return views[0], views[1]
+
     def scales(self, places: Tensor, product: int) -> Tensor:
         """Return the view of a product's factors [..., ranks] in places [..., num_ranks]."""
         first = self._first_ranks[product]
         return places[..., first : first + self.ranks[product]]
+
+    def scales_of_experts(self, places: Tensor, first: int, num_experts: int) -> Tensor:
+        """Return the view of the factors [..., experts, ranks] likewise."""
+        begin, end = self._first_ranks[first], self._first_ranks[first + num_experts]
+        scales: Tensor = places[..., begin:end].unflatten(-1, (num_experts, -1))
+        return scales
 
     def fill(self, weights: LoraWeights, place: Tensor, scales: Tensor, is_used: Tensor) -> None:
         """Write an adapter to a place that holds zeros.
@@ -126,6 +147,7 @@ class GpuLora:
         max_loras: the number of places.
         max_rank: the largest rank.
         max_tokens: the largest number of tokens in a step.
+        max_pairs: the largest number of pairs of a token and one of its experts.
         dtype: the dtype of weights and activations.
         device: the device.
     """
@@ -136,6 +158,7 @@ class GpuLora:
         max_loras: int,
         max_rank: int,
         max_tokens: int,
+        max_pairs: int,
         dtype: torch.dtype,
         device: Device,
     ) -> None:
@@ -148,9 +171,12 @@ class GpuLora:
             for size, kind in zip(sizes, (dtype, torch.float32, torch.int32), strict=True)
         )
         self._views = [self._view(product) for product in range(len(targets.products))]
+        self._expert_views: dict[int, ExpertPlaces] = {}  # by the first expert's product
         self._step = StepUnits.allocate(max_loras, max_tokens, where)
         most = max(self._layout.ranks, default=1)
-        self._shrunk = torch.zeros(max_tokens, most, dtype=dtype, device=where)
+        self._shrunk, self._shrunk_pairs = (
+            torch.zeros(rows, most, dtype=dtype, device=where) for rows in (max_tokens, max_pairs)
+        )
         self._transfers = Transfers(device)
         self._held = [-1] * max_loras  # the numbers of the adapters at the places
         self._order = list(range(max_loras))  # the places, the least recently used first
@@ -184,6 +210,25 @@ class GpuLora:
             shrunk = self._shrunk[:, : self._layout.ranks[product]]
             add_adapters(out, x, shrunk, self._views[product], self._step)
 
+    def of_experts(self, linear: ExpertLinear, top_k: int) -> PairAdapters:
+        """Return what the adapters add to a product of experts.
+
+        Args:
+            linear: the projections of the experts.
+            top_k: the number of experts of each token.
+        """
+        first = self._targets.index_of(linear)
+        assert first is not None, "a step computes the products of all experts"
+        if first not in self._expert_views:
+            self._expert_views[first] = self._view_experts(first, linear.weight.shape[0])
+        shrunk = self._shrunk_pairs[:, : self._layout.ranks[first]]
+        return PairAdapters(shrunk, self._expert_views[first], self._step, top_k)
+
+    def _view_experts(self, first: int, num_experts: int) -> ExpertPlaces:
+        a, b = self._layout.matrices_of_experts(self._places, first, num_experts)
+        scales = self._layout.scales_of_experts(self._scales, first, num_experts)
+        return ExpertPlaces(a, b, scales, self._is_used[:, first : first + num_experts])
+
     def send(self, adapters: Sequence[GpuAdapter | None], counts: LongArray) -> None:
         """Launch the copies of a step's adapters and of its rows, behind the steps before.
 
@@ -201,10 +246,10 @@ class GpuLora:
         order = np.argsort(of_tokens, kind="stable").astype(np.int32)
         order = order[np.count_nonzero(of_tokens < 0) :]
         units = _units(of_tokens[order])
-        sent = self._transfers.send(np.array([len(units)], np.int32), units, order)
-        for tensor, part in zip(
-            (self._step.num_units, self._step.units, self._step.order), sent, strict=True
-        ):
+        count, step = np.array([len(units)], np.int32), self._step
+        sent = self._transfers.send(count, units, order, of_tokens.astype(np.int32))
+        targets = step.num_units, step.units, step.order, step.places
+        for tensor, part in zip(targets, sent, strict=True):
             tensor[: len(part)].copy_(part)
 
     def _place(self, needed: Sequence[GpuAdapter]) -> dict[GpuAdapter, int]:

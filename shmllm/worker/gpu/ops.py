@@ -112,7 +112,7 @@ class GpuOps:
         self._buffers = buffers
         self.products = GpuProducts(buffers.attention.deterministic)
         self._latents = LatentAttentionOps(cache, inputs, buffers)
-        self._experts = ExpertOps(buffers.experts, self.products)
+        self._experts = ExpertOps(buffers.experts, self.products, lora)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)

@@ -136,11 +136,13 @@ def _make_lora(config: EngineConfig, loaded: LoadedModel, device: Device) -> Gpu
             "the weights"
         )
     assert isinstance(loaded.model, DecoderModel), "the options refuse adapters of others"
+    max_tokens = config.scheduler.max_num_batched_tokens
     return GpuLora(
         LoraTargets(loaded.model),
         lora.max_loras,
         lora.max_lora_rank,
-        config.scheduler.max_num_batched_tokens,
+        max_tokens,
+        max_tokens * max((each.top_k for each in loaded.config.mixtures), default=0),
         loaded.dtype,
         device,
     )

@@ -6,6 +6,7 @@ from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
+from conformance.expert_lora_kernels import ExpertLoraConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.lora_kernels import LoraConformance
 from conformance.mamba_kernels import MambaConformance
@@ -31,6 +32,10 @@ class TestDeltaNet(DeltaNetConformance):
 
 
 class TestExpertKernels(ExpertKernelsConformance):
+    pass
+
+
+class TestExpertLora(ExpertLoraConformance):
     pass
 
 

@@ -209,6 +209,28 @@ def test_a_cancelled_task_aborts_its_request(make_llm):
     run(main())
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_cancelled_call_leaves_the_others_alone(make_llm, has_begun):
+    llm, _ = make_llm()
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def main():
+        first = asyncio.create_task(llm._call(lambda: begun.set() or go_on.wait(LIMIT_S)))
+        await until(begun.is_set)
+        ran = []
+        second = asyncio.create_task(llm._call(lambda: ran.append(1)))
+        await asyncio.sleep(0)
+        cancelled = first if has_begun else second
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        go_on.set()
+        assert len(await collect(llm, [5], params(2, FINAL))) == 1
+        assert cancelled.cancelled()
+        assert ran == ([1] if has_begun else [])
+
+    run(main())
+
+
 def test_closing_the_generator_aborts_the_request(make_llm):
     llm, engine = make_llm()
     engine.steps_left = 1

@@ -138,7 +138,7 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
     assert {"_route", "_count_pairs", "_place_pairs", "_combine"} <= names
     assert {"_gate_and_up", "_up", "_down"} <= names
-    assert {"_shrink", "_expand"} <= names
+    assert {"_shrink", "_expand", "_shrink_pairs"} <= names
     check(found, 90)
 
 

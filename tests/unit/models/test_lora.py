@@ -55,7 +55,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "llama": ({}, ATTENTION | MLP),
     "qwen3": ({}, ATTENTION | MLP),
     "phi3": ({}, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}),
-    "qwen2_moe": (SHARED_EXPERT, ATTENTION | MLP),
+    "qwen2_moe": (SHARED_EXPERT, ATTENTION | MLP | {"shared_expert_gate"}),
     "qwen3_5": (
         DELTA_NET,
         ATTENTION | MLP | {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"},
@@ -167,7 +167,7 @@ def test_the_digest_says_whether_contents_are_equal(case: Case) -> None:
         ({"lora_bias": True}, "'lora_bias' is not supported"),
         ({"modules_to_save": ["lm_head"]}, "'modules_to_save' is not supported"),
         ({"layer_replication": [[0, 2]]}, "'layer_replication' is not supported"),
-        ({"target_parameters": ["x"]}, "'target_parameters' is not supported"),
+        ({"target_parameters": [1]}, "'target_parameters' must be a list of strings"),
         ({"alora_invocation_tokens": [1]}, "'alora_invocation_tokens' is not supported"),
         ({"init_lora_weights": "pissa"}, "'init_lora_weights' 'pissa' changes the base's weights"),
         ({"r": 0}, "'r' must be an integer of at least 1, not 0"),

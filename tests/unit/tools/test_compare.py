@@ -31,7 +31,7 @@ def test_a_peer_without_interpreter_or_package_is_left_out_with_the_reason(
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "without vllm: /no/python: No such file or directory"
     assert said[2].startswith("without llama_cpp: no --llama-cpp PYTHON; --help says how")
-    assert missing(Peer("no_such_package", sys.executable, {}), None) == (
+    assert missing(Peer("no_such_package", sys.executable, {}), Precision("float32")) == (
         f"{sys.executable} has no package no_such_package"
     )
 

@@ -6,7 +6,9 @@ import pytest
 from support.chat_models import FAMILIES, TIME, WEATHER, make_chat_model
 
 from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.replies import formats
 from shmllm.frontend.replies.formats import ReplyFormats
+from shmllm.frontend.replies.mistral import MistralArgsParser, MistralIdParser, MistralParser
 from shmllm.frontend.replies.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -26,6 +28,9 @@ EXPECTED = {
 # What the templates of more models contain, and their parsers.
 FRAGMENTS = {
     "'<tool_call>' + '<arg_key>' </think>": ("qwen3", None),
+    "ns_token ~ '<tool_call>' '<invoke name=\"'": (None, None),
+    "within <tool_call></tool_call>: <tool_calls>[{": (None, None),
+    "'<function=' + name '<|python_tag|>'": (None, None),
     "<|python_tag|>": (None, "llama3_json"),
     "'<\uff5ctool\u2581call\u2581begin\uff5c>' + name </think>": ("qwen3", "deepseek_v31"),
     "[THINK] [TOOL_CALLS]": ("mistral", "mistral"),
@@ -49,6 +54,35 @@ def parsers_of(names: tuple[str | None, str | None]) -> tuple[object, object]:
 def test_a_template_shows_its_parsers(template, names):
     found = reasoning_parser("auto", template), tool_parser("auto", template)
     assert found == parsers_of(names)
+
+
+@pytest.mark.parametrize("name", ["auto", "mistral"])
+def test_a_template_of_mistral_shows_how_a_forced_call_is_written(name):
+    found = [
+        tool_parser(name, f"[TOOL_CALLS]{marks}") for marks in ("", "[ARGS]", "[CALL_ID] [ARGS]")
+    ]
+    assert found == [MistralParser, MistralArgsParser, MistralIdParser]
+
+
+@pytest.mark.parametrize(
+    ("template", "option", "message"),
+    [
+        ("{{ messages }}", "auto", "does not read tools"),
+        ("{{ messages }}", "hermes", "does not read tools"),
+        ("{{ tools }}", "auto", "set the option tool_parser"),
+        ("{{ tools }}", "hermes", None),
+        ("{{ tools }}", "", None),
+        ("{{ tools }}<tool_call>", "auto", None),
+    ],
+)
+def test_tools_without_effect_are_one_warning(tokenizer, caplog, template, option, message):
+    formats._warn_of_tools.cache_clear()
+    for choice in (None, "auto"):
+        ReplyFormats(tokenizer, tools=option).of("", template, [TIME], choice)
+    ReplyFormats(tokenizer, tools=option).of("", template, None, None)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == (message is not None)
+    assert all(message in text for text in found)
 
 
 @pytest.fixture(scope="module")

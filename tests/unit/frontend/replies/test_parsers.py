@@ -246,3 +246,38 @@ def test_calls_have_ids_of_nine_letters_and_digits_and_openais_shape():
         "type": "function",
         "function": {"name": "weather", "arguments": OSLO},
     }
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("True", {"type": "boolean"}, True),
+        ("false", {"type": "boolean"}, False),
+        ("None", OPTIONAL, None),
+        ("null", {"type": ["string", "null"]}, None),
+        ("42", OPTIONAL, "42"),
+        ("42", {"oneOf": [{"type": "string"}, {"type": "number"}]}, 42),
+        ("1.5", {"type": ["number", "string"]}, 1.5),
+        ("[1", {"type": "array"}, "[1"),
+        ("None", {"type": "string"}, "None"),
+        ("None", {"enum": ["None", "Full"]}, "None"),
+        ("1", {"enum": ["1", "2"]}, "1"),
+        ("1", {"enum": ["a", 1]}, 1),
+        ("1", {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}, 1),
+        ("True", {}, True),
+        ('{"a": null}', None, {"a": None}),
+        ("Oslo", None, "Oslo"),
+    ],
+)
+def test_a_parameter_of_qwen3_coder_has_a_type_of_its_schema(text, schema, value):
+    properties = {} if schema is None else {"x": schema}
+    tool = {"function": {"name": "f", "parameters": {"properties": properties}}}
+    reply = Qwen3CoderParser([tool]).parse(
+        f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    )
+    [call] = reply.tool_calls
+    found = json.loads(call.function.arguments)["x"]
+    assert (found, type(found)) == (value, type(value))

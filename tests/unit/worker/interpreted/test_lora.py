@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.gpu_lora import LoraEngineConformance, adapted
+from conformance.gpu_lora import LoraEngineConformance, adapted, adapted_experts
 
-__all__ = ["adapted"]
+__all__ = ["adapted", "adapted_experts"]
 
 
 class TestLoraEngine(LoraEngineConformance):
