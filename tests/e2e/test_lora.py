@@ -170,6 +170,18 @@ def test_a_request_has_the_bits_that_it_has_alone(
     assert has_preempted == ("num_gpu_blocks_override" in options)
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "the base"])
+def test_drafts_leave_the_bits_of_adapters(drafter: str, adapted: Adapted, llm: LLM) -> None:
+    config: dict[str, Any] = {"method": "ngram", "prompt_lookup_min": 1}
+    if drafter == "the base":
+        config = {"model": str(adapted.directory)}
+    config |= {"adaptive": False, "num_speculative_tokens": 4}
+    with adapted.engine(speculative_config=config) as other:
+        assert ask(other, adapted, WHICH) == alone(llm, adapted, WHICH)
+        stats = other._client._core.scheduler.stats  # type: ignore[attr-defined]
+        assert stats.accepted_tokens > 0
+
+
 def test_requests_without_an_adapter_have_the_base_s_bits(adapted: Adapted, llm: LLM) -> None:
     bases = [index for index, lora in enumerate(adapted.mixed()) if lora is None]
     with adapted.engine(enable_lora=False) as plain:

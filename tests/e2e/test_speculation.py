@@ -43,6 +43,8 @@ GRAMMARS = [
     {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
 ]
 EVENTS = ("none", "none", "none", "sleep", "update", "forget")
+INTERRUPTIONS = ("none", "none", "pause", "sleep", "preempt", "update")
+"""What happens while requests run, to engines that draft alone: it changes no output either."""
 NAME = "model.layers.0.mlp.down_proj.weight"
 NUM_EXAMPLES = 12
 WALK = settings(
@@ -136,17 +138,40 @@ def walkers() -> Iterator[Walkers]:
         llm.close()
 
 
+def run(llm: LLM, texts: list[str], params: list[SamplingParams], interruption: str) -> list[Any]:
+    """Complete texts; the first one that is complete is when the interruption comes."""
+    found: list[Any] = []
+    for output in llm.stream(texts, [each.clone() for each in params], on_error="yield"):
+        found.append(output)
+        if len(found) == 1:
+            interrupt(llm, interruption)
+    return sorted(found, key=lambda output: output.prompt_index)
+
+
+def interrupt(llm: LLM, interruption: str) -> None:
+    if interruption == "pause":
+        llm.pause_generation("keep")
+        llm.resume_generation()
+    elif interruption == "sleep":
+        llm.sleep(level=1, mode="keep")
+        llm.wake_up()
+    elif interruption == "preempt":
+        assert llm.reset_prefix_cache(reset_running_requests=True)
+    elif interruption == "update":
+        llm.update_weights([(NAME, llm.collective_rpc("get_weight", args=(NAME,))[0])])
+
+
 def walk(
     walkers: Walkers,
     given_requests: list[tuple[str, dict[str, Any], dict[str, Any] | None]],
     kind: Kind | None,
     event: str,
+    interruption: str,
 ) -> None:
     walkers.happen(event)
     texts = [prompt for prompt, _, _ in given_requests]
     params = [make_params(fields, grammar) for _, fields, grammar in given_requests]
-    options: dict[str, Any] = {"on_error": "yield", "ordered": True}
-    expected = list(walkers.plain.stream(texts, [each.clone() for each in params], **options))
+    expected = run(walkers.plain, texts, params, "none")
     known = {
         (tuple(output.prompt_token_ids), each.seed + completion.index): list(completion.token_ids)
         for output, each in zip(expected, params, strict=True)
@@ -157,7 +182,7 @@ def walk(
         before = core.drafting._drafter
         if kind is not None:
             use_drafter(llm, KnowingDrafter(kind, core.info.vocab_size, known))
-        found = list(llm.stream(texts, [each.clone() for each in params], **options))
+        found = run(llm, texts, params, interruption)
         core.drafting._drafter = before
         for one, other, each in zip(expected, found, params, strict=True):
             assert said(other) == said(one), (name, each)
@@ -167,17 +192,27 @@ def walk(
 
 
 @settings(WALK, max_examples=NUM_EXAMPLES)
-@given(requests, st.sampled_from([None, *KINDS]), st.sampled_from(EVENTS))
+@given(
+    requests,
+    st.sampled_from([None, *KINDS]),
+    st.sampled_from(EVENTS),
+    st.sampled_from(INTERRUPTIONS),
+)
 def test_no_output_changes(
-    walkers: Walkers, requests: list[Any], kind: Kind | None, event: str
+    walkers: Walkers, requests: list[Any], kind: Kind | None, event: str, interruption: str
 ) -> None:
-    walk(walkers, requests, kind, event)
+    walk(walkers, requests, kind, event, interruption)
 
 
 @pytest.mark.stress
 @settings(WALK, max_examples=2000)
-@given(requests, st.sampled_from([None, *KINDS]), st.sampled_from(EVENTS))
+@given(
+    requests,
+    st.sampled_from([None, *KINDS]),
+    st.sampled_from(EVENTS),
+    st.sampled_from(INTERRUPTIONS),
+)
 def test_no_output_changes_in_ten_thousand_requests(
-    walkers: Walkers, requests: list[Any], kind: Kind | None, event: str
+    walkers: Walkers, requests: list[Any], kind: Kind | None, event: str, interruption: str
 ) -> None:
-    walk(walkers, requests, kind, event)
+    walk(walkers, requests, kind, event, interruption)
