@@ -214,9 +214,12 @@ class Scheduler:
         outputs = StepOutputs(plan.step)
         outputs.add_prompt_logprobs(plan, result)
         any_finished = self._apply_vectors(plan, result, outputs)
+        counts = [1] * len(plan.samples) if result.counts is None else result.counts
+        if sum(counts) != len(result.token_ids):
+            raise ValueError(f"{len(result.token_ids)} tokens for {counts} places")
         end = 0
-        for sample, index in enumerate(plan.samples):
-            begin, end = end, end + (1 if result.counts is None else result.counts[sample])
+        for sample, (index, count) in enumerate(zip(plan.samples, counts, strict=True)):
+            begin, end = end, end + count
             request = plan.requests[index]
             if request.status is RequestStatus.FINISHED:
                 continue
@@ -225,13 +228,13 @@ class Scheduler:
                 any_finished = True
                 continue
             if drafted := plan.drafts.get(index):
-                self._drafts.settle(request, len(drafted), end - begin - 1)
+                self._drafts.settle(request, len(drafted), count - 1)
             is_first = len(request.token_ids) == request.num_prompt_tokens
-            count, finish = request.extend(result.token_ids[begin:end])
+            num_taken, finish = request.extend(result.token_ids[begin:end])
             if finish:
                 finish = self._end(request, finish)
                 any_finished = True
-            token_ids = result.token_ids[begin : begin + count]
+            token_ids = result.token_ids[begin : begin + num_taken]
             outputs.add_row(request, finish, token_ids, is_first=is_first)
         if any_finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]

@@ -123,7 +123,9 @@ class EngineCore:
         self.scheduler = Scheduler(
             config.scheduler, self._kv_cache, max_loras, max_drafts=config.max_drafts
         )
-        self.drafting = make_drafting(config.speculative, self.scheduler, runner.keeps_state_of)
+        self.drafting = make_drafting(
+            config.speculative, self.scheduler, lambda row: self.runner.keeps_state_of(row)
+        )
         self.adapters = Adapters(config.lora, runner.read_lora, self.scheduler)
         self.pauses = Pauses()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.pauses, runner.memory)

@@ -198,7 +198,7 @@ class RequestState:
             Whether the caller must abort the request in the engine, because a stop string
             ended it here.
         """
-        if len(token_ids) == 1 or not self.request.params.stop:
+        if len(token_ids) <= 1 or not self.request.params.stop:
             return self._append(token_ids, finish, time_s)
         for place, token_id in enumerate(token_ids, 1):
             ends = self._append([token_id], finish if place == len(token_ids) else 0, time_s)

@@ -17,6 +17,7 @@ import torch
 
 import shmllm
 from shmllm.core.constraint import Constraint
+from shmllm.core.plan import Constrained
 from shmllm.errors import RequestError
 from shmllm.frontend.constraints.structured_outputs import grammar_of
 from shmllm.outputs.columns import FinishReason
@@ -174,7 +175,9 @@ def outputs_of_noise(
         running = [row for row in range(num) if not endings[row]]
         if not running:
             break
-        mask = masks.begin([(i, constraints[row]) for i, row in enumerate(running)])
+        mask = masks.begin(
+            [Constrained(i, i, constraints[row]) for i, row in enumerate(running)], {}
+        )
         logits = torch.stack([torch.randn(VOCAB_SIZE, generator=generators[r]) for r in running])
         logits += bias * step / 10
         mask(logits)
@@ -209,7 +212,7 @@ def test_every_choice_is_possible(compiler: GrammarCompiler) -> None:
 
 def mask_of(compiler: GrammarCompiler, constraint: Constraint) -> set[int]:
     logits = torch.zeros(1, VOCAB_SIZE)
-    GrammarMasks(compiler, 4).begin([(0, constraint)])(logits)
+    GrammarMasks(compiler, 4).begin([Constrained(0, 0, constraint)], {})(logits)
     assert set(logits.unique().tolist()) <= {0.0, -torch.inf}
     return set(torch.nonzero(logits[0] == 0).flatten().tolist())
 
@@ -315,7 +318,8 @@ def test_rows_without_a_constraint_keep_their_logits(compiler: GrammarCompiler) 
     logits = torch.randn(5, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
     masks = GrammarMasks(compiler, 8)
-    masks.begin([(1, begin(compiler, regex="a")), (3, begin(compiler, regex="b"))])(logits)
+    first, second = begin(compiler, regex="a"), begin(compiler, regex="b")
+    masks.begin([Constrained(1, 1, first), Constrained(3, 3, second)], {})(logits)
     assert torch.equal(logits[[0, 2, 4]], before[[0, 2, 4]])
     for row, text in ((1, "a"), (3, "b")):
         kept = torch.isfinite(logits[row])
@@ -324,7 +328,7 @@ def test_rows_without_a_constraint_keep_their_logits(compiler: GrammarCompiler) 
 
 
 def test_without_constraints_there_is_no_mask(compiler: GrammarCompiler) -> None:
-    assert GrammarMasks(compiler, 8).begin([]) is None
+    assert GrammarMasks(compiler, 8).begin([], {}) is None
 
 
 def test_requests_with_the_same_grammar_have_separate_states(compiler: GrammarCompiler) -> None:
@@ -399,7 +403,7 @@ def test_the_models_vocabulary_may_differ_from_the_tokenizers(
     vocab_size = TOKENIZER_SIZE - 90 if size == "smaller" else TOKENIZER_SIZE + 90
     logits = torch.zeros(1, vocab_size)
     constraint = begin(compiler, regex=r"(?s:.)*")
-    GrammarMasks(compiler, 1).begin([(0, constraint)])(logits)
+    GrammarMasks(compiler, 1).begin([Constrained(0, 0, constraint)], {})(logits)
     allowed = np.flatnonzero(logits[0].numpy() == 0)
     assert allowed.max() == min(vocab_size, TOKENIZER_SIZE) - 1
     assert len(allowed) > 3000

@@ -169,7 +169,7 @@ def test_a_new_request_in_a_row_does_not_ask_for_logprobs():
 def test_a_selection_of_tokens_has_their_scores_only():
     logits, tokens = logits_of(4), torch.arange(4)
     scored = score_tokens(logits, tokens, [2, 0, 3, 1], True)
-    columns = scored.columns([0, 2], [5, 8])
+    columns = scored.columns([range(1), range(2, 3)], [5, 8])
     whole = split(scored)
     assert (columns.rows, columns.ks) == ([5, 8], [2, 3])
     assert columns.logprobs.tolist() == [whole[0][0], whole[2][0]]
