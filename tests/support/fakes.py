@@ -294,6 +294,9 @@ class FakeRunner:
     def check_params(self, params: SamplingParams) -> None:
         """There are no custom logits processors."""
 
+    def keeps_state_of(self, row: int) -> bool:
+        return False
+
     def read_lora(self, directory: str) -> FakeAdapter:
         """An adapter whose contents are the text of a file."""
         self.num_adapters_read += 1
