@@ -402,10 +402,15 @@ class EngineConfig(Section):
             )
 
     @property
+    def max_drafting(self) -> int:
+        """The largest number of requests for which tokens are drafted in a step."""
+        return min(self.scheduler.max_num_seqs, MOST_DRAFTING) * (self.speculative.most_drafted > 0)
+
+    @property
     def max_drafts(self) -> int:
         """The largest number of drafted tokens in a step."""
-        rows = min(self.scheduler.max_num_seqs, MOST_DRAFTING)
-        return min(rows * self.speculative.most_drafted, self.scheduler.max_num_batched_tokens - 1)
+        most = self.max_drafting * self.speculative.most_drafted
+        return min(most, self.scheduler.max_num_batched_tokens - 1)
 
     @property
     def max_samples(self) -> int:

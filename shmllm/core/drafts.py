@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
+from shmllm.core.saved_states import SavedStates
 from shmllm.core.scheduler_stats import SchedulerStats
 
 PRIOR_WEIGHT = 2.0
@@ -50,11 +52,13 @@ class Drafts:
     """
     Args:
         most_in_step: the largest number of drafted tokens in a step.
+        kv_cache: has the blocks of states, if there are any.
         stats: counts drafts and accepted tokens.
     """
 
-    def __init__(self, most_in_step: int, stats: SchedulerStats) -> None:
+    def __init__(self, most_in_step: int, kv_cache: KVCacheManager, stats: SchedulerStats) -> None:
         self._most_in_step = most_in_step
+        self._states = SavedStates(kv_cache) if most_in_step and kv_cache.has_states else None
         self._stats = stats
 
     def usable(self, request: Request, plan: StepPlan, room: int) -> Sequence[int]:
@@ -67,14 +71,31 @@ class Drafts:
         """
         if not request.draft_ids:
             return ()
+        if self._states is not None and not self._states.reserve(request):
+            return ()
         most = min(room, request.num_tokens_left - 1, self._most_in_step - plan.num_drafts)
         return request.draft_ids[: max(most, 0)]
+
+    def plan(self, request: Request, plan: StepPlan, has_drafts: bool) -> None:
+        """Plan what a step of a running request needs before it computes tokens from the request's
+        `num_computed_tokens` on."""
+        if self._states is not None:
+            self._states.plan(request, plan, has_drafts)
+
+    def release(self, request: Request) -> None:
+        """Forget a request that leaves its row."""
+        request.draft_ids = ()
+        if self._states is not None:
+            self._states.release(request)
 
     def settle(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Take note of how many drafted tokens were right. Those that were not do not count as
         computed any more."""
         request.draft_ids = ()
-        request.num_computed_tokens -= num_drafted - num_accepted
+        if num_accepted < num_drafted:
+            request.num_computed_tokens -= num_drafted - num_accepted
+            if self._states is not None:
+                self._states.go_back(request)
         if request.acceptance is not None:
             request.acceptance.add(num_drafted, num_accepted)
         self._stats.add_draft(num_drafted, num_accepted)

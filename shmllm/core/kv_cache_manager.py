@@ -242,6 +242,29 @@ class KVCacheManager:
             else:
                 self.states.release([block])
 
+    @property
+    def has_states(self) -> bool:
+        """Whether layers have recurrent states."""
+        return any(self._has_states)
+
+    def state_blocks(self, request: Request) -> list[KVBlock]:
+        """The blocks, of each group of states, with the state after the request's first
+        `num_computed_tokens` tokens, which are at least one."""
+        last = request.num_computed_tokens - 1
+        return [
+            table.blocks[last // size]
+            for table, size, has_states in zip(
+                request.block_tables, self._sizes, self._has_states, strict=True
+            )
+            if has_states
+        ]
+
+    def spare_states(self) -> list[KVBlock]:
+        """Allocate a block for each group of states, outside of any table; [] if hardly any is
+        free."""
+        count = sum(self._has_states)
+        return self.states.allocate(count) if self.states.num_free > count else []
+
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache. Running requests keep their blocks."""
         self.prefix_cache.clear()

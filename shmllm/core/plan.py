@@ -147,6 +147,7 @@ class StepPlan:
         drafts: for a request of `samples`, by its index in the columns, the drafted tokens behind
             its last known one. The step computes and samples at each of them; `counts` includes
             them. A runner that drafts itself replaces them, as many by as many.
+        state_copies: (from, to) blocks of states, which are copied before the step.
         left_rows: the rows whose requests ended or were preempted since the previous step.
         new_requests: the requests that enter a row.
         block_appends: the blocks that running requests received.
@@ -166,6 +167,7 @@ class StepPlan:
     num_sampled: int = 0
     constraints: list[Constrained] = field(default_factory=list)
     drafts: dict[int, Sequence[int]] = field(default_factory=dict)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
     left_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)

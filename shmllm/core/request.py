@@ -66,6 +66,7 @@ class Request:
         adapter: the runner's form of its adapter, from its admission on; None: it has none.
         draft_ids: tokens that may follow the known ones; the next step may compute them, too.
         drafting: what a drafter remembers of the request.
+        saved_state: the copy of its recurrent state; None: it has none.
         acceptance: takes note of how many of its drafted tokens were right; None: nobody asks.
     """
 
@@ -98,6 +99,7 @@ class Request:
         "priority",
         "queued_ns",
         "row",
+        "saved_state",
         "scheduled_ns",
         "seed",
         "status",
@@ -137,6 +139,7 @@ class Request:
         self.draft_ids: Sequence[int] = ()
         self.drafting: Any = None
         self.acceptance: Any = None
+        self.saved_state: Any = None
         self.priority = submitted.priority
         self.arrival = 0
         self.bad_words = submitted.bad_words

@@ -85,7 +85,7 @@ class Scheduler:
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
         self.stats = SchedulerStats()
-        self._drafts = Drafts(max_drafts, self.stats)
+        self._drafts = Drafts(max_drafts, kv_cache, self.stats)
 
     def share_rows(self, is_shared: bool) -> None:
         """Reserve a part of the rows for front ends that hold none, if there are several.
@@ -344,6 +344,7 @@ class Scheduler:
             if appended is None:
                 break
             plan.append_blocks(request, appended)
+            self._drafts.plan(request, plan, bool(drafts))
             self._plan_tokens(plan, request, count + len(drafts), drafts)
         return preempted
 
@@ -401,7 +402,6 @@ class Scheduler:
         self._release(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
-        request.draft_ids = ()
         request.num_preemptions += 1
         self.stats.preemptions += 1
         self._waiting.add_preempted(request)
@@ -433,6 +433,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._end_steady()
+        self._drafts.release(request)
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
         self._free_rows.append(request.row)

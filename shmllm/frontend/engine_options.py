@@ -87,10 +87,13 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     if front_end.tokenizer is not None:
         found = resolve_model(front_end.tokenizer, revision=front_end.revision)
         sections["load"]["tokenizer_directory"] = str(found.absolute())
+    speculative = read_speculative_config(front_end.speculative_config)
+    sections["load"]["further_layers"] = int(speculative.method == "mtp")
     made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in sections.items()}
-    made["speculative"] = read_speculative_config(front_end.speculative_config)
     check_stored_method(str(front_end.model), directory, made["load"].quantization)
-    return front_end, EngineConfig(**made, **_fields_of(EngineConfig, values))
+    return front_end, EngineConfig(
+        **made, speculative=speculative, **_fields_of(EngineConfig, values)
+    )
 
 
 def _fields_of(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:

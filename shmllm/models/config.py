@@ -197,13 +197,15 @@ class ModelConfig:
         """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
         return tuple(
             layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else None
-            for layer in self.layers
+            for layer in self.loaded_layers
         )
 
     @property
     def layer_state_bytes(self) -> tuple[int, ...]:
         """The size of a request's state in each layer; 0 for those without one."""
-        return tuple(0 if layer.mixer is None else layer.mixer.state_bytes for layer in self.layers)
+        return tuple(
+            0 if layer.mixer is None else layer.mixer.state_bytes for layer in self.loaded_layers
+        )
 
     @property
     def layer_kv(self) -> tuple[KVHeads | None, ...]:
@@ -211,7 +213,7 @@ class ModelConfig:
         attention or reads what another layer stored."""
         return tuple(
             None if layer.mixer is None or index in self.kv_sources else layer.mixer.kv
-            for index, layer in enumerate(self.layers)
+            for index, layer in enumerate(self.loaded_layers)
         )
 
     @property
@@ -219,7 +221,7 @@ class ModelConfig:
         """For each layer that reads the keys and values of another one, that layer."""
         return {
             index: layer.mixer.source
-            for index, layer in enumerate(self.layers)
+            for index, layer in enumerate(self.loaded_layers)
             if isinstance(layer.mixer, AttentionSpec) and layer.mixer.source is not None
         }
 
@@ -287,8 +289,9 @@ class ModelConfig:
         """
         if count > len(self.further_layers):
             raise EngineStartError(
-                f"further_layers={count} is not possible: a checkpoint of {self.architecture} with "
-                f"these fields has {len(self.further_layers)}"
+                f"{count} layers that predict further tokens (method mtp) are not possible: a "
+                f"checkpoint of {self.architecture} with these fields has "
+                f"{len(self.further_layers)}"
             )
         return replace(self, num_further=count)
 

@@ -36,19 +36,16 @@ class Contents(Enum):
     LOST = auto()
 
 
-class Arena(Protocol):
-    """Memory for tensors.
+class Releasable(Protocol):
+    """Memory for tensors that can be given back for a while."""
 
-    Attributes:
-        num_bytes: the size of all tensors that `allocate` can return, in total.
-        contents: the state of what it holds.
-    """
+    @property
+    def num_bytes(self) -> int:
+        """The size of all tensors in it."""
 
-    num_bytes: int
-    contents: Contents
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a zeroed tensor of `shape` at the next free address."""
+    @property
+    def contents(self) -> Contents:
+        """The state of what it holds."""
 
     def release(self, keep: bool = False) -> None:
         """Give the memory back. The tensors may not be used until `restore`."""
@@ -63,6 +60,13 @@ class Arena(Protocol):
     @property
     def resident_bytes(self) -> int:
         """The memory that it takes now, in bytes."""
+
+
+class Arena(Releasable, Protocol):
+    """Memory for tensors, which are allocated one after the other."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a zeroed tensor of `shape` at the next free address."""
 
 
 def padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

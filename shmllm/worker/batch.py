@@ -203,7 +203,7 @@ class InputBatch:
         if plan.is_repeat and self._inputs is not None:
             self._advance(self._inputs)
         else:
-            self._inputs = self._gather(plan)
+            self._inputs = self.gather(plan)
         return self._inputs
 
     def _advance(self, inputs: StepInputs) -> None:
@@ -222,7 +222,8 @@ class InputBatch:
         blocks = self.block_tables[:, rows, positions // self.block_size].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
 
-    def _gather(self, plan: StepPlan) -> StepInputs:
+    def gather(self, plan: StepPlan) -> StepInputs:
+        """Return the inputs of a step that another model computes of these requests."""
         rows = np.array(plan.rows, np.int64)
         starts = np.array(plan.starts, np.int64)
         is_decode = plan.num_tokens == len(rows)

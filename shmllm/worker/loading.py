@@ -47,6 +47,7 @@ class LoadedModel:
         max_model_len: the configured length, in tokens; the KV cache may hold fewer.
         quantization: the format of most of the matrices; empty: floating numbers.
         packed: the kinds of the matrices that the checkpoint has packed and that stay so.
+        load: the options that it was loaded with.
     """
 
     model: Model
@@ -56,7 +57,7 @@ class LoadedModel:
     max_model_len: int
     quantization: str
     packed: frozenset[str]
-    _load: LoadConfig
+    load: LoadConfig
     _fill: Fill
 
     @property
@@ -75,12 +76,12 @@ class LoadedModel:
                 because some were written already.
         """
         self.model.check_awake()
-        is_random = directory is None and self._load.load_format == "dummy"
-        self._fill(None if is_random else Path(directory or self._load.directory), None)
+        is_random = directory is None and self.load.load_format == "dummy"
+        self._fill(None if is_random else Path(directory or self.load.directory), None)
         self.model.weights_changed(self.model.named_weights())
         if is_random:
-            return f"random weights of seed {self._load.seed} (load_format dummy)"
-        return f"the weights in {directory or self._load.directory}"
+            return f"random weights of seed {self.load.seed} (load_format dummy)"
+        return f"the weights in {directory or self.load.directory}"
 
 
 def load_model(

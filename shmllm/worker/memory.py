@@ -118,7 +118,8 @@ class CacheShape:
         buffer_bytes: the size of a block in one buffer: the keys and values of the layer that has
             most, or of several others.
         max_step_tokens: the most tokens of one request that a step computes.
-        max_num_seqs: the most requests that run at once.
+        max_states: the most blocks of states that running requests have use for at a time, if
+            each one's tokens fit into one.
         state_bytes: the state of a request in one layer that has one.
     """
 
@@ -126,31 +127,40 @@ class CacheShape:
     block_size: int
     buffer_bytes: int
     max_step_tokens: int
-    max_num_seqs: int = 1
+    max_states: int = 2
     state_bytes: int = 0
 
     @classmethod
     def of(
-        cls, config: EngineConfig, model: ModelConfig, bytes_of: Callable[[KVHeads], int]
+        cls,
+        config: EngineConfig,
+        model: ModelConfig,
+        bytes_of: Callable[[KVHeads], int],
+        draft: ModelConfig | None = None,
     ) -> Self:
         """
         Args:
             config: the engine's configuration.
             model: the model's.
             bytes_of: returns the size of a block's keys and values in a layer.
+            draft: that of a model that drafts, whose layers lie behind the model's, and keep all.
         """
         cache, scheduler = config.cache, config.scheduler
         interval = cache.mamba_block_size if cache.enable_prefix_caching else LONGEST_INTERVAL
         rules = layer_rules(
             model, cache.disable_hybrid_kv_cache_manager, interval, cache.block_size
         )
-        layer_bytes = [0 if heads is None else bytes_of(heads) for heads in model.layer_kv]
+        stored = [*model.layer_kv]
+        if draft is not None:
+            rules += layer_rules(draft, True, interval, cache.block_size)
+            stored += draft.layer_kv
+        layer_bytes = [0 if heads is None else bytes_of(heads) for heads in stored]
         return cls(
             group_layers(rules, layer_bytes),
             cache.block_size,
             max(layer_bytes),
             scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens,
-            scheduler.max_num_seqs,
+            2 * scheduler.max_num_seqs + config.max_drafting,
             -(-max(model.layer_state_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES,
         )
 
@@ -212,16 +222,16 @@ class CacheShape:
         """Return the number of blocks of states, with the padding block, in a cache of `num_blocks`
         blocks.
 
-        Beside keys and values there are two for each request that may run and one for each interval
-        of the tokens that fit, but no more than the memory of the keys and values holds; and always
-        as many as the longest request needs.
+        Beside keys and values there are two for each request that may run, one for each for which
+        tokens may be drafted, and one for each interval of the tokens that fit, but no more than
+        the memory of the keys and values holds; and always as many as the longest request needs.
         """
         if self.states is None:
             return 1
         if not self.num_buffers:
             return num_blocks
         num_tokens = num_blocks * self.block_size
-        wanted = 2 * self.max_num_seqs + num_tokens // self.states[1]
+        wanted = self.max_states + num_tokens // self.states[1]
         most = num_blocks * self.bytes_per_block // self.bytes_per_state
         return 1 + max(min(wanted, most), self.states_held(num_tokens))
 

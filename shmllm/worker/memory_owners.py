@@ -14,7 +14,7 @@ from torch import Tensor
 from shmllm.errors import RequestError
 from shmllm.models.model import Model
 from shmllm.outputs.sleep_report import MIB, OwnedBytes, SleepState
-from shmllm.worker.arena import Arena, Contents
+from shmllm.worker.arena import Arena, Contents, Releasable
 from shmllm.worker.memory import MemoryPool
 
 
@@ -40,6 +40,7 @@ class MemoryOwners:
         buffers: arenas of buffers that only a step uses, and whose addresses must not change:
             they are released and restored with the KV cache.
         graph_bytes: the memory of captured CUDA graphs, which is never given back.
+        further: the arenas of weights that are not the model's, and restore their contents.
     """
 
     def __init__(
@@ -51,9 +52,13 @@ class MemoryOwners:
         pool: MemoryPool,
         buffers: Sequence[Arena] = (),
         graph_bytes: int = 0,
+        further: Sequence[Releasable] = (),
     ) -> None:
         self._model = model
-        self._arenas = {SleepState.WEIGHTS: [weights], SleepState.KV_CACHE: [kv_cache, *buffers]}
+        self._arenas: dict[SleepState, list[Releasable]] = {
+            SleepState.WEIGHTS: [weights, *further],
+            SleepState.KV_CACHE: [kv_cache, *buffers],
+        }
         self._workspaces = workspaces
         self._pool = pool
         self._graph_bytes = graph_bytes
@@ -97,7 +102,7 @@ class MemoryOwners:
         """
         asleep = [each for each in self._arenas[part] if each.contents is not Contents.PRESENT]
         self._check_free_memory(part, asleep)
-        restored: list[Arena] = []
+        restored: list[Releasable] = []
         try:
             for arena in asleep:
                 arena.restore()
@@ -117,16 +122,14 @@ class MemoryOwners:
 
     def measure(self) -> OwnedBytes:
         """Return the bytes that each owner takes now."""
-        weights, (cache, *buffers) = (
-            self._arenas[SleepState.WEIGHTS][0],
-            self._arenas[SleepState.KV_CACHE],
-        )
+        cache, *buffers = self._arenas[SleepState.KV_CACHE]
+        weight_bytes = sum(arena.resident_bytes for arena in self._arenas[SleepState.WEIGHTS])
         workspaces = sum(arena.resident_bytes for arena in buffers)
         workspaces += sum(workspace.workspace_bytes for workspace in self._workspaces)
-        held = weights.resident_bytes, cache.resident_bytes, self._graph_bytes, workspaces
+        held = weight_bytes, cache.resident_bytes, self._graph_bytes, workspaces
         return OwnedBytes(*held, rest=max(self._pool.used_bytes() - sum(held), 0))
 
-    def _check_free_memory(self, part: SleepState, asleep: Sequence[Arena]) -> None:
+    def _check_free_memory(self, part: SleepState, asleep: Sequence[Releasable]) -> None:
         """Raise RequestError if too little memory is free to restore these arenas. In a lazy pool
         only lost weights count: they are written at once, and the KV cache as requests use it."""
         if self._pool.is_lazy:

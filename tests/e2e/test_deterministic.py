@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.cache_shapes import cache_shape
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
+from support.drafters import DRAFTING, KINDS, Kind, KnowingDrafter, use_drafter
 from support.reference_models import LATENTS, MAMBAS, QUICK, VARIANTS, make_model
 from support.variants import slow
 
@@ -100,6 +101,22 @@ def test_preemption(
     # Mamba's states may leave room for one request only; test_greedy preempts those.
     if request.node.callspec.params["start"][1] not in MAMBAS:
         assert preemptions > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts(start: Any, alone: list[Any], requests: list[Any], kind: Kind) -> None:
+    known = {
+        (tuple(prompt["prompt_token_ids"]), params.seed): said[0]
+        for (prompt, params), said in zip(requests, alone, strict=True)
+    }
+    with start(**DRAFTING, max_num_batched_tokens=100) as llm:
+        use_drafter(llm, KnowingDrafter(kind, 4096, known))
+        assert ask(llm, requests) == alone
+        assert ask_shuffled(llm, requests, seed=7) == alone
+        stats = llm._client._core.scheduler.stats
+    share = stats.accepted_tokens / stats.draft_tokens
+    low, high = {"right": (1, 1), "wrong": (0, 0), "mixed": (0.1, 0.9), "random": (0, 0.1)}[kind]
+    assert low <= share <= high
 
 
 @pytest.mark.parametrize("pooling_type", ["LAST", "MEAN"])

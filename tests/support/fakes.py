@@ -264,21 +264,21 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         self._update(plan)
+        for source, target in plan.state_copies:
+            self._slots[-target] = self._slots[-source]
         self._states = {slot: state for slot, state in self._slots.items() if slot < 0}
-        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
-            self._write(row, start, count)
-        token_ids = [self._sample(plan, index) for index in plan.samples]
-        asking = [row for row in (plan.rows[index] for index in plan.samples) if row in self._asks]
-        chosen = [
-            token
-            for token, index in zip(token_ids, plan.samples, strict=True)
-            if plan.rows[index] in self._asks
-        ]
+        for index, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
+            self._write(row, start, plan.counts[index] - len(plan.drafts.get(index, ())))
+        sampled = [(plan.rows[index], self._sample(plan, index)) for index in plan.samples]
+        token_ids = [token for _, tokens in sampled for token in tokens]
+        chosen = [token for row, tokens in sampled if row in self._asks for token in tokens]
+        asked = [self._asks[row] for row, tokens in sampled if row in self._asks for _ in tokens]
         return StepResult(
             token_ids,
-            fake_logprobs(chosen, [self._asks[row] for row in asking]) if asking else None,
+            fake_logprobs(chosen, asked) if asked else None,
             [self._score_prompt(plan, scores) for scores in plan.prompt_scores],
             self._pool(plan),
+            counts=[len(tokens) for _, tokens in sampled] if plan.drafts else None,
         )
 
     def _score_prompt(self, plan: StepPlan, scores: PromptScores) -> TokenLogprobs:
@@ -347,23 +347,34 @@ class FakeRunner:
         assert 0 < block_id <= (self.info.num_blocks if interval is None else self.info.num_states)
         return -block_id if interval else block_id * size + position % size
 
-    def _write(self, row: int, start: int, count: int) -> None:
+    def _write(self, row: int, start: int, count: int, is_later: bool = False) -> None:
         for group, of_group in enumerate(self.kv_groups):
             for position in range(start, start + count):
                 before = 0
                 if _reads_last(of_group, position):
                     slot = self._slot(row, group, position - 1)
-                    is_state = of_group.rule.interval is not None and position == start
+                    is_first = position == start and not is_later
+                    is_state = of_group.rule.interval is not None and is_first
                     before = (self._states if is_state else self._slots)[slot]
                 token_id = self._tokens[row][position]
                 self._slots[self._slot(row, group, position)] = _written(before, token_id)
 
-    def _sample(self, plan: StepPlan, index: int) -> int:
-        row, length = plan.rows[index], plan.starts[index] + plan.counts[index]
-        token_id = _read(self.context(row, length), self.info.vocab_size)
-        assert len(self._tokens[row]) == length, "a sample before the last known token"
-        self._tokens[row].append(token_id)
-        return token_id
+    def _sample(self, plan: StepPlan, index: int) -> list[int]:
+        """The tokens behind the last known one, up to the first that was not drafted. All drafts
+        are written, as a device does."""
+        row, drafts = plan.rows[index], plan.drafts.get(index, ())
+        tokens = self._tokens[row]
+        length = plan.starts[index] + plan.counts[index] - len(drafts)
+        assert len(tokens) == length, "a sample before the last known token"
+        sampled = [_read(self.context(row, length), self.info.vocab_size)]
+        for draft in drafts:
+            tokens.append(draft)
+            self._write(row, len(tokens) - 1, 1, is_later=True)
+            sampled.append(_read(self.context(row, len(tokens)), self.info.vocab_size))
+        pairs = zip(drafts, sampled, strict=False)
+        count = 1 + next((i for i, (a, b) in enumerate(pairs) if a != b), len(drafts))
+        tokens[length:] = sampled[:count]
+        return sampled[:count]
 
 
 class FakeEngineClient:

@@ -62,7 +62,8 @@ class Drafting:
     def _is_draftable(self, request: Request) -> bool:
         return (
             request.pooling is None
-            and request.num_uncomputed_tokens == 1
+            and request.embeds is None
+            and request.num_uncomputed_tokens <= 1 + self._most
             and request.num_output_tokens > 0
             and request.num_tokens_left > 1
             and not self._keeps_state_of(request.row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -94,19 +95,36 @@ class CpuKVCache:
         self.stored = stored
         self.num_groups = len(shape.groups)
         size = (num_blocks, shape.buffer_bytes)
-        buffers = [arena.allocate(size, torch.uint8) for _ in range(shape.num_buffers)]
-        self.layers: dict[int, LayerCache] = {}
-        for layer, (group, buffer, part) in shape.places.items():
-            heads = model.layer_kv[layer]
-            assert heads is not None, "it has a place"
-            layout = layout_of(heads, shape.block_size, stored)
-            begin = part * layout.block_bytes
-            blocks = buffers[buffer][:, begin : begin + layout.block_bytes]
-            self.layers[layer] = LayerCache(group, blocks, layout)
-        for layer, source in model.kv_sources.items():
-            self.layers[layer] = self.layers[source]
+        self._shape = shape
+        self._buffers = [arena.allocate(size, torch.uint8) for _ in range(shape.num_buffers)]
+        self.layers = self._layers_of(model, 0)
         self.states: dict[int, Tensor] = {
             layer: arena.allocate((num_states, shape.state_bytes), torch.uint8)
             for layer in shape.state_layers
         }
         self.state_group, self.interval = shape.states or (0, 0)
+
+    def of_draft(self, model: ModelConfig, first: int) -> CpuKVCache:
+        """Return the cache as another model sees it, whose layers are those from index `first` on
+        in the groups."""
+        view = copy(self)
+        view.layers = self._layers_of(model, first)
+        return view
+
+    def _layers_of(self, model: ModelConfig, first: int) -> dict[int, LayerCache]:
+        shape, layers, places = self._shape, {}, self._shape.places
+        for layer, heads in enumerate(model.layer_kv):
+            if heads is not None:
+                group, buffer, part = places[first + layer]
+                layout = layout_of(heads, shape.block_size, self.stored)
+                begin = part * layout.block_bytes
+                blocks = self._buffers[buffer][:, begin : begin + layout.block_bytes]
+                layers[layer] = LayerCache(group, blocks, layout)
+        for layer, source in model.kv_sources.items():
+            layers[layer] = layers[source]
+        return layers
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy a block of states to another."""
+        for states in self.states.values():
+            states[target] = states[source]

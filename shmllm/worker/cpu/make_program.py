@@ -116,8 +116,8 @@ def make_program(
     """
     model, max_tokens = loaded.model, config.scheduler.max_num_batched_tokens
     if isinstance(model, DecoderModel):
-        activations = activation_dtype(config.load, loaded.dtype_name, loaded.packed)
-        in_tiles = uses_tiles(config.load, activations)
+        activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
+        in_tiles = uses_tiles(loaded.load, activations)
         return program.CpuProgram(
             model, cache, batch, max_tokens, num_threads, activations, in_tiles, lora
         )

@@ -23,16 +23,20 @@ from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
+from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.make_program import check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
+from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.cpu.sampler import CpuSampler
+from shmllm.worker.draft_loading import ReloadedArena, load_draft
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory import CacheShape
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.scoring import score_in_pieces
+from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
 
 NOT_DETERMINISTIC = (
@@ -117,8 +121,12 @@ class CpuRunner(LoadedRunner):
         block_size = config.cache.block_size
         wanted = config.load.kv_cache_dtype
         stored = loaded.dtype_name if wanted == "auto" else wanted
+        draft = load_draft(config, loaded, memory, auto_dtype, check_model)
         shape = CacheShape.of(
-            config, loaded.config, lambda heads: layout_of(heads, block_size, stored).block_bytes
+            config,
+            loaded.config,
+            lambda heads: layout_of(heads, block_size, stored).block_bytes,
+            None if draft is None else draft.config,
         )
         self.kv_groups = shape.groups
         size = memory.size_cache(config.cache, shape, loaded.max_model_len)
@@ -134,14 +142,34 @@ class CpuRunner(LoadedRunner):
             len(shape.groups),
             max_drafts=config.max_drafts,
         )
-        cache = CpuKVCache(loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states)
+        self._cache = cache = CpuKVCache(
+            loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states
+        )
         self._adapters = self._lora = make_lora(config, loaded)
         self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
+        self._drafter: StepDrafter | None = None
+        if config.load.further_layers:
+            self._drafter = make_multi_token_prediction(
+                config, loaded, self._program, cache, self._batch, self._sampler, num_threads
+            )
+        if draft is not None:
+            self._drafter = make_draft_model(
+                config,
+                draft,
+                cache,
+                len(loaded.config.layer_kv),
+                self._batch,
+                self._sampler,
+                num_threads,
+            )
         self.overlaps = bool(config.scheduler.async_scheduling) and not config.max_drafts
         self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
         workspaces = (self._program.buffers, self.pooler, self.masks)
-        self.memory = MemoryOwners(self.model, loaded.weights, kv_cache, workspaces, memory)
+        further = [] if draft is None else [ReloadedArena(draft)]
+        self.memory = MemoryOwners(
+            self.model, loaded.weights, kv_cache, workspaces, memory, further=further
+        )
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         self.info = make_info(
             config,
@@ -183,6 +211,8 @@ class CpuRunner(LoadedRunner):
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
         self._batch.update(plan)
+        if self._drafter is not None:
+            self._drafter.draft(plan)
         if self.processors is not None:
             self.processors.update(plan)
         inputs = self._batch.inputs(plan)
@@ -190,6 +220,8 @@ class CpuRunner(LoadedRunner):
         program_inputs.fill(inputs)
         if self._lora is not None and not plan.is_repeat:
             self._lora.fill([request.adapter for request in plan.requests], inputs.counts)
+        for source, target in plan.state_copies:
+            self._cache.copy_state(source, target)
         masks = self.masks.begin(plan.constraints, plan.drafts)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(
@@ -199,13 +231,14 @@ class CpuRunner(LoadedRunner):
         hidden, logits = self._program.run(inputs)
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
-        if not plan.samples:
-            computing_ns = prepared_ns, time.perf_counter_ns()
-            return StepResult([], None, prompt_logprobs, vectors, computing_ns)
         computing_ns = prepared_ns, time.perf_counter_ns()
+        if not plan.samples:
+            self._follow(plan, inputs, hidden, None)
+            return StepResult([], None, prompt_logprobs, vectors, computing_ns)
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         accepted = accept(plan, sampled)
+        self._follow(plan, inputs, hidden, accepted.counts)
         return StepResult(
             accepted.token_ids,
             accepted.logprobs,
@@ -215,6 +248,12 @@ class CpuRunner(LoadedRunner):
             failures=accepted.failures,
             counts=accepted.counts,
         )
+
+    def _follow(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, counts: list[int] | None
+    ) -> None:
+        if self._drafter is not None:
+            self._drafter.follow(plan, inputs, hidden, counts)
 
     def _score_prompt(
         self, hidden: torch.Tensor, inputs: StepInputs, scores: PromptScores

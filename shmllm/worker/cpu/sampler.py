@@ -88,19 +88,43 @@ class CpuSampler:
                     state.rewind()
             ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in states]
             apply_logits_processors(logits, states, ids, custom.apply if custom else None)
+        tokens = self.choose(logits, rows, positions, custom, keeps=bool(scored))
+        return SamplerOutput(
+            tokens,
+            self._score(reported, tokens, scored) if scored else None,
+            custom.failures if custom else {},
+        )
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        rows: LongArray,
+        positions: LongArray,
+        custom: ProcessorStep | None = None,
+        *,
+        keeps: bool = False,
+    ) -> LongArray:
+        """Choose the tokens of rows whose logits need no masks, biases or penalties any more.
+
+        Args:
+            logits: (N, V) float32.
+            rows: (N,) int64, the batch row of each row of logits.
+            positions: (N,) int64, the position that each token will have.
+            custom: the custom processors in this step.
+            keeps: write the processed logits of drawn rows to `logits` if those are reported.
+
+        Returns:
+            (N,) int64 token ids.
+        """
         # numpy's argmax takes a tenth of the time of torch's.
         tokens: LongArray = logits.numpy().argmax(axis=1)
         drawn = np.flatnonzero(self._batch.temperature[rows])
         if drawn.size:
             processed = self._process(logits[torch.from_numpy(drawn)], rows[drawn], drawn, custom)
             tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn])
-            if scored and not self._reports_raw:
+            if keeps and not self._reports_raw:
                 logits[torch.from_numpy(drawn)] = processed
-        return SamplerOutput(
-            tokens,
-            self._score(reported, tokens, scored) if scored else None,
-            custom.failures if custom else {},
-        )
+        return tokens
 
     def _rows_to_score(self, rows: LongArray) -> list[tuple[int, Alternatives]]:
         """Return (index, alternatives) of the rows that ask for log-probabilities."""

@@ -114,7 +114,7 @@ def test_a_plan_has_the_constraints_of_the_requests_that_it_samples(bench: Bench
         bench.add(number, grammar)
     bench.step()
     first, second = bench.constraints
-    assert bench.runner.plans[0].constraints == [(1, first), (3, second)]
+    assert bench.runner.plans[0].constraints == [(1, 1, first), (3, 3, second)]
 
 
 def test_an_incomplete_prompt_has_no_constraint_in_the_plan() -> None:

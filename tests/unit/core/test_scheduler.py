@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fakes import FakeRunner, expected_tokens, info
+from support.fakes import VOCAB_SIZE, FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.block_pool import PADDING_BLOCK_ID
@@ -31,7 +32,10 @@ from shmllm.params.sampling import SamplingParams
 
 
 class Bench:
-    """A scheduler with a fake runner. It records the outputs of each request."""
+    """A scheduler with a fake runner. It records the outputs of each request.
+
+    Each draft has as many right tokens as `draws` says, and a wrong one; None drafts nothing.
+    """
 
     def __init__(
         self,
@@ -45,12 +49,15 @@ class Bench:
         longest_chunk=0,
         groups=ONE_GROUP,
         num_states=0,
+        max_drafts=0,
+        draws=None,
     ):
         self.budget = budget
+        self.draws = draws
         self.max_model_len = max_model_len
         self.manager = KVCacheManager(num_blocks + 1, block_size, caching, groups, num_states + 1)
         config = SchedulerConfig(num_seqs, budget, long_prefill_token_threshold=longest_chunk)
-        self.scheduler = Scheduler(config, self.manager)
+        self.scheduler = Scheduler(config, self.manager, max_drafts=max_drafts)
         facts = info(num_blocks=num_blocks, block_size=block_size, num_states=num_states)
         self.runner = FakeRunner(facts, groups=groups)
         self.groups = groups
@@ -59,6 +66,9 @@ class Bench:
         self.tokens = {}
         self.ends = {}
         self.cached = {}
+        self.max_drafts = max_drafts
+        self.ends_planned = {}
+        self.without_stops = {}
 
     def add(self, number, prompt, *, client=0, salt="", eos=(), **options):
         """Add a request. If `prompt` is a length, no two numbers have equal prefixes."""
@@ -78,7 +88,25 @@ class Bench:
         self.scheduler.add(request)
         return request
 
+    def draft(self):
+        for request in self.scheduler.running:
+            if self.draws is not None and request.num_output_tokens and request.pooling is None:
+                endless = self.endless(request)
+                begin = request.num_output_tokens
+                end = min(begin + self.draws(), len(endless) - 1)
+                request.draft_ids = [*endless[begin:end], (endless[end] + 1) % VOCAB_SIZE]
+
+    def endless(self, request):
+        """What a request gets if only its length ends it."""
+        key = request.client, request.number
+        if key not in self.without_stops:
+            prompt = list(request.token_ids[: request.num_prompt_tokens])
+            found = expected_tokens(prompt, request.max_tokens + 1, groups=self.groups)
+            self.without_stops[key] = found
+        return self.without_stops[key]
+
     def step(self):
+        self.draft()
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         if plan.num_tokens:
@@ -631,14 +659,16 @@ class CheckedBench(Bench):
         tables = {
             key: [table.block_ids for table in r.block_tables] for key, r in self.requests.items()
         }
+        self.draft()
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
+        assert plan.num_drafts <= self.max_drafts
         assert sum(plan.counts) == plan.num_tokens <= self.budget
         assert len(set(plan.rows)) == len(plan.rows)
         admitted = {new.row: new for new in plan.new_requests}
         appended = {append.row: append for append in plan.block_appends}
-        for request, row, start, count in zip(
-            plan.requests, plan.rows, plan.starts, plan.counts, strict=True
+        for index, (request, row, start, count) in enumerate(
+            zip(plan.requests, plan.rows, plan.starts, plan.counts, strict=True)
         ):
             key = request.client, request.number
             assert request.row == row
@@ -646,7 +676,8 @@ class CheckedBench(Bench):
             assert request.client not in self.scheduler._waiting.paused
             assert request.num_preemptions == preemptions[key], "a preempted request is in the plan"
             assert count > 0
-            assert start + count <= request.num_tokens
+            assert start + count <= request.num_tokens + len(plan.drafts.get(index, ()))
+            assert start + count < request.num_prompt_tokens + request.max_tokens
             ids = [table.block_ids for table in request.block_tables]
             if row in admitted:
                 assert admitted[row].block_ids == ids
@@ -664,7 +695,8 @@ class CheckedBench(Bench):
             sizes = map(self._size, self.groups)
             lengths = [len(table) * size for table, size in zip(ids, sizes, strict=True)]
             assert min(lengths) >= start + count
-            self._check_kept(request, start, start + count)
+            self.ends_planned[key] = max(self.ends_planned.get(key, 0), start + count)
+            self._check_kept(request, start, self.ends_planned[key])
         assert admitted.keys() | appended.keys() <= set(plan.rows)
         self._check_writes(plan)
         if plan.num_tokens:
@@ -791,10 +823,21 @@ GROUPS = st.one_of(
     num_seqs=st.integers(1, 5),
     budget=st.integers(1, 20),
     caching=st.booleans(),
+    max_drafts=st.sampled_from([0, 0, 3, 100]),
+    draws=st.lists(st.integers(0, 6), min_size=1, max_size=9),
     operations=st.lists(operation, min_size=5, max_size=40),
 )
 def test_tokens_do_not_depend_on_the_schedule(
-    groups, num_blocks, num_states, block_size, num_seqs, budget, caching, operations
+    groups,
+    num_blocks,
+    num_states,
+    block_size,
+    num_seqs,
+    budget,
+    caching,
+    max_drafts,
+    draws,
+    operations,
 ):
     bench = CheckedBench(
         num_blocks=num_blocks,
@@ -810,6 +853,8 @@ def test_tokens_do_not_depend_on_the_schedule(
         ),
         groups=groups,
         num_states=num_states,
+        max_drafts=max_drafts,
+        draws=itertools.cycle(draws).__next__ if max_drafts else None,
     )
     if bench.max_model_len < 2:
         return

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support.cache_shapes import cache_shape
+from support.further_layers import make, reference_further_logits, save_both
 from support.model_helpers import (
     allocate,
     assert_logits_close,
     our_logits,
     reference_logits,
-    reference_model,
-    save,
 )
 from support.variants import slow
 from torch import Tensor
-from transformers.modeling_layers import MtpModel
 
 from shmllm.config.engine import LoadConfig
 from shmllm.core.plan import StepPlan
@@ -44,59 +40,6 @@ from shmllm_kernels.cpu import KernelProgram
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (30,), generator=torch.manual_seed(5))]
 BLOCK_SIZE = 16
-ROUTER = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
-LATENT: dict[str, Any] = ROUTER | {
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 20,
-    "q_lora_rank": 28,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_group": 4,
-    "topk_group": 2,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "deepseek_v3": LATENT | {"first_k_dense_replace": 1},
-    "glm4_moe": ROUTER | {"head_dim": 16, "first_k_dense_replace": 1, "use_qk_norm": True},
-}
-
-
-def make(family: str, count: int = 1) -> tuple[Any, Any]:
-    """A random model of transformers, and layers behind it."""
-    options = FAMILIES[family] | {"num_hidden_layers": 2, "num_nextn_predict_layers": count}
-    reference = reference_model(family, **options)
-    # transformers counts these layers from 0, where other families have dense ones.
-    reference.config.first_k_dense_replace = 0
-    further = MtpModel(reference, count).eval()
-    reference.config.first_k_dense_replace = 1
-    with torch.no_grad():
-        for name, parameter in further.layers.named_parameters():
-            is_norm = "norm" in name
-            parameter.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.05)
-        for name, buffer in further.layers.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.2)
-    return reference, further
-
-
-def save_both(reference: Any, further: Any, directory: Path) -> Path:
-    """Writes the names of DeepSeek's files, the copies of table and head included."""
-    save(reference, directory)
-    path = directory / "model.safetensors"
-    stored = load_file(path)
-    for name, tensor in further.layers.state_dict().items():
-        number, _, rest = name.partition(".")
-        rest = rest.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
-        if rest.startswith("post_attention"):
-            rest = rest.replace("shared_head.norm.", "post_norm.")
-        stored[f"model.layers.{int(number) + 2}.{rest}"] = tensor.contiguous()
-    for layer in range(2, 2 + len(further.layers)):
-        copies = {"embed_tokens.weight": "model.embed_tokens.weight"}
-        copies["shared_head.head.weight"] = "lm_head.weight"
-        for copy, name in copies.items():
-            stored[f"model.layers.{layer}.{copy}"] = stored[name].clone()
-    save_file(stored, path)
-    return directory
 
 
 def load_further(directory: Path, count: int) -> DecoderModel:
@@ -136,17 +79,6 @@ def further_logits(model: DecoderModel, hidden: Tensor, token_ids: list[int]) ->
     return buffers.logits.clone()
 
 
-@torch.inference_mode()
-def reference_further_logits(reference: Any, further: Any, token_ids: list[int]) -> Tensor:
-    """What transformers computes for all but the first token."""
-    hidden = reference.model(torch.tensor([token_ids])).last_hidden_state
-    positions = torch.arange(1, len(token_ids))[None]
-    following = torch.tensor([token_ids[1:]])
-    out = further.forward_layer(0, hidden[:, :-1], positions, None, input_ids=following)
-    logits: Tensor = reference.lm_head(out)[0]
-    return logits
-
-
 @pytest.mark.parametrize("family", ["deepseek_v3", slow("glm4_moe")])
 def test_the_logits_of_a_layer_behind_equal_transformers(family: str, tmp_path: Path) -> None:
     reference, further = make(family)
@@ -170,7 +102,9 @@ def test_as_many_layers_are_loaded_as_are_asked_for(tmp_path: Path) -> None:
     assert {"model.layers.2.enorm.weight", "model.layers.2.shared_head.norm.weight"} <= own
     assert not any("embed_tokens" in name or "shared_head.head" in name for name in own)
     assert names[2] - names[1] == {name.replace("layers.2", "layers.3") for name in own}
-    with pytest.raises(EngineStartError, match=r"further_layers=3 is not possible: .* has 2$"):
+    with pytest.raises(
+        EngineStartError, match=r"^3 layers that predict .* are not possible: .* has 2$"
+    ):
         ModelConfig.from_directory(directory).with_further(3)
 
 
@@ -184,5 +118,5 @@ def test_an_engine_loads_them_and_computes_the_same(tmp_path: Path) -> None:
         ones.append(our_logits(loaded.model, TOKENS))
         assert len(loaded.model.further) == count
     assert torch.equal(*ones)
-    with pytest.raises(EngineStartError, match=r"further_layers=2 is not possible"):
+    with pytest.raises(EngineStartError, match=r"^2 layers .* are not possible"):
         load_model(replace(load, further_layers=2), pool, auto_dtype, check_model)

@@ -71,7 +71,7 @@ STATE, LAYER = 1000, 10
 def with_states(interval: int = 64, rows: int = 4) -> CacheShape:
     """Three layers with states and one with attention, in chunks of 64 tokens."""
     rules = [*[RecurrentState(interval)] * 3, FullAttention()]
-    return CacheShape(group_layers(rules), 16, LAYER, 64, rows, STATE)
+    return CacheShape(group_layers(rules), 16, LAYER, 64, 2 * rows, STATE)
 
 
 @pytest.mark.parametrize("num_bytes", [30_000, 100_000, 10_000_000])
@@ -86,7 +86,7 @@ def test_states_take_no_more_than_is_given(num_bytes: int) -> None:
 def test_there_are_states_for_the_requests_and_the_tokens_that_fit() -> None:
     shape = with_states(interval=16, rows=2)
     assert shape.states_for(100_000) == 1 + 100_000 * LAYER // (3 * STATE)
-    many = CacheShape(shape.groups, 16, 100 * STATE, 64, 2, STATE)
+    many = CacheShape(shape.groups, 16, 100 * STATE, 64, 2 * 2, STATE)
     assert many.states_for(1000) == 1 + 2 * 2 + 1000
     assert many.states_for(2) == 1 + 2 * 2 + 2
     assert one_group(1000).states_for(1000) == 1
@@ -94,7 +94,7 @@ def test_there_are_states_for_the_requests_and_the_tokens_that_fit() -> None:
 
 def only_states() -> CacheShape:
     """Three layers with states and none with attention."""
-    return CacheShape(group_layers([RecurrentState(64)] * 3), 16, 0, 64, 4, STATE)
+    return CacheShape(group_layers([RecurrentState(64)] * 3), 16, 0, 64, 8, STATE)
 
 
 @pytest.mark.parametrize("count", [4, 5, 40])

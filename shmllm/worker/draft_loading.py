@@ -1,0 +1,99 @@
+"""Loads the model that drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+from shmllm.config.engine import DTypeName, EngineConfig
+from shmllm.errors import EngineStartError
+from shmllm.worker.arena import Contents
+from shmllm.worker.loading import Check, LoadedModel, load_model
+from shmllm.worker.memory import MemoryPool
+
+
+def load_draft(
+    config: EngineConfig,
+    target: LoadedModel,
+    pool: MemoryPool,
+    auto_dtype: Callable[[str | None], str],
+    check: Check,
+) -> LoadedModel | None:
+    """Load the model that drafts for another one.
+
+    Args:
+        config: the engine's configuration.
+        target: the other model.
+        pool, auto_dtype, check: as for `load_model`.
+
+    Returns:
+        The model; None: the options name none.
+
+    Raises:
+        EngineStartError: it cannot be loaded, or does not suit the other model.
+    """
+    directory = config.speculative.model_directory
+    if not directory:
+        return None
+    own = replace(
+        config.load,
+        directory=directory,
+        dtype=cast(DTypeName, target.dtype_name),
+        quantization=None,
+        max_model_len=None,
+        further_layers=0,
+        model_impl="auto",
+    )
+    loaded = load_model(own, pool, auto_dtype, check)
+    sizes = loaded.config.vocab_size, target.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise EngineStartError(
+            f"the draft model {directory} has {sizes[0]:,} token ids and the model {sizes[1]:,}: "
+            "both must have the same tokenizer"
+        )
+    if any(loaded.config.layer_state_bytes):
+        raise EngineStartError(f"the draft model {directory} has recurrent states: take another")
+    return loaded
+
+
+class ReloadedArena:
+    """The arena of weights that are read again if a sleep has lost them: nobody sends them.
+
+    Args:
+        loaded: the model.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._arena = loaded.weights
+        self.num_bytes = self._arena.num_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that the weights take now."""
+        return self._arena.resident_bytes
+
+    @property
+    def contents(self) -> Contents:
+        """Where the weights are."""
+        return self._arena.contents
+
+    def release(self, keep: bool = False) -> None:
+        """Give the memory back; see `Arena`."""
+        self._arena.release(keep)
+
+    def restore(self) -> None:
+        """Take the memory again, and read the weights if they were lost.
+
+        Raises:
+            MemoryError: there is not enough memory, or the weights cannot be read.
+        """
+        was_lost = self._arena.contents is Contents.LOST
+        self._arena.restore()
+        if not was_lost:
+            return
+        try:
+            self._loaded.reload(None)
+        except EngineStartError as problem:
+            raise MemoryError(f"the draft model: {problem}") from problem

@@ -1,0 +1,131 @@
+"""Models that draft: what they draft is what transformers predicts, and no output changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.determinism import ask, make_requests
+from support.further_layers import make, reference_further_logits, save_both
+from support.model_helpers import reference_model, save
+from support.variants import slow
+
+from shmllm import LLM, EngineStartError, SamplingParams
+from shmllm.core.plan import StepPlan
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 2,
+    "kv_cache_memory_bytes": 2**24,
+    "skip_tokenizer_init": True,
+    "multiprocess": False,
+}
+VOCAB_SIZE = 97
+LONG = {"max_position_embeddings": 1024}
+PROMPT = [5, 9, 11, 5, 9, 13, 40, 41, 5]
+
+
+def drafting(**config: Any) -> dict[str, Any]:
+    return OPTIONS | {"speculative_config": {"adaptive": False, **config}}
+
+
+def record_drafts(llm: LLM) -> list[tuple[int, list[int]]]:
+    """Returns a list that gets, for each draft of row 0, its position and its tokens."""
+    drafter = llm._client._core.runner._drafter  # type: ignore[attr-defined]
+    draft, found = drafter.draft, []
+
+    def recorded(plan: StepPlan) -> None:
+        draft(plan)
+        for column, tokens in plan.drafts.items():
+            found.append((plan.starts[column] + plan.counts[column] - len(tokens), list(tokens)))
+
+    drafter.draft = recorded
+    return found
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", slow("glm4_moe")])
+def test_a_layer_behind_drafts_what_transformers_predicts(family: str, tmp_path: Path) -> None:
+    reference, further = make(family)
+    directory = str(save_both(reference, further, tmp_path))
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompt = {"prompt_token_ids": PROMPT}
+    with LLM(directory, **OPTIONS) as llm:
+        expected = list(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids)
+    with LLM(directory, **drafting(method="mtp"), max_num_batched_tokens=4) as llm:
+        found = record_drafts(llm)
+        assert list(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids) == (
+            expected
+        )
+    tokens = PROMPT + expected
+    # Logits at index i are those behind tokens i and i + 1.
+    predicted = reference_further_logits(reference, further, tokens).argmax(-1).tolist()
+    assert len(found) > 5
+    for position, (draft,) in found:
+        assert draft == predicted[position - 2], f"at {position}"
+
+
+def test_outputs_do_not_change_with_a_layer_behind(tmp_path: Path) -> None:
+    reference, further = make("deepseek_v3", **LONG)
+    directory = str(save_both(reference, further, tmp_path))
+    requests = make_requests(VOCAB_SIZE, 24, seed=3)
+    with LLM(directory, **OPTIONS) as llm:
+        expected = ask(llm, requests)
+    for count in (1, 3):
+        options = drafting(method="mtp", num_speculative_tokens=count)
+        with LLM(directory, **options, max_num_batched_tokens=64) as llm:
+            assert ask(llm, requests) == expected
+            assert llm._client._core.scheduler.stats.draft_tokens > 100  # type: ignore[attr-defined]
+
+
+def small_model(directory: Path, **options: Any) -> str:
+    save(reference_model("qwen3", **LONG, **options), directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize(("draft_layers", "num_blocks"), [(1, 260), (3, 110)])
+def test_outputs_do_not_change_with_a_draft_model(
+    tmp_path: Path, draft_layers: int, num_blocks: int
+) -> None:
+    model = small_model(tmp_path / "model", num_hidden_layers=4)
+    draft = small_model(tmp_path / "draft", num_hidden_layers=draft_layers, num_key_value_heads=1)
+    requests = make_requests(VOCAB_SIZE, 24, seed=4)
+    with LLM(model, **OPTIONS) as llm:
+        expected = ask(llm, requests)
+    options = drafting(model=draft, num_speculative_tokens=3)
+    with LLM(model, **options, max_num_batched_tokens=64) as llm:
+        assert ask(llm, requests) == expected
+        assert llm._client._core.scheduler.stats.draft_tokens > 100  # type: ignore[attr-defined]
+        llm.sleep(level=2)
+        llm.wake_up(["weights"])
+        llm.collective_rpc("reload_weights")
+        llm.wake_up()
+        assert ask(llm, requests) == expected
+    with LLM(model, **options, num_gpu_blocks_override=num_blocks, max_model_len=720) as llm:
+        assert ask(llm, requests) == expected
+        assert llm.get_metrics()["preemptions"] > 0
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path) -> None:
+    model = small_model(tmp_path, num_hidden_layers=2)
+    params = [
+        SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=1, seed=1, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=2, max_tokens=40),
+    ]
+    prompts = [{"prompt_token_ids": PROMPT * 4}] * 3
+    with LLM(model, **drafting(model=model, num_speculative_tokens=4)) as llm:
+        for _ in range(2):  # with an empty prefix cache, and with hits
+            llm.generate(prompts, params, use_tqdm=False)
+        stats = llm._client._core.scheduler.stats  # type: ignore[attr-defined]
+        assert stats.accepted_tokens == stats.draft_tokens > 100
+        assert stats.prefix_hit_tokens > 0
+
+
+def test_models_that_cannot_draft_are_refused(tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model", num_hidden_layers=2)
+    other = small_model(tmp_path / "other", num_hidden_layers=1, vocab_size=98)
+    with pytest.raises(EngineStartError, match="has 98 token ids and the model 97: both must"):
+        LLM(model, **drafting(model=other))
+    with pytest.raises(EngineStartError, match=r"\(method mtp\) are not possible: .* has 0"):
+        LLM(model, **drafting(method="mtp"))
