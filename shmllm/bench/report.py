@@ -54,6 +54,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def percent(share: float | None) -> str:
+    """Formats a share of 0 to 1; None becomes "-"."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
 def figure_tables(results: Results, cases: Sequence[str]) -> str:
     """One table per figure, with the cases as rows and the variants as columns."""
 

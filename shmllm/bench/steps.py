@@ -87,10 +87,11 @@ def phases_us(steps: StepTable) -> dict[str, npt.NDArray[np.float64]]:
 def is_decode(steps: StepTable) -> npt.NDArray[np.bool_]:
     """Whether each step was a pure decode step.
 
-    A decode step computes one token of each of its requests and samples a token, which is not the
-    first one, for each of them.
+    A decode step computes one token of each of its requests, perhaps drafted tokens behind it, and
+    samples a token, which is not the first one, for each of them.
     """
     tokens, requests = steps[:, StepField.NUM_TOKENS], steps[:, StepField.NUM_REQUESTS]
+    known = tokens - steps[:, StepField.NUM_DRAFT_TOKENS]
     later = steps[:, StepField.NUM_SAMPLED] - steps[:, StepField.NUM_FIRST]
-    found: npt.NDArray[np.bool_] = (tokens == requests) & (later == requests)
+    found: npt.NDArray[np.bool_] = (known == requests) & (later >= requests)
     return found

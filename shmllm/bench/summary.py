@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shmllm.bench.generation import Measured
 from shmllm.bench.report import number, table
 from shmllm.bench.steps import StepTable, is_decode, phases_us, step_us
-from shmllm.ipc.stats import PHASES
+from shmllm.ipc.stats import PHASES, StepField
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
@@ -62,14 +62,32 @@ def summary(measured: Measured) -> dict[str, Any]:
 
 
 def _step_figures(steps: StepTable) -> dict[str, Any]:
-    decode = step_us(steps[is_decode(steps)])
+    decodes = steps[is_decode(steps)]
+    decode = step_us(decodes)
     slowest = float(decode.max() / np.median(decode)) if len(decode) else None
     return {
         "num_steps": len(steps),
         "step_ms": percentiles(step_us(steps) / 1e3),
         "decode_step_ms": percentiles(decode / 1e3),
         "slowest_decode_step_over_median": slowest,
+        **_draft_figures(steps, decodes),
         "phases_us": {phase: percentiles(values) for phase, values in phases_us(steps).items()},
+    }
+
+
+def _draft_figures(steps: StepTable, decodes: StepTable) -> dict[str, Any]:
+    """What became of drafted tokens, and how many tokens a request got in a decode step."""
+    drafted, accepted = (
+        int(steps[:, field].sum())
+        for field in (StepField.NUM_DRAFT_TOKENS, StepField.NUM_ACCEPTED_TOKENS)
+    )
+    num_tokens = int((decodes[:, StepField.NUM_SAMPLED] - decodes[:, StepField.NUM_FIRST]).sum())
+    num_requests = int(decodes[:, StepField.NUM_REQUESTS].sum())
+    return {
+        "draft_tokens": drafted,
+        "accepted_tokens": accepted,
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
+        "tokens_per_request_and_decode_step": num_tokens / num_requests if num_requests else None,
     }
 
 

@@ -306,7 +306,7 @@ def _requests(size: int) -> str:
 
 def _headline(kind: str, named: dict[str, dict[str, Any]]) -> str:
     """The table of the benchmark's main figures."""
-    from shmllm.bench.report import number, table
+    from shmllm.bench.report import number, percent, table
 
     def column(find: Callable[[dict[str, Any]], float | None]) -> Callable[[str], str]:
         return lambda name: number(find(named[name]))
@@ -317,6 +317,12 @@ def _headline(kind: str, named: dict[str, dict[str, Any]]) -> str:
     }
     if kind == "latency":
         columns |= {f"{p}, s": column(_latency(p)) for p in ("mean", "p50", "p90", "p99")}
+    if any(result["draft_tokens"] for result in named.values()):
+        columns |= {
+            "steps": column(lambda r: r["num_steps"]),
+            "drafts accepted": lambda name: percent(named[name]["draft_acceptance_rate"]),
+            "tokens/request and step": column(lambda r: r["tokens_per_request_and_decode_step"]),
+        }
     columns["slowest decode step / median"] = column(lambda r: r["slowest_decode_step_over_median"])
     return table("", list(named), columns)
 

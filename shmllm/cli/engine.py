@@ -123,8 +123,8 @@ def start(
 @engine.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_engines(as_json: bool) -> None:
-    """List named engines with their model, state, device, precision, clients, requests and KV
-    cache usage.
+    """List named engines with their model, state, device, precision, who drafts tokens, clients,
+    requests and KV cache usage.
 
     The JSON records are those of `shmllm top --json`, without the figures of an interval.
     """
@@ -142,7 +142,9 @@ def list_engines(as_json: bool) -> None:
     columns = list(rows[0])
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE:
         columns.remove("precision")
-    texts = ("name", "model", "state", "device", "precision")
+    if not any(row["drafts"] for row in rows):
+        columns.remove("drafts")
+    texts = ("name", "model", "state", "device", "precision", "drafts")
     print_records(columns, rows, shrinking=[name for name in texts if name in columns])
 
 
@@ -316,6 +318,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
         "state": record["state"],
         "device": record["device"],
         "precision": record["precision"],
+        "drafts": record["speculation"],
         "clients": _clients(record["clients"]),
         "run": record["running"],
         "wait": record["waiting"],

@@ -210,6 +210,7 @@ def contents(segment: Segment, num_records: int, engine: int) -> dict[str, Any]:
         found["model"] = view.model() or "not known yet"
         found["device"] = view.device() or "not known yet"
         found["precision"] = view.precision() or "not known yet"
+        found["speculation"] = view.speculation() or "none"
         found |= view.stats()
         found["errors"] = [
             f"{local_time(e.last_ns)}, {e.count} times: {e.text}" for e in view.errors()

@@ -13,7 +13,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,9 @@ COUNTERS = {
     ),
     "preemptions": ("preemptions", "Preemptions of requests."),
     "steps": ("steps", "Steps of the engine."),
+    "drafts": ("spec_decode_num_drafts", "Drafts of tokens for a request."),
+    "draft_tokens": ("spec_decode_num_draft_tokens", "Drafted tokens that a step computed."),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens", "Drafted tokens that were right."),
     "times_parked": ("parks", "Times that the engine slept on its doorbell."),
 }
 
@@ -101,6 +104,8 @@ class EngineCollector:
         usage = gauge("shmllm_kv_cache_usage_ratio", "Share of KV blocks in use.", labels=names)
         usage.add_metric(values, found["kv_blocks_used"] / max(found["kv_blocks_total"], 1))
         yield usage
+        if num_places := found.get("num_speculative_tokens"):
+            yield self._accepted(counter, [found[f"accepted_at_{n}"] for n in range(num_places)])
         phases = counter(
             "shmllm_phase_seconds", "Time in each phase of the steps.", labels=[*names, "phase"]
         )
@@ -110,6 +115,16 @@ class EngineCollector:
         yield phases
         for histogram, counted in durations.items():
             yield self._histogram(core.HistogramMetricFamily, histogram, counted)
+
+    def _accepted(self, make: Any, counts: Sequence[int]) -> Any:
+        family = make(
+            "shmllm_spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were right, by their place in the draft.",
+            labels=[*self._labels, "position"],
+        )
+        for place, count in enumerate(counts):
+            family.add_metric([*self._labels.values(), str(place)], count)
+        return family
 
     def _histogram(self, make: Any, histogram: Histogram, durations: Durations) -> Any:
         from shmllm.ipc.histogram import by_octave

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from shmllm.cli import drafts
 from shmllm.config import options as kinds
 from shmllm.config.engine import OPTIONS
 from shmllm.config.options import Option
@@ -20,6 +21,7 @@ ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and each.in_llm)
 NAMED_ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and not each.in_llm)
 
 _MODEL = next(each for each in ENGINE_OPTIONS if each.name == "model")
+_DRAFT = next(each for each in ENGINE_OPTIONS if each.name == drafts.OPTION)
 MODEL_VARIABLE = "SHMLLM_MODEL"
 
 metrics_port_option = click.option(
@@ -95,9 +97,22 @@ def _model_option(default: str | Callable[[], str], words: str) -> Callable[[Com
     )
 
 
+def _draft_options(command: Command) -> Command:
+    subject, _, _ = _DRAFT.help.partition(":")
+    return click.option(
+        _DRAFT.flag,
+        _DRAFT.name,
+        type=drafts.Drafter(),
+        metavar="ngram|suffix|mtp|MODEL",
+        help=f"{subject}: by earlier tokens, layers of the model itself, or a smaller MODEL.",
+    )(_click_option(drafts.DRAFT_TOKENS)(command))
+
+
 def _add(options: tuple[Option, ...], command: Command) -> Command:
     for each in reversed(options):
-        if each is not _MODEL:
+        if each is _DRAFT:
+            command = _draft_options(command)
+        elif each is not _MODEL:
             command = _click_option(each)(command)
     return command
 
@@ -126,13 +141,20 @@ def named_engine_options(command: Command) -> Command:
 
 
 def take_engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Move the options of the table from a command's options to keyword arguments of `LLM`."""
-    taken = {}
+    """Move the options of the table from a command's options to keyword arguments of `LLM`.
+
+    Raises:
+        click.UsageError: an option needs another one.
+    """
+    taken: dict[str, Any] = {}
     for each in (*ENGINE_OPTIONS, *NAMED_ENGINE_OPTIONS):
         if each.name in options:
             value = options.pop(each.name)
             is_number = isinstance(each.kind, kinds.OneOf) and isinstance(each.default, int)
             taken[each.name] = int(value) if is_number else value
+    if drafts.DRAFT_TOKENS.name in options:
+        drafter, count = taken[drafts.OPTION], options.pop(drafts.DRAFT_TOKENS.name)
+        taken[drafts.OPTION] = drafts.with_count(drafter, count)
     return taken
 
 

@@ -27,7 +27,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Counters in a list. None exists: there is no speculative decoding."""
+    """Counters in a list: of accepted tokens, by their place in the draft."""
 
     values: list[int]
 
@@ -58,14 +58,28 @@ COUNTERS = {
     "request_success": "requests_finished",
 }
 """vLLM's names and the keys of `shmllm.LLM.get_metrics`."""
+DRAFT_COUNTERS = {
+    "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "draft_tokens",
+    "spec_decode_num_accepted_tokens": "accepted_tokens",
+}
+"""The same, for an engine that drafts tokens. Others do not have them."""
 
 
 def as_metrics(values: Mapping[str, int], model: str) -> list[Metric]:
     """The Metric objects for the values that an engine counts."""
     labels = {"model_name": model, "engine": "0"}
     usage = values["kv_blocks_used"] / max(values["kv_blocks_total"], 1)
+    counters, num_places = dict(COUNTERS), values.get("num_speculative_tokens", 0)
+    vectors = {}
+    if num_places:
+        counters |= DRAFT_COUNTERS
+        vectors["spec_decode_num_accepted_tokens_per_pos"] = [
+            values[f"accepted_at_{place}"] for place in range(num_places)
+        ]
     return [
         *(Gauge(f"vllm:{name}", dict(labels), float(values[key])) for name, key in GAUGES.items()),
         Gauge("vllm:kv_cache_usage_perc", dict(labels), usage),
-        *(Counter(f"vllm:{name}", dict(labels), values[key]) for name, key in COUNTERS.items()),
+        *(Counter(f"vllm:{name}", dict(labels), values[key]) for name, key in counters.items()),
+        *(Vector(f"vllm:{name}", dict(labels), counts) for name, counts in vectors.items()),
     ]

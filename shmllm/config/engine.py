@@ -136,7 +136,7 @@ class FrontEndConfig(Section):
         'Draft tokens that one step checks together, which changes no output: {"method": "ngram"}, '
         '"suffix" or "mtp", or {"model": ...}.',
         Free(),
-        flag="",
+        flag="--draft",
     )
     io_processor_plugin: str | None = option(
         None,

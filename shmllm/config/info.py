@@ -37,6 +37,9 @@ class EngineInfo:
         graphs: the captured CUDA graphs in words; empty if there are none.
         logits_processors: the names of the classes of custom logits processors.
         max_loras: the largest number of adapters in a step; 0: the engine has no adapters.
+        speculative_method: who drafts tokens; empty: nobody does.
+        speculative_model: the model that drafts; empty if none does.
+        num_speculative_tokens: the most tokens that are drafted for a request in a step.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -74,6 +77,9 @@ class EngineInfo:
     gpu_memory_utilization: float = 0.0
     logits_processors: tuple[str, ...] = ()
     max_loras: int = 0
+    speculative_method: str = ""
+    speculative_model: str = ""
+    num_speculative_tokens: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -92,6 +98,16 @@ class EngineInfo:
             others.append(f"{self.kv_cache_dtype} keys and values")
         text = f"{stored} with {' and '.join(others)}" if others else stored
         return f"{text} ({self.instructions})" if self.instructions else text
+
+    @property
+    def speculation(self) -> str:
+        """Who drafts tokens, and at most how many; empty if nobody does. For display."""
+        if not self.speculative_method:
+            return ""
+        return (
+            f"{self.speculative_model or self.speculative_method}, "
+            f"up to {self.num_speculative_tokens}"
+        )
 
     @property
     def max_concurrency(self) -> float:

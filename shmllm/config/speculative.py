@@ -9,11 +9,15 @@ from shmllm.config.options import Flag, Free, Number, OneOf, Section, Whole, opt
 from shmllm.errors import EngineStartError
 
 Method = Literal["ngram", "suffix", "draft_model", "mtp"]
+METHODS_WITHOUT_MODEL: tuple[Method, ...] = ("ngram", "suffix", "mtp")
+"""The methods that need no other model than the engine's."""
 MOST_DRAFTING = 64
 """The largest number of requests for which tokens are drafted in a step: with more, steps are no
 longer bound by reading the weights."""
 MOST_DRAFTED = 32
 """The largest number of tokens that are drafted for a request at a time."""
+
+_DEFAULT_DRAFTED: dict[Method, int] = {"ngram": 8, "suffix": 16, "draft_model": 3, "mtp": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class SpeculativeConfig(Section):
         None,
         "Most tokens that are drafted for a request in a step.",
         Whole(1, MOST_DRAFTED, optional=True),
+        default_text=", ".join(f"{each}: {count}" for each, count in _DEFAULT_DRAFTED.items()),
+        flag="--draft-tokens",
     )
     prompt_lookup_max: int | None = option(
         None, "Most tokens at the end that ngram looks for.", Whole(1, 64, optional=True)
@@ -92,4 +98,3 @@ class SpeculativeConfig(Section):
 
 
 LOOKUP_MAX, LOOKUP_MIN = 5, 2
-_DEFAULT_DRAFTED: dict[Method, int] = {"ngram": 8, "suffix": 16, "draft_model": 3, "mtp": 1}

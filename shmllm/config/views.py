@@ -123,6 +123,21 @@ class ParallelConfigView:
 
 
 @dataclass(frozen=True)
+class SpeculativeConfigView:
+    """Who drafts tokens.
+
+    Attributes:
+        method: the method.
+        model: the model that drafts; None if none does.
+        num_speculative_tokens: the most tokens that are drafted for a request in a step.
+    """
+
+    method: str
+    model: str | None
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True)
 class VllmConfigView:
     """All configurations of the engine."""
 
@@ -131,7 +146,7 @@ class VllmConfigView:
     scheduler_config: SchedulerConfigView
     parallel_config: ParallelConfigView = field(default_factory=ParallelConfigView)
     lora_config: None = None
-    speculative_config: None = None
+    speculative_config: SpeculativeConfigView | None = None
 
     @classmethod
     def of(cls, info: EngineInfo, model_defaults: Mapping[str, Any]) -> VllmConfigView:
@@ -145,4 +160,13 @@ class VllmConfigView:
                 info.gpu_memory_utilization,
             ),
             SchedulerConfigView(info.max_num_seqs, info.max_model_len),
+            speculative_config=_speculation(info),
         )
+
+
+def _speculation(info: EngineInfo) -> SpeculativeConfigView | None:
+    if not info.speculative_method:
+        return None
+    return SpeculativeConfigView(
+        info.speculative_method, info.speculative_model or None, info.num_speculative_tokens
+    )

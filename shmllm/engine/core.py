@@ -59,6 +59,8 @@ class StepTimings:
             sample and apply ended, in `time.perf_counter_ns()`.
         num_tokens: the number of tokens that the last step computed.
         num_requests: the number of requests in the last step.
+        num_draft_tokens: the number of drafted tokens that the last step computed.
+        num_accepted_tokens: the number of them that were right.
         device_ns: how long a device was busy with the last step; 0 on a CPU.
     """
 
@@ -71,15 +73,22 @@ class StepTimings:
     moments_ns: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
     num_tokens: int = 0
     num_requests: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     device_ns: int = 0
 
     def add(
-        self, plan: StepPlan, device_ns: int, *moments_ns: *tuple[int, int, int, int, int, int]
+        self,
+        plan: StepPlan,
+        num_accepted_tokens: int,
+        device_ns: int,
+        *moments_ns: *tuple[int, int, int, int, int, int],
     ) -> None:
         """Add a step with these timestamps; see `moments_ns`."""
         self.num_steps += 1
         self.device_ns = device_ns
         self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
+        self.num_draft_tokens, self.num_accepted_tokens = plan.num_drafts, num_accepted_tokens
         began, planned, prepared, executed, sampled, applied = moments_ns
         self.schedule_ns += planned - began
         self.prepare_ns += prepared - planned
@@ -367,10 +376,12 @@ class EngineCore:
         submitted_ns = perf_counter_ns()
         result = step.result()
         sampled_ns = perf_counter_ns()
+        num_accepted = self.scheduler.stats.accepted_tokens
         outputs = self.scheduler.apply(plan, result)
+        num_accepted = self.scheduler.stats.accepted_tokens - num_accepted
         prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
         moments_ns = began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
-        self.timings.add(plan, result.device_ns, *moments_ns)
+        self.timings.add(plan, num_accepted, result.device_ns, *moments_ns)
         if self.drafting is not None:
             self.drafting.applied(plan, moments_ns[-1] - began_ns)
         self.scheduler.observer.stepped(plan, self.timings.moments_ns)

@@ -153,7 +153,12 @@ class LocalEngineClient:
 
     def stats(self) -> dict[str, int]:
         scheduler = self._core.scheduler
-        return asdict(scheduler.stats) | {
+        counters = asdict(scheduler.stats)
+        places = range(self.info.num_speculative_tokens)
+        accepted = zip(places, counters.pop("accepted_at"), strict=False)
+        return counters | {
+            **{f"accepted_at_{place}": count for place, count in accepted},
+            "num_speculative_tokens": len(places),
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
             "kv_blocks_total": self.info.num_counted_blocks,

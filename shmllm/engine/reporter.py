@@ -65,6 +65,8 @@ class Reporter:
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.info.num_counted_blocks)
         self._page.set_device(core.info.device)
         self._page.set_precision(core.info.precision)
+        self._page.set_speculation(core.info.speculation)
+        self._page.set_stat(Stat.NUM_SPECULATIVE_TOKENS, core.info.num_speculative_tokens)
         self._page.mark(Mark.READY)
         self._page.beat()
         self._page.set_state(EngineState.READY)
@@ -109,25 +111,29 @@ class Reporter:
                 num_sampled,
                 num_first,
                 timings.device_ns,
+                timings.num_draft_tokens,
+                timings.num_accepted_tokens,
             )
         )
         self._logged_drain_ns = self.drain_ns
 
     def _count_tokens(self, ended_ns: int, outputs: Mapping[int, OutputColumns]) -> tuple[int, int]:
-        """Add the latencies of a step's tokens to the histograms.
+        """Add the latencies of a step's tokens to the histograms. A request that got several tokens
+        counts once.
 
         Returns:
             (the number of tokens, the number of requests that got their first token).
         """
-        num_sampled = num_first = 0
+        num_sampled = num_first = num_given = 0
         for columns in outputs.values():
             num_sampled += len(columns.token_ids)
+            num_given += len(columns.counts) - columns.counts.count(0)
             num_first += len(columns.queued_ns)
             # On Linux both clocks are CLOCK_MONOTONIC.
             for queued_ns in columns.queued_ns:
                 self._ttft.add(ended_ns - queued_ns)
-        if num_sampled > num_first:
-            self._itl.add(ended_ns - self._last_tokens_ns, num_sampled - num_first)
+        if num_given > num_first:
+            self._itl.add(ended_ns - self._last_tokens_ns, num_given - num_first)
         if num_sampled:
             self._last_tokens_ns = ended_ns
         return num_sampled, num_first
@@ -158,6 +164,11 @@ class Reporter:
         set_stat(Stat.PROMPT_TOKENS, stats.prompt_tokens)
         set_stat(Stat.GENERATED_TOKENS, stats.generated_tokens)
         set_stat(Stat.REQUESTS_FINISHED, stats.requests_finished)
+        set_stat(Stat.DRAFTS, stats.drafts)
+        set_stat(Stat.DRAFT_TOKENS, stats.draft_tokens)
+        set_stat(Stat.ACCEPTED_TOKENS, stats.accepted_tokens)
+        if stats.drafts:
+            self._page.set_accepted_at(stats.accepted_at)
         set_stat(Stat.DRAIN_NS, self.drain_ns)
         set_stat(Stat.SCHEDULE_NS, timings.schedule_ns)
         set_stat(Stat.PREPARE_NS, timings.prepare_ns)

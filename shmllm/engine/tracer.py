@@ -62,14 +62,17 @@ class EngineTracer(Observer):
     def stepped(self, plan: StepPlan, moments_ns: tuple[int, ...]) -> None:
         began_ns, *inner_ns, ended_ns = moments_ns
         step = plan.step
-        for request, start, count in zip(plan.requests, plan.starts, plan.counts, strict=True):
+        columns = zip(plan.requests, plan.starts, plan.counts, strict=True)
+        for index, (request, start, count) in enumerate(columns):
+            count -= len(plan.drafts.get(index, ()))
             if count > 1 or start < request.num_prompt_tokens:
                 self._add_event(Event.PREFILL, request, start, count, step, at_ns=began_ns)
         self._add(Type.PHASES, 0, began_ns, ended_ns, step, *inner_ns)
         if self.core is not None:
             scheduler = self.core.scheduler
             waits = scheduler.num_running << 32 | scheduler.num_waiting
-            counts = len(plan.requests), plan.num_tokens, waits, self.core.num_used_blocks
+            tokens = plan.num_drafts << 32 | plan.num_tokens
+            counts = len(plan.requests), tokens, waits, self.core.num_used_blocks
             self._add(Type.STEP, 0, began_ns, ended_ns, step, *counts)
 
     def published(self, began_ns: int) -> None:

@@ -731,7 +731,12 @@ class LLM:
         return self.front_end.default_sampling_params()
 
     def get_metrics(self) -> dict[str, int]:
-        """The engine's counters and gauges, read from shared memory."""
+        """The engine's counters and gauges, read from shared memory.
+
+        If tokens are drafted, `drafts` counts how often that was done for a request,
+        `draft_tokens` and `accepted_tokens` the tokens, and `accepted_at_0` to
+        `accepted_at_{num_speculative_tokens - 1}` the accepted ones by their place in the draft.
+        """
         return self._stats()
 
     def health(self) -> str:

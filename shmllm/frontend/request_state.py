@@ -198,6 +198,7 @@ class RequestState:
             Whether the caller must abort the request in the engine, because a stop string
             ended it here.
         """
+        self.metrics.num_steps += bool(token_ids)
         if len(token_ids) <= 1 or not self.request.params.stop:
             return self._append(token_ids, finish, time_s)
         for place, token_id in enumerate(token_ids, 1):
@@ -235,6 +236,7 @@ class RequestState:
         if self.metrics.first_token_time is None:
             self.metrics.first_token_time = times_s[0]
         self.metrics.last_token_time = times_s[-1]
+        self.metrics.num_steps += len(times_s)
         if self.token_times is not None:
             self.token_times += times_s
 

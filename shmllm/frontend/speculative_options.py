@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from shmllm.config.speculative import SpeculativeConfig
+from shmllm.config.speculative import METHODS_WITHOUT_MODEL, SpeculativeConfig
 from shmllm.errors import EngineStartError, nearest
 from shmllm.frontend.model_files import resolve_model
 
@@ -55,8 +56,18 @@ def read_speculative_config(config: Any) -> SpeculativeConfig:
         needs = "needs a model" if method == "draft_model" else "takes no model"
         raise EngineStartError(f"{OPTION}: method {method!r} {needs}")
     if "model" in given:
-        given["model_directory"] = str(resolve_model(str(given["model"])).absolute())
+        given["model_directory"] = str(_find_drafter(str(given["model"])).absolute())
     return SpeculativeConfig(**given)
+
+
+def _find_drafter(name: str) -> Path:
+    """The directory of the model that drafts."""
+    try:
+        return resolve_model(name)
+    except EngineStartError as problem:
+        near = nearest(name, METHODS_WITHOUT_MODEL, cutoff=0.6)
+        hint = f"; the nearest method is {near!r}" if near else ""
+        raise EngineStartError(f"{OPTION}: {problem}{hint}") from problem
 
 
 def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shmllm.ipc import layout
 from shmllm.ipc.error_log import ErrorLogWriter, LoggedError, read_errors
@@ -34,6 +34,7 @@ def histogram_offset(histogram: Histogram) -> int:
 
 class _ControlWords:
     __slots__ = (
+        "_accepted_at",
         "_answers",
         "_buffer",
         "_device",
@@ -45,6 +46,7 @@ class _ControlWords:
         "_pid",
         "_pid_ns",
         "_precision",
+        "_speculation",
         "_state",
         "_stats",
         "_stop",
@@ -58,6 +60,9 @@ class _ControlWords:
         self._pid_ns = Word(buffer, layout.CONTROL_ENGINE_PID_NS_OFFSET)
         self._heartbeat = Word(buffer, layout.CONTROL_HEARTBEAT_OFFSET)
         self._stats = Numbers(buffer, layout.CONTROL_STATS_OFFSET, len(Stat))
+        self._accepted_at = Numbers(
+            buffer, layout.CONTROL_ACCEPTED_AT_OFFSET, layout.NUM_DRAFT_PLACES
+        )
         self._marks = Numbers(buffer, layout.CONTROL_MARKS_OFFSET, len(Mark))
         self._last_words_size = Word(buffer, layout.CONTROL_LAST_WORDS_SIZE_OFFSET)
         self._answers = WordTable(buffer, layout.CONTROL_ANSWER_OFFSET, layout.NUM_CLIENTS)
@@ -70,6 +75,8 @@ class _ControlWords:
         self._device = buffer[begin : begin + layout.NAME_BYTES]
         begin = layout.CONTROL_PRECISION_OFFSET
         self._precision = buffer[begin : begin + layout.NAME_BYTES]
+        begin = layout.CONTROL_SPECULATION_OFFSET
+        self._speculation = buffer[begin : begin + layout.NAME_BYTES]
         begin = layout.CONTROL_MODEL_OFFSET
         self._model = buffer[begin : begin + layout.NAME_BYTES]
 
@@ -78,6 +85,7 @@ class _ControlWords:
         self._text.release()
         self._device.release()
         self._precision.release()
+        self._speculation.release()
         self._model.release()
         self._buffer.release()
         words: tuple[PlainWord | WordTable | Numbers, ...] = (
@@ -90,6 +98,7 @@ class _ControlWords:
             self._answers,
             self._stop,
             self._stats,
+            self._accepted_at,
             self._marks,
         )
         for part in words:
@@ -128,6 +137,10 @@ class ControlPage(_ControlWords):
         """A function (stat, value) that replaces one statistics word by a value of 0 or more."""
         return self._stats.store
 
+    def set_accepted_at(self, counts: Iterable[int]) -> None:
+        """Replace the numbers of accepted tokens by their place in the draft."""
+        self._accepted_at.store_all(counts)
+
     def set_device(self, name: str) -> None:
         """Publish the name of the device that runs the model. The engine calls this once, before
         it is READY. A name above 128 bytes loses its end."""
@@ -137,6 +150,11 @@ class ControlPage(_ControlWords):
         """Publish what the model is computed in. The engine calls this once, before it is READY. A
         text above 128 bytes loses its end."""
         _store_name(self._precision, text)
+
+    def set_speculation(self, text: str) -> None:
+        """Publish who drafts tokens, if somebody does. The engine calls this once, before it is
+        READY. A text above 128 bytes loses its end."""
+        _store_name(self._speculation, text)
 
     def set_model(self, name: str) -> None:
         """Publish the name of the model. The engine calls this once, before it loads the model. A
@@ -215,8 +233,12 @@ class ControlView(_ControlWords):
         return self._stats.load(stat)
 
     def stats(self) -> dict[str, int]:
-        """All values of the statistics, by the lower-case name of the Stat."""
-        return dict(zip(STAT_NAMES, self._stats.load_all(), strict=True))
+        """All values of the statistics, by the lower-case name of the Stat; "accepted_at_0" and
+        so on are the accepted tokens by their place in the draft, as many as there may be."""
+        stats = dict(zip(STAT_NAMES, self._stats.load_all(), strict=True))
+        places = range(stats["num_speculative_tokens"])
+        accepted = zip(places, self._accepted_at.load_all(), strict=False)
+        return stats | {f"accepted_at_{place}": count for place, count in accepted}
 
     def durations(self, histogram: Histogram) -> Durations:
         """The durations in one histogram, counted since the engine's start."""
@@ -241,6 +263,10 @@ class ControlView(_ControlWords):
     def precision(self) -> str:
         """What the model is computed in; "" until the engine is ready."""
         return _load_name(self._precision)
+
+    def speculation(self) -> str:
+        """Who drafts tokens; "" until the engine is ready, and if nobody does."""
+        return _load_name(self._speculation)
 
     def model(self) -> str:
         """The name of the model; "" until the engine has its configuration."""

@@ -31,13 +31,15 @@ CONTROL segment: one per engine; all of its front ends read it.
     | 0x0098 | CONTROL_MARKS            | engine    | 3 words, indexed by Mark       |
     | 0x0100 | CONTROL_HEARTBEAT        | engine    | CLOCK_MONOTONIC, ns            |
     | 0x0180 | CONTROL_PARKED           | engine    | Parked                         |
-    | 0x1000 | CONTROL_STATS            | engine    | 512 words, indexed by Stat     |
+    | 0x1000 | CONTROL_STATS            | engine    | 480 words, indexed by Stat     |
+    | 0x1f00 | CONTROL_ACCEPTED_AT      | engine    | 32 words, by place in a draft  |
     | 0x2000 | CONTROL_LAST_WORDS_SIZE  | engine    | bytes of text that are valid   |
     | 0x2080 | CONTROL_LAST_WORDS       | engine    | 16 KiB UTF-8, cause of death   |
     | 0x6100 | CONTROL_DEVICE           | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x6180 | CONTROL_MODEL            | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x6200 | CONTROL_ANSWER           | engine    | word k: that nonce + Answer    |
     | 0x6300 | CONTROL_PRECISION        | engine    | 128 bytes UTF-8, NUL-padded    |
+    | 0x6380 | CONTROL_SPECULATION      | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of that client   |
     | 0x7100 | CONTROL_DOORBELL         | libc      | posted by clients              |
     | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, by Histogram   |
@@ -139,7 +141,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -213,12 +215,14 @@ CONTROL_MARKS_OFFSET = 0x0098
 CONTROL_HEARTBEAT_OFFSET = 0x0100
 CONTROL_PARKED_OFFSET = 0x0180
 CONTROL_STATS_OFFSET = 0x1000
+CONTROL_ACCEPTED_AT_OFFSET = 0x1F00
 CONTROL_LAST_WORDS_SIZE_OFFSET = 0x2000
 CONTROL_LAST_WORDS_OFFSET = 0x2080
 CONTROL_DEVICE_OFFSET = 0x6100
 CONTROL_MODEL_OFFSET = 0x6180
 CONTROL_ANSWER_OFFSET = 0x6200
 CONTROL_PRECISION_OFFSET = 0x6300
+CONTROL_SPECULATION_OFFSET = 0x6380
 CONTROL_HELLO_OFFSET = 0x7000
 CONTROL_DOORBELL_OFFSET = 0x7100
 CONTROL_HISTOGRAMS_OFFSET = 0x8000
@@ -229,7 +233,8 @@ CONTROL_ERRORS_OFFSET = 0x30000
 CONTROL_END_OFFSET = 0x38000
 NUM_CLIENTS = 32
 NONCE_STEP = 8
-NUM_STAT_WORDS = 512
+NUM_STAT_WORDS = 480
+NUM_DRAFT_PLACES = 32
 LAST_WORDS_BYTES = 16 * 1024
 NAME_BYTES = 128
 NUM_HISTOGRAMS = 8

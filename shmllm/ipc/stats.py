@@ -38,6 +38,10 @@ class Stat(IntEnum):
     ASLEEP = 23
     GRAPHS_CAPTURED = 24
     GRAPHS_TOTAL = 25
+    NUM_SPECULATIVE_TOKENS = 26
+    DRAFTS = 27
+    DRAFT_TOKENS = 28
+    ACCEPTED_TOKENS = 29
 
 
 class Mark(IntEnum):
@@ -73,6 +77,8 @@ class StepField(IntEnum):
     NUM_SAMPLED = 10
     NUM_FIRST = 11
     DEVICE_NS = 12
+    NUM_DRAFT_TOKENS = 13
+    NUM_ACCEPTED_TOKENS = 14
 
 
 PHASES = ("drain", "schedule", "prepare", "execute", "sample", "apply", "publish")

@@ -43,6 +43,7 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
         "model": now.model or None,
         "device": now.device or None,
         "precision": now.precision or None,
+        "speculation": now.speculation or None,
         "paused": bool(stats["paused"]),
         "asleep": bool(SleepState(stats["asleep"]).tags),
         "uptime_s": now.uptime_s,
@@ -58,6 +59,16 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
         "prefix_hit_rate": {
             "interval": _hit_rate(now, before) if before else None,
             "since_start": _hit_rate(now, None),
+        },
+        "draft_tokens": stats["draft_tokens"],
+        "draft_tokens_per_s": _rate("draft_tokens", now, before),
+        "draft_acceptance_rate": {
+            "interval": _acceptance_rate(now, before) if before else None,
+            "since_start": _acceptance_rate(now, None),
+        },
+        "mean_acceptance_length": {
+            "interval": _acceptance_length(now, before) if before else None,
+            "since_start": _acceptance_length(now, None),
         },
         **{f"{h.name.lower()}_ms": _latencies(h, now, before) for h in Histogram},
         "phases_us": _phases(now, before),
@@ -119,6 +130,17 @@ def _hit_rate(now: Sample, before: Sample | None) -> float | None:
     return _share(
         _grown("prefix_hit_tokens", now, before), _grown("prefix_query_tokens", now, before)
     )
+
+
+def _acceptance_rate(now: Sample, before: Sample | None) -> float | None:
+    """The share of drafted tokens that were right; None if none was drafted."""
+    return _share(_grown("accepted_tokens", now, before), _grown("draft_tokens", now, before))
+
+
+def _acceptance_length(now: Sample, before: Sample | None) -> float | None:
+    """The mean number of tokens that a request with drafts got in a step; None without drafts."""
+    num_drafts, num_accepted = (_grown(key, now, before) for key in ("drafts", "accepted_tokens"))
+    return 1 + num_accepted / num_drafts if num_drafts else None
 
 
 def _phases(now: Sample, before: Sample | None) -> dict[str, float] | None:

@@ -21,6 +21,7 @@ _NOTHING = Sample(
     model="",
     device="",
     precision="",
+    speculation="",
     uptime_s=0.0,
     stats={stat.name.lower(): 0 for stat in Stat},
     durations={each: Durations([0] * HISTOGRAM_BUCKETS, 0) for each in Histogram},

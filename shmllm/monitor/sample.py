@@ -65,6 +65,7 @@ class Sample:
         model: the name of the model; "" until the engine has its configuration.
         device: the name of the device that runs the model; "" until the engine is ready.
         precision: what the model is computed in; "" until the engine is ready.
+        speculation: who drafts tokens; "" until the engine is ready, and if nobody does.
         uptime_s: the time since the start of the engine process; 0 if it is not known.
         stats: the statistics, by the lower-case name of the Stat.
         durations: the histograms since the engine's start.
@@ -77,6 +78,7 @@ class Sample:
     model: str
     device: str
     precision: str
+    speculation: str
     uptime_s: float
     stats: dict[str, int]
     durations: dict[Histogram, Durations]
@@ -116,6 +118,7 @@ class Watch:
             view.model(),
             view.device(),
             view.precision(),
+            view.speculation(),
             (now_ns - started_ns) / 1e9 if started_ns else 0.0,
             view.stats(),
             view.all_durations(),

@@ -250,11 +250,23 @@ def _overview(figures: Figures, history: Sequence[float]) -> RenderableType:
         ("prefix hits", f"{percent(hits['interval'])}, {percent(hits['since_start'])} in all"),
         ("steps", f"{number(figures['steps_per_s'])}/s"),
     ]
+    if figures["draft_tokens"]:
+        cells += _draft_cells(figures)
     texts = [Text.assemble((f"{name:<11} ", "dim"), value) for name, value in cells]
     for begin in range(0, len(texts), 3):
         grid.add_row(*texts[begin : begin + 3])
     line = Text.assemble(("tokens/s    ", "dim"), (sparkline(history, 60), "green"))
     return Panel(Group(grid, line), border_style="dim")
+
+
+def _draft_cells(figures: Figures) -> list[tuple[str, str]]:
+    """What becomes of drafted tokens."""
+    rates, lengths = figures["draft_acceptance_rate"], figures["mean_acceptance_length"]
+    return [
+        ("drafted", f"{number(figures['draft_tokens_per_s'])} tokens/s"),
+        ("accepted", f"{percent(rates['interval'])}, {percent(rates['since_start'])} in all"),
+        ("per draft", f"{number(lengths['interval'] or lengths['since_start'])} tokens"),
+    ]
 
 
 def _gauge(share: float) -> str:

@@ -57,6 +57,8 @@ class RequestMetrics:
         num_preemptions: the number of times that the request was preempted, known when it is
             finished.
         num_cached_tokens: the number of prompt tokens that were prefix-cache hits.
+        num_steps: the number of steps that gave the request tokens, less than its tokens if
+            drafted ones were accepted.
     """
 
     arrival_time: float
@@ -66,6 +68,7 @@ class RequestMetrics:
     last_token_time: float | None = None
     num_preemptions: int = 0
     num_cached_tokens: int = 0
+    num_steps: int = 0
 
     # vLLM's class has these names for four of the timestamps.
     queued_ts = property(lambda self: self.queued_time)

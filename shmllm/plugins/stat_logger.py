@@ -33,6 +33,25 @@ class PrefixCacheStats(_Statistics):
 
 
 @dataclass(frozen=True, slots=True)
+class SpecDecodingStats(_Statistics):
+    """The tokens that were drafted since the last record.
+
+    Attributes:
+        num_spec_tokens: the most tokens that are drafted for a request in a step.
+        num_drafts: how often tokens were drafted for a request.
+        num_draft_tokens: the drafted tokens that a step computed.
+        num_accepted_tokens: those that were right.
+        num_accepted_tokens_per_pos: by their place in the draft.
+    """
+
+    num_spec_tokens: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats(_Statistics):
     """The engine's state now.
 
@@ -42,6 +61,7 @@ class SchedulerStats(_Statistics):
         step_counter: the steps since the engine's start.
         kv_cache_usage: the part of the KV cache that is used, from 0 to 1.
         prefix_cache_stats: since the last record.
+        spec_decoding_stats: since the last record; None: the engine drafts no tokens.
     """
 
     num_running_reqs: int
@@ -49,6 +69,7 @@ class SchedulerStats(_Statistics):
     step_counter: int
     kv_cache_usage: float
     prefix_cache_stats: PrefixCacheStats
+    spec_decoding_stats: SpecDecodingStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +138,15 @@ def statistics(
     def grown(name: str) -> int:
         return now[name] - before[name]
 
+    drafted = None
+    if num_places := now.get("num_speculative_tokens", 0):
+        drafted = SpecDecodingStats(
+            num_places,
+            grown("drafts"),
+            grown("draft_tokens"),
+            grown("accepted_tokens"),
+            [grown(f"accepted_at_{place}") for place in range(num_places)],
+        )
     return (
         SchedulerStats(
             now["running"],
@@ -124,6 +154,7 @@ def statistics(
             now["steps"],
             now["kv_blocks_used"] / max(now["kv_blocks_total"], 1),
             PrefixCacheStats(grown("prefix_query_tokens"), grown("prefix_hit_tokens")),
+            drafted,
         ),
         IterationStats(
             timestamp,

@@ -31,7 +31,7 @@ import struct
 from enum import IntEnum
 
 MAGIC = b"shmtrace"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sIIQQ")
 DROPPED_OFFSET = 0x10
 FACTS_OFFSET = HEADER.size
@@ -91,7 +91,7 @@ class Event(IntEnum):
 
 
 # SENT and RECEIVED: connection, position of the record's end, bytes, Direction.
-# STEP: step, requests, tokens, running << 32 | waiting, KV blocks used.
+# STEP: step, requests, drafted tokens << 32 | tokens, running << 32 | waiting, KV blocks used.
 # PHASES: step, and the ends of schedule, prepare, execute and sample.
 
 

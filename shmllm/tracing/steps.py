@@ -26,6 +26,7 @@ class TracedStep:
         boundaries_ns: the begin of the step, and then the end of each of PHASES.
         num_requests: the number of requests in the batch.
         num_tokens: the number of computed tokens.
+        num_draft_tokens: the number of drafted ones among them.
         running: the number of running requests after the step.
         waiting: the number of waiting requests after the step.
         blocks: the number of used KV blocks after the step.
@@ -36,6 +37,7 @@ class TracedStep:
     boundaries_ns: tuple[int, ...]
     num_requests: int = 0
     num_tokens: int = 0
+    num_draft_tokens: int = 0
     running: int = 0
     waiting: int = 0
     blocks: int = 0
@@ -81,7 +83,8 @@ def steps_of(records: Iterable[Record]) -> dict[int, TracedStep]:
                 last = steps[number] = TracedStep(number, record.thread, boundaries_ns)
         elif record.type == Type.STEP and record.a in steps:
             step = steps[record.a]
-            step.num_requests, step.num_tokens = record.b, record.c
+            step.num_requests = record.b
+            step.num_draft_tokens, step.num_tokens = record.c >> 32, record.c & _HALF
             step.running, step.waiting = record.d >> 32, record.d & _HALF
             step.blocks = record.e
         elif record.type == Type.SLICE and record.name == Slice.PUBLISH and last is not None:

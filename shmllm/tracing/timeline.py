@@ -264,6 +264,8 @@ def _spans(
     pid = recording.pid
     for step in steps.values():
         facts = {"requests": step.num_requests, "tokens": step.num_tokens}
+        if step.num_draft_tokens:
+            facts["drafted"] = step.num_draft_tokens
         yield Span(pid, step.thread, f"step {step.number}", step.begin_ns, step.end_ns, facts)
         for name, begin_ns, end_ns in step.phases():
             if end_ns > begin_ns:

@@ -196,6 +196,9 @@ def make_info(
         enable_prefix_caching=config.cache.enable_prefix_caching,
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         max_loras=config.lora.max_loras if config.lora.enable_lora else 0,
+        speculative_method=config.speculative.method or "",
+        speculative_model=config.speculative.model or "",
+        num_speculative_tokens=config.speculative.most_drafted,
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 

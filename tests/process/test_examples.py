@@ -22,8 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 DOCUMENTS = [
     "README.md",
-    *("docs/clients.md", "docs/ipc.md", "docs/python.md", "docs/structured-outputs.md"),
-    "docs/tools.md",
+    *("docs/clients.md", "docs/ipc.md", "docs/python.md", "docs/speculation.md"),
+    *("docs/structured-outputs.md", "docs/tools.md"),
 ]
 Run = Callable[[str], str]
 TIMEOUT_S = 120
@@ -112,6 +112,17 @@ def test_sampling_does_not_depend_on_the_batch(run_example: Run) -> None:
     texts = re.findall(r"^seed \d: (.*)$", out, re.MULTILINE)
     assert len(texts) == 6
     assert len(set(texts)) > 1
+
+
+def test_speculative_needs_fewer_steps_for_the_same_text(run_example: Run) -> None:
+    out = run_example("speculative.py")
+    found = re.findall(r"^(.*): (\d+) tokens in (\d+) steps", out, re.MULTILINE)
+    (plain, tokens, steps), *drafting = found
+    assert (plain, tokens) == ("no drafts", steps)
+    assert [name for name, _, _ in drafting] == ["ngram", "suffix"]
+    assert all(int(count) < int(steps) for _, _, count in drafting)
+    assert len(re.findall(r"% of \d+ drafted tokens accepted$", out, re.MULTILINE)) == 2
+    assert out.rstrip().endswith("same text: True")
 
 
 def test_batch_file_writes_a_line_for_each(tmp_path: Path, run_example: Run) -> None:

@@ -10,6 +10,8 @@ from support.engines import STEP_S, is_idle, slow_steps
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
+from shmllm.compat.vllm_metrics import DRAFT_COUNTERS, Counter, Vector, as_metrics
+from shmllm.plugins.stat_logger import statistics
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -47,6 +49,44 @@ def test_a_steps_time_is_split_into_its_phases(llm: LLM) -> None:
     spent = {phase: after[f"{phase}_ns"] - before[f"{phase}_ns"] for phase in phases}
     assert min(spent.values()) > 0
     assert spent["execute"] > 9 * STEP_S * 1e9  # the last step's are counted behind its outputs
+
+
+@pytest.mark.parametrize("multiprocess", [True, False])
+def test_drafts_are_counted(multiprocess: bool) -> None:
+    options = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    with LLM(multiprocess=multiprocess, speculative_config=options) as llm:
+        before = llm.get_metrics()
+        (output,) = llm.generate("x = 1\n" * 20, params, use_tqdm=False)
+        assert holds_within(lambda: llm.get_metrics()["requests_finished"] == 1, PATIENCE_S)
+        found = llm.get_metrics()
+    assert found.keys() == before.keys()
+    assert found["num_speculative_tokens"] == 4
+    accepted = [found[f"accepted_at_{place}"] for place in range(4)]
+    assert found["accepted_tokens"] == sum(accepted) > 0
+    assert accepted == sorted(accepted, reverse=True)
+    assert accepted[0] <= found["drafts"] <= found["draft_tokens"] <= 4 * found["drafts"]
+    assert output.metrics is not None
+    assert output.metrics.num_steps + found["accepted_tokens"] == 60
+
+    metrics = {each.name: each for each in as_metrics(found, "tiny")}
+    vector = metrics["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    assert isinstance(vector, Vector)
+    assert vector.values == accepted
+    for name, key in DRAFT_COUNTERS.items():
+        assert metrics[f"vllm:{name}"] == Counter(
+            f"vllm:{name}", {"model_name": "tiny", "engine": "0"}, found[key]
+        )
+    drafted = statistics(found, before, 0.0)[0].spec_decoding_stats
+    assert drafted is not None
+    assert drafted.num_accepted_tokens_per_pos == accepted
+
+
+def test_without_drafts_there_are_no_metrics_of_them(llm: LLM) -> None:
+    found = llm.get_metrics()
+    assert found["drafts"] == found["num_speculative_tokens"] == 0
+    assert not [each for each in as_metrics(found, "tiny") if "spec_decode" in each.name]
+    assert statistics(found, found, 0.0)[0].spec_decoding_stats is None
 
 
 def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:

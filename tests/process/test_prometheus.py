@@ -19,7 +19,7 @@ from support.programs import CLI, environment, python
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
-from shmllm.cli.metrics import COUNTERS, GAUGES
+from shmllm.cli.metrics import COUNTERS, GAUGES, EngineCollector
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -164,3 +164,19 @@ def test_without_prometheus_client_the_error_says_what_to_install(command: list[
     assert done.returncode == 2
     assert b"needs prometheus_client: pip install 'prometheus-client>=" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_accepted_tokens_are_served_by_their_place_in_the_draft() -> None:
+    prometheus = pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    stats = dict.fromkeys((*GAUGES, *COUNTERS), 1) | {
+        "num_speculative_tokens": 2,
+        "accepted_at_0": 7,
+        "accepted_at_1": 5,
+    }
+    registry = prometheus.CollectorRegistry()
+    registry.register(EngineCollector(lambda: (stats, {}), {"engine": "e"}, ()))
+    name = "shmllm_spec_decode_num_accepted_tokens_per_pos_total"
+    for place, count in (("0", 7), ("1", 5)):
+        labels = {"engine": "e", "position": place}
+        assert registry.get_sample_value(name, labels) == count
+    assert registry.get_sample_value("shmllm_spec_decode_num_drafts_total", {"engine": "e"}) == 1

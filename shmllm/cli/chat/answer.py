@@ -41,6 +41,7 @@ class Answer:
         limit: `max_tokens` of the request.
         reasoning: what the model wrote before the answer.
         calls: the tool calls, in OpenAI's form.
+        num_steps: the steps of the engine that gave the tokens.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Answer:
     limit: int | None = None
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
+    num_steps: int = 0
 
     @property
     def is_one(self) -> bool:
@@ -65,6 +67,8 @@ class Answer:
         parts = [f"{self.num_tokens:,} token{'s' * (self.num_tokens != 1)}"]
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.1f} tokens/s")
+        if 0 < self.num_steps < self.num_tokens:
+            parts.append(f"{self.num_tokens / self.num_steps:,.1f} tokens a step")
         if self.first_token_s is not None:
             parts.append(f"first after {self.first_token_s:,.2f} s")
             parts.append(
@@ -219,4 +223,5 @@ def _answer(reply: Reply, request: PreparedRequest | None, states: list[RequestS
         request.params.max_tokens,
         reply.reasoning,
         tuple(call.as_dict() for call in reply.tool_calls),
+        metrics.num_steps,
     )

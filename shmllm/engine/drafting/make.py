@@ -9,9 +9,11 @@ from shmllm.core.scheduler import Scheduler
 from shmllm.engine.drafting.drafter import Drafter, RunnerDrafter
 from shmllm.engine.drafting.drafting import Drafting
 from shmllm.engine.drafting.ngram import NgramDrafter
+from shmllm.engine.drafting.suffix import SuffixDrafter
 
 DRAFTERS: dict[Method, Callable[[SpeculativeConfig], Drafter]] = {
     "ngram": lambda config: NgramDrafter(config.lookup_min, config.lookup_max),
+    "suffix": SuffixDrafter,
     "draft_model": lambda _: RunnerDrafter(),
     "mtp": lambda _: RunnerDrafter(),
 }

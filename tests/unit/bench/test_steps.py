@@ -89,6 +89,15 @@ def test_steps_that_only_decode(field: StepField, value: int, expected: bool) ->
     assert is_decode(np.array([values])).tolist() == [expected]
 
 
+@pytest.mark.parametrize(("tokens", "expected"), [(9, True), (10, False)])
+def test_drafted_tokens_are_a_part_of_decoding(tokens: int, expected: bool) -> None:
+    values = record(0)
+    values[StepField.NUM_TOKENS] = tokens
+    values[StepField.NUM_DRAFT_TOKENS] = 5
+    values[StepField.NUM_SAMPLED] = 7
+    assert is_decode(np.array([values])).tolist() == [expected]
+
+
 def test_percentiles_are_measured_values() -> None:
     values = [5.0, 1.0, 9.0, 3.0]
     found = percentiles(values)

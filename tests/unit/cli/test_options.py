@@ -67,6 +67,10 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "logprobs_mode": (["--logprobs-mode", "raw_logits"], "raw_logits"),
     "logits_processors": (["--logits-processors", "a.b:C,d:E"], ("a.b:C", "d:E")),
     "enforce_eager": (["--enforce-eager"], True),
+    "speculative_config": (
+        ["--draft", "suffix", "--draft-tokens", "3"],
+        {"method": "suffix", "num_speculative_tokens": 3},
+    ),
     "model": (["--model", "tiny"], "tiny"),
 }
 """For each option: words on the command line, and the value that they mean."""
@@ -143,6 +147,8 @@ def test_an_option_reaches_the_engine_from_the_command_line(name: str):
         (["--max-num-seqs", "0"], "--max-num-seqs"),
         (["--max-logprobs", "-2"], "--max-logprobs"),
         (["--dtype", "half"], "--dtype"),
+        (["--draft", "ngram", "--draft-tokens", "33"], "--draft-tokens"),
+        (["--draft-tokens", "3"], "--draft-tokens needs --draft"),
     ],
 )
 def test_a_value_that_is_not_valid_is_one_usage_error(arguments: list[str], words: str):
@@ -150,6 +156,10 @@ def test_a_value_that_is_not_valid_is_one_usage_error(arguments: list[str], word
     assert not options
     assert words in said
     assert "Traceback" not in said
+
+
+def test_a_model_can_draft():
+    assert taken("--draft", "tiny")[0]["speculative_config"] == {"model": "tiny"}
 
 
 def test_help_names_every_flag_with_its_help():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import monotonic_ns
-from types import SimpleNamespace
 
 import pytest
+from support.fakes import FakeRunner, info
 
-from shmllm.engine.core import StepTimings
+from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.engine.core import EngineCore, StepTimings
 from shmllm.engine.reporter import Reporter
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
@@ -37,17 +38,24 @@ def reporter(control: Segment) -> Reporter:
     return Reporter(ControlPage(control))
 
 
-def tokens(count: int, *queued_ns: int) -> OutputColumns:
-    return OutputColumns(token_ids=[7] * count, queued_ns=list(queued_ns))
+def tokens(count: int, *queued_ns: int, each: int = 1) -> OutputColumns:
+    """The outputs of `count` requests that got `each` tokens."""
+    counts, ids = [each] * count, [7] * (count * each)
+    return OutputColumns(counts=counts, token_ids=ids, queued_ns=list(queued_ns))
 
 
 def step(reporter: Reporter, end_ms: int, *outputs: OutputColumns, length_ms: int = 2) -> None:
     """Report a step that ended at `end_ms`: publishing took 0.5 ms and scheduling 0.1 ms."""
     end = BEGIN + end_ms * MS
     began, stepped = end - length_ms * MS, end - MS // 2
-    timings = StepTimings(num_tokens=70, num_requests=65)
+    timings = StepTimings(num_tokens=70, num_requests=65, num_draft_tokens=5, num_accepted_tokens=3)
     timings.moments_ns = (began, began + MS // 10, *[stepped] * 4)
     reporter.step(timings, stepped, end, dict(enumerate(outputs)))
+
+
+def make_core(**facts: object) -> EngineCore:
+    config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
+    return EngineCore(config, FakeRunner(info(**facts)))
 
 
 def counts(view: ControlView, histogram: Histogram) -> dict[int, int]:
@@ -95,12 +103,9 @@ def test_the_marks_of_the_start_are_in_order(control: Segment, view: ControlView
     reporter.imported("small")
     assert view.mark_ns(Mark.READY) == 0
     assert (view.model(), view.engine_state) == ("small", EngineState.STARTING)
-    reporter.ready(
-        SimpleNamespace(
-            info=SimpleNamespace(num_counted_blocks=3, device="a card", precision="float16")
-        )
-    )
+    reporter.ready(make_core(device="a card", speculative_method="ngram", num_speculative_tokens=8))
     assert (view.device(), view.engine_state) == ("a card", EngineState.READY)
+    assert (view.precision(), view.speculation()) == ("float32", "ngram, up to 8")
     moments = [began, *[view.mark_ns(mark) for mark in Mark], monotonic_ns()]
     assert moments == sorted(moments)
 
@@ -126,3 +131,25 @@ def test_each_step_is_logged(reporter: Reporter, view: ControlView) -> None:
     assert steps.fields[:, StepField.NUM_REQUESTS].tolist() == [65, 65]
     assert steps.fields[:, StepField.NUM_SAMPLED].tolist() == [2, 3]
     assert steps.fields[:, StepField.NUM_FIRST].tolist() == [1, 0]
+    assert steps.fields[:, StepField.NUM_DRAFT_TOKENS].tolist() == [5, 5]
+    assert steps.fields[:, StepField.NUM_ACCEPTED_TOKENS].tolist() == [3, 3]
+
+
+def test_tokens_that_come_together_count_as_one_latency(
+    reporter: Reporter, view: ControlView
+) -> None:
+    step(reporter, 20, tokens(3, BEGIN, BEGIN, BEGIN))
+    step(reporter, 26, tokens(3, each=4))
+    assert counts(view, Histogram.ITL) == {bucket_of(6 * MS): 3}
+
+
+def test_accepted_tokens_are_written_by_their_place(reporter: Reporter, view: ControlView) -> None:
+    core = make_core(speculative_method="ngram", num_speculative_tokens=3)
+    core.scheduler.stats.add_draft(3, 2)
+    core.scheduler.stats.add_draft(2, 1)
+    reporter.ready(core)
+    reporter.write_state(core)
+    stats = view.stats()
+    assert (stats["drafts"], stats["draft_tokens"], stats["accepted_tokens"]) == (2, 5, 3)
+    assert [stats[f"accepted_at_{place}"] for place in range(3)] == [2, 1, 0]
+    assert "accepted_at_3" not in stats

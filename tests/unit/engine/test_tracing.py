@@ -12,6 +12,8 @@ from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.observer import NULL_OBSERVER
+from shmllm.core.plan import StepPlan
+from shmllm.core.request import Request
 from shmllm.engine.core import EngineCore
 from shmllm.engine.tracer import EngineTracer
 from shmllm.params.pooling import Pooling, PoolingType
@@ -114,6 +116,23 @@ def test_a_long_prompt_has_several_chunks(make: Callable[..., Traced]) -> None:
     span = traced.spans()[0]
     assert names(span) == ["queued", *["prefill"] * 3, "first token", "finished"]
     assert chunks(span) == [(0, 4), (4, 4), (8, 2)]
+
+
+def test_drafted_tokens_are_no_prefill(make: Callable[..., Traced]) -> None:
+    traced = make()
+    request = Request(
+        PLACE, EngineCoreRequest(5, [1, 2, 3], SamplingParams()), max_model_len=64, seed=0
+    )
+    request.num_computed_tokens = 6
+    plan = StepPlan(step=1, num_tokens=3, starts=[3])
+    plan.drafts[0] = [8, 9]
+    plan.requests.append(request)
+    plan.counts.append(3)
+    traced.core.observer.stepped(plan, (10, 20, 30, 40, 50, 60))
+    records = traced.recording().records
+    assert not [each for each in records if (each.type, each.name) == (Type.EVENT, Event.PREFILL)]
+    step = steps_of(records)[1]
+    assert (step.num_tokens, step.num_draft_tokens) == (3, 2)
 
 
 def test_a_prefix_hit_is_not_computed(make: Callable[..., Traced]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shmllm.config.speculative import MOST_DRAFTED
 from shmllm.ipc import layout
 from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.stats import PHASES, Histogram, Mark, Stat, StepField
@@ -104,8 +105,12 @@ def test_each_phase_has_a_statistics_word_and_a_field(phase: str) -> None:
 
 def test_fields_do_not_overlap() -> None:
     assert layout.CONTROL_STATS_OFFSET + 8 * layout.NUM_STAT_WORDS <= (
+        layout.CONTROL_ACCEPTED_AT_OFFSET
+    )
+    assert layout.CONTROL_ACCEPTED_AT_OFFSET + 8 * layout.NUM_DRAFT_PLACES <= (
         layout.CONTROL_LAST_WORDS_SIZE_OFFSET
     )
+    assert layout.NUM_DRAFT_PLACES == MOST_DRAFTED
     assert max(Stat) < layout.NUM_STAT_WORDS
     assert layout.CONTROL_LAST_WORDS_OFFSET + layout.LAST_WORDS_BYTES <= layout.CONTROL_END_OFFSET
     table = layout.NUM_CLIENTS * layout.WORD_BYTES
@@ -115,7 +120,8 @@ def test_fields_do_not_overlap() -> None:
     assert layout.CONTROL_DEVICE_OFFSET + layout.NAME_BYTES <= layout.CONTROL_MODEL_OFFSET
     assert layout.CONTROL_MODEL_OFFSET + layout.NAME_BYTES <= layout.CONTROL_ANSWER_OFFSET
     assert layout.CONTROL_ANSWER_OFFSET + table <= layout.CONTROL_PRECISION_OFFSET
-    assert layout.CONTROL_PRECISION_OFFSET + layout.NAME_BYTES <= layout.CONTROL_HELLO_OFFSET
+    assert layout.CONTROL_PRECISION_OFFSET + layout.NAME_BYTES <= layout.CONTROL_SPECULATION_OFFSET
+    assert layout.CONTROL_SPECULATION_OFFSET + layout.NAME_BYTES <= layout.CONTROL_HELLO_OFFSET
     assert layout.CONTROL_HELLO_OFFSET + table <= layout.CONTROL_DOORBELL_OFFSET
     assert (
         layout.CONTROL_DOORBELL_OFFSET + layout.DOORBELL_BYTES <= layout.CONTROL_HISTOGRAMS_OFFSET

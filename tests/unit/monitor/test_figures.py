@@ -37,7 +37,7 @@ def sample(time_s: float = 0.0, **stats: int) -> Sample:
     client = ClientSample(88, "python [bold]train.py[/bold]", 0.25, 0.0, True, "active")
     none = {histogram: durations() for histogram in Histogram}
     return Sample(
-        int(time_s * 1e9), "ready", "small", "cpu", "float32", 75.0, values, none, (client,), ()
+        int(time_s * 1e9), "ready", "small", "cpu", "float32", "", 75.0, values, none, (client,), ()
     )
 
 
@@ -72,6 +72,28 @@ def test_hit_rates_and_latencies_are_given_for_the_interval_and_since_the_start(
         "p90": None,
         "p99": None,
     }
+
+
+def test_acceptance_is_given_for_the_interval_and_since_the_start() -> None:
+    before = sample(1.0, drafts=10, draft_tokens=40, accepted_tokens=0)
+    now = sample(3.0, drafts=30, draft_tokens=120, accepted_tokens=60)
+    found = figures(ENGINE, now, before)
+    assert found["draft_tokens_per_s"] == 40.0
+    assert found["draft_acceptance_rate"] == {"interval": 0.75, "since_start": 0.5}
+    assert found["mean_acceptance_length"] == {"interval": 4.0, "since_start": 3.0}
+    none = {"interval": None, "since_start": None}
+    idle = figures(ENGINE, sample(2.0), sample(1.0))
+    assert idle["draft_acceptance_rate"] == idle["mean_acceptance_length"] == none
+
+
+def test_drafts_are_shown_once_there_are_some() -> None:
+    now = sample(3.0, drafts=30, draft_tokens=120, accepted_tokens=60)
+    found = figures(ENGINE, now, sample(1.0))
+    text = " ".join("\n".join(shown(engine_screen(found, [], "main"), 120)).split())
+    assert "drafted 60 tokens/s" in text
+    assert "accepted 50.0 %, 50.0 % in all" in text
+    assert "per draft 3 tokens" in text
+    assert "drafted" not in "\n".join(shown(engine_screen(BUSY, [], "main"), 120))
 
 
 def test_phases_are_means_over_the_steps_of_the_interval() -> None:

@@ -72,11 +72,13 @@ def test_each_answer_sees_what_was_said_before() -> None:
 
 
 def test_a_line_after_each_answer_has_its_figures() -> None:
-    talk = Talk(done("1"), Answer("x", "stop", 1))
-    talk.enter("one", "two")
+    drafted = Answer("x", "stop", 9, num_steps=4)
+    talk = Talk(done("1"), Answer("x", "stop", 1, num_steps=1), drafted)
+    talk.enter("one", "two", "three")
     assert talk.remarks().splitlines() == [
         "[2 tokens, 10.0 tokens/s, first after 0.50 s, 16 of 20 prompt tokens cached]",
         "[1 token]",
+        "[9 tokens, 2.2 tokens a step]",
     ]
 
 

@@ -1,0 +1,130 @@
+"""Speculative decoding as users of the commands meet it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import command
+from support.engines import named_engine
+from support.programs import CLI, Completed, python
+from support.terminals import opened_terminal
+from support.waiting import PATIENCE_S, holds_within
+
+from shmllm import LLM, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+SMALL = ("-m", "tiny", "--num-threads", "1", "--kv-cache-memory-bytes", str(2**26))
+TEXT = "x = 1\n" * 12
+DRAFTING = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
+
+
+def generate(*arguments: str) -> Completed:
+    return command("generate", TEXT, "--max-tokens", "40", *SMALL, *arguments)
+
+
+@pytest.mark.parametrize(
+    "sampling", [("--temperature", "0"), ("--temperature", "1", "--seed", "5")]
+)
+def test_drafts_do_not_change_the_text(sampling: tuple[str, ...]) -> None:
+    plain = generate(*sampling)
+    assert plain.returncode == 0, plain.stderr.decode()
+    assert b"drafts by" not in plain.stderr
+    for method, said in (("ngram", b"ngram, up to 3"), ("suffix", b"suffix, up to 3")):
+        drafted = generate("--draft", method, "--draft-tokens", "3", *sampling)
+        assert (drafted.returncode, drafted.stdout) == (0, plain.stdout)
+        assert b"drafts by " + said in drafted.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--draft", "./ngarm"), "shmllm: speculative_config: model './ngarm' not found"),
+        (("--draft-tokens", "3"), "Error: --draft-tokens needs --draft"),
+        (("--draft", "ngram", "--draft-tokens", "33"), "Error: Invalid value for '--draft-tokens'"),
+    ],
+)
+def test_a_bad_value_is_one_error(arguments: tuple[str, ...], message: str) -> None:
+    done = generate(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    errors = [line for line in done.stderr.decode().splitlines() if "rror" in line or "not" in line]
+    assert len(errors) == 1
+    assert errors[0].startswith(message)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of an engine that has drafted."""
+    directory = tmp_path_factory.mktemp("drafting")
+    with named_engine(directory, speculative_config=DRAFTING) as (name, _):
+        with LLM.attach(name) as llm:
+            config = llm.llm_engine.vllm_config.speculative_config
+            assert (config.method, config.num_speculative_tokens) == ("ngram", 4)
+            params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+            llm.generate(TEXT, params, use_tqdm=False)
+            assert holds_within(lambda: llm.get_metrics()["requests_finished"] == 1, PATIENCE_S)
+        yield name
+
+
+def records(*arguments: str) -> list[dict[str, Any]]:
+    done = python("-c", CLI, *arguments)
+    assert done.returncode == 0, done.stderr.decode()
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_engine_ls_shows_who_drafts(engine: str) -> None:
+    (record,) = [each for each in records("engine", "ls", "--json") if each["name"] == engine]
+    assert record["speculation"] == "ngram, up to 4"
+    assert record["draft_tokens"] > 0
+    lines = command("engine", "ls").stdout.decode().splitlines()
+    assert "drafts" in lines[0]
+    assert "ngram, up to 4" in next(line for line in lines if line.startswith(f"{engine} "))
+
+
+def test_top_shows_acceptance(engine: str) -> None:
+    (record,) = records("top", engine, "--once", "--json", "--interval", "0.1")
+    rate, length = record["draft_acceptance_rate"], record["mean_acceptance_length"]
+    assert rate["interval"] is length["interval"] is None
+    assert 0 < rate["since_start"] <= 1 < length["since_start"] <= 5
+    with opened_terminal("top", engine, "--interval", "0.2", columns=110, lines=36) as seen:
+        shown = f"{100 * rate['since_start']:.1f} % in all"
+        assert seen.shows(lambda text: "drafted" in text and shown in text), seen.text()
+        seen.type(b"q")
+        assert seen.ends() == 0
+
+
+def test_bench_shows_steps_and_acceptance(tmp_path: Path, engine: str) -> None:
+    target, prompts = tmp_path / "result.json", tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": TEXT}) + "\n")
+    done = command(
+        *("bench", "throughput", "--attach", engine, "--num-prompts", "1"),
+        *("--num-iters", "1", "--num-iters-warmup", "1", "--output-len", "40"),
+        *("--dataset-name", "custom", "--dataset-path", str(prompts)),
+        *("--output-json", str(target)),
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    heading = done.stdout.decode().splitlines()[0]
+    assert "steps  drafts accepted  tokens/request and step" in heading
+    record = json.loads(target.read_text())
+    assert record["facts"]["speculative_method"] == "ngram"
+    (found,) = record["results"]
+    assert 0 < found["accepted_tokens"] <= found["draft_tokens"]
+    assert found["draft_acceptance_rate"] == found["accepted_tokens"] / found["draft_tokens"]
+    assert found["num_steps"] == 40 - found["accepted_tokens"]
+    assert found["tokens_per_request_and_decode_step"] == pytest.approx(
+        39 / (found["num_steps"] - 1)
+    )
+
+
+def test_a_command_cannot_change_who_drafts_in_a_running_engine(engine: str) -> None:
+    done = command("generate", TEXT, "--attach", engine, "--draft", "suffix")
+    assert done.returncode == 2
+    assert f"Error: --draft is for starting an engine; '{engine}' runs already" in (
+        done.stderr.decode()
+    )
