@@ -10,7 +10,7 @@ from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.engine.drafting.drafter import Drafter
-from shmllm.engine.drafting.pace import Pace
+from shmllm.engine.drafting.pace import Offer, Pace
 
 PRIOR = 0.7
 """The probability that a draft is accepted, before any was."""
@@ -49,8 +49,8 @@ class Drafting:
         decoding = [each for each in running if self._is_draftable(each)]
         offers = [(each, draft) for each in decoding if (draft := self._draft(each))]
         if self._pace is not None and offers:
-            chances = [(each.acceptance.probability, len(draft)) for each, draft in offers]
-            counts = self._pace.choose(chances, len(running))
+            offered = [Offer(each.acceptance.probability, len(draft)) for each, draft in offers]
+            counts = self._pace.choose(offered, len(running))
             offers = [
                 (each, draft[:count])
                 for (each, draft), count in zip(offers, counts, strict=True)

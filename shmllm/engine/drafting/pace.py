@@ -8,15 +8,32 @@ module estimates both while the engine runs. It must not know who drafts.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
-TIMES_KEPT = 7
+import numpy as np
+
+TIMES_KEPT = 5
 """The median of this many last times of steps with the same number of tokens counts."""
 FIRST_PROBE, LAST_PROBE = 16, 512
 """After so many steps without drafts, which double as long as probes fail, one has them again."""
+PROBED = 2
+"""The most drafts of such a step for each request."""
+LONGEST_DRAFTING = 32
+"""After so many steps with drafts, one has none: that is what they are compared with."""
+
+
+class Offer(NamedTuple):
+    """What was drafted for a request.
+
+    chance: the probability that a draft is accepted if those before it were.
+    size: the number of drafts.
+    """
+
+    chance: float
+    size: int
 
 
 class StepTimes:
@@ -25,85 +42,95 @@ class StepTimes:
     def __init__(self) -> None:
         self._times: dict[int, deque[int]] = {}
         self._medians: dict[int, float] = {}
-        self._sizes: list[int] = []
 
     def add(self, num_tokens: int, time_ns: int) -> None:
         """Take note of a step."""
-        times = self._times.get(num_tokens)
-        if times is None:
-            times = self._times[num_tokens] = deque(maxlen=TIMES_KEPT)
-            insort(self._sizes, num_tokens)
+        times = self._times.setdefault(num_tokens, deque(maxlen=TIMES_KEPT))
         times.append(time_ns)
         self._medians[num_tokens] = median(times)
 
-    def estimate(self, num_tokens: int) -> float | None:
-        """The time of a step with so many tokens, in ns: between the times of fewer and of more
-        tokens, or that of the nearest number; None if no step was measured."""
-        sizes = self._sizes
-        if not sizes:
+    def nearest(self, num_tokens: int) -> float | None:
+        """The time of steps whose number of tokens is nearest, in ns; None: none was measured."""
+        if not self._medians:
             return None
-        at = bisect_left(sizes, num_tokens)
-        if at == len(sizes) or sizes[at] == num_tokens or not at:
-            return self._medians[sizes[min(at, len(sizes) - 1)]]
-        below, above = sizes[at - 1], sizes[at]
-        low, high = self._medians[below], self._medians[above]
-        return low + (high - low) * (num_tokens - below) / (above - below)
+        return self._medians[min(self._medians, key=lambda size: abs(size - num_tokens))]
+
+    def above(self, num_tokens: int) -> list[tuple[int, float]]:
+        """The numbers of tokens above this one, ascending, and the times of such steps."""
+        return sorted(each for each in self._medians.items() if each[0] > num_tokens)
 
 
 class Pace:
-    """Chooses how many of the offered drafts a step computes."""
+    """Chooses how many of the offered drafts a step computes.
+
+    Attributes:
+        break_even: the probability that the next draft must exceed to pay, when drafts were last
+            offered; 1 and more mean that no draft pays.
+    """
 
     def __init__(self) -> None:
         self._plain, self._drafted = StepTimes(), StepTimes()
-        self._num_idle = 0
+        self._num_idle = self._num_drafting = 0
         self._next_probe = FIRST_PROBE
+        self.break_even = 0.0
 
     def measured(self, num_tokens: int, has_drafts: bool, time_ns: int) -> None:
         """Take note of a step that only decoded."""
         (self._drafted if has_drafts else self._plain).add(num_tokens, time_ns)
 
-    def choose(self, offered: Sequence[tuple[float, int]], num_requests: int) -> list[int]:
+    def choose(self, offers: Sequence[Offer], num_requests: int) -> list[int]:
         """How many of its drafts each request gets computed.
 
         Args:
-            offered: for each request, the probability that a draft is accepted if those before it
-                were, and the number of its drafts.
+            offers: what was drafted for each request.
             num_requests: how many requests decode in the step, also those without drafts.
         """
-        chances = sorted(
-            (
-                (chance**place, place, index)
-                for index, (chance, count) in enumerate(offered)
-                for place in range(1, count + 1)
-            ),
-            reverse=True,
-        )
-        plain = self._plain.estimate(num_requests)
-        if plain is None:
-            return self._none(offered)
-        best, best_rate, expected = 0, num_requests / plain, float(num_requests)
-        for count, (chance, _, _) in enumerate(chances, 1):
-            expected += chance
-            size = num_requests + count
-            time_ns = self._drafted.estimate(size) or self._plain.estimate(size) or plain
-            if expected / max(time_ns, plain) > best_rate:
-                best, best_rate = count, expected / max(time_ns, plain)
-        return self._take(offered, chances[:best]) if best else self._none(offered)
-
-    def _take(
-        self, offered: Sequence[tuple[float, int]], taken: Sequence[tuple[float, int, int]]
-    ) -> list[int]:
+        plain = self._plain.nearest(num_requests)
+        if plain is None or self._num_drafting >= LONGEST_DRAFTING:
+            self._num_drafting = 0
+            return [0] * len(offers)
+        chances = np.sort(_chances(offers))[::-1]
+        times = self._estimate(num_requests, plain, len(chances))
+        chances = chances[: len(times)]
+        rates = (num_requests + np.cumsum(chances)) / times
+        self.break_even = float((times[0] - plain) * num_requests / plain)
+        best = int(rates.argmax())
+        if rates[best] <= num_requests / plain:
+            return self._rest(offers)
         self._num_idle, self._next_probe = 0, FIRST_PROBE
-        counts = [0] * len(offered)
-        for _, place, index in taken:
-            counts[index] = max(counts[index], place)
-        return counts
+        self._num_drafting += 1
+        return _counts(offers, chances[best])
 
-    def _none(self, offered: Sequence[tuple[float, int]]) -> list[int]:
-        """No drafts, but all of them now and then: times and acceptance may have changed."""
+    def _estimate(self, num_requests: int, plain: float, most: int) -> np.ndarray:
+        """The times of steps with 1 to `most` drafts, in ns; of fewer, if the time of more cannot
+        be told from the steps that were measured."""
+        known = [(num_requests, plain), *self._drafted.above(num_requests)]
+        sizes, times = (np.array(column, np.float64) for column in zip(*known, strict=True))
+        times = np.maximum.accumulate(times)
+        largest = int(sizes[-1])
+        wanted = np.arange(1, most + 1) + num_requests
+        wanted = wanted[: max(largest + 1, largest * 3 // 2) - num_requests]
+        found = np.interp(wanted, sizes, times)
+        if len(known) > 1:
+            slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+            found += slope * np.maximum(wanted - largest, 0)
+        return found
+
+    def _rest(self, offers: Sequence[Offer]) -> list[int]:
+        """No drafts, but some now and then: times and acceptance may have changed."""
         self._num_idle += 1
         if self._num_idle < self._next_probe:
-            return [0] * len(offered)
+            return [0] * len(offers)
         self._num_idle = 0
         self._next_probe = min(2 * self._next_probe, LAST_PROBE)
-        return [count for _, count in offered]
+        return [min(offer.size, PROBED) for offer in offers]
+
+
+def _chances(offers: Sequence[Offer]) -> np.ndarray:
+    """The probability of each draft that it and all before it are accepted."""
+    return np.concatenate([offer.chance ** np.arange(1, offer.size + 1) for offer in offers])
+
+
+def _counts(offers: Sequence[Offer], least: float) -> list[int]:
+    """How many drafts of each offer have at least this probability."""
+    return [int((offer.chance ** np.arange(1, offer.size + 1) >= least).sum()) for offer in offers]
