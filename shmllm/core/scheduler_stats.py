@@ -24,6 +24,8 @@ class SchedulerStats:
         drafts: how often tokens were drafted for a request.
         draft_tokens: the drafted tokens that a step computed.
         accepted_tokens: those that were the tokens that were sampled.
+        draft_break_even: the share of drafts that must be accepted for them to save time, measured
+            when some were drafted last; 1 and more: none would. 0: it is not known.
         accepted_at: by their place in the draft, from 0.
     """
 
@@ -37,6 +39,7 @@ class SchedulerStats:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    draft_break_even: float = 0.0
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTED)
 
     def add_draft(self, num_drafted: int, num_accepted: int) -> None:

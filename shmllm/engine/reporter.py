@@ -167,6 +167,7 @@ class Reporter:
         set_stat(Stat.DRAFTS, stats.drafts)
         set_stat(Stat.DRAFT_TOKENS, stats.draft_tokens)
         set_stat(Stat.ACCEPTED_TOKENS, stats.accepted_tokens)
+        set_stat(Stat.DRAFT_BREAK_EVEN, round(1000 * max(stats.draft_break_even, 0)))
         if stats.drafts:
             self._page.set_accepted_at(stats.accepted_at)
         set_stat(Stat.DRAIN_NS, self.drain_ns)

@@ -42,6 +42,7 @@ class Stat(IntEnum):
     DRAFTS = 27
     DRAFT_TOKENS = 28
     ACCEPTED_TOKENS = 29
+    DRAFT_BREAK_EVEN = 30
 
 
 class Mark(IntEnum):

@@ -262,10 +262,12 @@ def _overview(figures: Figures, history: Sequence[float]) -> RenderableType:
 def _draft_cells(figures: Figures) -> list[tuple[str, str]]:
     """What becomes of drafted tokens."""
     rates, lengths = figures["draft_acceptance_rate"], figures["mean_acceptance_length"]
+    even = figures["draft_break_even"]
     return [
         ("drafted", f"{number(figures['draft_tokens_per_s'])} tokens/s"),
         ("accepted", f"{percent(rates['interval'])}, {percent(rates['since_start'])} in all"),
         ("per draft", f"{number(lengths['interval'] or lengths['since_start'])} tokens"),
+        *([("pays above", f"{percent(even)} accepted")] if even else []),
     ]
 
 

@@ -51,6 +51,7 @@ class Drafting:
         if self._pace is not None and offers:
             offered = [Offer(each.acceptance.probability, len(draft)) for each, draft in offers]
             counts = self._pace.choose(offered, len(running))
+            self._scheduler.stats.draft_break_even = self._pace.break_even
             offers = [
                 (each, draft[:count])
                 for (each, draft), count in zip(offers, counts, strict=True)
