@@ -103,7 +103,7 @@ def test_preemption(
         assert preemptions > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [k if k == "mixed" else slow(k) for k in KINDS])
 def test_drafts(start: Any, alone: list[Any], requests: list[Any], kind: Kind) -> None:
     known = {
         (tuple(prompt["prompt_token_ids"]), params.seed): said[0]
