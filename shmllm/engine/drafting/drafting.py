@@ -57,6 +57,8 @@ class Drafting:
                 for (each, draft), count in zip(offers, counts, strict=True)
                 if count
             ]
+        for each in running:
+            each.draft_ids = ()
         for each, draft in offers:
             each.draft_ids = draft
 
