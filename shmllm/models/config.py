@@ -289,7 +289,7 @@ class ModelConfig:
         """
         if count > len(self.further_layers):
             raise EngineStartError(
-                f"{count} layers that predict further tokens (method mtp) are not possible: a "
+                f"method mtp needs {count} of the layers that predict further tokens, and a "
                 f"checkpoint of {self.architecture} with these fields has "
                 f"{len(self.further_layers)}"
             )
