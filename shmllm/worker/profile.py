@@ -60,6 +60,9 @@ class ProfiledRunner:
     def check_params(self, params: Any) -> None:
         self.runner.check_params(params)
 
+    def keeps_state_of(self, row: int) -> bool:
+        return bool(self.runner.keeps_state_of(row))
+
     def read_lora(self, directory: str) -> Any:
         return self.runner.read_lora(directory)
 
