@@ -124,8 +124,8 @@ class GrammarMasks:
             self._executor = LLExecutor(num_threads=1)
         words = self._words
         at = words.ctypes.data, words.shape[1] * words.itemsize, self._max_num_rows
-        if num_rows == len(matchers):
-            self._executor.unsafe_compute_mask_ptr([each[:2] for each in matchers], *at)
-        else:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(matchers, *at)
+        if plain := [each[:2] for each in matchers if not each[2]]:
+            self._executor.unsafe_compute_mask_ptr(plain, *at)
+        if drafted := [each for each in matchers if each[2]]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *at)
         return words[:num_rows]

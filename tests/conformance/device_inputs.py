@@ -11,7 +11,7 @@ from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 
-ROWS, BLOCKS, GROUPS = 4, 8, 2
+ROWS, SAMPLES, BLOCKS, GROUPS = 4, 7, 8, 2
 IN_SECOND = 50
 """The number that is added to the ids of blocks in the second group of layers."""
 TOKENS = list(range(40, 60))
@@ -19,7 +19,7 @@ TOKENS = list(range(40, 60))
 
 def make(device, max_tokens: int = 16) -> tuple[GpuInputs, InputBatch]:
     last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=device.torch_device)
-    inputs = GpuInputs(max_tokens, ROWS, BLOCKS, GROUPS, last_tokens, device)
+    inputs = GpuInputs(max_tokens, ROWS, SAMPLES, BLOCKS, GROUPS, last_tokens, device)
     return inputs, InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS)
 
 

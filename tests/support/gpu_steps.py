@@ -103,9 +103,17 @@ class GpuSteps:
         for part in (part for _, *layer in self.cache.layers.values() for part in layer):
             part.fill_(math.nan)
         self.inputs = GpuInputs(
-            max_tokens, max_requests, max_blocks, num_groups, self.last_tokens, device
+            max_tokens,
+            max_requests,
+            self.batch.max_samples,
+            max_blocks,
+            num_groups,
+            self.last_tokens,
+            device,
         )
-        self.buffers = GpuBuffers(config, dtype, max_tokens, max_requests, device, deterministic)
+        self.buffers = GpuBuffers(
+            config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic
+        )
         self.dispatcher = GraphDispatcher(
             CudaGraphMode.parse(mode), sizes, max_requests, max_tokens
         )

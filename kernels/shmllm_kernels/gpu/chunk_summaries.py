@@ -91,6 +91,8 @@ def summarise_chunks(
     frequency_ptr,
     presence_ptr,
     token_counts_ptr,
+    drafts_ptr,
+    num_drafted_ptr,
     mask_ptr,
     mask_rows_ptr,
     logits_stride,
@@ -100,6 +102,7 @@ def summarise_chunks(
     vocab_size,
     num_chunks,
     HAS_COUNTS: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     KEEPS_ALL: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -127,6 +130,10 @@ def summarise_chunks(
             token_counts = tl.load(
                 token_counts_ptr + row * token_counts_stride + columns, mask=inside, other=0
             )
+            if HAS_DRAFTS:
+                for place in range(tl.load(num_drafted_ptr + index)):
+                    token = tl.load(drafts_ptr + index - place)
+                    token_counts += tl.where(columns == token, 2, 0)
             values = _penalised(values, token_counts, repetition, frequency, presence)
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0.0:

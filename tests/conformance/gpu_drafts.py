@@ -1,0 +1,187 @@
+"""The tests of drafted tokens in a whole engine on a device: whatever is drafted, an engine gives
+the tokens that it gives without drafts.
+
+Each folder has a fixture `gpu_device`: the fake GPU, or a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance.gpu_engine import PROMPTS, SCALE, SHAPE, VOCAB, Engine, make_config
+from support.model_helpers import reference_model, save
+from support.processors import FavourOne
+from support.variants import slow
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from shmllm.config.engine import EngineConfig
+from shmllm.config.graphs import GraphConfig
+from shmllm.config.speculative import SpeculativeConfig
+from shmllm.core.request import Request
+from shmllm.engine.drafting.drafting import Drafting
+from shmllm.errors import EngineStartError
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.params.thinking import ThinkingBudget
+from shmllm.worker.gpu.device import Device
+
+NUM_ROWS = 6
+MOST_DRAFTED = 4
+SPECULATIVE = SpeculativeConfig("ngram", MOST_DRAFTED, adaptive=False)
+COUNT = 12
+"""The number of tokens of each output."""
+PENALTIES = {"repetition_penalty": 1.6, "frequency_penalty": 0.7, "presence_penalty": 0.4}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {"logprobs": 3, "prompt_logprobs": 1},
+    "drawn": {"temperature": 1.0, "seed": 3},
+    "filtered": {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 1, "logprobs": 0},
+    "penalties": {**PENALTIES, "logprobs": 2},
+    "drawn with penalties": {"temperature": 1.5, "top_k": 20, "seed": 8, **PENALTIES},
+    "few tokens, repeated": {"allowed_token_ids": [3, 50, 60, 61], "frequency_penalty": 2.0},
+    "bad words": {"bad_words": [(first, last) for first in range(VOCAB) for last in range(0, 90, 2)]},
+    "biases": {"logit_bias": {7: 30.0, 8: 29.0, 9: 28.0}, "presence_penalty": 0.8},
+    "min_tokens": {"min_tokens": 7, "stop_token_ids": [8, 9], "logit_bias": {8: 25.0, 9: 30.0}},
+    "thinking": {
+        "thinking": ThinkingBudget(2, (31,), (20, 21)),
+        "allowed_token_ids": [31, 20, 21, 40],
+        "temperature": 2.0,
+        "presence_penalty": 1.0,
+        "seed": 4,
+    },
+    "grammar": {"grammar": "start: /([a-m][n-z])*/"},
+    "drawn by a grammar": {"grammar": "start: /([ab]c?){15}/", "temperature": 1.0, "seed": 2},
+    "trace": {"trace_decode_token_ids": list(range(5, 5 + COUNT))},
+}
+
+
+class ScriptedDrafter:
+    """Drafts the tokens that an engine without drafts gives, or others.
+
+    Args:
+        wanted: by number of a request, the tokens of its output.
+        right: the probability of a right token.
+    """
+
+    def __init__(self, wanted: dict[int, list[int]], right: float) -> None:
+        self._wanted = wanted
+        self._right = right
+        self._random = random.Random(7)
+
+    def draft(self, request: Request, most: int) -> Sequence[int]:
+        known = request.num_output_tokens
+        ahead = self._wanted[request.number][known : known + most]
+        if 0 < self._right < 1:
+            ahead = ahead[: self._random.randint(0, most)]
+        return [
+            token if self._random.random() < self._right else (token + 1) % VOCAB for token in ahead
+        ]
+
+
+class GuessingDrafter:
+    """Drafts any tokens."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(5)
+
+    def draft(self, request: Request, most: int) -> Sequence[int]:
+        return [self._random.randrange(VOCAB) for _ in range(self._random.randint(0, most))]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer of single characters."""
+    made = save(reference_model("llama", SCALE, **SHAPE), tmp_path_factory.mktemp("llama"))
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB - 1]
+    tokenizer = Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(letters, 1)} | {"<s>": 0}, [])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(made / "tokenizer.json"))
+    return made
+
+
+def drafting_config(directory: Path, mode: str, **options: Any) -> EngineConfig:
+    config = make_config(directory, mode=mode, num_seqs=NUM_ROWS, **{"budget": 32} | options)
+    sizes = None if mode == "NONE" else (2, 4, 8, 24)
+    return replace(
+        config,
+        graphs=GraphConfig(mode, sizes),
+        speculative=SPECULATIVE,
+    )
+
+
+def without_drafts(config: EngineConfig) -> EngineConfig:
+    return replace(config, speculative=SpeculativeConfig())
+
+
+def add(engine: Engine, number: int, name: str) -> None:
+    options = {"temperature": 0.0, "max_tokens": COUNT, "ignore_eos": True} | REQUESTS[name]
+    own = {key: options.pop(key) for key in ("bad_words", "grammar", "thinking") if key in options}
+    params = SamplingParams(**options)
+    request = EngineCoreRequest(number, PROMPTS[number % 3], params, **own)
+    assert engine.core.add(0, request) is None
+
+
+def run_all(engine: Engine, names: Sequence[str], drafter: Any = None) -> None:
+    if drafter is not None:
+        speculative = SPECULATIVE
+        engine.core.drafting = Drafting(
+            speculative, drafter, engine.core.scheduler, engine.runner.keeps_state_of
+        )
+    for number, name in enumerate(names):
+        add(engine, number, name)
+    engine.run()
+
+
+def assert_same(ours: Engine, other: Engine) -> None:
+    assert ours.tokens == other.tokens
+    assert ours.ends == other.ends
+    assert ours.logprobs.keys() == other.logprobs.keys()
+    for number, rows in other.logprobs.items():
+        for mine, row in zip(ours.logprobs[number], rows, strict=True):
+            assert mine[0] == row[0]
+            assert mine[1] == pytest.approx(row[1], abs=1e-4)
+            assert mine[2] == row[2]
+            assert mine[3] == pytest.approx(row[3], abs=1e-4)
+
+
+class DraftsConformance:
+    @pytest.mark.parametrize(
+        "mode",
+        [
+            "FULL_AND_PIECEWISE",
+            *map(slow, ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY")),
+        ],
+    )
+    def test_drafts_change_no_output(self, directory: Path, gpu_device: Device, mode: str) -> None:
+        """Drafts are right, wrong, partly right, or any tokens."""
+        config = drafting_config(directory, mode)
+        plain, names = Engine(without_drafts(config), gpu_device), list(REQUESTS)
+        run_all(plain, names)
+        assert all(len(tokens) > 3 for tokens in plain.tokens.values())
+        drafting = Engine(config, gpu_device)
+        assert not drafting.runner.overlaps
+        stats = drafting.core.scheduler.stats
+        for right in (1.0, 0.0, 0.7, None):
+            drafting.tokens, drafting.ends, drafting.logprobs = {}, {}, {}
+            before = stats.draft_tokens, stats.accepted_tokens
+            drafter = (
+                GuessingDrafter() if right is None else ScriptedDrafter(plain.tokens, right)
+            )
+            run_all(drafting, names, drafter)
+            assert_same(drafting, plain)
+            drafted, accepted = stats.draft_tokens - before[0], stats.accepted_tokens - before[1]
+            assert drafted > 50
+            if right == 1:
+                assert accepted == drafted
+            elif right == 0:
+                assert accepted == 0
+            elif right is not None:
+                assert 0 < accepted < drafted
