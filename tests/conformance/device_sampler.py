@@ -136,9 +136,11 @@ class Pair:
     The device's batch gets the tokens of an output only if its sampler needs them.
     """
 
-    def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE) -> None:
+    def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE, max_drafts=0) -> None:
         self.device, self.vocab_size = device, vocab_size
-        self.batches = [InputBatch(NUM_ROWS, MAX_LEN, 8, vocab_size) for _ in range(2)]
+        self.batches = [
+            InputBatch(NUM_ROWS, MAX_LEN, 8, vocab_size, max_drafts=max_drafts) for _ in range(2)
+        ]
         self.cpu = CpuSampler(self.batches[0], mode)
         self.gpu = GpuSampler(self.batches[1], NUM_ROWS, vocab_size, device, mode)
         self.random = np.random.default_rng(7)
@@ -174,6 +176,10 @@ class Pair:
             for row in rows:
                 request = self.requests[row]
                 self.batches[1].token_ids[row, : request.position] = request.token_ids
+        return self.launch(logits, inputs, plan, masks)
+
+    def launch(self, logits, inputs, plan, masks=None):
+        """Launch the device's sampling, whose tokens are in the batch if it needs them."""
         rows, positions = inputs.sample_rows, inputs.sample_positions
         on = self.device.torch_device
         padded = torch.full((PADDING, self.vocab_size), torch.nan, dtype=logits.dtype)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from conformance.gpu_engine import PROMPTS, SCALE, SHAPE, VOCAB, Engine, make_config
+from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
+from conformance.gpu_program import VARIANTS
 from support.model_helpers import reference_model, save
 from support.processors import FavourOne
 from support.variants import slow
@@ -21,8 +23,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import GraphConfig
-from shmllm.config.speculative import SpeculativeConfig
+from shmllm.config.speculative import Method, SpeculativeConfig
 from shmllm.core.request import Request
+from shmllm.engine.drafting.drafter import Drafter
 from shmllm.engine.drafting.drafting import Drafting
 from shmllm.errors import EngineStartError
 from shmllm.params.request import EngineCoreRequest
@@ -34,16 +37,27 @@ NUM_ROWS = 6
 MOST_DRAFTED = 4
 SPECULATIVE = SpeculativeConfig("ngram", MOST_DRAFTED, adaptive=False)
 COUNT = 12
-"""The number of tokens of each output."""
+"""The largest number of tokens of an output."""
+RIGHT, WRONG, MIXED, ANY = 1.0, 0.0, 0.7, -1.0
+"""The probability that a drafted token is right; ANY: any token is drafted."""
 PENALTIES = {"repetition_penalty": 1.6, "frequency_penalty": 0.7, "presence_penalty": 0.4}
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"logprobs": 3, "prompt_logprobs": 1},
     "drawn": {"temperature": 1.0, "seed": 3},
-    "filtered": {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 1, "logprobs": 0},
+    "filtered": {
+        "temperature": 1.3,
+        "top_k": 9,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "seed": 1,
+        "logprobs": 0,
+    },
     "penalties": {**PENALTIES, "logprobs": 2},
     "drawn with penalties": {"temperature": 1.5, "top_k": 20, "seed": 8, **PENALTIES},
     "few tokens, repeated": {"allowed_token_ids": [3, 50, 60, 61], "frequency_penalty": 2.0},
-    "bad words": {"bad_words": [(first, last) for first in range(VOCAB) for last in range(0, 90, 2)]},
+    "bad words": {
+        "bad_words": [(first, last) for first in range(VOCAB) for last in range(0, 90, 2)]
+    },
     "biases": {"logit_bias": {7: 30.0, 8: 29.0, 9: 28.0}, "presence_penalty": 0.8},
     "min_tokens": {"min_tokens": 7, "stop_token_ids": [8, 9], "logit_bias": {8: 25.0, 9: 30.0}},
     "thinking": {
@@ -64,7 +78,8 @@ class ScriptedDrafter:
 
     Args:
         wanted: by number of a request, the tokens of its output.
-        right: the probability of a right token.
+        right: the probability of a right token, or ANY. If it is neither 0 nor 1, there are
+            drafts of any length.
     """
 
     def __init__(self, wanted: dict[int, list[int]], right: float) -> None:
@@ -75,21 +90,14 @@ class ScriptedDrafter:
     def draft(self, request: Request, most: int) -> Sequence[int]:
         known = request.num_output_tokens
         ahead = self._wanted[request.number][known : known + most]
-        if 0 < self._right < 1:
+        if self._right not in (RIGHT, WRONG):
             ahead = ahead[: self._random.randint(0, most)]
-        return [
-            token if self._random.random() < self._right else (token + 1) % VOCAB for token in ahead
-        ]
+        return [self._one(token) for token in ahead]
 
-
-class GuessingDrafter:
-    """Drafts any tokens."""
-
-    def __init__(self) -> None:
-        self._random = random.Random(5)
-
-    def draft(self, request: Request, most: int) -> Sequence[int]:
-        return [self._random.randrange(VOCAB) for _ in range(self._random.randint(0, most))]
+    def _one(self, token: int) -> int:
+        if self._right == ANY:
+            return self._random.randrange(VOCAB)
+        return token if self._random.random() < self._right else (token + 1) % VOCAB
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +137,21 @@ def add(engine: Engine, number: int, name: str) -> None:
     assert engine.core.add(0, request) is None
 
 
-def run_all(engine: Engine, names: Sequence[str], drafter: Any = None) -> None:
-    if drafter is not None:
-        speculative = SPECULATIVE
-        engine.core.drafting = Drafting(
-            speculative, drafter, engine.core.scheduler, engine.runner.keeps_state_of
-        )
+def draft_with(engine: Engine, drafter: Drafter) -> None:
+    scheduler, runner = engine.core.scheduler, engine.runner
+    engine.core.drafting = Drafting(SPECULATIVE, drafter, scheduler, runner.keeps_state_of)
+
+
+def run_all(engine: Engine, names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         add(engine, number, name)
     engine.run()
+
+
+def num_drafted(engine: Engine) -> tuple[int, int]:
+    """How many drafted tokens were computed, and accepted."""
+    stats = engine.core.scheduler.stats
+    return stats.draft_tokens, stats.accepted_tokens
 
 
 def assert_same(ours: Engine, other: Engine) -> None:
@@ -154,34 +168,78 @@ def assert_same(ours: Engine, other: Engine) -> None:
 
 class DraftsConformance:
     @pytest.mark.parametrize(
-        "mode",
+        ("mode", "drafted"),
         [
-            "FULL_AND_PIECEWISE",
-            *map(slow, ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY")),
+            ("FULL_AND_PIECEWISE", [MIXED]),
+            slow("FULL_AND_PIECEWISE", [RIGHT, WRONG, ANY]),
+            *(
+                slow(mode, [RIGHT, WRONG, MIXED, ANY])
+                for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY")
+            ),
         ],
     )
-    def test_drafts_change_no_output(self, directory: Path, gpu_device: Device, mode: str) -> None:
-        """Drafts are right, wrong, partly right, or any tokens."""
+    def test_drafts_change_no_output(
+        self, directory: Path, gpu_device: Device, mode: str, drafted: list[float]
+    ) -> None:
         config = drafting_config(directory, mode)
         plain, names = Engine(without_drafts(config), gpu_device), list(REQUESTS)
         run_all(plain, names)
         assert all(len(tokens) > 3 for tokens in plain.tokens.values())
-        drafting = Engine(config, gpu_device)
-        assert not drafting.runner.overlaps
-        stats = drafting.core.scheduler.stats
-        for right in (1.0, 0.0, 0.7, None):
-            drafting.tokens, drafting.ends, drafting.logprobs = {}, {}, {}
-            before = stats.draft_tokens, stats.accepted_tokens
-            drafter = (
-                GuessingDrafter() if right is None else ScriptedDrafter(plain.tokens, right)
-            )
-            run_all(drafting, names, drafter)
-            assert_same(drafting, plain)
-            drafted, accepted = stats.draft_tokens - before[0], stats.accepted_tokens - before[1]
-            assert drafted > 50
-            if right == 1:
-                assert accepted == drafted
-            elif right == 0:
-                assert accepted == 0
-            elif right is not None:
-                assert 0 < accepted < drafted
+        ours = Engine(config, gpu_device)
+        assert not ours.runner.overlaps
+        for right in drafted:
+            ours.tokens, ours.ends, ours.logprobs = {}, {}, {}
+            before = num_drafted(ours)
+            draft_with(ours, ScriptedDrafter(plain.tokens, right))
+            run_all(ours, names)
+            assert_same(ours, plain)
+            drafts, accepted = (b - a for a, b in zip(before, num_drafted(ours), strict=True))
+            assert drafts > 50
+            if right in (RIGHT, WRONG):
+                assert accepted == (drafts if right == RIGHT else 0)
+            else:
+                assert (-1 if right == ANY else drafts / 4) < accepted < drafts
+
+    def test_preempted_requests_with_drafts(self, directory: Path, gpu_device: Device) -> None:
+        names = ["greedy", "drawn with penalties", "penalties", "drawn"]
+        config = drafting_config(directory, "NONE", num_blocks=5)
+        plain, ours = (Engine(each, gpu_device) for each in (without_drafts(config), config))
+        run_all(plain, names)
+        draft_with(ours, ScriptedDrafter(plain.tokens, MIXED))
+        run_all(ours, names)
+        assert ours.core.scheduler.stats.preemptions > 0
+        assert num_drafted(ours)[1] > 5
+        assert_same(ours, plain)
+
+    def test_a_custom_processor_changes_its_request_alone(
+        self, directory: Path, gpu_device: Device
+    ) -> None:
+        """Nothing is drafted for it, but for those beside it."""
+        names = ["drawn with penalties", "greedy", "drawn by a grammar"]
+        config = drafting_config(directory, "NONE")
+        plain, ours = (Engine(each, gpu_device) for each in (without_drafts(config), config))
+        for engine in (plain, ours):
+            engine.runner.use_processors({"FavourOne": FavourOne})
+            options = {"temperature": 1.5, "seed": 1, "max_tokens": COUNT, **PENALTIES}
+            engine.add(len(names), PROMPTS[0], extra_args={"one": 7, "bias": 20.0}, **options)
+        run_all(plain, names)
+        draft_with(ours, ScriptedDrafter(plain.tokens, MIXED))
+        run_all(ours, names)
+        assert num_drafted(ours)[1] > 5
+        assert 7 in ours.tokens[len(names)]
+        assert_same(ours, plain)
+
+    @pytest.mark.parametrize("method", ["draft_model", "mtp"])
+    def test_models_that_draft_are_refused(
+        self, directory: Path, gpu_device: Device, method: Method
+    ) -> None:
+        config = replace(make_config(directory), speculative=SpeculativeConfig(method))
+        with pytest.raises(EngineStartError, match=f'"{method}" is for the CPU'):
+            Engine(config, gpu_device)
+
+    def test_drafts_for_models_with_states_are_refused(
+        self, gpu_device: Device, tmp_path: Path
+    ) -> None:
+        made = save(reference_model("mamba", **PROGRAM_SHAPE | VARIANTS["mamba"]), tmp_path)
+        with pytest.raises(EngineStartError, match="recurrent states cannot forget"):
+            Engine(drafting_config(made, "NONE"), gpu_device)

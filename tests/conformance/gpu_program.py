@@ -270,6 +270,30 @@ class ProgramConformance:
             for row, logits in assert_replay_equals_launch(steps, step).items():
                 assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
+    def test_a_step_that_verifies_drafts(self, gpu_device, models) -> None:
+        """Each drafted token gets the logits behind it. Wrong ones leave nothing behind."""
+        reference, directory = models("qwen2")
+        steps = GpuSteps(gpu_device, directory, "FULL_AND_PIECEWISE", (4, 8), max_drafts=6)
+        assert steps.program.capture().num_graphs == 3 + 2 * 3
+        add_prompts(steps, PROMPTS)
+        steps.step({0: 6, 1: 3, 3: 1})
+        for work, drafts, mode in (
+            ({1: 1, 3: 1}, {3: [7, 7, 90, 5], 1: [60]}, FULL),
+            ({3: 1, 1: 1}, {1: [2, 3]}, FULL),
+            ({1: 1, 0: 2, 3: 1}, {1: [8], 3: [1, 2, 3]}, PIECEWISE),
+            ({3: 1, 0: 7, 1: 1}, {}, NONE),
+        ):
+            step = steps.prepare(work, drafts=drafts)
+            assert step.mode is mode
+            known = {row: list(tokens) for row, tokens in steps.tokens.items()}
+            assert_replay_equals_launch(steps, step)
+            logits = iter(steps.run(step)[1])
+            for row in work:
+                for count in range(len(drafts.get(row, [])) + 1) if row or mode is NONE else ():
+                    tokens = known[row] + drafts.get(row, [])[:count]
+                    assert_equals_transformers(next(logits), reference, tokens)
+            assert next(logits, None) is None
+
     def test_a_deterministic_decode_has_the_same_bits_beside_others(
         self, gpu_device, models
     ) -> None:
