@@ -109,3 +109,17 @@ class DraftedSamplingConformance:
         for row, request in drafting.requests.items():
             assert request.token_ids == wanted[row], NAMES[row]
             assert np.array(drafting.scores[row]) == pytest.approx(np.array(single.scores[row]))
+
+    def test_a_wrong_draft_does_not_end_the_reasoning(self, gpu_device):
+        """The budget is two tokens behind the prompt, and then its end, 40 and 3, is forced."""
+        pair, row = Drafting(gpu_device, "raw_logprobs"), 0
+        pair.add(new_request(row, logprobs=2, **PROCESSORS["thinking"]))
+        first = pair.requests[row].position
+
+        def logits_of(row: int, position: int) -> torch.Tensor:
+            return 9.0 * torch.eye(VOCAB_SIZE)[200 + position]
+
+        for drafted in ([40, 3, 9], [200, 40, 3], [40, 5], []):
+            pair.verify(logits_of, {row: drafted})
+        output = pair.requests[row].token_ids[first:]
+        assert output == [200 + first, 201 + first, 40, 3, 204 + first]
