@@ -200,6 +200,18 @@ class DraftsConformance:
             else:
                 assert (-1 if right == ANY else drafts / 4) < accepted < drafts
 
+    @pytest.mark.slow
+    def test_drafts_for_a_module_of_transformers(self, directory: Path, gpu_device: Device) -> None:
+        names = ["greedy", "drawn with penalties", "penalties"]
+        config = drafting_config(directory, "NONE")
+        config = replace(config, load=replace(config.load, model_impl="transformers"))
+        plain, ours = (Engine(each, gpu_device) for each in (without_drafts(config), config))
+        run_all(plain, names)
+        draft_with(ours, ScriptedDrafter(plain.tokens, MIXED))
+        run_all(ours, names)
+        assert num_drafted(ours)[1] > 5
+        assert_same(ours, plain)
+
     def test_preempted_requests_with_drafts(self, directory: Path, gpu_device: Device) -> None:
         names = ["greedy", "drawn with penalties", "penalties", "drawn"]
         config = drafting_config(directory, "NONE", num_blocks=5)

@@ -103,7 +103,7 @@ class GpuInputs:
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
         self.num_samples = sizes.num_samples
         self.has_embeds = bool((inputs.token_ids == EMBEDDED).any())
-        unpack_step(self.step, sent, sizes, _padded(descriptor))
+        unpack_step(self.step, sent, sizes, self._padded(descriptor))
         if changed:
             self._blocks_by_row.view(-1).index_copy_(0, *changed)
         if changed or not plan.is_repeat:
@@ -114,7 +114,13 @@ class GpuInputs:
     def idle(self, descriptor: BatchDescriptor) -> None:
         """Fill the inputs with a step of padding that gets logits, for warm-up and capture."""
         self.num_samples, self.has_embeds = descriptor.num_samples, False
-        unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), _padded(descriptor))
+        unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), self._padded(descriptor))
+
+    def _padded(self, descriptor: BatchDescriptor) -> StepSizes:
+        """Return the sizes up to which the inputs are written. Requests are padded to the largest
+        number: a piecewise graph, which serves any number of them, reads the number of tokens
+        behind the last request that there could be."""
+        return StepSizes(descriptor.num_tokens, len(self.step.rows), descriptor.num_samples)
 
 
 def _changed_blocks(
@@ -134,7 +140,3 @@ def _changed_blocks(
     ]
     block_ids = [np.array(ids, np.int32) for _, _, of_groups in changes for ids in of_groups]
     return np.concatenate(indices), np.concatenate(block_ids)
-
-
-def _padded(descriptor: BatchDescriptor) -> StepSizes:
-    return StepSizes(descriptor.num_tokens, descriptor.num_reqs, descriptor.num_samples)
