@@ -279,6 +279,7 @@ class InputBatch:
 
     def fill(self, expected: ExpectedTokens, sampled: LongArray) -> None:
         """Store sampled tokens, except those of rows that belong to other requests by now."""
+        self._sampled = sampled
         rows, positions = expected.rows, expected.positions
         is_same = self._num_assigned[rows] == expected.num_assigned
         if not is_same.all():

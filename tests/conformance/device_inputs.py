@@ -11,7 +11,7 @@ from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 
-ROWS, BLOCKS, GROUPS = 4, 8, 2
+ROWS, SAMPLES, BLOCKS, GROUPS = 4, 7, 8, 2
 IN_SECOND = 50
 """The number that is added to the ids of blocks in the second group of layers."""
 TOKENS = list(range(40, 60))
@@ -19,7 +19,7 @@ TOKENS = list(range(40, 60))
 
 def make(device, max_tokens: int = 16) -> tuple[GpuInputs, InputBatch]:
     last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=device.torch_device)
-    inputs = GpuInputs(max_tokens, ROWS, BLOCKS, GROUPS, last_tokens, device)
+    inputs = GpuInputs(max_tokens, ROWS, SAMPLES, BLOCKS, GROUPS, last_tokens, device)
     return inputs, InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS)
 
 
@@ -68,6 +68,25 @@ class InputsConformance:
         assert_tables(inputs.block_tables, [[7, 8], [3, 0]])
         assert inputs.num_samples == 1
 
+    def test_samples_behind_drafted_tokens_are_padded(self, gpu_device) -> None:
+        inputs, batch = make(gpu_device)
+        plan = StepPlan(1, rows=[2, 0], starts=[2, 3], counts=[3, 1], samples=[0, 1])
+        plan.new_requests = [new_request(2, [7, 8]), new_request(0, [3])]
+        plan.drafts = {0: [71, 72]}
+        send(inputs, batch, plan, BatchDescriptor(8, 2, False, 3))
+        gpu_device.synchronize()
+        expected = {
+            "token_ids": [42, 71, 72, 43, -1, -1, -1, -1],
+            "query_starts": [0, 3, 4],
+            "context_lens": [5, 4],
+            "sample_tokens": [0, 1, 2, 3, 0],
+            "sample_rows": [2, 2, 2, 0, -1],
+            "sample_positions": [3, 4, 5, 4, 0],
+        }
+        for name, want in expected.items():
+            assert getattr(inputs.step, name).cpu()[: len(want)].tolist() == want, name
+        assert inputs.num_samples == 4
+
     def test_blocks_are_kept_by_row(self, gpu_device) -> None:
         inputs, batch = make(gpu_device)
         first = StepPlan(1, rows=[0, 1], starts=[0, 0], counts=[4, 4], samples=[0, 1])
@@ -106,10 +125,10 @@ class InputsConformance:
 
     def test_an_idle_step_is_padding_that_gets_logits(self, gpu_device) -> None:
         inputs, _ = make(gpu_device)
-        inputs.idle(BatchDescriptor(8, 3, False))
+        inputs.idle(BatchDescriptor(8, 3, False, 2))
         gpu_device.synchronize()
         step = inputs.step
         assert step.token_ids.cpu()[:8].tolist() == [-1] * 8
         assert (step.slots.cpu()[:, :8] == -1).all()
         assert step.query_starts.cpu()[:4].tolist() == [0] * 4
-        assert inputs.num_samples == 3
+        assert inputs.num_samples == 5

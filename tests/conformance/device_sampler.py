@@ -98,6 +98,12 @@ def new_request(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any
     )
 
 
+def sampled_inputs(rows: Any, positions: Any, tokens: Any = ()) -> StepInputs:
+    """Make the inputs of a step that computes the tokens before the sampled ones and no others."""
+    rows, positions, tokens = (np.array(each, np.int64) for each in (rows, positions, tokens))
+    return StepInputs(tokens, *[NO_ROWS] * 6, np.arange(len(rows)), rows, positions)
+
+
 def grammar_masks(rows: list[int], words: np.ndarray) -> PendingMasks:
     future: Future[Any] = Future()
     future.set_result(words)
@@ -130,9 +136,11 @@ class Pair:
     The device's batch gets the tokens of an output only if its sampler needs them.
     """
 
-    def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE) -> None:
+    def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE, max_drafts=0) -> None:
         self.device, self.vocab_size = device, vocab_size
-        self.batches = [InputBatch(NUM_ROWS, MAX_LEN, 8, vocab_size) for _ in range(2)]
+        self.batches = [
+            InputBatch(NUM_ROWS, MAX_LEN, 8, vocab_size, max_drafts=max_drafts) for _ in range(2)
+        ]
         self.cpu = CpuSampler(self.batches[0], mode)
         self.gpu = GpuSampler(self.batches[1], NUM_ROWS, vocab_size, device, mode)
         self.random = np.random.default_rng(7)
@@ -163,12 +171,16 @@ class Pair:
             plan.constraints = [(index, None) for index in masks.rows]
         if positions is None:
             positions = [self.requests[row].position for row in rows]
-        if self.gpu.needs_tokens(plan):
+        inputs = sampled_inputs(rows, positions)
+        if self.gpu.needs_tokens(plan, inputs):
             for row in rows:
                 request = self.requests[row]
                 self.batches[1].token_ids[row, : request.position] = request.token_ids
-        rows, positions = np.array(rows, np.int64), np.array(positions, np.int64)
-        inputs = StepInputs(*[NO_ROWS] * 7, NO_ROWS, rows, positions)
+        return self.launch(logits, inputs, plan, masks)
+
+    def launch(self, logits, inputs, plan, masks=None):
+        """Launch the device's sampling, whose tokens are in the batch if it needs them."""
+        rows, positions = inputs.sample_rows, inputs.sample_positions
         on = self.device.torch_device
         padded = torch.full((PADDING, self.vocab_size), torch.nan, dtype=logits.dtype)
         device_inputs = SimpleNamespace(
@@ -423,19 +435,20 @@ class SamplerConformance:
         pair = Pair(gpu_device)
         pair.add(*(new_request(row, **PROCESSORS[n]) for row, n in enumerate(list(PROCESSORS)[:8])))
         plan = StepPlan(step=0, rows=list(range(8)), samples=list(range(8)))
-        assert not pair.gpu.needs_tokens(plan)
+        inputs = sampled_inputs(range(8), [5] * 8)
+        assert not pair.gpu.needs_tokens(plan, inputs)
         plan.constraints = [(0, None)]
-        assert pair.gpu.needs_tokens(plan)
+        assert pair.gpu.needs_tokens(plan, inputs)
         plan.constraints = []
         pair.add(new_request(4, **PROCESSORS["bad words"]))
-        assert not pair.gpu.needs_tokens(plan)
+        assert not pair.gpu.needs_tokens(plan, inputs)
         pair.add(new_request(4, **PROCESSORS["longer bad words"]))
-        assert pair.gpu.needs_tokens(plan)
+        assert pair.gpu.needs_tokens(plan, inputs)
         plan.samples = [1, 2]
-        assert not pair.gpu.needs_tokens(plan)
+        assert not pair.gpu.needs_tokens(plan, sampled_inputs([1, 2], [5] * 2))
         pair.add(new_request(4))
         plan.samples = list(range(8))
-        assert not pair.gpu.needs_tokens(plan)
+        assert not pair.gpu.needs_tokens(plan, inputs)
 
     def test_two_steps_may_be_in_flight(self, gpu_device):
         """The second step, with penalties, is launched before the first step's result is read."""

@@ -139,7 +139,7 @@ class Engine:
                 pairs = zip(columns.embeddings.numbers, columns.embeddings.vectors, strict=True)
                 self.vectors |= pairs
             if columns.logprobs is not None:
-                self._take_logprobs(columns.numbers, columns.logprobs)
+                self._take_logprobs(columns.numbers, columns.counts, columns.logprobs)
             tokens = iter(columns.token_ids)
             rows = zip(columns.numbers, columns.counts, columns.finishes, strict=True)
             for number, count, finish in rows:
@@ -147,9 +147,16 @@ class Engine:
                 if finish:
                     self.ends[number] = FinishReason(finish)
 
-    def _take_logprobs(self, numbers: list[int], columns: LogprobColumns) -> None:
+    def _take_logprobs(
+        self, numbers: list[int], counts: list[int], columns: LogprobColumns
+    ) -> None:
         end = 0
-        for index, (row, k) in enumerate(zip(columns.rows, columns.ks, strict=True)):
+        of_tokens = [
+            (row, k)
+            for row, k in zip(columns.rows, columns.ks, strict=True)
+            for _ in range(counts[row])
+        ]
+        for index, (row, k) in enumerate(of_tokens):
             begin, end = end, end + k
             self.logprobs.setdefault(numbers[row], []).append(
                 (

@@ -243,8 +243,10 @@ class ProgramConformance:
             difference = float((logits - want).abs().max() / want.abs().max())
             assert difference < TOLERANCES[dtype]
 
-    def test_full_and_piecewise(self, gpu_device, models) -> None:
-        reference, directory = models("qwen2")
+    @pytest.mark.parametrize("name", ["qwen2", "gpt_oss"])
+    def test_full_and_piecewise(self, gpu_device, models, name) -> None:
+        """Experts are chosen within a piecewise graph, for the tokens of any number of requests."""
+        reference, directory = models(name)
         steps = GpuSteps(gpu_device, directory, "FULL_AND_PIECEWISE", (4, 8))
         shown: list[tuple[int, int]] = []
         report = steps.program.capture(lambda done, total: shown.append((done, total)))
@@ -269,6 +271,36 @@ class ProgramConformance:
             step.max_query_len = step.descriptor.num_tokens  # as in the captured graph
             for row, logits in assert_replay_equals_launch(steps, step).items():
                 assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
+
+    @pytest.mark.parametrize(
+        "name", ["qwen2", *map(slow, ("deepseek_v3", "gemma4", "gpt_oss", "mistral"))]
+    )
+    def test_a_step_that_verifies_drafts(self, gpu_device, models, name) -> None:
+        """Each drafted token gets the logits behind it. Wrong ones leave nothing behind."""
+        reference, directory = models(name)
+        steps = GpuSteps(gpu_device, directory, "FULL_AND_PIECEWISE", (4, 8), max_drafts=6)
+        steps.program.capture()
+        captured = [mode for mode, _ in steps.dispatcher.captures()]
+        assert captured.count(FULL) == 3
+        assert captured.count(PIECEWISE) == 2
+        add_prompts(steps, PROMPTS)
+        steps.step({0: 6, 1: 3, 3: 1})
+        for work, drafts, mode in (
+            ({1: 1, 3: 1}, {3: [7, 7, 90, 5], 1: [60]}, FULL),
+            ({3: 1, 1: 1}, {1: [2, 3]}, FULL),
+            ({1: 1, 0: 2, 3: 1}, {1: [8], 3: [1, 2, 3]}, PIECEWISE),
+            ({3: 1, 0: 7, 1: 1}, {}, NONE),
+        ):
+            step = steps.prepare(work, drafts=drafts)
+            assert step.mode is mode
+            known = {row: list(tokens) for row, tokens in steps.tokens.items()}
+            assert_replay_equals_launch(steps, step)
+            logits = iter(steps.run(step)[1])
+            for row in work:
+                for count in range(len(drafts.get(row, [])) + 1) if row or mode is NONE else ():
+                    tokens = known[row] + drafts.get(row, [])[:count]
+                    assert_equals_transformers(next(logits), reference, tokens)
+            assert next(logits, None) is None
 
     def test_a_deterministic_decode_has_the_same_bits_beside_others(
         self, gpu_device, models

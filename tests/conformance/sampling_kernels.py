@@ -15,7 +15,7 @@ from support.variants import slow
 from shmllm_kernels.gpu import noise, sampling, sampling_scratch
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.noise import gumbel_of_entries, gumbel_of_range
-from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
+from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.reference import sampling as plain
 from shmllm_kernels.reference.philox import gumbel_noise
@@ -412,6 +412,41 @@ class SamplingConformance:
         mask_rows = torch.tensor([1, -1, 0, 0, 1], dtype=torch.int32, device=draw.device)
         step.masks = TokenMasks(words, mask_rows)
         step.check()
+
+    @pytest.mark.parametrize("is_greedy", [True, False])
+    def test_penalties_count_the_drafted_tokens_before_a_sample(self, draw, is_greedy):
+        """Rows with equal and unequal drafts, and one without penalties."""
+        drawn = {} if is_greedy else {"temperature": 0.8, "top_k": 40}
+        penalties = {"repetition": 1.4, "frequency": 0.3, "presence": 0.7}
+        step = Step(draw, draw.normal(9, 300), *[penalties | drawn] * 2, drawn)
+        step.rows = torch.tensor([1, 1, 1, 1, 0, 0, 0, 2, 2], dtype=torch.int32, device=draw.device)
+        step.positions = torch.arange(9, device=draw.device)
+        num_drafted = [0, 1, 2, 3, 0, 1, 2, 0, 1]
+        tokens = torch.tensor([4, 9, 299, 9, 260, 260, 260, 1, 1], device=draw.device)
+        step.uses = draw.integers(0, 3, 3, 300, dtype=torch.int32)
+        counts = step.uses[step.rows.long()]
+        for row, count in enumerate(num_drafted):
+            for place in range(count):
+                counts[row, tokens[row - place]] += 2
+        edited = plain.penalise(step.logits, counts, step.row_columns())
+        want = plain.sample(edited, step.positions, step.row_columns())
+        got = poisoned(9, dtype=torch.int64, device=draw.device)
+        drafted = torch.tensor(num_drafted, dtype=torch.int32, device=draw.device)
+        sample(
+            got,
+            step.logits,
+            step.rows,
+            step.positions,
+            step.columns,
+            step.scratch,
+            step.uses,
+            keeps_processed=True,
+            drafted=DraftedTokens(tokens, drafted),
+        )
+        assert got.tolist() == want.tolist()
+        kept = step.scratch.processed_logits
+        expected = edited if is_greedy else plain.filtered(edited, step.row_columns())
+        torch.testing.assert_close(kept, expected, atol=1e-6, rtol=1e-6)
 
     def test_biases(self, draw):
         logits = draw.normal(3, 50)

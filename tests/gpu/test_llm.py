@@ -82,6 +82,35 @@ def test_bfloat16_with_every_graph_mode_gives_one_text() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(("dtype", "tie"), [("float32", 1e-3), ("bfloat16", 0.3)])
+def test_drafts_change_texts_at_ties_only(
+    dtype: str, tie: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A product of several rows may round otherwise than one of a single row: where an output
+    differs first, both tokens are about equally likely. Prints how many outputs differ."""
+    repeated = [prompt * 4 for prompt in PROMPTS]
+    params = SamplingParams(temperature=0, max_tokens=48, logprobs=5, ignore_eos=True)
+    options = {"dtype": dtype, "kv_cache_memory_bytes": CACHE_BYTES}
+    config = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
+    with LLM("tiny", device="cuda", **options) as llm:
+        plain = [each.outputs[0] for each in llm.generate(repeated, params, use_tqdm=False)]
+    with LLM("tiny", device="cuda", **options, speculative_config=config) as llm:
+        assert not llm.facts.async_scheduling
+        ours = [each.outputs[0] for each in llm.generate(repeated, params, use_tqdm=False)]
+    num_different = 0
+    for one, other in zip(plain, ours, strict=True):
+        pairs = enumerate(zip(one.token_ids, other.token_ids, strict=True))
+        place = next((place for place, (a, b) in pairs if a != b), None)
+        if place is None:
+            continue
+        num_different += 1
+        likely = one.logprobs[place]
+        tokens = one.token_ids[place], other.token_ids[place]
+        assert abs(likely[tokens[0]].logprob - likely[tokens[1]].logprob) < tie
+    with capsys.disabled():
+        print(f"{dtype}: {num_different} of {len(plain)} outputs differ at a tie")
+
+
 def test_the_command_reports_its_device() -> None:
     command = "import sys; from shmllm.cli.main import main; sys.exit(main())"
     options = ["--device", "cuda", "--kv-cache-memory-bytes", str(CACHE_BYTES), "--max-tokens", "4"]

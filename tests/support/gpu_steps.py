@@ -69,6 +69,7 @@ class GpuSteps:
         max_tokens: int = 24,
         max_requests: int = 4,
         deterministic: bool = False,
+        max_drafts: int = 0,
     ) -> None:
         config = ModelConfig.from_directory(directory)
         where = device.torch_device
@@ -86,7 +87,14 @@ class GpuSteps:
         self.last_tokens = torch.full((max_requests,), -99, dtype=torch.int64, device=where)
         shape = cache_shape(config, BLOCK_SIZE, lambda heads: block_bytes(heads, BLOCK_SIZE, dtype))
         num_groups = len(shape.groups)
-        self.batch = InputBatch(max_requests, MAX_LENGTH, BLOCK_SIZE, config.vocab_size, num_groups)
+        self.batch = InputBatch(
+            max_requests,
+            MAX_LENGTH,
+            BLOCK_SIZE,
+            config.vocab_size,
+            num_groups,
+            max_drafts=max_drafts,
+        )
         max_blocks = MAX_LENGTH // BLOCK_SIZE
         num_blocks = 1 + max_requests * max_blocks * num_groups
         self._free = list(np.random.default_rng(5).permutation(np.arange(1, num_blocks)))
@@ -103,11 +111,19 @@ class GpuSteps:
         for part in (part for _, *layer in self.cache.layers.values() for part in layer):
             part.fill_(math.nan)
         self.inputs = GpuInputs(
-            max_tokens, max_requests, max_blocks, num_groups, self.last_tokens, device
+            max_tokens,
+            max_requests,
+            self.batch.max_samples,
+            max_blocks,
+            num_groups,
+            self.last_tokens,
+            device,
         )
-        self.buffers = GpuBuffers(config, dtype, max_tokens, max_requests, device, deterministic)
+        self.buffers = GpuBuffers(
+            config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic
+        )
         self.dispatcher = GraphDispatcher(
-            CudaGraphMode.parse(mode), sizes, max_requests, max_tokens
+            CudaGraphMode.parse(mode), sizes, max_requests, max_tokens, max_drafts=max_drafts
         )
         self.program = GpuProgram(
             self.model,
@@ -138,20 +154,29 @@ class GpuSteps:
             for block, content in zip(blocks, numbers, strict=True):
                 part[block].copy_(content)
 
-    def prepare(self, work: dict[int, int], *, feeds_itself: bool = False) -> Prepared:
+    def prepare(
+        self,
+        work: dict[int, int],
+        *,
+        feeds_itself: bool = False,
+        drafts: dict[int, list[int]] | None = None,
+    ) -> Prepared:
         """Send the inputs of a step to the device.
 
         Args:
             work: by row, the number of tokens to compute.
             feeds_itself: whether the tokens are those that the device has in `last_tokens`.
+            drafts: by row, drafted tokens to compute besides.
         """
-        plan = self._plan(work)
+        plan = self._plan(work, drafts or {})
         self.batch.update(plan)
         inputs = self.batch.inputs(plan)
         if feeds_itself:
             inputs.token_ids[:] = -2 - inputs.rows
-        longest = max(work.values())
-        mode, descriptor = self.dispatcher.dispatch(plan.num_tokens, len(work), longest == 1)
+        longest = max(plan.counts)
+        mode, descriptor = self.dispatcher.dispatch(
+            plan.num_tokens, len(work), longest == 1, plan.num_drafts
+        )
         self._spoil_inputs(plan)
         self.inputs.send(inputs, descriptor, plan)
         return Prepared(mode, descriptor, longest, inputs, plan)
@@ -165,11 +190,14 @@ class GpuSteps:
         if not plan.is_repeat:
             self.inputs.block_tables.fill_(1)
 
-    def _plan(self, work: dict[int, int]) -> StepPlan:
+    def _plan(self, work: dict[int, int], drafts: dict[int, list[int]]) -> StepPlan:
         self._step += 1
         plan = StepPlan(self._step)
         for row, count in work.items():
             start, tokens = self.computed[row], self.tokens[row]
+            if drafted := drafts.get(row, []):
+                plan.drafts[len(plan.rows)] = drafted
+                tokens, count = tokens + drafted, count + len(drafted)
             new = self._grow(row, start + count)
             blocks = [list(ids) for ids in self._blocks[row]]
             if row not in self._assigned:
@@ -203,7 +231,7 @@ class GpuSteps:
         """Compute a step, in its own mode or in another one. Returns its hidden states and logits
         on the host, without those of the padding."""
         hidden, logits = self.program.run(mode or step.mode, step.descriptor, step.max_query_len)
-        num_tokens, num_samples = step.plan.num_tokens, len(step.plan.samples)
+        num_tokens, num_samples = step.plan.num_tokens, len(step.inputs.sample_tokens)
         return self.on_host(hidden[:num_tokens]), self.on_host(logits[:num_samples])
 
     def on_host(self, tensor: Tensor) -> Tensor:
@@ -220,12 +248,14 @@ class GpuSteps:
         return dict(zip(rows, logits.float(), strict=True))
 
     def append(self, step: Prepared, sampled: Tensor) -> None:
-        """Append these tokens, one for each sampled row."""
+        """Append these tokens, the first for each sampled row: no drafted one is accepted."""
         self.batch.append(step.inputs, sampled.numpy())
-        for row, count in zip(step.plan.rows, step.plan.counts, strict=True):
-            self.computed[row] += count
-        for row, token in zip(step.inputs.sample_rows.tolist(), sampled.tolist(), strict=True):
-            self.tokens[row].append(token)
+        for index, (row, count) in enumerate(zip(step.plan.rows, step.plan.counts, strict=True)):
+            self.computed[row] += count - len(step.plan.drafts.get(index, ()))
+        rows = step.inputs.sample_rows.tolist()
+        for place, (row, token) in enumerate(zip(rows, sampled.tolist(), strict=True)):
+            if row not in rows[:place]:
+                self.tokens[row].append(token)
 
     def step(self, work: dict[int, int]) -> dict[int, Tensor]:
         """Compute a step, and return the logits of the rows' last tokens."""

@@ -56,7 +56,7 @@ from shmllm_kernels.gpu.routing import (
     sort_pairs,
 )
 from shmllm_kernels.gpu.row_copies import embed, gather_rows
-from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
+from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
@@ -384,6 +384,8 @@ def sampler() -> None:
     masks = TokenMasks(empty(4, VOCAB_SIZE // 32, dtype=torch.int32), ids)
     sample(tokens, logits, ids, tokens, columns, scratch)
     sample(tokens, logits.bfloat16(), ids, tokens, columns, scratch, counts, masks, True)
+    drafted = DraftedTokens(tokens, ids)
+    sample(tokens, logits, ids, tokens, columns, scratch, counts, drafted=drafted)
     score(Scores.allocate(4, 20, "cpu"), logits, tokens, ids, scratch)
     count_tokens(counts, ids, tokens)
     count_tokens(counts, ids, tokens, is_prompt=True)

@@ -23,6 +23,19 @@ def _penalised(values, token_counts, repetition, frequency, presence):
 
 
 @triton.jit
+def _load_counts(
+    token_counts_ptr, columns, inside, draft_ptr, num_drafted_ptr, HAS_DRAFTS: tl.constexpr
+):
+    """Returns how often a row uses each token, with the drafted ones: the last of these is at
+    ``draft_ptr``, the others before it."""
+    token_counts = tl.load(token_counts_ptr + columns, mask=inside, other=0)
+    if HAS_DRAFTS:
+        for place in range(tl.load(num_drafted_ptr)):
+            token_counts += tl.where(columns == tl.load(draft_ptr - place), 2, 0)
+    return token_counts
+
+
+@triton.jit
 def summarise(values):
     """Returns the largest of a chunk's values, and the sum of exp(value - largest)."""
     peak = tl.max(values, axis=0)
@@ -91,6 +104,8 @@ def summarise_chunks(
     frequency_ptr,
     presence_ptr,
     token_counts_ptr,
+    drafts_ptr,
+    num_drafted_ptr,
     mask_ptr,
     mask_rows_ptr,
     logits_stride,
@@ -100,6 +115,7 @@ def summarise_chunks(
     vocab_size,
     num_chunks,
     HAS_COUNTS: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     KEEPS_ALL: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -124,8 +140,13 @@ def summarise_chunks(
         frequency = tl.load(frequency_ptr + row)
         presence = tl.load(presence_ptr + row)
         if (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0):
-            token_counts = tl.load(
-                token_counts_ptr + row * token_counts_stride + columns, mask=inside, other=0
+            token_counts = _load_counts(
+                token_counts_ptr + row * token_counts_stride,
+                columns,
+                inside,
+                drafts_ptr + index,
+                num_drafted_ptr + index,
+                HAS_DRAFTS,
             )
             values = _penalised(values, token_counts, repetition, frequency, presence)
     temperature = tl.load(temperature_ptr + row)

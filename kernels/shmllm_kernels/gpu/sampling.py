@@ -54,7 +54,7 @@ from shmllm_kernels.gpu.top_candidates import (
 )
 from shmllm_kernels.reference.sampling import SamplingColumns
 
-__all__ = ["SamplingScratch", "TokenMasks", "sample"]
+__all__ = ["DraftedTokens", "SamplingScratch", "TokenMasks", "sample"]
 
 COUNT_BLOCK = 256
 CHOOSE_BLOCK = 512
@@ -81,6 +81,21 @@ class TokenMasks:
     rows: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedTokens:
+    """Output tokens of some rows that are drafted, and not in their counts. The rows of a request
+    follow each other, each behind one more drafted token than the row before.
+
+    Attributes:
+        tokens: (N,) int64, the token before the one that each row samples.
+        num_drafted: (N,) int32, how many of ``tokens`` are drafted ones before the row's sample:
+            its own and those of the rows before it. 0 for the first row of a request.
+    """
+
+    tokens: Tensor
+    num_drafted: Tensor
+
+
 def sample(
     tokens: Tensor,
     logits: Tensor,
@@ -93,6 +108,7 @@ def sample(
     keeps_processed: bool = False,
     num_searches: int | None = 2,
     last_tokens: Tensor | None = None,
+    drafted: DraftedTokens | None = None,
 ) -> None:
     """Applies masks and ``reference.sampling.penalise``, then samples as
     ``reference.sampling.sample``.
@@ -114,10 +130,12 @@ def sample(
             2: top_k and top_p count as one each, min_p does not; None: no row is filtered, that is,
             has filters and is not greedy.
         last_tokens: (R,) int64; gets each row's token, too.
+        drafted: the tokens that penalties count besides ``token_counts``; None: there are none.
     """
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, scratch.chunk)
     _check(tokens, logits, rows, positions, columns, scratch, token_counts, masks)
+    _check_drafted(drafted, num_rows)
     assert last_tokens is None or last_tokens.dtype is torch.int64, "last_tokens are int64"
     assert last_tokens is None or last_tokens.is_contiguous(), "last_tokens must be contiguous"
     if num_rows == 0:
@@ -139,6 +157,8 @@ def sample(
         columns.frequency,
         columns.presence,
         rows if token_counts is None else token_counts,
+        rows if drafted is None else drafted.tokens,
+        rows if drafted is None else drafted.num_drafted,
         rows if masks is None else masks.words,
         rows if masks is None else masks.rows,
         logits.stride(0),
@@ -148,6 +168,7 @@ def sample(
         vocab_size,
         num_chunks,
         HAS_COUNTS=token_counts is not None,
+        HAS_DRAFTS=drafted is not None,
         HAS_MASK=masks is not None,
         KEEPS_ALL=keeps_processed,
         CHUNK=scratch.chunk,
@@ -325,3 +346,12 @@ def _check(
         assert masks.words.stride(1) == 1, "rows of words must be contiguous"
         assert masks.rows.dtype is torch.int32, "rows of masks are int32"
         assert masks.rows.shape == (num_rows,), "rows of masks: one for each row"
+
+
+def _check_drafted(drafted: DraftedTokens | None, num_rows: int) -> None:
+    if drafted is None:
+        return
+    for tensor, dtype in ((drafted.tokens, torch.int64), (drafted.num_drafted, torch.int32)):
+        assert tensor.shape == (num_rows,), "drafted tokens: one for each row"
+        assert tensor.dtype is dtype, "drafted tokens are int64, their numbers int32"
+        assert tensor.is_contiguous(), "drafted tokens must be contiguous"

@@ -23,7 +23,8 @@ class GpuBuffers:
         config: the model's configuration.
         dtype: the model's dtype.
         max_tokens: the largest number of tokens in a step.
-        max_requests: the largest number of requests in a step, and of rows that get logits.
+        max_requests: the largest number of requests in a step.
+        max_samples: the largest number of rows that get logits.
         device: the device.
         deterministic: see `AttentionLaunches`.
 
@@ -34,8 +35,8 @@ class GpuBuffers:
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
-        sampled: [max_requests, hidden], the hidden states of the tokens that get logits.
-        logits: [max_requests, vocab].
+        sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
+        logits: [max_samples, vocab].
         experts: the buffers of each mixture of experts.
         joined: [max_tokens, 2 * hidden], what the projection of a further layer reads; None: there
             is none.
@@ -50,6 +51,7 @@ class GpuBuffers:
         dtype: torch.dtype,
         max_tokens: int,
         max_requests: int,
+        max_samples: int,
         device: Device,
         deterministic: bool = False,
     ) -> None:
@@ -58,11 +60,11 @@ class GpuBuffers:
         self.attention = AttentionLaunches(config, dtype, device.torch_device, deterministic)
         self._scratch_sizes = self.attention.scratch_sizes(max_tokens, max_requests)
         counter = CountingAllocator()
-        self._allocate(counter.allocate, max_tokens, max_requests)
+        self._allocate(counter.allocate, max_tokens, max_samples)
         self.arena = device.make_arena(counter.num_bytes, "the activations of a step")
-        self._allocate(self.arena.allocate, max_tokens, max_requests)
+        self._allocate(self.arena.allocate, max_tokens, max_samples)
 
-    def _allocate(self, allocate: Allocator, max_tokens: int, max_requests: int) -> None:
+    def _allocate(self, allocate: Allocator, max_tokens: int, max_samples: int) -> None:
         config = self._config
         hidden = config.hidden_size
 
@@ -81,8 +83,8 @@ class GpuBuffers:
             for rope in config.ropes
         }
         self.sampled, self.logits = (
-            buffer(max_requests, hidden),
-            buffer(max_requests, config.vocab_size),
+            buffer(max_samples, hidden),
+            buffer(max_samples, config.vocab_size),
         )
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)

@@ -23,13 +23,21 @@ class BatchDescriptor:
 
     Attributes:
         num_tokens: the number of tokens, with padding.
-        num_reqs: the number of requests, with padding; as many rows get logits.
+        num_reqs: the number of requests, with padding.
         uniform: whether each request has one token: a decode step.
+        num_drafts: the number of drafted tokens, with padding.
     """
 
     num_tokens: int
     num_reqs: int
     uniform: bool
+    num_drafts: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        """The number of rows that get logits, with padding: one for each request, and one for each
+        drafted token."""
+        return self.num_reqs + self.num_drafts
 
 
 class GraphDispatcher:
@@ -42,6 +50,7 @@ class GraphDispatcher:
         max_num_seqs: the largest number of requests in a step.
         max_num_tokens: the largest number of tokens in a step.
         max_capture_size: the largest of the default sizes.
+        max_drafts: the largest number of drafted tokens in a step.
 
     Raises:
         EngineStartError: all sizes are too large for every step.
@@ -54,9 +63,11 @@ class GraphDispatcher:
         max_num_seqs: int,
         max_num_tokens: int,
         max_capture_size: int | None = None,
+        max_drafts: int = 0,
     ) -> None:
         self.mode = mode
         self._max_num_seqs = max_num_seqs
+        self._max_drafts = max_drafts
         mixed = mode.mixed_mode
         if capture_sizes is None:
             limits = max_num_seqs, max_num_tokens, max_capture_size
@@ -68,6 +79,8 @@ class GraphDispatcher:
         is_for_all = mixed is CudaGraphMode.FULL
         has_decodes = mode.decode_mode is CudaGraphMode.FULL and not is_for_all
         self._decode_sizes = tuple(decode_sizes) if has_decodes else ()
+        most_verified = max_num_seqs + max_drafts if has_decodes and max_drafts else 0
+        self._verify_sizes = tuple(size for size in mixed_sizes if 1 < size <= most_verified)
         self._mixed_sizes = tuple(mixed_sizes) if mixed is not CudaGraphMode.NONE else ()
         if mode is not CudaGraphMode.NONE and not self.captures():
             raise EngineStartError(
@@ -86,10 +99,14 @@ class GraphDispatcher:
         decodes = [
             (CudaGraphMode.FULL, self._captured(size, uniform=True)) for size in self._decode_sizes
         ]
-        return sorted(mixed + decodes, key=lambda capture: capture[1].num_tokens, reverse=True)
+        verifying = [
+            (CudaGraphMode.FULL, self._captured(size, uniform=False)) for size in self._verify_sizes
+        ]
+        captures = mixed + decodes + verifying
+        return sorted(captures, key=lambda capture: capture[1].num_tokens, reverse=True)
 
     def dispatch(
-        self, num_tokens: int, num_reqs: int, uniform: bool
+        self, num_tokens: int, num_reqs: int, uniform: bool, num_drafts: int = 0
     ) -> tuple[CudaGraphMode, BatchDescriptor]:
         """Choose the mode of a step: FULL if possible, else PIECEWISE, else NONE; and the smallest
         graph that the step fits into.
@@ -98,6 +115,8 @@ class GraphDispatcher:
             num_tokens: the number of the step's tokens.
             num_reqs: the number of the step's requests, from 1 to num_tokens.
             uniform: whether each request has one token.
+            num_drafts: the number of the step's drafted tokens. A step that has, besides these, one
+                token for each request verifies drafts, and has graphs as decodes have.
 
         Returns:
             NONE with the step's own sizes, PIECEWISE with the number of tokens padded, or FULL with
@@ -107,16 +126,22 @@ class GraphDispatcher:
             size = _next_size(self._decode_sizes, num_tokens)
             if size is not None:
                 return CudaGraphMode.FULL, self._captured(size, uniform=True)
+        elif num_tokens == num_reqs + num_drafts:
+            size = _next_size(self._verify_sizes, num_tokens)
+            if size is not None:
+                return CudaGraphMode.FULL, self._captured(size, uniform=False)
         mixed = self.mode.mixed_mode
         size = _next_size(self._mixed_sizes, num_tokens)
         if size is None:
-            return CudaGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs, uniform)
+            return CudaGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs, uniform, num_drafts)
         if mixed is CudaGraphMode.FULL:
             return mixed, self._captured(size, uniform=False)
-        return mixed, BatchDescriptor(size, num_reqs, uniform)
+        return mixed, BatchDescriptor(size, num_reqs, uniform, num_drafts)
 
     def _captured(self, size: int, uniform: bool) -> BatchDescriptor:
-        return BatchDescriptor(size, min(size, self._max_num_seqs), uniform)
+        num_reqs = min(size, self._max_num_seqs)
+        num_drafts = 0 if uniform else min(size - num_reqs, self._max_drafts)
+        return BatchDescriptor(size, num_reqs, uniform, num_drafts)
 
 
 def default_sizes(

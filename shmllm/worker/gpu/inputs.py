@@ -35,6 +35,7 @@ class GpuInputs:
     Args:
         max_tokens: the largest number of tokens in a step.
         max_requests: the largest number of requests in a step, and the number of rows.
+        max_samples: the largest number of tokens at which a step samples.
         max_blocks: the largest number of blocks of a request in one group of layers.
         num_groups: the number of groups of layers.
         last_tokens: (rows,) int64 on the device, the token sampled last for each row.
@@ -54,6 +55,7 @@ class GpuInputs:
         self,
         max_tokens: int,
         max_requests: int,
+        max_samples: int,
         max_blocks: int,
         num_groups: int,
         last_tokens: Tensor,
@@ -61,7 +63,7 @@ class GpuInputs:
     ) -> None:
         where = device.torch_device
         self.step = StepTensors.allocate(
-            StepSizes(max_tokens, max_requests, max_requests), where, num_groups
+            StepSizes(max_tokens, max_requests, max_samples), where, num_groups
         )
         self.sample_rows = self.step.sample_rows
         self.sample_positions = self.step.sample_positions
@@ -73,7 +75,8 @@ class GpuInputs:
         self._blocks_by_row = torch.zeros(table_shape, dtype=torch.int32, device=where)
         self._nothing = torch.zeros(1, dtype=torch.int64, device=where)
         self._transfers = Transfers(device)
-        size = ((2 + num_groups) * max_tokens + 6 * max_requests) * torch.int64.itemsize
+        count = (2 + num_groups) * max_tokens + 3 * max_requests + 3 * max_samples
+        size = count * torch.int64.itemsize
         self._staged = deque(
             torch.empty(size, dtype=torch.uint8, device=where) for _ in range(MAX_STEPS_IN_FLIGHT)
         )
@@ -100,7 +103,7 @@ class GpuInputs:
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
         self.num_samples = sizes.num_samples
         self.has_embeds = bool((inputs.token_ids == EMBEDDED).any())
-        unpack_step(self.step, sent, sizes, _padded(descriptor))
+        unpack_step(self.step, sent, sizes, self._padded(descriptor))
         if changed:
             self._blocks_by_row.view(-1).index_copy_(0, *changed)
         if changed or not plan.is_repeat:
@@ -110,8 +113,14 @@ class GpuInputs:
 
     def idle(self, descriptor: BatchDescriptor) -> None:
         """Fill the inputs with a step of padding that gets logits, for warm-up and capture."""
-        self.num_samples, self.has_embeds = descriptor.num_reqs, False
-        unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), _padded(descriptor))
+        self.num_samples, self.has_embeds = descriptor.num_samples, False
+        unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), self._padded(descriptor))
+
+    def _padded(self, descriptor: BatchDescriptor) -> StepSizes:
+        """Return the sizes up to which the inputs are written. Requests are padded to the largest
+        number: a piecewise graph, which serves any number of them, reads the number of tokens
+        behind the last request that there could be."""
+        return StepSizes(descriptor.num_tokens, len(self.step.rows), descriptor.num_samples)
 
 
 def _changed_blocks(
@@ -131,7 +140,3 @@ def _changed_blocks(
     ]
     block_ids = [np.array(ids, np.int32) for _, _, of_groups in changes for ids in of_groups]
     return np.concatenate(indices), np.concatenate(block_ids)
-
-
-def _padded(descriptor: BatchDescriptor) -> StepSizes:
-    return StepSizes(descriptor.num_tokens, descriptor.num_reqs, descriptor.num_reqs)

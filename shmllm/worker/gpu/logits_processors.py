@@ -20,7 +20,7 @@ from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.grammar_masks import WORD_BITS, PendingMasks
 from shmllm.worker.logits_processors import LogitsState
 from shmllm_kernels.gpu.logits_processors import count_tokens
-from shmllm_kernels.gpu.sampling import TokenMasks
+from shmllm_kernels.gpu.sampling import DraftedTokens, TokenMasks
 
 Biases = tuple[Tensor, Tensor, Tensor]
 """(count,) each: the row of the logits, int32; the token, int64; the number to add, float32."""
@@ -33,17 +33,20 @@ class GpuTokenMasks:
 
     Args:
         mask_rows: (num_rows,) int32 on the device, see `SamplingMetadata`.
+        max_samples: the largest number of samples in a step.
         vocab_size: entries in a row of logits.
         transfers: copies masks to the device.
     """
 
-    def __init__(self, mask_rows: Tensor, vocab_size: int, transfers: Transfers) -> None:
+    def __init__(
+        self, mask_rows: Tensor, max_samples: int, vocab_size: int, transfers: Transfers
+    ) -> None:
         self._mask_rows = mask_rows
         self._num_words = -(-vocab_size // WORD_BITS)
         self._transfers = transfers
         self._allowed: dict[int, IntArray] = {}
-        shape, device = (2 * len(mask_rows), self._num_words), transfers.torch_device
-        self._words = torch.empty(shape, dtype=torch.int32, device=device)
+        shape = (len(mask_rows) + max_samples, self._num_words)
+        self._words = torch.empty(shape, dtype=torch.int32, device=transfers.torch_device)
 
     def add_requests(self, rows: LongArray, states: list[LogitsState | None]) -> None:
         """Store the allowed token ids of new requests.
@@ -133,8 +136,10 @@ class LogitBiases:
         rows, positions = inputs.sample_rows[chosen].tolist(), inputs.sample_positions[chosen]
         states = [self._batch.logits_states[row] for row in rows]
         banned, biases, num_unchanged = [], [], sys.maxsize
-        for row, state, position in zip(rows, states, positions.tolist(), strict=True):
-            token_ids = self._batch.token_ids[row, :position]
+        for place, (row, position) in enumerate(zip(rows, positions.tolist(), strict=True)):
+            state, token_ids = states[place], self._batch.token_ids[row, :position]
+            if not place or rows[place - 1] != row:
+                state.rewind()
             banned.append(state.banned(token_ids))
             biases.append(state.biases(token_ids))
             num_unchanged = min(num_unchanged, state.unchanged_until(position) - position - 1)
@@ -154,8 +159,9 @@ class LogitBiases:
 class TokenCounts:
     """How often each row's request has used each token, which penalties depend on.
 
-    The device counts the sampled tokens, so that penalties do not wait for the host. The table is
-    allocated at the start: the KV cache leaves no memory for it.
+    The device counts the sampled tokens, so that penalties do not wait for the host; those of a
+    step with drafts are counted when the host knows which are accepted. The table is allocated at
+    the start: the KV cache leaves no memory for it.
 
     Args:
         num_rows: the largest number of requests that run at once.
@@ -187,11 +193,17 @@ class TokenCounts:
         of_outputs = [own[end:] for own, end in zip(ids, prompts, strict=True)]
         (where,) = self._transfers.send(rows)
         self.table.index_fill_(0, where, 0)
-        self._count_on_host(*_by_row(rows, of_prompts), is_prompt=True)
-        self._count_on_host(*_by_row(rows, of_outputs), is_prompt=False)
+        self.count_on_host(*_by_row(rows, of_prompts), is_prompt=True)
+        self.count_on_host(*_by_row(rows, of_outputs), is_prompt=False)
 
-    def _count_on_host(self, rows: IntArray, tokens: LongArray, is_prompt: bool) -> None:
-        """Count tokens of the host, piece by piece: long prompts would not fit into the memory."""
+    def count_on_host(self, rows: IntArray, tokens: LongArray, is_prompt: bool) -> None:
+        """Count tokens of the host, piece by piece: long prompts would not fit into the memory.
+
+        Args:
+            rows: (N,) int32, the row of each token.
+            tokens: (N,) int64, the tokens.
+            is_prompt: whether they are a prompt's.
+        """
         for begin in range(0, len(tokens), self.tokens_at_once):
             part = slice(begin, begin + self.tokens_at_once)
             sent_rows, sent_tokens = self._transfers.send(rows[part], tokens[part])
@@ -205,6 +217,21 @@ class TokenCounts:
             tokens: (N,) int64 on the device, the sampled tokens.
         """
         count_tokens(self.table, rows, tokens)
+
+    def drafted(self, inputs: StepInputs, sample_counts: Sequence[int]) -> DraftedTokens:
+        """Copy to the device the drafted tokens that the penalties of each sample count besides
+        the table.
+
+        Args:
+            inputs: the step's inputs, with N samples.
+            sample_counts: how many of these each request has.
+        """
+        counts = np.array(sample_counts, np.int64)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        num_drafted = (np.arange(len(firsts)) - firsts).astype(np.int32)
+        return DraftedTokens(
+            *self._transfers.send(inputs.token_ids[inputs.sample_tokens], num_drafted)
+        )
 
 
 def _by_row(rows: LongArray, ids: list[LongArray]) -> tuple[IntArray, LongArray]:

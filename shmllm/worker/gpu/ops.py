@@ -150,7 +150,7 @@ class GpuOps:
         def tiles(step: BatchDescriptor) -> tuple[int, ...]:
             rows = self._experts.rows_of_experts(step.num_tokens)
             if has_packed:
-                rows += [step.num_tokens, step.num_reqs]
+                rows += [step.num_tokens, step.num_samples]
             return tuple(self.products.tile(count) for count in rows)
 
         return self._buffers.attention.variants(max_tokens, max_requests, tiles)
@@ -332,8 +332,8 @@ class GpuOps:
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of
-        requests."""
-        num_samples = self._descriptor.num_reqs
+        samples."""
+        num_samples = self._descriptor.num_samples
         out = self._buffers.sampled[:num_samples]
         gather_rows(out, hidden, self._inputs.step.sample_tokens[:num_samples])
         return out

@@ -121,7 +121,7 @@ class Program(Protocol):
 
         Returns:
             The hidden states after the final norm, [tokens, hidden], and the logits of the tokens
-            that get a sample, [requests, vocab], both padded and in the model's dtype. If no token
+            that get a sample, [samples, vocab], both padded and in the model's dtype. If no token
             gets a sample there may be no logits. The next step may overwrite both.
         """
         ...
@@ -167,7 +167,7 @@ class GpuProgram:
     def warm_up(self) -> None:
         """Run each variant of a step once, so that its kernels are compiled and loaded: a capture
         cannot do that, and requests should not wait for it."""
-        max_tokens, max_requests = len(self._buffers.hidden), len(self._buffers.logits)
+        max_tokens, max_requests = len(self._buffers.hidden), len(self._inputs.step.rows)
         has_packed = self._model.has_packed
         shapes = self._ops.variants(max_tokens, max_requests, has_packed)
         shapes += [descriptor for _, descriptor in self._dispatcher.captures()]
@@ -203,7 +203,7 @@ class GpuProgram:
         if mode is CudaGraphMode.FULL:
             self._full[descriptor].replay()
             hidden = self._buffers.normed[: descriptor.num_tokens]
-            return hidden, self._buffers.logits[: descriptor.num_reqs]
+            return hidden, self._buffers.logits[: descriptor.num_samples]
         self._ops.begin(descriptor, max_query_len)
         if mode is CudaGraphMode.PIECEWISE:
             self._piecewise[descriptor.num_tokens].replay()

@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections import deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import StepPlan, StepResult
+from shmllm.errors import EngineStartError
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.device import Device
@@ -30,12 +32,17 @@ from shmllm.worker.gpu.transfers import PendingArrays
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
+from shmllm.worker.memory import CacheShape
 from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.verification import accept
 
 NOT_DETERMINISTIC = (
     "on a GPU deterministic=True fixes how attention splits contexts, but not which kernel "
     "multiplies matrices: the bits of a result may depend on the number of tokens in a step"
 )
+
+MODEL_METHODS = ("draft_model", "mtp")
+"""The methods of speculative decoding whose drafts a model of the runner makes."""
 
 
 class StepTimer:
@@ -99,7 +106,7 @@ class GpuStep:
         self._sampled: PendingSamplerOutput | None = None
         if not plan.samples:
             timer.end()
-        elif not runner.sampler.needs_tokens(plan):
+        elif not runner.sampler.needs_tokens(plan, inputs):
             self._sample()
 
     def release(self) -> None:
@@ -117,8 +124,13 @@ class GpuStep:
         if self._sampled is not None:
             sampled = self._sampled.result()
             self._runner.batch.fill(self._expected, sampled.token_ids)
-            result.token_ids, result.logprobs = sampled.token_ids.tolist(), sampled.logprobs
-            result.failures = sampled.failures
+            accepted = accept(self._plan, sampled)
+            if accepted.counts is not None:
+                rows = np.array(self._plan.rows, np.int32)[self._plan.samples]
+                tokens = np.array(accepted.token_ids, np.int64)
+                self._runner.sampler.count_accepted(np.repeat(rows, accepted.counts), tokens)
+            result.token_ids, result.logprobs = accepted.token_ids, accepted.logprobs
+            result.failures, result.counts = accepted.failures, accepted.counts
         return result
 
     def _pool(self) -> list[bytes]:
@@ -165,7 +177,7 @@ class GpuRunner(LoadedRunner):
     ) -> None:
         began = time.monotonic()
         self.device = device
-        self.overlaps = config.scheduler.async_scheduling is not False
+        self.overlaps = config.scheduler.async_scheduling is not False and not config.max_drafts
         memory = DeviceMemory(device)
         loaded = load_model(config.load, memory, auto_dtype, check_model, on_load)
         super().__init__(config, loaded, loaded.config.embeds_scale)
@@ -176,6 +188,7 @@ class GpuRunner(LoadedRunner):
         self._adapters = self._lora = resources.lora
         num_layers = loaded.config.num_layers
         shape = resources.shape
+        _check_drafts(config, shape)
         self.kv_groups = shape.groups
         size = memory.size_cache(
             config.cache,
@@ -244,7 +257,9 @@ class GpuRunner(LoadedRunner):
         self._prompt_embeds.copy_into(self._buffers.hidden, inputs.token_ids, inputs)
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         is_decode = num_tokens == num_requests
-        mode, descriptor = self._dispatcher.dispatch(num_tokens, num_requests, is_decode)
+        mode, descriptor = self._dispatcher.dispatch(
+            num_tokens, num_requests, is_decode, plan.num_drafts
+        )
         self.inputs.send(inputs, descriptor, plan)
         if self._lora is not None and not plan.is_repeat:
             self._lora.send([request.adapter for request in plan.requests], inputs.counts)
@@ -257,6 +272,20 @@ class GpuRunner(LoadedRunner):
         return GpuStep(self, timer, plan, inputs, logits, scores, states)
 
 
+def _check_drafts(config: EngineConfig, shape: CacheShape) -> None:
+    """Raise EngineStartError if the GPU cannot verify or make the drafts that are asked for."""
+    method = config.speculative.method
+    if method in MODEL_METHODS:
+        raise EngineStartError(
+            f'speculative_config with the method "{method}" is for the CPU: use "ngram" or "suffix"'
+        )
+    if config.max_drafts and shape.states is not None:
+        raise EngineStartError(
+            "on a GPU a model with recurrent states cannot forget drafted tokens: leave "
+            "speculative_config out, or start with device='cpu'"
+        )
+
+
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
     graphs, scheduler = config.graphs, config.scheduler
     is_ours = config.load.model_impl != "transformers"
@@ -266,4 +295,5 @@ def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
         graphs.max_capture_size,
+        config.max_drafts,
     )

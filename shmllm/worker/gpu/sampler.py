@@ -1,4 +1,4 @@
-"""Samples the next token of each row on the device.
+"""Samples the next token of each row on the device, or several tokens behind drafted ones.
 
 The CPU's sampler and the logits processors define the result; only the random noise differs. This
 module owns the tokens sampled last, which the next step embeds without the host, and the order of
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shmllm.config.engine import LogprobsMode
 from shmllm.core.plan import StepPlan
-from shmllm.worker.arrays import LongArray
+from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import InputBatch, SamplerOutput, StepInputs
 from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
 from shmllm.worker.gpu.custom_logits import ChangedLogits
@@ -35,7 +35,7 @@ from shmllm.worker.gpu.transfers import PendingArrays, Transfers
 from shmllm.worker.grammar_masks import WORD_BITS, PendingMasks
 from shmllm.worker.logits_processors import LogitsState
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
-from shmllm_kernels.gpu.sampling import SamplingScratch, TokenMasks, sample
+from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 
 PENALISED, MASKED, BIASED, SCORED = 1, 2, 4, 8
 """Bit flags of what the sampling of a row needs besides a temperature and filters."""
@@ -82,7 +82,8 @@ class GpuSampler:
         mode: whether reported log-probabilities are raw or processed, and normalised or logits.
 
     Attributes:
-        last_tokens: (num_rows,) int64 on the device, the token sampled last for each row.
+        last_tokens: (num_rows,) int64 on the device, the token sampled last for each row; any of
+            those behind drafted ones, which no step reads.
         transfers: copies small arrays to the device and back.
         scorer: computes log-probabilities.
         processors: the custom logits processors; None if there are none.
@@ -98,8 +99,8 @@ class GpuSampler:
     ) -> None:
         on = device.torch_device
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=on)
-        self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=on)
-        self._scratch = SamplingScratch.allocate(num_rows, vocab_size, on)
+        self._tokens = torch.zeros(batch.max_samples, dtype=torch.int64, device=on)
+        self._scratch = SamplingScratch.allocate(batch.max_samples, vocab_size, on)
         self._batch = batch
         self._features: npt.NDArray[np.uint8] = np.zeros(num_rows, np.uint8)
         self._searches: npt.NDArray[np.int8] = np.full(num_rows, NO_FILTERS, np.int8)
@@ -108,7 +109,7 @@ class GpuSampler:
         self._sampling_metadata = SamplingMetadata(num_rows, self.transfers)
         self._token_counts = TokenCounts(num_rows, vocab_size, self.transfers)
         self._token_masks = GpuTokenMasks(
-            self._sampling_metadata.mask_rows, vocab_size, self.transfers
+            self._sampling_metadata.mask_rows, batch.max_samples, vocab_size, self.transfers
         )
         self._biases = LogitBiases(batch, self.transfers)
         self.scorer = Scorer(self._scratch, self.transfers, mode.endswith("logprobs"))
@@ -131,9 +132,12 @@ class GpuSampler:
         counts = torch.zeros((1, vocab_size), dtype=torch.int32, device=on)
         words = torch.zeros((1, -(-vocab_size // WORD_BITS)), dtype=torch.int32, device=on)
         position, metadata = torch.zeros_like(token), self._sampling_metadata.sampling
+        tables: list[tuple[Tensor | None, DraftedTokens | None]] = [(None, None), (counts, None)]
+        if self._batch.max_samples > len(self.last_tokens):
+            tables.append((counts, DraftedTokens(token, row)))
         for values in (logits[:1], copy):
             for keeps in {False, not self._reports_raw}:
-                for table in (None, counts):
+                for table, drafted in tables:
                     for masks in (None, TokenMasks(words, row)):
                         sample(
                             token,
@@ -146,6 +150,7 @@ class GpuSampler:
                             masks,
                             keeps,
                             last_tokens=self.last_tokens,
+                            drafted=drafted,
                         )
         count_tokens(counts, row, token)
         count_tokens(counts, row, token, is_prompt=True)
@@ -171,13 +176,11 @@ class GpuSampler:
             [request for request in plan.new_requests if self._features[request.row] & PENALISED]
         )
 
-    def needs_tokens(self, plan: StepPlan) -> bool:
+    def needs_tokens(self, plan: StepPlan, inputs: StepInputs) -> bool:
         """Return whether the host needs the tokens of the step before, in the batch and in the
         constraints, to sample this plan. Called after `update`, once for each plan that samples."""
         if self.processors is not None:
-            rows, ends = np.array(plan.rows, np.int64), np.array(plan.starts, np.int64)
-            ends += np.array(plan.counts, np.int64)
-            self._custom = self.processors.begin(rows[plan.samples], ends[plan.samples])
+            self._custom = self.processors.begin(inputs.sample_rows, inputs.sample_positions)
         return bool(plan.constraints or self._custom) or any(
             state.needs_output
             for index in (plan.samples if self._batch.logits_states else ())
@@ -214,6 +217,9 @@ class GpuSampler:
         biased = np.flatnonzero(features & BIASED)
         biases = self._biases.for_step(inputs, biased, plan.is_repeat) if biased.size else None
         token_masks = self._token_masks.for_step(rows, device_rows, masks) if is_masked else None
+        drafted = None
+        if counts is not None and plan.drafts:
+            drafted = counts.drafted(inputs, plan.sample_counts)
         values = logits if biases is None else self._biased(logits, biases)
         columns = self._sampling_metadata.sampling
         custom, self._custom = self._custom, None
@@ -234,8 +240,9 @@ class GpuSampler:
             keeps_processed,
             None if searches == NO_FILTERS else searches,
             self.last_tokens,
+            drafted,
         )
-        if counts is not None:
+        if counts is not None and not plan.drafts:
             counts.count(device_rows, tokens)
         failures = {} if custom is None else custom.failures
         if not scored_indices.size:
@@ -244,6 +251,17 @@ class GpuSampler:
         reported = self._scratch.processed_logits[:num_rows] if keeps_processed else logits
         scores = self.scorer.score(reported, tokens, scored)
         return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored, failures)
+
+    def count_accepted(self, rows: IntArray, tokens: LongArray) -> None:
+        """Count the accepted tokens of a step with drafts, before the next step samples.
+
+        Args:
+            rows: (N,) int32, the row of each token.
+            tokens: (N,) int64, the tokens.
+        """
+        is_counted = (self._features[rows] & PENALISED) > 0
+        if is_counted.any():
+            self._token_counts.count_on_host(rows[is_counted], tokens[is_counted], is_prompt=False)
 
     def _select_scored(self, rows: LongArray, indices: LongArray, is_repeat: bool) -> ScoredRows:
         if not is_repeat or self._scored is None:

@@ -67,8 +67,15 @@ class StepResources:
             config, model, lambda heads: block_bytes(heads, block_size, loaded.dtype)
         )
         num_groups = len(shape.groups)
+        samples, drafts = config.max_samples, config.max_drafts
         batch = InputBatch(
-            rows, max_model_len, block_size, model.vocab_size, num_groups, samples_ahead=True
+            rows,
+            max_model_len,
+            block_size,
+            model.vocab_size,
+            num_groups,
+            samples_ahead=not drafts,
+            max_drafts=drafts,
         )
         sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
@@ -78,8 +85,10 @@ class StepResources:
             shape,
             batch,
             sampler,
-            GpuInputs(tokens, rows, max_blocks, num_groups, sampler.last_tokens, device),
-            GpuBuffers(model, loaded.dtype, tokens, rows, device, config.load.deterministic),
+            GpuInputs(tokens, rows, samples, max_blocks, num_groups, sampler.last_tokens, device),
+            GpuBuffers(
+                model, loaded.dtype, tokens, rows, samples, device, config.load.deterministic
+            ),
             config.logprobs.max_logprobs,
             _make_lora(config, loaded, device) if config.lora.enable_lora else None,
             bool(config.plugins.logits_processors),
@@ -108,12 +117,13 @@ class StepResources:
         arena = PlainArena(
             size, "a block of the KV cache", self.device.torch_device, "it is temporary"
         )
-        rows = min(len(self.buffers.logits), tokens)
+        rows = min(len(self.inputs.step.rows), tokens)
+        drafts = min(len(self.buffers.logits), tokens) - rows
         program = self.make_program(
             GpuKVCache(model, dtype, self.shape, 1, arena),
             GraphDispatcher(CudaGraphMode.NONE, None, rows, tokens),
         )
-        largest = BatchDescriptor(tokens, rows, uniform=False)
+        largest = BatchDescriptor(tokens, rows, uniform=False, num_drafts=drafts)
         self.inputs.idle(largest)
         hidden, logits = program.run(CudaGraphMode.NONE, largest, tokens)
         self.sampler.warm_up(logits)

@@ -28,22 +28,29 @@ size_lists = st.none() | st.lists(st.integers(1, 300), min_size=1, max_size=12)
 
 @st.composite
 def dispatchers(draw):
-    """Draw a dispatcher and its (max_num_seqs, max_num_tokens)."""
+    """Draw a dispatcher and its (max_num_seqs, max_num_tokens, max_drafts)."""
     seqs, tokens = draw(limits)
+    drafts = draw(st.integers(0, tokens - 1))
     sizes = draw(size_lists)
     if sizes is not None:
         sizes = [*sizes, 1]
-    return GraphDispatcher(draw(modes), sizes, seqs, tokens), seqs, tokens
+    made = GraphDispatcher(draw(modes), sizes, seqs, tokens, max_drafts=drafts)
+    return made, seqs, tokens, drafts
 
 
 @st.composite
 def steps(draw):
     """Draw a dispatcher and a step within its limits."""
-    dispatcher, max_num_seqs, max_num_tokens = draw(dispatchers())
+    dispatcher, max_num_seqs, max_num_tokens, max_drafts = draw(dispatchers())
     num_reqs = draw(st.integers(1, min(max_num_seqs, max_num_tokens)))
     uniform = draw(st.booleans())
-    num_tokens = num_reqs if uniform else draw(st.integers(num_reqs, max_num_tokens))
-    return dispatcher, num_tokens, num_reqs, uniform
+    num_drafts = 0
+    if not uniform:
+        num_drafts = draw(st.integers(0, min(max_drafts, max_num_tokens - num_reqs)))
+    known = num_reqs + num_drafts
+    is_exact = uniform or draw(st.booleans())
+    num_tokens = known if is_exact else draw(st.integers(known, max_num_tokens))
+    return dispatcher, num_tokens, num_reqs, uniform, num_drafts
 
 
 def test_the_modes_equal_those_of_vllm() -> None:
@@ -145,9 +152,29 @@ def test_captures_by_mode(mode: CudaGraphMode) -> None:
     assert found == expected[mode.name]
 
 
+@pytest.mark.parametrize("mode", list(CudaGraphMode))
+def test_captures_of_steps_that_verify_drafts(mode: CudaGraphMode) -> None:
+    """They are further graphs, unless one graph serves every step of its size."""
+    sizes = [1, 2, 8, 16]
+    made = GraphDispatcher(mode, sizes, 4, 64, max_drafts=6)
+    without = set(GraphDispatcher(mode, sizes, 4, 64).captures())
+    verifying = [BatchDescriptor(8, 4, False, 4), BatchDescriptor(2, 2, False)]
+    found = {d for m, d in made.captures() if m is FULL and not d.uniform}
+    if mode is CudaGraphMode.FULL:
+        largest = BatchDescriptor(16, 4, False, 6)
+        assert found == {largest, *verifying, BatchDescriptor(1, 1, False)}
+        assert len(made.captures()) == len(without)
+    elif mode.decode_mode is FULL:
+        assert found == set(verifying)
+        assert made.dispatch(7, 3, False, 4) == (FULL, verifying[0])
+        assert made.dispatch(7, 3, False, 3)[0] is mode.mixed_mode
+    else:
+        assert not found
+
+
 @given(dispatchers())
 def test_each_size_is_captured_once_and_the_largest_first(made) -> None:
-    dispatcher, max_num_seqs, max_num_tokens = made
+    dispatcher, max_num_seqs, max_num_tokens, max_drafts = made
     captures = dispatcher.captures()
     sizes = [descriptor.num_tokens for _, descriptor in captures]
     assert sizes == sorted(sizes, reverse=True)
@@ -157,38 +184,45 @@ def test_each_size_is_captured_once_and_the_largest_first(made) -> None:
         assert 1 <= descriptor.num_reqs <= max_num_seqs
         assert descriptor.num_reqs <= descriptor.num_tokens <= max_num_tokens
         assert not descriptor.uniform or descriptor.num_reqs == descriptor.num_tokens
+        assert 0 <= descriptor.num_drafts <= max_drafts
+        assert descriptor.num_samples <= descriptor.num_tokens
 
 
 @given(steps())
 def test_a_step_gets_the_best_mode_and_the_smallest_size(step) -> None:
-    dispatcher, num_tokens, num_reqs, uniform = step
-    exact = BatchDescriptor(num_tokens, num_reqs, uniform)
+    dispatcher, num_tokens, num_reqs, uniform, num_drafts = step
+    exact = BatchDescriptor(num_tokens, num_reqs, uniform, num_drafts)
+    verifies = not uniform and num_tokens == num_reqs + num_drafts
+    for_all = dispatcher.mode.mixed_mode
+
+    def serves(mode: CudaGraphMode, descriptor: BatchDescriptor) -> bool:
+        return (uniform if descriptor.uniform else mode is for_all or verifies) and (
+            descriptor.num_tokens >= num_tokens
+        )
+
     # The reference tries all captured graphs.
-    fitting = [
-        (mode, descriptor)
-        for mode, descriptor in dispatcher.captures()
-        if descriptor.num_tokens >= num_tokens and (uniform or not descriptor.uniform)
-    ]
+    fitting = [capture for capture in dispatcher.captures() if serves(*capture)]
     expected = (NONE, exact)
     for wanted in (PIECEWISE, FULL):
         of_mode = [descriptor for mode, descriptor in fitting if mode is wanted]
         if of_mode:
             smallest = min(of_mode, key=lambda descriptor: descriptor.num_tokens)
             if wanted is PIECEWISE:
-                smallest = BatchDescriptor(smallest.num_tokens, num_reqs, uniform)
+                smallest = BatchDescriptor(smallest.num_tokens, num_reqs, uniform, num_drafts)
             expected = (wanted, smallest)
-    found = dispatcher.dispatch(num_tokens, num_reqs, uniform)
+    found = dispatcher.dispatch(num_tokens, num_reqs, uniform, num_drafts)
     assert found == expected
     assert found[1].num_tokens >= num_tokens
     assert found[1].num_reqs >= num_reqs
+    assert found[1].num_samples >= num_reqs + num_drafts
 
 
 @given(steps())
 def test_full_only_where_the_mode_allows_it(step) -> None:
-    dispatcher, num_tokens, num_reqs, uniform = step
-    mode, descriptor = dispatcher.dispatch(num_tokens, num_reqs, uniform)
+    dispatcher, num_tokens, num_reqs, uniform, num_drafts = step
+    mode, descriptor = dispatcher.dispatch(num_tokens, num_reqs, uniform, num_drafts)
     allowed = {dispatcher.mode.mixed_mode, NONE}
-    if uniform:
+    if uniform or num_tokens == num_reqs + num_drafts:
         allowed.add(dispatcher.mode.decode_mode)
     assert mode in allowed
     if mode is FULL:

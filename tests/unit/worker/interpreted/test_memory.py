@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.gpu_drafts import RIGHT, SPECULATIVE, ScriptedDrafter, draft_with
 from conformance.gpu_engine import BLOCK_SIZE, PROMPTS, SHAPE, Engine, make_config
 from support.fake_gpu import FakeGpu, eager
 from support.model_helpers import reference_model, save
 
 import shmllm
 from shmllm.config.engine import CacheConfig, LogprobsConfig
+from shmllm.config.speculative import SpeculativeConfig
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -55,17 +57,22 @@ def add(engine: Engine, number: int, grammar: str = "", **options: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_logprobs", [20, -1])
-def test_no_request_needs_memory_that_the_cache_has(directory: Path, max_logprobs: int) -> None:
+@pytest.mark.parametrize(("max_logprobs", "has_drafts"), [(20, False), (-1, False), (20, True)])
+def test_no_request_needs_memory_that_the_cache_has(
+    directory: Path, max_logprobs: int, has_drafts: bool
+) -> None:
     config = make_config(directory, mode="NONE", overlaps=False, num_seqs=NUM_ROWS)
     config = replace(
         config,
         cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1.0),
         logprobs=LogprobsConfig(max_logprobs),
+        speculative=SPECULATIVE if has_drafts else SpeculativeConfig(),
     )
     with FakeGpu(eager, TOTAL_BYTES) as device:
         engine = Engine(config, device)
         assert engine.runner.info.kv_cache_bytes > TOTAL_BYTES / 8
+        if has_drafts:
+            draft_with(engine, ScriptedDrafter(dict.fromkeys(range(21), [3, 50] * 9), RIGHT))
         names = list(REQUESTS)
         for first in range(0, len(names), NUM_ROWS):
             for number, name in enumerate(names[first : first + NUM_ROWS], first):
@@ -79,4 +86,5 @@ def test_no_request_needs_memory_that_the_cache_has(directory: Path, max_logprob
         engine.run()
         generated = [*range(len(names)), *range(10, 10 + NUM_ROWS - 1), 20]
         assert all(engine.tokens[number] for number in generated)
+        assert (engine.core.scheduler.stats.draft_tokens > 20) == has_drafts
         assert len(engine.vectors[21]) == 4 * SHAPE["hidden_size"]

@@ -169,7 +169,7 @@ def test_a_layer_behind_joins_embeddings_and_hidden_states(gpu_device, models) -
     config = replace(config, further_layers=config.layers[-1:], num_further=1)
     drawn = lambda shape, dtype: torch.randn(shape, dtype=dtype, device=where)  # noqa: E731
     layer = FurtherLayer(config, config.num_layers, Storage(drawn, torch.float32))
-    buffers = GpuBuffers(config, torch.float32, 24, 4, gpu_device)
+    buffers = GpuBuffers(config, torch.float32, 24, 4, 4, gpu_device)
     computed_by = ops.GpuOps(config, steps.cache, steps.inputs, buffers, where)
     norms = layer.embedding_norm, layer.hidden_norm
     embeds, hidden = buffers.hidden[:5].normal_(), drawn((5, config.hidden_size), torch.float32)
