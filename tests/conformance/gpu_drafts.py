@@ -249,9 +249,14 @@ class DraftsConformance:
         with pytest.raises(EngineStartError, match=f'"{method}" is for the CPU'):
             Engine(config, gpu_device)
 
-    def test_drafts_for_models_with_states_are_refused(
-        self, gpu_device: Device, tmp_path: Path
-    ) -> None:
+    def test_states_go_back_behind_wrong_drafts(self, gpu_device: Device, tmp_path: Path) -> None:
         made = save(reference_model("mamba", **PROGRAM_SHAPE | VARIANTS["mamba"]), tmp_path)
-        with pytest.raises(EngineStartError, match="recurrent states cannot forget"):
-            Engine(drafting_config(made, "NONE"), gpu_device)
+        names = ["greedy", "drawn with penalties"]
+        config = drafting_config(made, "NONE")
+        plain, ours = (Engine(each, gpu_device) for each in (without_drafts(config), config))
+        run_all(plain, names)
+        draft_with(ours, ScriptedDrafter(plain.tokens, MIXED))
+        run_all(ours, names)
+        drafts, accepted = num_drafted(ours)
+        assert drafts > accepted > 5
+        assert_same(ours, plain)

@@ -84,6 +84,11 @@ class GpuKVCache:
         }
         self.state_group, self.interval = shape.states or (0, 0)
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy a block of states to another, behind the steps that were launched before."""
+        for states in self.states.values():
+            states[target].copy_(states[source], non_blocking=True)
+
 
 def _keys_and_values(blocks: Tensor, heads: KVHeads, block_size: int) -> tuple[Tensor, Tensor]:
     """Return views of the keys and the values in a layer's blocks, [num_blocks, elements]."""

@@ -32,7 +32,6 @@ from shmllm.worker.gpu.transfers import PendingArrays
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
-from shmllm.worker.memory import CacheShape
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.verification import accept
 
@@ -188,7 +187,7 @@ class GpuRunner(LoadedRunner):
         self._adapters = self._lora = resources.lora
         num_layers = loaded.config.num_layers
         shape = resources.shape
-        _check_drafts(config, shape)
+        _check_drafts(config)
         self.kv_groups = shape.groups
         size = memory.size_cache(
             config.cache,
@@ -200,7 +199,7 @@ class GpuRunner(LoadedRunner):
         )
         num_bytes = cache_bytes(shape, loaded.dtype, size.num_blocks, size.num_states)
         kv_cache = memory.make_arena(num_bytes, "the KV cache")
-        cache = GpuKVCache(
+        self._cache = cache = GpuKVCache(
             loaded.config, loaded.dtype, shape, size.num_blocks, kv_cache, size.num_states
         )
         self._program = resources.make_program(cache, self._dispatcher)
@@ -251,6 +250,8 @@ class GpuRunner(LoadedRunner):
         timer = self._timers[0]
         timer.begin()
         self.batch.update(plan)
+        for source, target in plan.state_copies:
+            self._cache.copy_state(source, target)
         inputs = self.batch.inputs(plan)
         self.sampler.update(plan)
         self._prompt_embeds.update(plan)
@@ -272,17 +273,12 @@ class GpuRunner(LoadedRunner):
         return GpuStep(self, timer, plan, inputs, logits, scores, states)
 
 
-def _check_drafts(config: EngineConfig, shape: CacheShape) -> None:
-    """Raise EngineStartError if the GPU cannot verify or make the drafts that are asked for."""
+def _check_drafts(config: EngineConfig) -> None:
+    """Raise EngineStartError if the GPU cannot make the drafts that are asked for."""
     method = config.speculative.method
     if method in MODEL_METHODS:
         raise EngineStartError(
             f'speculative_config with the method "{method}" is for the CPU: use "ngram" or "suffix"'
-        )
-    if config.max_drafts and shape.states is not None:
-        raise EngineStartError(
-            "on a GPU a model with recurrent states cannot forget drafted tokens: leave "
-            "speculative_config out, or start with device='cpu'"
         )
 
 
