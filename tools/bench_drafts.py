@@ -30,13 +30,16 @@ import click
 from shmllm.cli.bench_output import describe_machine
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.config.speculative import SpeculativeConfig
+from shmllm.core.drafts import Acceptance
 from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.engine.core import EngineCore
+from shmllm.engine.drafting.drafting import PRIOR
 from shmllm.frontend.model_files import resolve_model
 from shmllm.frontend.speculative_options import read_speculative_config
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
+from shmllm.worker.arrays import IntArray
 from shmllm.worker.cpu.runner import CpuRunner
 
 Prompt = tuple[int, ...]
@@ -62,6 +65,8 @@ class GivenDrafts:
         accepted: the probability that a drafted token is the right one.
     """
 
+    catches_up = False
+
     def __init__(self, known: Known, accepted: float) -> None:
         self._known = known
         self._accepted = accepted
@@ -76,13 +81,23 @@ class GivenDrafts:
             for token in self._known[prompt][begin : begin + most]
         ]
 
-    def behind(self, draft: Callable[[StepPlan], None]) -> Callable[[StepPlan], None]:
-        """A method that lets a model draft, and then replaces its drafts."""
+    def behind(
+        self, draft: Callable[[StepPlan], None], token_ids: IntArray
+    ) -> Callable[[StepPlan], None]:
+        """A method that lets a model draft, and then replaces its drafts.
+
+        Args:
+            draft: the model's method.
+            token_ids: (rows, tokens), the tokens of each row.
+        """
 
         def replaced(plan: StepPlan) -> None:
             draft(plan)
             for column, tokens in plan.drafts.items():
-                plan.drafts[column] = self.draft(plan.requests[column], len(tokens))
+                found = self.draft(plan.requests[column], len(tokens))
+                end = plan.starts[column] + plan.counts[column]
+                token_ids[plan.rows[column], end - len(tokens) : end] = found
+                plan.drafts[column] = found
 
         return replaced
 
@@ -91,13 +106,15 @@ class GivenDrafts:
 def given(core: EngineCore, drafts: GivenDrafts) -> Iterator[None]:
     """Let a core use given drafts inside the `with` block."""
     drafting: Any = core.drafting
-    model: Any = getattr(core.runner, "_drafter", None)
+    runner: Any = core.runner
+    drafting.acceptance = Acceptance(PRIOR)  # other requests, as it were
+    model: Any = getattr(runner, "_drafter", None)
     if model is None:
         before, drafting._drafter = drafting._drafter, drafts
         yield
         drafting._drafter = before
     else:
-        model.draft = drafts.behind(type(model).draft.__get__(model))
+        model.draft = drafts.behind(type(model).draft.__get__(model), runner._batch.token_ids)
         yield
         del model.draft
 

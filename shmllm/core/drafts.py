@@ -30,12 +30,16 @@ class Acceptance:
 
     Args:
         prior: the probability before there was a draft; it counts as two drafts.
+
+    Attributes:
+        num_idle: the number of steps since the last draft.
     """
 
-    __slots__ = ("_accepted", "_trials")
+    __slots__ = ("_accepted", "_trials", "num_idle")
 
     def __init__(self, prior: float) -> None:
         self._accepted, self._trials = prior * PRIOR_WEIGHT, PRIOR_WEIGHT
+        self.num_idle = 0
 
     @property
     def probability(self) -> float:

@@ -82,6 +82,8 @@ class ScriptedDrafter:
             drafts of any length.
     """
 
+    catches_up = False
+
     def __init__(self, wanted: dict[int, list[int]], right: float) -> None:
         self._wanted = wanted
         self._right = right

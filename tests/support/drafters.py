@@ -32,6 +32,8 @@ class KnowingDrafter:
         known: by (prompt, seed) the output of the request without drafts.
     """
 
+    catches_up = False
+
     def __init__(
         self, kind: Kind, vocab_size: int, known: dict[tuple[tuple[int, ...], int], list[int]]
     ) -> None:

@@ -12,7 +12,15 @@ PENDING = -1
 
 
 class Drafter(Protocol):
-    """Guesses tokens. A wrong guess costs time and changes nothing else."""
+    """Guesses tokens. A wrong guess costs time and changes nothing else.
+
+    Attributes:
+        catches_up: whether a step with drafts takes longer if the request had none in the step
+            before, because a model computes what it has missed.
+    """
+
+    @property
+    def catches_up(self) -> bool: ...
 
     def draft(self, request: Request, most: int) -> Sequence[int]:
         """The tokens that probably follow the known ones of a request, at most `most`.
@@ -23,6 +31,8 @@ class Drafter(Protocol):
 
 class RunnerDrafter:
     """Leaves the guess to the runner, whose model drafts when a step is executed."""
+
+    catches_up = True
 
     def draft(self, request: Request, most: int) -> Sequence[int]:
         """As many places as there may be tokens."""

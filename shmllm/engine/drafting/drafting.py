@@ -10,10 +10,15 @@ from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.engine.drafting.drafter import Drafter
-from shmllm.engine.drafting.pace import Offer, Pace
+from shmllm.engine.drafting.pace import FIRST_PROBE, LAST_PROBE, Offer, Pace
 
 PRIOR = 0.7
-"""The probability that a draft is accepted, before any was."""
+"""The probability that a draft is accepted, before any was. That of a new request lies between this
+one and that of the requests before it."""
+
+GIVEN_UP = 32
+"""After so many steps without drafts, a request gets no more of a drafter that would have to catch
+up with them: that takes as long as it would have taken before."""
 
 
 class Drafting:
@@ -39,9 +44,11 @@ class Drafting:
         self._drafter = drafter
         self._scheduler = scheduler
         self._keeps_state_of = keeps_state_of
-        self._pace = Pace() if config.adaptive else None
+        first_probe = LAST_PROBE if drafter.catches_up else FIRST_PROBE
+        self._pace = Pace(first_probe) if config.adaptive else None
         self.acceptance = Acceptance(PRIOR)
         self._num_counted = (0, 0)
+        self._drafted_before: set[Request] = set()
 
     def draft(self) -> None:
         """Draft tokens for the running requests that decode."""
@@ -59,8 +66,11 @@ class Drafting:
             ]
         for each in running:
             each.draft_ids = ()
+        for each in decoding:
+            each.acceptance.num_idle += 1
         for each, draft in offers:
             each.draft_ids = draft
+            each.acceptance.num_idle = 0
 
     def _is_draftable(self, request: Request) -> bool:
         return (
@@ -74,7 +84,9 @@ class Drafting:
 
     def _draft(self, request: Request) -> Sequence[int]:
         if request.acceptance is None:
-            request.acceptance = Acceptance(self.acceptance.probability)
+            request.acceptance = Acceptance((self.acceptance.probability + PRIOR) / 2)
+        if self._drafter.catches_up and request.acceptance.num_idle >= GIVEN_UP:
+            return ()
         return self._drafter.draft(request, min(self._most, request.num_tokens_left - 1))
 
     def applied(self, plan: StepPlan, time_ns: int) -> None:
@@ -91,5 +103,8 @@ class Drafting:
         if drafted:
             self.acceptance.add(drafted, accepted)
         only_decodes = plan.num_tokens == len(plan.requests) + plan.num_drafts
-        if self._pace is not None and only_decodes:
+        with_drafts = {plan.requests[index] for index in plan.drafts}
+        is_usual = not self._drafter.catches_up or with_drafts <= self._drafted_before
+        self._drafted_before = with_drafts
+        if self._pace is not None and only_decodes and is_usual:
             self._pace.measured(plan.num_tokens, bool(plan.drafts), time_ns)

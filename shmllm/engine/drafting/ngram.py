@@ -1,8 +1,10 @@
 """Drafts what followed the last tokens of a request where they occurred before.
 
-The definition is vLLM's, "prompt lookup": of the stretches of tokens at the end that occurred
-before, with a length between two bounds, the longest counts, and the place where it occurred first.
-A search reads all tokens of the request once, at some GB a second, and needs no index.
+Of the stretches of tokens at the end that occurred before, with a length between two bounds, the
+longest counts, as in vLLM ("prompt lookup"), and the place where it occurred last: texts that
+change while they repeat themselves follow their latest form. A draft that reaches the end of the
+known tokens goes on with its own beginning. A search reads all tokens of the request once, at some
+GB a second, and needs no index.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from shmllm.core.request import Request
 
 
 class NgramDrafter:
-    """
+    """See `Drafter`.
+
     Args:
         shortest: the smallest number of tokens that must have occurred before.
         longest: the largest number of tokens that are looked for.
     """
+
+    catches_up = False
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest = shortest
@@ -28,18 +33,22 @@ class NgramDrafter:
 
     def draft(self, request: Request, most: int) -> Sequence[int]:
         """See `Drafter.draft`."""
-        end = self._end_of_match(request.token_ids)
-        return request.token_ids[end : end + most] if end else ()
+        token_ids = request.token_ids
+        end = self._end_of_match(token_ids)
+        if not end:
+            return ()
+        period = len(token_ids) - end
+        return [token_ids[end + place % period] for place in range(most)]
 
     def _end_of_match(self, token_ids: array[int]) -> int:
-        """The position behind the first occurrence of the longest stretch; 0 without one."""
+        """The position behind the last occurrence of the longest stretch; 0 without one."""
         tokens = np.frombuffer(token_ids, np.int32)
         last = len(tokens) - 1
         ends = np.flatnonzero(tokens[:last] == tokens[last])
         length, found = 1, 0
         while ends.size:
             if length >= self._shortest:
-                found = int(ends[0]) + 1
+                found = int(ends[-1]) + 1
             if length == self._longest:
                 break
             ends = ends[ends >= length]

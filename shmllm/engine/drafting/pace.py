@@ -20,8 +20,9 @@ TIMES_KEPT = 5
 FIRST_PROBE, LAST_PROBE = 16, 512
 """After so many steps without drafts, which double as long as probes fail, one has them again."""
 PROBED = 2
-"""The most drafts of such a step for each request."""
-LONGEST_DRAFTING = 32
+"""The most drafts of such a step for each request; and the number of such steps in a row, of which
+the first may have to catch up with the others."""
+LONGEST_DRAFTING = 64
 """After so many steps with drafts, one has none: that is what they are compared with."""
 
 
@@ -63,15 +64,18 @@ class StepTimes:
 class Pace:
     """Chooses how many of the offered drafts a step computes.
 
+    Args:
+        first_probe: after so many steps without drafts there are some again.
+
     Attributes:
         break_even: the probability that the next draft must exceed to pay, when drafts were last
             offered; 1 and more mean that no draft pays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_probe: int = FIRST_PROBE) -> None:
         self._plain, self._drafted = StepTimes(), StepTimes()
-        self._num_idle = self._num_drafting = 0
-        self._next_probe = FIRST_PROBE
+        self._num_idle = self._num_drafting = self._num_probing = 0
+        self._first_probe = self._next_probe = first_probe
         self.break_even = 0.0
 
     def measured(self, num_tokens: int, has_drafts: bool, time_ns: int) -> None:
@@ -97,7 +101,7 @@ class Pace:
         best = int(rates.argmax())
         if rates[best] <= num_requests / plain:
             return self._rest(offers)
-        self._num_idle, self._next_probe = 0, FIRST_PROBE
+        self._num_idle, self._next_probe = 0, self._first_probe
         self._num_drafting += 1
         return _counts(offers, chances[best])
 
@@ -119,10 +123,12 @@ class Pace:
     def _rest(self, offers: Sequence[Offer]) -> list[int]:
         """No drafts, but some now and then: times and acceptance may have changed."""
         self._num_idle += 1
-        if self._num_idle < self._next_probe:
+        if self._num_idle >= self._next_probe:
+            self._num_idle, self._num_probing = 0, PROBED
+            self._next_probe = min(2 * self._next_probe, LAST_PROBE)
+        if not self._num_probing:
             return [0] * len(offers)
-        self._num_idle = 0
-        self._next_probe = min(2 * self._next_probe, LAST_PROBE)
+        self._num_probing -= 1
         return [min(offer.size, PROBED) for offer in offers]
 
 

@@ -164,6 +164,8 @@ class SuffixDrafter:
         config: the options of suffix decoding.
     """
 
+    catches_up = False
+
     def __init__(self, config: SpeculativeConfig) -> None:
         self._rules = Rules(config)
         most = config.suffix_decoding_max_cached_requests

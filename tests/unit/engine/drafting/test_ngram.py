@@ -19,22 +19,26 @@ def request(*token_ids: int) -> Request:
 
 
 def by_definition(tokens: Sequence[int], shortest: int, longest: int, most: int) -> list[int]:
-    """What follows the first place of the longest stretch at the end that occurred before."""
+    """What follows the last place of the longest stretch at the end that occurred before, where the
+    draft itself follows the tokens."""
     for size in range(longest, shortest - 1, -1):
-        for end in range(size, len(tokens)):
+        for end in reversed(range(size, len(tokens))):
             if tokens[end - size : end] == tokens[len(tokens) - size :]:
-                return list(tokens[end : end + most])
+                draft: list[int] = []
+                while len(draft) < most:
+                    draft.append([*tokens, *draft][end + len(draft)])
+                return draft
     return []
 
 
-def test_the_longest_stretch_counts_and_its_first_place() -> None:
+def test_the_longest_stretch_counts_and_its_last_place() -> None:
     drafter = NgramDrafter(1, 3)
     found = drafter.draft(request(1, 2, 3, 7, 8, 1, 2, 3, 9, 0, 3, 5, 1, 2, 3), 3)
-    assert list(found) == [7, 8, 1]
+    assert list(found) == [9, 0, 3]
 
 
 def test_a_stretch_may_overlap_what_it_repeats() -> None:
-    assert list(NgramDrafter(2, 5).draft(request(4, 4, 4), 8)) == [4]
+    assert list(NgramDrafter(2, 5).draft(request(4, 4, 4), 3)) == [4, 4, 4]
 
 
 @pytest.mark.parametrize("tokens", [(1,), (1, 2), (1, 2, 3), (1, 2, 1)])

@@ -66,15 +66,15 @@ def test_an_acceptance_of_nothing_costs_few_steps_more_and_more_rarely() -> None
     found = drive(pace, cost, [Offer(0.001, 8)], 2, 4000)
     tried = [step for step, counts in enumerate(found) if sum(counts)]
     assert all(counts[0] <= PROBED for counts in found[-3000:])
-    assert len(tried) < 40
-    assert tried[-1] - tried[-2] == LAST_PROBE
+    assert len(tried) < 60
+    assert tried[-1] - tried[-1 - PROBED] == LAST_PROBE
 
 
 def test_a_wrong_time_without_drafts_is_measured_again() -> None:
     pace = Pace()
     pace.measured(4, False, 10**9)  # something else had the cores
     found = drive(pace, bound_by_computing, [Offer(0.5, 4)] * 4, 4, 400)
-    assert sum(sum(counts) for counts in found[200:]) < 20
+    assert sum(sum(counts) > 0 for counts in found[200:]) <= 2 * PROBED
 
 
 def test_more_than_is_offered_is_never_chosen() -> None:
