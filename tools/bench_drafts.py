@@ -34,7 +34,6 @@ from shmllm.core.drafts import Acceptance
 from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.engine.core import EngineCore
-from shmllm.engine.drafting.drafting import PRIOR
 from shmllm.frontend.model_files import resolve_model
 from shmllm.frontend.speculative_options import read_speculative_config
 from shmllm.params.request import EngineCoreRequest
@@ -107,7 +106,7 @@ def given(core: EngineCore, drafts: GivenDrafts) -> Iterator[None]:
     """Let a core use given drafts inside the `with` block."""
     drafting: Any = core.drafting
     runner: Any = core.runner
-    drafting.acceptance = Acceptance(PRIOR)  # other requests, as it were
+    drafting.acceptance = Acceptance()  # other requests, as it were
     model: Any = getattr(runner, "_drafter", None)
     if model is None:
         before, drafting._drafter = drafting._drafter, drafts

@@ -20,36 +20,43 @@ from shmllm.core.request import Request
 from shmllm.core.saved_states import SavedStates
 from shmllm.core.scheduler_stats import SchedulerStats
 
-PRIOR_WEIGHT = 2.0
-DECAY = 0.94
-"""The part of a request's earlier trials that still counts after a further draft."""
+PRIOR, PRIOR_WEIGHT = 0.7, 2.0
+"""The probability that a draft is accepted before any was, and how many drafts it counts as."""
+DECAY = 0.97
+"""The part of earlier trials that still counts after a further draft."""
 
 
 class Acceptance:
-    """How often drafted tokens are accepted, each if all before it were.
+    """How often the drafted tokens of a request are accepted, each if all before it were.
 
     Args:
-        prior: the probability before there was a draft; it counts as two drafts.
+        of_all: that of all requests, which a request without drafts is expected to be like; None:
+            this is it.
 
     Attributes:
         num_idle: the number of steps since the last draft.
     """
 
-    __slots__ = ("_accepted", "_trials", "num_idle")
+    __slots__ = ("_accepted", "_of_all", "_trials", "num_idle")
 
-    def __init__(self, prior: float) -> None:
-        self._accepted, self._trials = prior * PRIOR_WEIGHT, PRIOR_WEIGHT
+    def __init__(self, of_all: Acceptance | None = None) -> None:
+        self._of_all = of_all
+        self._accepted = self._trials = 0.0
         self.num_idle = 0
 
     @property
     def probability(self) -> float:
-        """The probability that the next one is accepted."""
-        return self._accepted / self._trials
+        """The probability that the next one is accepted. What all requests say counts half beside
+        the prior, so that a new request gets a chance."""
+        prior = PRIOR if self._of_all is None else (self._of_all.probability + PRIOR) / 2
+        return (self._accepted + prior * PRIOR_WEIGHT) / (self._trials + PRIOR_WEIGHT)
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """Take note of a draft. The tokens behind the first wrong one were not tried."""
         self._accepted = DECAY * self._accepted + num_accepted
         self._trials = DECAY * self._trials + min(num_accepted + 1, num_drafted)
+        if self._of_all is not None:
+            self._of_all.add(num_drafted, num_accepted)
 
 
 class Drafts:

@@ -12,10 +12,6 @@ from shmllm.core.scheduler import Scheduler
 from shmllm.engine.drafting.drafter import Drafter
 from shmllm.engine.drafting.pace import FIRST_PROBE, LAST_PROBE, Offer, Pace
 
-PRIOR = 0.7
-"""The probability that a draft is accepted, before any was. That of a new request lies between this
-one and that of the requests before it."""
-
 GIVEN_UP = 32
 """After so many steps without drafts, a request gets no more of a drafter that would have to catch
 up with them: that takes as long as it would have taken before."""
@@ -46,8 +42,7 @@ class Drafting:
         self._keeps_state_of = keeps_state_of
         first_probe = LAST_PROBE if drafter.catches_up else FIRST_PROBE
         self._pace = Pace(first_probe) if config.adaptive else None
-        self.acceptance = Acceptance(PRIOR)
-        self._num_counted = (0, 0)
+        self.acceptance = Acceptance()
         self._drafted_before: set[Request] = set()
 
     def draft(self) -> None:
@@ -84,7 +79,7 @@ class Drafting:
 
     def _draft(self, request: Request) -> Sequence[int]:
         if request.acceptance is None:
-            request.acceptance = Acceptance((self.acceptance.probability + PRIOR) / 2)
+            request.acceptance = Acceptance(self.acceptance)
         if self._drafter.catches_up and request.acceptance.num_idle >= GIVEN_UP:
             return ()
         return self._drafter.draft(request, min(self._most, request.num_tokens_left - 1))
@@ -96,12 +91,6 @@ class Drafting:
             plan: the step's plan.
             time_ns: how long the step took.
         """
-        stats = self._scheduler.stats
-        counted = stats.draft_tokens, stats.accepted_tokens
-        drafted, accepted = (new - old for new, old in zip(counted, self._num_counted, strict=True))
-        self._num_counted = counted
-        if drafted:
-            self.acceptance.add(drafted, accepted)
         only_decodes = plan.num_tokens == len(plan.requests) + plan.num_drafts
         with_drafts = {plan.requests[index] for index in plan.drafts}
         is_usual = not self._drafter.catches_up or with_drafts <= self._drafted_before

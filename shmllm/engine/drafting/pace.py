@@ -20,8 +20,8 @@ TIMES_KEPT = 5
 FIRST_PROBE, LAST_PROBE = 16, 512
 """After so many steps without drafts, which double as long as probes fail, one has them again."""
 PROBED = 2
-"""The most drafts of such a step for each request; and the number of such steps in a row, of which
-the first may have to catch up with the others."""
+"""The most drafts of such a step, all for the request with the best chances; and the number of such
+steps in a row, of which the first may have to catch up with the others."""
 LONGEST_DRAFTING = 64
 """After so many steps with drafts, one has none: that is what they are compared with."""
 
@@ -129,7 +129,8 @@ class Pace:
         if not self._num_probing:
             return [0] * len(offers)
         self._num_probing -= 1
-        return [min(offer.size, PROBED) for offer in offers]
+        best = max(range(len(offers)), key=lambda index: offers[index].chance)
+        return [min(offer.size, PROBED) * (at == best) for at, offer in enumerate(offers)]
 
 
 def _chances(offers: Sequence[Offer]) -> np.ndarray:
