@@ -16,18 +16,35 @@ logger = logging.getLogger(__name__)
 
 OPTION = "speculative_config"
 KEYS = tuple(each.name for each in fields(SpeculativeConfig) if each.name != "model_directory")
+_ONE = "the engine is one process"
+_KERNELS = "each device has its own kernels"
+_MEASURED = "`adaptive` measures how many drafts pay, for any number of requests"
 ONLY_VALUES: dict[str, tuple[Any, str]] = {
-    "draft_tensor_parallel_size": (1, "the engine is one process"),
+    "draft_tensor_parallel_size": (1, _ONE),
+    "tensor_parallel_size": (1, _ONE),
     "quantization": (None, "a draft model is quantized as its checkpoint is"),
+    "revision": (None, "name the directory of the draft model"),
+    "kv_cache_dtype": (None, "the draft model's keys and values lie in the model's cache"),
+    "use_heterogeneous_vocab": (False, "a draft model has the model's tokenizer"),
+    "parallel_drafting": (False, "drafts are made one after the other"),
+    "num_speculative_tokens_per_batch_size": (None, _MEASURED),
+    "synthetic_acceptance_rates": (None, "tools/bench_drafts.py measures given acceptances"),
+    "synthetic_acceptance_length": (None, "tools/bench_drafts.py measures given acceptances"),
 }
 """vLLM's keys that must have one value, and why."""
 NO_EFFECT = {
     "rejection_sample_method": "nothing is rejected that would have been sampled",
     "draft_sample_method": "a draft model samples with the noise of the request",
-    "disable_padded_drafter_batch": "each device has its own kernels",
+    "disable_padded_drafter_batch": _KERNELS,
     "enforce_eager": "a draft model runs as the model does",
     "max_model_len": "a draft model has the length of the model",
-    "use_local_argmax_reduction": "the engine is one process",
+    "use_local_argmax_reduction": _ONE,
+    "moe_backend": _KERNELS,
+    "attention_backend": _KERNELS,
+    "disable_eagle_block_drop": "nothing is dropped",
+    "index_share_for_mtp_iteration": "no model here has such an index",
+    "enable_adaptive_verification": _MEASURED,
+    "draft_load_config": "a draft model is loaded as the model is",
 }
 """vLLM's keys that are ignored, and why."""
 
@@ -50,6 +67,8 @@ def read_speculative_config(config: Any) -> SpeculativeConfig:
     if "model" in given:
         given.setdefault("method", "draft_model")
     method = given.get("method")
+    if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's names for each family
+        given["method"] = method = "mtp"
     if method is None:
         raise EngineStartError(f"{OPTION} needs a method, or a model that drafts")
     if (method == "draft_model") != ("model" in given):

@@ -33,6 +33,10 @@ def test_ngram_has_the_bounds_of_vllm(given: dict[str, int], shortest: int, long
     assert config.most_drafted == 8
 
 
+def test_vllm_s_names_for_layers_of_families_mean_mtp() -> None:
+    assert read_speculative_config({"method": "deepseek_mtp"}).method == "mtp"
+
+
 def test_a_model_drafts_from_its_directory() -> None:
     config = read_speculative_config({"model": "tiny", "num_speculative_tokens": 2})
     assert (config.method, config.model, config.most_drafted) == ("draft_model", "tiny", 2)
@@ -53,6 +57,7 @@ def test_a_model_drafts_from_its_directory() -> None:
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "at most"),
         ({"model": "./ngarm/x/"}, "model './ngarm/x/' not found"),
         ({"method": "ngram", "draft_tensor_parallel_size": 2}, "can only be 1"),
+        ({"method": "ngram", "num_speculative_tokens_per_batch_size": [(1, 2, 3)]}, "adaptive"),
     ],
 )
 def test_what_is_wrong_is_one_error(given: Any, words: str) -> None:
