@@ -205,7 +205,8 @@ def test_no_output_changes(
 
 
 @pytest.mark.stress
-@settings(WALK, max_examples=2000)
+@pytest.mark.parametrize("part", range(10))
+@settings(WALK, max_examples=200)
 @given(
     requests,
     st.sampled_from([None, *KINDS]),
@@ -213,6 +214,16 @@ def test_no_output_changes(
     st.sampled_from(INTERRUPTIONS),
 )
 def test_no_output_changes_in_ten_thousand_requests(
-    walkers: Walkers, requests: list[Any], kind: Kind | None, event: str, interruption: str
+    walkers: Walkers,
+    part: int,
+    requests: list[Any],
+    kind: Kind | None,
+    event: str,
+    interruption: str,
 ) -> None:
     walk(walkers, requests, kind, event, interruption)
+
+
+@pytest.mark.stress
+def test_there_were_ten_thousand(walkers: Walkers) -> None:
+    assert walkers.num_requests >= 10_000
