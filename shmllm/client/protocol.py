@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shmllm.config.engine import Progress
+from shmllm.config.front_end import Progress
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError
 from shmllm.ipc.error_log import LoggedError as LoggedError

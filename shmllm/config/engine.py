@@ -1,4 +1,4 @@
-"""The options of an engine and of its front end, and the configuration of an engine.
+"""The options of an engine, and its configuration.
 
 Each dataclass is the part of the configuration that one component reads, and declares the options
 in it; see `config.options`. An `EngineConfig` is sent to the engine process as JSON, so its values
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args, get_type_hints
 
+from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.config.options import (
@@ -19,7 +20,6 @@ from shmllm.config.options import (
     Device,
     DType,
     Flag,
-    Free,
     ModelLength,
     Number,
     OneOf,
@@ -43,126 +43,12 @@ KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
 
 GRAMMAR_STEP_ITEMS = 5_000
 """The limit of the grammar parser's work for one token, in parser items: about 50 ms. JSON schemas
 need a few hundred items; an ambiguous grammar, such as `root ::= root root | "a"`, needs any
 number."""
 UNLIMITED_LOGPROBS = -1
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEndConfig(Section):
-    """The options that the front end reads and does not send to the engine as they are."""
-
-    model: str = option(
-        "tiny", "Bundled name, Hugging Face model directory, GGUF file, or hub id.", Free()
-    )
-    tokenizer: str | None = option(
-        None,
-        "Directory or hub id of another tokenizer.",
-        Free(),
-        default_text="the model's",
-    )
-    revision: str | None = option(None, "Branch, tag or commit on the hub.", Free())
-    skip_tokenizer_init: bool = option(
-        False,
-        "Load no tokenizer: prompts are token ids, and outputs have no text.",
-        Flag(),
-        flag="",
-    )
-    generation_config: str = option(
-        "auto",
-        'Where sampling defaults come from: "auto" reads the model\'s generation_config.json, '
-        '"shmllm" does not.',
-        Free(),
-        flag="",
-    )
-    compilation_config: Any = option(
-        None,
-        "A mapping with `cudagraph_mode`, `cudagraph_capture_sizes` and "
-        "`max_cudagraph_capture_size`: which CUDA graphs are captured.",
-        Free(),
-        flag="",
-    )
-    pooler_config: Any = option(
-        None,
-        "Defaults of `encode`, `embed` and `score`: a PoolerConfig or a dict.",
-        Free(),
-        flag="",
-    )
-    structured_outputs_config: Any = option(
-        None,
-        "Defaults of structured outputs: a dict with `disable_any_whitespace` and "
-        "`disable_additional_properties`.",
-        Free(),
-        flag="",
-    )
-    reasoning_parser: str = option(
-        "auto",
-        "How the replies of `chat` show reasoning; auto reads the chat template, and an empty text "
-        "turns it off.",
-        Free(),
-        flag="",
-    )
-    tool_parser: str = option(
-        "auto",
-        "How they show tool calls; as for reasoning_parser.",
-        Free(),
-        flag="",
-    )
-    profiler_config: dict[str, Any] | None = option(
-        None,
-        'Where profiles are written: {"torch_profiler_dir": ...}.',
-        Free(),
-        default_text="the working directory",
-        flag="",
-    )
-    stat_loggers: Any = option(
-        None,
-        "Classes that get the engine's statistics, or functions that make such objects; those of "
-        "installed plugins come first.",
-        Free(),
-        default_text="those of plugins",
-        flag="",
-    )
-    stat_interval: float = option(
-        10.0, "Seconds between two records of stat loggers.", Number(unit="seconds"), flag=""
-    )
-    speculative_config: Any = option(
-        None,
-        'Draft tokens that one step checks together, which changes no output: {"method": "ngram"}, '
-        '"suffix" or "mtp", or {"model": ...}.',
-        Free(),
-        flag="--draft",
-    )
-    io_processor_plugin: str | None = option(
-        None,
-        'The installed plugin that makes prompts of {"data": ...} and results of outputs.',
-        Free(),
-        default_text="the one that config.json names",
-        flag="",
-    )
-    multiprocess: bool = option(
-        True, "False runs the engine in the caller's process, for debugging.", Free(), flag=""
-    )
-    startup_timeout: float = option(
-        600.0, "Seconds until the engine has to be ready.", Number(unit="seconds"), flag=""
-    )
-    on_load_progress: Progress | None = option(
-        None,
-        "Called with (bytes read, bytes in all) while the weights load.",
-        Free(),
-        flag="",
-    )
-    on_capture_progress: Progress | None = option(
-        None,
-        "Called with (sizes captured, sizes in all) while CUDA graphs are captured.",
-        Free(),
-        flag="",
-    )
 
 
 @dataclass(frozen=True, slots=True)

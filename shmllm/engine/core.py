@@ -12,7 +12,6 @@ same core runs in the caller's process for `LLM(multiprocess=False)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
 
 import numpy as np
@@ -31,6 +30,7 @@ from shmllm.engine.adapters import Adapters
 from shmllm.engine.drafting.make import make_drafting
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
+from shmllm.engine.step_timings import StepTimings
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
@@ -44,58 +44,6 @@ UNSEEDED = 1 << 63
 
 def _do_nothing() -> None:
     """The default of `EngineCore`'s `wake`, for callers that never wait for the core."""
-
-
-@dataclass(slots=True)
-class StepTimings:
-    """The time that all steps so far took, by phase, and the timestamps of the last step.
-
-    If steps overlap, `schedule_ns` and `prepare_ns` are those of the following step, and
-    `execute_ns` is the time that the core still had to wait for the step's result.
-
-    Attributes:
-        num_steps: the number of steps whose results were applied.
-        moments_ns: when the last step began, and when its phases schedule, prepare, execute,
-            sample and apply ended, in `time.perf_counter_ns()`.
-        num_tokens: the number of tokens that the last step computed.
-        num_requests: the number of requests in the last step.
-        num_draft_tokens: the number of drafted tokens that the last step computed.
-        num_accepted_tokens: the number of them that were right.
-        device_ns: how long a device was busy with the last step; 0 on a CPU.
-    """
-
-    num_steps: int = 0
-    schedule_ns: int = 0
-    prepare_ns: int = 0
-    execute_ns: int = 0
-    sample_ns: int = 0
-    apply_ns: int = 0
-    moments_ns: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
-    num_tokens: int = 0
-    num_requests: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    device_ns: int = 0
-
-    def add(
-        self,
-        plan: StepPlan,
-        num_accepted_tokens: int,
-        device_ns: int,
-        *moments_ns: *tuple[int, int, int, int, int, int],
-    ) -> None:
-        """Add a step with these timestamps; see `moments_ns`."""
-        self.num_steps += 1
-        self.device_ns = device_ns
-        self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
-        self.num_draft_tokens, self.num_accepted_tokens = plan.num_drafts, num_accepted_tokens
-        began, planned, prepared, executed, sampled, applied = moments_ns
-        self.schedule_ns += planned - began
-        self.prepare_ns += prepared - planned
-        self.execute_ns += executed - prepared
-        self.sample_ns += sampled - executed
-        self.apply_ns += applied - sampled
-        self.moments_ns = moments_ns
 
 
 class EngineCore:

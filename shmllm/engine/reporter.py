@@ -11,7 +11,8 @@ import logging
 import os
 from collections.abc import Mapping
 
-from shmllm.engine.core import EngineCore, StepTimings
+from shmllm.engine.core import EngineCore
+from shmllm.engine.step_timings import StepTimings
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import EngineState
 from shmllm.ipc.stats import Histogram, Mark, Stat

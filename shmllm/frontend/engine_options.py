@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig, FrontEndConfig
+from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
+from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.options import Option, Section
 from shmllm.errors import EngineStartError
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import EngineClient, StartProgress
-from shmllm.config.engine import EngineConfig, FrontEndConfig
+from shmllm.config.engine import EngineConfig
+from shmllm.config.front_end import FrontEndConfig
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shmllm.client.protocol import LoggedError, StartProgress
-from shmllm.config.engine import FrontEndConfig
+from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.views import VllmConfigView
 from shmllm.errors import CallOrderError, RequestError, ShmLLMError
 from shmllm.frontend import pooling

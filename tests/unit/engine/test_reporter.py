@@ -9,8 +9,9 @@ import pytest
 from support.fakes import FakeRunner, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
-from shmllm.engine.core import EngineCore, StepTimings
+from shmllm.engine.core import EngineCore
 from shmllm.engine.reporter import Reporter
+from shmllm.engine.step_timings import StepTimings
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
 from shmllm.ipc.layout import EngineState, SegmentKind

@@ -1,0 +1,124 @@
+"""The options that a front end reads itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shmllm.config.options import Flag, Free, Number, Section, option
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndConfig(Section):
+    """The options that the front end reads and does not send to the engine as they are."""
+
+    model: str = option(
+        "tiny", "Bundled name, Hugging Face model directory, GGUF file, or hub id.", Free()
+    )
+    tokenizer: str | None = option(
+        None,
+        "Directory or hub id of another tokenizer.",
+        Free(),
+        default_text="the model's",
+    )
+    revision: str | None = option(None, "Branch, tag or commit on the hub.", Free())
+    skip_tokenizer_init: bool = option(
+        False,
+        "Load no tokenizer: prompts are token ids, and outputs have no text.",
+        Flag(),
+        flag="",
+    )
+    generation_config: str = option(
+        "auto",
+        'Where sampling defaults come from: "auto" reads the model\'s generation_config.json, '
+        '"shmllm" does not.',
+        Free(),
+        flag="",
+    )
+    compilation_config: Any = option(
+        None,
+        "A mapping with `cudagraph_mode`, `cudagraph_capture_sizes` and "
+        "`max_cudagraph_capture_size`: which CUDA graphs are captured.",
+        Free(),
+        flag="",
+    )
+    pooler_config: Any = option(
+        None,
+        "Defaults of `encode`, `embed` and `score`: a PoolerConfig or a dict.",
+        Free(),
+        flag="",
+    )
+    structured_outputs_config: Any = option(
+        None,
+        "Defaults of structured outputs: a dict with `disable_any_whitespace` and "
+        "`disable_additional_properties`.",
+        Free(),
+        flag="",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "How the replies of `chat` show reasoning; auto reads the chat template, and an empty text "
+        "turns it off.",
+        Free(),
+        flag="",
+    )
+    tool_parser: str = option(
+        "auto",
+        "How they show tool calls; as for reasoning_parser.",
+        Free(),
+        flag="",
+    )
+    profiler_config: dict[str, Any] | None = option(
+        None,
+        'Where profiles are written: {"torch_profiler_dir": ...}.',
+        Free(),
+        default_text="the working directory",
+        flag="",
+    )
+    stat_loggers: Any = option(
+        None,
+        "Classes that get the engine's statistics, or functions that make such objects; those of "
+        "installed plugins come first.",
+        Free(),
+        default_text="those of plugins",
+        flag="",
+    )
+    stat_interval: float = option(
+        10.0, "Seconds between two records of stat loggers.", Number(unit="seconds"), flag=""
+    )
+    speculative_config: Any = option(
+        None,
+        'Draft tokens that one step checks together, which changes no output: {"method": "ngram"}, '
+        '"suffix" or "mtp", or {"model": ...}.',
+        Free(),
+        flag="--draft",
+    )
+    io_processor_plugin: str | None = option(
+        None,
+        'The installed plugin that makes prompts of {"data": ...} and results of outputs.',
+        Free(),
+        default_text="the one that config.json names",
+        flag="",
+    )
+    multiprocess: bool = option(
+        True, "False runs the engine in the caller's process, for debugging.", Free(), flag=""
+    )
+    startup_timeout: float = option(
+        600.0, "Seconds until the engine has to be ready.", Number(unit="seconds"), flag=""
+    )
+    on_load_progress: Progress | None = option(
+        None,
+        "Called with (bytes read, bytes in all) while the weights load.",
+        Free(),
+        flag="",
+    )
+    on_capture_progress: Progress | None = option(
+        None,
+        "Called with (sizes captured, sizes in all) while CUDA graphs are captured.",
+        Free(),
+        flag="",
+    )
