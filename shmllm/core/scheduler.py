@@ -18,8 +18,7 @@ This module is pure Python. It must not know the model or the transport.
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -31,13 +30,13 @@ from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
 from shmllm.core.priority_queue import PriorityQueue, sort_key
 from shmllm.core.request import Request, RequestStatus
+from shmllm.core.rows import Rows
 from shmllm.core.scheduler_stats import Failure, SchedulerStats
 from shmllm.core.steady_decode import SteadyDecode
 from shmllm.core.step_outputs import StepOutputs, attach_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs.columns import FinishReason, OutputColumns
 
-RESERVED_FRACTION = 8
 STEADY_AFTER_STEPS = 4
 """How many unchanged steps the scheduler waits before it tries a SteadyDecode."""
 
@@ -67,20 +66,15 @@ class Scheduler:
         self._budget = config.max_num_batched_tokens
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
         # With more rows than tokens in the budget, the last rows would starve.
-        num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._rows = Rows(min(config.max_num_seqs, config.max_num_batched_tokens))
         self._kv_cache = kv_cache
         self._is_by_priority = config.policy == "priority"
         self._waiting = PriorityQueue() if self._is_by_priority else WaitingQueue()
         self._num_added = 0
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
-        self._num_rows = num_rows
-        self._reserved_rows = 0
-        self._rows_held: Counter[int] = Counter()
         self._steady: SteadyDecode | None = None
         self._num_unchanged_steps = 0
-        self._left_rows: list[int] = []
         self.adapters = AdapterRoom(max_loras)
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
@@ -88,12 +82,8 @@ class Scheduler:
         self._drafts = Drafts(max_drafts, kv_cache, self.stats)
 
     def share_rows(self, is_shared: bool) -> None:
-        """Reserve a part of the rows for front ends that hold none, if there are several.
-
-        Otherwise one front end could fill all rows with a large batch, and another one's request
-        would wait until requests of that batch end.
-        """
-        self._reserved_rows = self._num_rows // RESERVED_FRACTION if is_shared else 0
+        """See `Rows.share`."""
+        self._rows.share(is_shared)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -187,7 +177,7 @@ class Scheduler:
         plan.is_repeat = self._steady is not None and self._steady.num_steps > 1
         if plan.num_tokens:
             self.stats.steps += 1
-            plan.left_rows, self._left_rows = self._left_rows, []
+            plan.left_rows = self._rows.take_left()
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
@@ -273,7 +263,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError if rows, queues and blocks are inconsistent."""
         self._kv_cache.check_integrity()
-        rows = [request.row for request in self._running] + self._free_rows
+        rows = [*(request.row for request in self._running), *self._rows.free]
         assert len(set(rows)) == len(rows), "a row is used twice"
         assert len(self._requests) == len(self._running) + len(self._waiting)
         assert self._running or not self._kv_cache.has_used_blocks, "blocks leaked"
@@ -349,8 +339,8 @@ class Scheduler:
         return preempted
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        while self._free_rows and plan.num_tokens < self._budget:
-            excluded = self._clients_with_enough_rows()
+        while self._rows.free and plan.num_tokens < self._budget:
+            excluded = self._rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
             if request is None:
                 break
@@ -367,14 +357,10 @@ class Scheduler:
             self._admit(plan, request, hit)
             self._plan_tokens(plan, request, count)
 
-    def _clients_with_enough_rows(self) -> Container[int]:
-        return self._rows_held if len(self._free_rows) <= self._reserved_rows else ()
-
     def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit) -> None:
         self._end_steady()
-        request.row = self._free_rows.pop()
+        request.row = self._rows.take(request.client)
         self.adapters.enter(request)
-        self._rows_held[request.client] += 1
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = hit.num_blocks * self._kv_cache.block_size
         if self._is_by_priority:
@@ -436,9 +422,5 @@ class Scheduler:
         self._drafts.release(request)
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
-        self._free_rows.append(request.row)
-        self._left_rows.append(request.row)
+        self._rows.give_back(request.row, request.client)
         self.adapters.leave(request)
-        self._rows_held[request.client] -= 1
-        if not self._rows_held[request.client]:
-            del self._rows_held[request.client]
