@@ -110,7 +110,13 @@ def said(output: Any) -> list[Any]:
 
 @dataclass
 class Walkers:
-    """Engines that stay, one without drafts and one for each of SETTINGS."""
+    """Engines that stay, one without drafts and one for each of SETTINGS.
+
+    Attributes:
+        plain: does not draft.
+        drafting: those that do.
+        num_requests: how many requests of the latter were compared.
+    """
 
     plain: LLM
     drafting: dict[str, LLM]
@@ -188,7 +194,7 @@ def walk(
             assert said(other) == said(one), (name, each)
         core.scheduler.check_integrity()
         assert not core.scheduler.has_unfinished()
-    walkers.num_requests += len(texts)
+        walkers.num_requests += len(texts)
 
 
 @settings(WALK, max_examples=NUM_EXAMPLES)
@@ -205,7 +211,7 @@ def test_no_output_changes(
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(3))
 @settings(WALK, max_examples=200)
 @given(
     requests,
