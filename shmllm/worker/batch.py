@@ -135,6 +135,7 @@ class InputBatch:
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
+        self._has_drafts = max_drafts > 0
         self._vocab_size = vocab_size
         max_blocks = -(-max_model_len // block_size)
         # One column more than max_model_len, for the token sampled at the last position.
@@ -201,19 +202,22 @@ class InputBatch:
         """Return the inputs of a step, after `update` with the same plan. They are valid until
         the next call."""
         if plan.is_repeat and self._inputs is not None:
-            self._advance(self._inputs)
+            self._advance(self._inputs, bool(plan.block_appends))
         else:
             self._inputs = self.gather(plan)
         return self._inputs
 
-    def _advance(self, inputs: StepInputs) -> None:
+    def _advance(self, inputs: StepInputs, has_new_blocks: bool) -> None:
         """Change the inputs of a decode step to those of the next one with the same requests."""
         sampled = SAMPLED_FOR_ROW - inputs.rows if self._samples_ahead else self._sampled
         inputs.token_ids[:] = sampled
         inputs.positions += 1
         inputs.context_lens += 1
         inputs.sample_positions += 1
-        if not (inputs.positions % self.block_size).all():  # a request enters its next block
+        if has_new_blocks or (
+            # A request may enter a block that it got for drafts before.
+            self._has_drafts and not (inputs.positions % self.block_size).all()
+        ):
             inputs.slot_mapping[:] = self._slots(inputs.rows, inputs.positions)
         else:
             inputs.slot_mapping += 1
