@@ -12,7 +12,7 @@ This module must not know who drafts, nor when drafting pays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import StepPlan
@@ -65,27 +65,32 @@ class Drafts:
         most_in_step: the largest number of drafted tokens in a step.
         kv_cache: has the blocks of states, if there are any.
         stats: counts drafts and accepted tokens.
+
+    Attributes:
+        offered: the drafts for the next step.
     """
 
     def __init__(self, most_in_step: int, kv_cache: KVCacheManager, stats: SchedulerStats) -> None:
         self._most_in_step = most_in_step
         self._states = SavedStates(kv_cache) if most_in_step and kv_cache.has_states else None
         self._stats = stats
+        self.offered: Mapping[Request, Sequence[int]] = {}
 
     def usable(self, request: Request, plan: StepPlan, room: int) -> Sequence[int]:
-        """The drafted tokens of a request that a step can compute behind all of its known ones.
+        """The offered tokens of a request that a step can compute behind all of its known ones.
 
         Args:
             request: the request.
             plan: the step's plan so far.
             room: how many tokens the step and the request's chunk have room for.
         """
-        if not request.draft_ids:
+        offered = self.offered.get(request, ())
+        if not offered:
             return ()
         if self._states is not None and not self._states.reserve(request):
             return ()
         most = min(room, request.num_tokens_left - 1, self._most_in_step - plan.num_drafts)
-        return request.draft_ids[: max(most, 0)]
+        return offered[: max(most, 0)]
 
     def plan(self, request: Request, plan: StepPlan, has_drafts: bool) -> None:
         """Plan what a step of a running request needs before it computes tokens from the request's
@@ -95,14 +100,12 @@ class Drafts:
 
     def release(self, request: Request) -> None:
         """Forget a request that leaves its row."""
-        request.draft_ids = ()
         if self._states is not None:
             self._states.release(request)
 
     def settle(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Take note of how many drafted tokens were right. Those that were not do not count as
         computed any more."""
-        request.draft_ids = ()
         if num_accepted < num_drafted:
             request.num_computed_tokens -= num_drafted - num_accepted
             if self._states is not None:

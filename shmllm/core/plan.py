@@ -188,7 +188,7 @@ class StepPlan:
     @property
     def num_drafts(self) -> int:
         """The number of drafted tokens."""
-        return sum(map(len, self.drafts.values()))
+        return self.num_sampled - len(self.samples)
 
     @property
     def sample_counts(self) -> list[int]:

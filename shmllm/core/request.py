@@ -64,7 +64,6 @@ class Request:
         num_cached_blocks: how many blocks of each table were added to the prefix cache.
         lora_id: identifies its adapter; 0: it has none.
         adapter: the runner's form of its adapter, from its admission on; None: it has none.
-        draft_ids: tokens that may follow the known ones; the next step may compute them, too.
         drafting: what a drafter remembers of the request.
         saved_state: the copy of its recurrent state; None: it has none.
         acceptance: takes note of how many of its drafted tokens were right; None: nobody asks.
@@ -81,7 +80,6 @@ class Request:
         "cache_salt",
         "client",
         "constraint",
-        "draft_ids",
         "drafting",
         "embeds",
         "end_ids",
@@ -136,7 +134,6 @@ class Request:
         self.cache_salt = self._own_salt = submitted.cache_salt
         self.lora_id = 0 if submitted.lora is None else submitted.lora.lora_int_id
         self.adapter: Any = None
-        self.draft_ids: Sequence[int] = ()
         self.drafting: Any = None
         self.acceptance: Any = None
         self.saved_state: Any = None

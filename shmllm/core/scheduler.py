@@ -18,7 +18,7 @@ This module is pure Python. It must not know the model or the transport.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -165,6 +165,10 @@ class Scheduler:
         while self._running:
             self._preempt(self._running.pop())
 
+    def offer_drafts(self, drafts: Mapping[Request, Sequence[int]]) -> None:
+        """Let the next step compute tokens that may follow the known ones of running requests."""
+        self._drafts.offered = drafts
+
     def schedule(self) -> StepPlan:
         """Plan one step, and count its tokens as computed.
 
@@ -174,6 +178,7 @@ class Scheduler:
         plan = StepPlan(step=self.stats.steps)
         if self._plan_steady(plan) or not self._schedule_running(plan):
             self._schedule_waiting(plan)
+        self._drafts.offered = {}
         plan.is_repeat = self._steady is not None and self._steady.num_steps > 1
         if plan.num_tokens:
             self.stats.steps += 1
@@ -276,7 +281,7 @@ class Scheduler:
 
     def _plan_steady(self, plan: StepPlan) -> bool:
         """Plan an unchanged step if possible. Returns whether it was."""
-        if self._steady is not None and self._has_drafts():
+        if self._drafts.offered:
             self._end_steady()
         if self._steady is None:
             self._num_unchanged_steps += 1
@@ -292,13 +297,10 @@ class Scheduler:
         return (
             0 < len(self._running) <= self._budget
             and not self._waiting.paused
-            and not self._has_drafts()
+            and not self._drafts.offered
             and all(request.is_only_decoding for request in self._running)
             and len({request.num_in_flight for request in self._running}) == 1
         )
-
-    def _has_drafts(self) -> bool:
-        return any(request.draft_ids for request in self._running)
 
     def _end_steady(self) -> None:
         self._steady = None

@@ -6,34 +6,25 @@ This module must not know who drafted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from shmllm.core.plan import StepPlan
-from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import SamplerOutput
 
 
-@dataclass(slots=True)
-class Accepted:
-    """The tokens that a step gives its requests, as in `StepResult`."""
-
-    token_ids: list[int]
-    counts: list[int] | None
-    logprobs: TokenLogprobs | None
-    failures: dict[int, str]
-
-
-def accept(plan: StepPlan, sampled: SamplerOutput) -> Accepted:
+def accept(plan: StepPlan, sampled: SamplerOutput) -> StepResult:
     """Keep, for each request, the sampled tokens up to the first that differs from its draft.
 
     Args:
         plan: the step's plan, with the drafts.
         sampled: the tokens sampled behind the last known and the drafted tokens of each of the
             plan's `samples`.
+
+    Returns:
+        The tokens, their log-probabilities, and failures; the caller adds the rest.
     """
     token_ids, failures = sampled.token_ids.tolist(), dict(sampled.failures)
     if not plan.drafts:
-        return Accepted(token_ids, None, sampled.logprobs, failures)
+        return StepResult(token_ids, sampled.logprobs, failures=failures)
     counts: list[int] = []
     kept: list[int] = []
     scored: list[int] = []
@@ -50,7 +41,7 @@ def accept(plan: StepPlan, sampled: SamplerOutput) -> Accepted:
             failures[sample] = failures.pop(begin)
         begin += 1 + len(drafts)
     logprobs = None if sampled.logprobs is None else sampled.logprobs.take(scored)
-    return Accepted(kept, counts, logprobs, failures)
+    return StepResult(kept, logprobs, failures=failures, counts=counts)
 
 
 def _num_equal(drafts: Sequence[int], token_ids: Sequence[int]) -> int:

@@ -59,13 +59,11 @@ class Drafting:
                 for (each, draft), count in zip(offers, counts, strict=True)
                 if count
             ]
-        for each in running:
-            each.draft_ids = ()
         for each in decoding:
             each.acceptance.num_idle += 1
-        for each, draft in offers:
-            each.draft_ids = draft
+        for each, _ in offers:
             each.acceptance.num_idle = 0
+        self._scheduler.offer_drafts(dict(offers))
 
     def _is_draftable(self, request: Request) -> bool:
         return (

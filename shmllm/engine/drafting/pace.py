@@ -93,7 +93,8 @@ class Pace:
         if plain is None or self._num_drafting >= LONGEST_DRAFTING:
             self._num_drafting = 0
             return [0] * len(offers)
-        chances = np.sort(_chances(offers))[::-1]
+        by_offer = [offer.chance ** np.arange(1, offer.size + 1) for offer in offers]
+        chances = np.sort(np.concatenate(by_offer))[::-1]
         times = self._estimate(num_requests, plain, len(chances))
         chances = chances[: len(times)]
         rates = (num_requests + np.cumsum(chances)) / times
@@ -103,7 +104,7 @@ class Pace:
             return self._rest(offers)
         self._num_idle, self._next_probe = 0, self._first_probe
         self._num_drafting += 1
-        return _counts(offers, chances[best])
+        return [int((own >= chances[best]).sum()) for own in by_offer]
 
     def _estimate(self, num_requests: int, plain: float, most: int) -> np.ndarray:
         """The times of steps with 1 to `most` drafts, in ns; of fewer, if the time of more cannot
@@ -131,13 +132,3 @@ class Pace:
         self._num_probing -= 1
         best = max(range(len(offers)), key=lambda index: offers[index].chance)
         return [min(offer.size, PROBED) * (at == best) for at, offer in enumerate(offers)]
-
-
-def _chances(offers: Sequence[Offer]) -> np.ndarray:
-    """The probability of each draft that it and all before it are accepted."""
-    return np.concatenate([offer.chance ** np.arange(1, offer.size + 1) for offer in offers])
-
-
-def _counts(offers: Sequence[Offer], least: float) -> list[int]:
-    """How many drafts of each offer have at least this probability."""
-    return [int((offer.chance ** np.arange(1, offer.size + 1) >= least).sum()) for offer in offers]

@@ -21,6 +21,7 @@ from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.make_program import Program, make_program
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loading import LoadedModel
+from shmllm.worker.step_drafter import PendingDrafts
 
 
 class CpuDraftModel:
@@ -58,17 +59,14 @@ class CpuDraftModel:
         self._take_blocks(plan)
         if not plan.drafts:
             return
-        columns = np.array(list(plan.drafts), np.int64)
-        sizes = np.array([len(drafts) for drafts in plan.drafts.values()], np.int64)
-        rows = np.array(plan.rows, np.int64)[columns]
-        known = (np.array(plan.starts, np.int64) + np.array(plan.counts, np.int64))[columns] - sizes
-        self._catch_up(rows, known)
+        pending = PendingDrafts.of(plan)
+        _, rows, begins, sizes = pending
+        self._catch_up(rows, begins)
         for place in range(int(sizes.max())):
             chosen = sizes > place
-            self._draft_one(rows[chosen], known[chosen] + place)
-        token_ids = self._batch.token_ids
-        for column, row, begin, size in zip(columns, rows, known, sizes, strict=True):
-            plan.drafts[int(column)] = token_ids[row, begin : begin + size].tolist()
+            self._draft_one(rows[chosen], begins[chosen] + place)
+        pending.write(plan, self._batch.token_ids)
+        for row, begin in zip(rows, begins, strict=True):
             self._is_filled[self._tables[row, : begin // self._batch.block_size]] = True
 
     def follow(

@@ -28,6 +28,7 @@ from shmllm.worker.cpu.ops import CpuOps
 from shmllm.worker.cpu.products import Products, uses_tiles
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loading import LoadedModel
+from shmllm.worker.step_drafter import PendingDrafts
 from shmllm_kernels.cpu import KernelProgram
 
 ComputeLogits = Callable[[Tensor], Tensor]
@@ -82,21 +83,18 @@ class CpuMultiTokenPrediction:
         """See `StepDrafter.draft`."""
         if not plan.drafts:
             return
-        columns = np.array(list(plan.drafts), np.int64)
-        sizes = np.array([len(drafts) for drafts in plan.drafts.values()], np.int64)
-        rows = np.array(plan.rows, np.int64)[columns]
-        known = (np.array(plan.starts, np.int64) + np.array(plan.counts, np.int64))[columns] - sizes
+        pending = PendingDrafts.of(plan)
+        _, rows, begins, sizes = pending
         token_ids = self._batch.token_ids
         hidden = self._last[torch.from_numpy(rows)]
         for place in range(int(sizes.max())):
             chosen = np.flatnonzero(sizes > place)
-            own, ends = rows[chosen], known[chosen] + place
+            own, ends = rows[chosen], begins[chosen] + place
             if place:
                 hidden[chosen] = self._run_one(own, ends - 1, hidden[chosen])
             logits = self._compute_logits(hidden[chosen])
             token_ids[own, ends] = self._sampler.choose(logits, own, ends)
-        for column, row, begin, size in zip(columns, rows, known, sizes, strict=True):
-            plan.drafts[int(column)] = token_ids[row, begin : begin + size].tolist()
+        pending.write(plan, token_ids)
 
     def follow(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, counts: Sequence[int] | None

@@ -237,17 +237,11 @@ class CpuRunner(LoadedRunner):
             return StepResult([], None, prompt_logprobs, vectors, computing_ns)
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
-        accepted = accept(plan, sampled)
-        self._follow(plan, inputs, hidden, accepted.counts)
-        return StepResult(
-            accepted.token_ids,
-            accepted.logprobs,
-            prompt_logprobs,
-            vectors,
-            computing_ns,
-            failures=accepted.failures,
-            counts=accepted.counts,
-        )
+        result = accept(plan, sampled)
+        result.prompt_logprobs, result.vectors = prompt_logprobs, vectors
+        result.computing_ns = computing_ns
+        self._follow(plan, inputs, hidden, result.counts)
+        return result
 
     def _follow(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, counts: list[int] | None

@@ -119,17 +119,16 @@ class GpuStep:
         """Wait for the step, and store its tokens in the batch."""
         device_ns = self._timer.wait_ns()
         scores = [pending.result() for pending in self._prompt_scores]
-        result = StepResult([], None, scores, self._pool(), device_ns=device_ns)
+        result, vectors = StepResult([]), self._pool()
         if self._sampled is not None:
             sampled = self._sampled.result()
             self._runner.batch.fill(self._expected, sampled.token_ids)
-            accepted = accept(self._plan, sampled)
-            if accepted.counts is not None:
+            result = accept(self._plan, sampled)
+            if result.counts is not None:
                 rows = np.array(self._plan.rows, np.int32)[self._plan.samples]
-                tokens = np.array(accepted.token_ids, np.int64)
-                self._runner.sampler.count_accepted(np.repeat(rows, accepted.counts), tokens)
-            result.token_ids, result.logprobs = accepted.token_ids, accepted.logprobs
-            result.failures, result.counts = accepted.failures, accepted.counts
+                tokens = np.array(result.token_ids, np.int64)
+                self._runner.sampler.count_accepted(np.repeat(rows, result.counts), tokens)
+        result.prompt_logprobs, result.vectors, result.device_ns = scores, vectors, device_ns
         return result
 
     def _pool(self) -> list[bytes]:

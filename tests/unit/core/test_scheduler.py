@@ -89,12 +89,14 @@ class Bench:
         return request
 
     def draft(self):
+        drafts = {}
         for request in self.scheduler.running:
             if self.draws is not None and request.num_output_tokens and request.pooling is None:
                 endless = self.endless(request)
                 begin = request.num_output_tokens
                 end = min(begin + self.draws(), len(endless) - 1)
-                request.draft_ids = [*endless[begin:end], (endless[end] + 1) % VOCAB_SIZE]
+                drafts[request] = [*endless[begin:end], (endless[end] + 1) % VOCAB_SIZE]
+        self.scheduler.offer_drafts(drafts)
 
     def endless(self, request):
         """What a request gets if only its length ends it."""

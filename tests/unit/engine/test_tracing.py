@@ -124,10 +124,8 @@ def test_drafted_tokens_are_no_prefill(make: Callable[..., Traced]) -> None:
         PLACE, EngineCoreRequest(5, [1, 2, 3], SamplingParams()), max_model_len=64, seed=0
     )
     request.num_computed_tokens = 6
-    plan = StepPlan(step=1, num_tokens=3, starts=[3])
-    plan.drafts[0] = [8, 9]
-    plan.requests.append(request)
-    plan.counts.append(3)
+    plan = StepPlan(step=1)
+    plan.add_tokens(request, 3, [8, 9])
     traced.core.observer.stepped(plan, (10, 20, 30, 40, 50, 60))
     records = traced.recording().records
     assert not [each for each in records if (each.type, each.name) == (Type.EVENT, Event.PREFILL)]
