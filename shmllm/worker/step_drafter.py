@@ -11,6 +11,7 @@ from torch import Tensor
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import StepInputs
+from shmllm.worker.memory_owners import Workspace
 
 
 class PendingDrafts(NamedTuple):
@@ -49,7 +50,14 @@ class PendingDrafts(NamedTuple):
 
 
 class StepDrafter(Protocol):
-    """Drafts tokens before a step, and sees the hidden states of every step."""
+    """Drafts tokens before a step, and sees the hidden states of every step.
+
+    Attributes:
+        workspace: the buffers of its model, which are freed with the KV cache.
+    """
+
+    @property
+    def workspace(self) -> Workspace: ...
 
     def draft(self, plan: StepPlan) -> None:
         """Replace the pending tokens in `plan.drafts`, and in the batch.

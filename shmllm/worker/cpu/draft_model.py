@@ -45,6 +45,7 @@ class CpuDraftModel:
         num_blocks: int,
         max_tokens: int,
     ) -> None:
+        self.workspace = program.buffers
         self._program = program
         self._batch = batch
         self._sampler = sampler

@@ -69,11 +69,12 @@ class CpuMultiTokenPrediction:
         whole = replace(config, layers=config.loaded_layers, further_layers=(), num_further=0)
         divisions = {Division.of(each) for each in config.all_attentions}
         self._inputs = CpuInputs(max_tokens, max_requests, divisions, cache.num_groups)
-        self._buffers = CpuBuffers(config, max_tokens, max_requests, activation_dtype)
+        buffers = CpuBuffers(config, max_tokens, max_requests, activation_dtype)
+        self.workspace = buffers
         self._kernels = KernelProgram(num_threads)
-        products = Products(self._kernels, self._buffers.rounded, activation_dtype, uses_tiles)
+        products = Products(self._kernels, buffers.rounded, activation_dtype, uses_tiles)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
-            self._kernels, products, whole, self._buffers, self._inputs, cache, batch.block_tables
+            self._kernels, products, whole, buffers, self._inputs, cache, batch.block_tables
         )
         self._before = torch.zeros(max_tokens, config.hidden_size)
         self._after = model.further[0](self._ops, self._before, model.embedding)

@@ -34,7 +34,7 @@ from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory import CacheShape
-from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.memory_owners import MemoryOwners, Workspace
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
@@ -165,7 +165,9 @@ class CpuRunner(LoadedRunner):
             )
         self.overlaps = bool(config.scheduler.async_scheduling) and not config.max_drafts
         self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
-        workspaces = (self._program.buffers, self.pooler, self.masks)
+        workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
+        if self._drafter is not None:
+            workspaces.append(self._drafter.workspace)
         further = [] if draft is None else [ReloadedArena(draft)]
         self.memory = MemoryOwners(
             self.model, loaded.weights, kv_cache, workspaces, memory, further=further
