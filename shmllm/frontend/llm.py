@@ -6,20 +6,19 @@ each kind of call do the work.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from shmllm.client.protocol import LoggedError, StartProgress
+from shmllm.client.protocol import StartProgress
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.views import VllmConfigView
-from shmllm.errors import CallOrderError, RequestError, ShmLLMError
+from shmllm.errors import RequestError, ShmLLMError
 from shmllm.frontend import pooling
 from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.beam_search import BeamSearch
+from shmllm.frontend.engine_controls import EngineControls
 from shmllm.frontend.engine_options import (
     read_llm_options,
     read_profiler_config,
@@ -44,27 +43,12 @@ from shmllm.frontend.io_processing import (
     result_of,
 )
 from shmllm.frontend.model_files import loadable_name
-from shmllm.frontend.pausing import (
-    PUMP_S,
-    PauseMode,
-    fall_asleep,
-    is_asleep,
-    is_fully_awake,
-    next_or_value,
-    pause,
-    resume,
-    wake_up,
-)
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.weight_push import (
-    NamedTensors,
-    UpdateMode,
-    Version,
     WeightPush,
-    finish_options,
 )
 from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.pooling import (
@@ -74,21 +58,18 @@ from shmllm.outputs.pooling import (
     ScoringRequestOutput,
 )
 from shmllm.outputs.request import RequestOutput
-from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.beam_search import BeamSearchParams
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolerConfig, PoolingParams
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.plugins.io_processor import IOProcessor
-from shmllm.wire.messages import Method
-from shmllm.wire.rpc import RpcCall, call_on_model
 
 if TYPE_CHECKING:
     from shmllm.frontend.engine_args import EngineArgs  # which needs the options, not LLM
 
 
 @takes_llm_options
-class LLM:
+class LLM(EngineControls):
     """A model and the engine process that runs it.
 
     Args:
@@ -419,281 +400,6 @@ class LLM:
             for one, other in zip(ones, vectors[len(first) :], strict=True)
         ]
 
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method or a function in the engine's worker, between two steps.
-
-        Args:
-            method: a name from `shmllm.engine.worker.METHODS`, or a function. A function
-                is pickled (by cloudpickle) and called in the engine with the worker, whose
-                `model` and `model_runner` it may use, and the arguments. Only the process
-                that started the engine can send functions, unless the engine was started
-                with `allow_callables`.
-            timeout: how many seconds to wait; None waits as long as the engine lives. A timeout
-                does not undo the call.
-            args: the positional arguments, after the worker.
-            kwargs: the keyword arguments.
-
-        Returns:
-            A list with the one worker's result. Tensors in it are copies.
-
-        Raises:
-            RequestError: a value cannot be sent to another process, or the engine refused the
-                call.
-            CallError: the call raised an exception; contains its text and traceback.
-            IpcTimeoutError: the result did not arrive in time; also a TimeoutError.
-        """
-        if not isinstance(method, str) and not callable(method):
-            raise RequestError(
-                f"collective_rpc takes a name or a function, got {type(method).__name__}"
-            )
-        return [self._run_on_worker(RpcCall(method, tuple(args), dict(kwargs or {})), timeout)]
-
-    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call `func(model)` in the engine; see `collective_rpc`. The model is a
-        `shmllm.models.decoder.DecoderModel`."""
-        if not callable(func):
-            raise RequestError(f"apply_model takes a function, got {type(func).__name__}")
-        return [self._run_on_worker(RpcCall(call_on_model, (func,)))]
-
-    def start_profile(
-        self,
-        profile_prefix: str | None = None,
-        *,
-        delay_iterations: int | None = None,
-        max_iterations: int | None = None,
-    ) -> str:
-        """Record the engine's steps with torch's profiler, until `stop_profile`.
-
-        Args:
-            profile_prefix: the prefix of the trace's file name.
-            delay_iterations: how many steps to skip first.
-            max_iterations: how many steps to record; 0 or None records all.
-
-        Returns:
-            The path of the trace that will be written.
-        """
-        directory = os.path.abspath(self.profile_directory or os.getcwd())
-        options = {
-            "prefix": profile_prefix or "shmllm",
-            "delay": delay_iterations or 0,
-            "most": max_iterations or 0,
-        }
-        path: str = self._run_on_worker(RpcCall("start_profile", (directory,), options))
-        return path
-
-    def stop_profile(self) -> str:
-        """Write the trace of `start_profile`, for chrome://tracing or Perfetto. Returns its
-        path."""
-        path: str = self._run_on_worker(RpcCall("stop_profile"))
-        return path
-
-    def update_weights(
-        self,
-        weights: NamedTensors,
-        *,
-        version: Version | None = None,
-        mode: UpdateMode = "keep",
-        reset_prefix_cache: bool = True,
-    ) -> None:
-        """Overwrite weights of the engine's model between two steps: all given ones, or none.
-
-        Between `start_weight_update` and `finish_weight_update` each call sends a part of the
-        update; `finish_weight_update` then takes the options.
-
-        Args:
-            weights: (name as in the Hugging Face checkpoint, tensor) pairs, or a dict: torch
-                tensors on any device or numpy arrays, of the checkpoint's shapes and any
-                floating dtype. A generator may yield them one by one, in the same memory.
-                Weights that are left out stay as they are. After sleep at level 2, which
-                discards weights, all of them have to be given. Tied weights are given once,
-                under the embedding's name.
-            version: the new version, for `get_weight_version` and outputs. None adds one to the
-                last version, or takes the number of updates if the last version was a text.
-            mode: "keep" lets running requests continue with their keys and values; their
-                outputs have a span in `weight_versions` for each version. "abort" ends them with
-                reason "abort". To let them finish, call `pause_generation("wait")` first.
-            reset_prefix_cache: forget cached prefixes, which the previous weights computed.
-
-        Raises:
-            RequestError: a name is unknown, a shape differs, or a tensor is missing, not
-                floating or not finite; lists all of them. The update ends without any change.
-            CallOrderError: another update is in progress; also a RuntimeError.
-        """
-        if not self._weight_push.is_open:
-            options = finish_options(version, mode, reset_prefix_cache)
-            self._weight_push.update(weights, **options)
-            return
-        if version is not None or mode != "keep" or not reset_prefix_cache:
-            raise CallOrderError(
-                "an update of several calls is in progress: version, mode and reset_prefix_cache "
-                "are for finish_weight_update()"
-            )
-        self._weight_push.add(weights)
-
-    def add_lora(
-        self,
-        lora_request: LoRARequest,
-        *,
-        tensors: Mapping[str, Any] | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Let the engine read an adapter, which `generate` does by itself, or send its tensors.
-
-        With `load_inplace` the engine replaces its contents; running requests continue with the new
-        ones, with their keys and values.
-
-        Args:
-            lora_request: its number and name, and its directory unless tensors are given.
-            tensors: its tensors, under the names of adapter_model.safetensors. They go through
-                shared memory; such an adapter stays in the engine's memory until it is removed.
-            config: the fields of adapter_config.json for these tensors.
-
-        Returns:
-            Whether it is new there; False if the engine knows it already.
-
-        Raises:
-            RequestError: the engine has no adapters, or this one cannot be read, does not suit the
-                model, or has the number of another one.
-        """
-        if not isinstance(lora_request, LoRARequest):
-            raise RequestError(f"add_lora takes a LoRARequest, got {lora_request!r}")
-        if tensors is None:
-            return self.front_end.add_adapter(lora_request)
-        lora = lora_request
-        given = lora.lora_name, lora.lora_int_id, dict(config or {}), dict(tensors)
-        options = {"load_inplace": lora.load_inplace}
-        self._run_on_worker(RpcCall("add_lora", given, options))
-        return True
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Let the engine forget an adapter. Returns whether it knew it.
-
-        Raises:
-            RequestError: requests use it.
-        """
-        return bool(self._dispatcher.call(Method.REMOVE_LORA, lora_id))
-
-    def list_loras(self) -> set[int]:
-        """The `lora_int_id` of each adapter that the engine knows."""
-        return set(self._dispatcher.call(Method.LIST_LORAS))
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory until it is removed. Returns True.
-
-        Raises:
-            RequestError: the engine does not know it.
-        """
-        return bool(self._dispatcher.call(Method.PIN_LORA, lora_id))
-
-    def start_weight_update(self) -> None:
-        """Begin an update of several calls of `update_weights`. The engine runs one at a time.
-
-        Raises:
-            CallOrderError: an update of this or another front end is in progress; also a
-                RuntimeError.
-        """
-        self._weight_push.start()
-
-    def finish_weight_update(
-        self,
-        version: Version | None = None,
-        *,
-        mode: UpdateMode = "keep",
-        reset_prefix_cache: bool = True,
-    ) -> None:
-        """Put the weights sent since `start_weight_update` in force; see `update_weights`.
-
-        Raises:
-            RequestError: as for `update_weights`.
-            CallOrderError: no update is in progress.
-        """
-        self._weight_push.finish(**finish_options(version, mode, reset_prefix_cache))
-
-    def abandon_weight_update(self) -> None:
-        """Discard the weights sent since `start_weight_update`, if any."""
-        self._weight_push.abandon()
-
-    def get_weight_version(self) -> Version:
-        """The version of the weights in force; 0 before the first update."""
-        version: Version = self._dispatcher.call(Method.GET_WEIGHT_VERSION)
-        return version
-
-    def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
-        """Pause the engine until `resume_generation`, for example to change weights.
-
-        Args:
-            mode: "abort" ends running requests with reason "abort"; "wait" returns when they have
-                ended, and refuses new requests with EnginePausedError; "keep" freezes running
-                requests, which continue later. With "abort" and "keep" new requests are queued,
-                so a `generate` in the thread that has to resume would not return.
-            clear_cache: also forget cached prefixes. Frozen requests are then recomputed.
-        """
-        for _ in pause(self._dispatcher, mode, clear_cache):
-            self._dispatcher.pump(PUMP_S)
-
-    def resume_generation(self) -> bool:
-        """End this front end's pause. Returns whether the engine continues: another front end may
-        have paused it as well."""
-        return resume(self._dispatcher)
-
-    def is_paused(self) -> bool:
-        """Whether a front end has paused the engine, or the engine sleeps."""
-        return bool(self._stats()["paused"])
-
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
-        """Release memory of the engine until `wake_up`.
-
-        A call that changes nothing, because the engine sleeps already, logs a warning.
-
-        Args:
-            level: 0 only stops scheduling. 1 drops keys and values; on a CPU the weights stay
-                where they are. 2 also drops the weights: they have to be written again before
-                the engine can generate.
-            mode: what happens to requests. "abort" ends them with reason "abort"; "wait" returns
-                when they have ended; "keep" lets them continue when the engine is awake. "keep"
-                queues new requests, so do not wait for one in the thread that has to wake the
-                engine up; the other modes refuse them with EnginePausedError.
-
-        Returns:
-            The bytes that each owner of memory held before and holds now; `str` of it is a line
-            for logs.
-
-        Raises:
-            RequestError: the level or the mode does not exist.
-        """
-        steps = fall_asleep(self._dispatcher.call, level, mode)
-        with contextlib.closing(steps):
-            while (report := next_or_value(steps)) is None:
-                self._dispatcher.pump(PUMP_S)
-        return report
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Wake the engine up, or parts of it in any order.
-
-        A call that changes nothing logs a warning.
-
-        Args:
-            tags: a list of "weights", "kv_cache" and "scheduling"; None means all. Scheduling also
-                wakes up together with the last of the other two.
-
-        Returns:
-            Whether the engine is fully awake: no part sleeps and no weight is missing.
-
-        Raises:
-            RequestError: a tag does not exist, or there is not enough memory.
-        """
-        return is_fully_awake(wake_up(self._dispatcher.call, tags))
-
-    def is_sleeping(self) -> bool:
-        """Whether a part of the engine sleeps, read from shared memory."""
-        return is_asleep(self._stats())
-
     @property
     def llm_engine(self) -> EngineView:
         """The engine's configuration and model, under vLLM's names."""
@@ -704,11 +410,6 @@ class LLM:
     def model_config(self) -> Any:
         """`llm_engine.model_config`."""
         return self.llm_engine.model_config
-
-    @property
-    def engine_pid(self) -> int:
-        """The engine's process id, or this process's own id with `multiprocess=False`."""
-        return self._client.pid
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer of the model. The engine itself does not use it.
@@ -729,45 +430,6 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that `generate` uses without `sampling_params`."""
         return self.front_end.default_sampling_params()
-
-    def get_metrics(self) -> dict[str, int]:
-        """The engine's counters and gauges, read from shared memory.
-
-        If tokens are drafted, `drafts` counts how often that was done for a request,
-        `draft_tokens` and `accepted_tokens` the tokens, and `accepted_at_0` to
-        `accepted_at_{num_speculative_tokens - 1}` the accepted ones by their place in the draft.
-        """
-        return self._stats()
-
-    def health(self) -> str:
-        """The engine's state in words: "ready", "stalled 7 s in step 12", "dead"."""
-        self._dispatcher.check_open()
-        return self._client.health()
-
-    def engine_errors(self) -> list[LoggedError]:
-        """The engine's log of distinct errors, the latest one last, read from shared memory.
-
-        It contains the errors that do not end the engine: front ends that were cut off or refused,
-        calls and updates of weights that failed, and outputs that found no room. Each has a `text`,
-        a `count`, and the times `first_ns` and `last_ns` (ns since 1970). An engine in the caller's
-        own process has no log, because its caller gets every error.
-        """
-        self._dispatcher.check_open()
-        return self._client.errors()
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget all cached prefixes.
-
-        Args:
-            reset_running_requests: preempt running requests first; they are recomputed.
-            reset_connector: accepted for compatibility; there is no connector.
-
-        Returns:
-            False, without any change, if requests are running.
-        """
-        return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, reset_running_requests))
 
     def close(self) -> None:
         """End the engine process. Idempotent; also called at exit and on garbage collection."""
@@ -843,15 +505,3 @@ class LLM:
     def _num_unfinished(self) -> int:
         """How many queued requests have not ended, for `llm_engine`."""
         return self._enqueued.num_open
-
-    def _stats(self) -> dict[str, int]:
-        self._dispatcher.check_open()
-        return self._client.stats()
-
-    def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        """Make one call to the engine's worker and return its result."""
-        return self._dispatcher.use_client(lambda client: client.run_on_worker(call, timeout_s))
-
-    def _load_weights(self, weights: NamedTensors) -> set[str]:
-        """Overwrite weights for the attribute chain of `llm_engine`."""
-        return self._weight_push.update(weights, partial=True)

@@ -1,19 +1,16 @@
 """`LLM.stream`: runs any number of prompts through an engine, a bounded number at a time.
 
-This module owns the reading of prompts from an iterable, the number of prompts in flight and the
-order of the results. Its memory does not grow with the number of prompts. It must not know the
-engine.
+This module owns the number of prompts in flight and the order of the results. Its memory does not
+grow with the number of prompts. It must not know the engine.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from shmllm.errors import RequestError
 from shmllm.frontend.adapters import set_adapters
@@ -22,11 +19,11 @@ from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import (
     PreparedRequest,
     Prompt,
-    as_list,
     check_priority,
     set_priorities,
 )
 from shmllm.frontend.output_processor import next_outputs
+from shmllm.frontend.prompt_source import AdaptersSource, ParamsSource, PromptSource, Taken
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import CompletionOutput, RequestOutput
@@ -34,12 +31,9 @@ from shmllm.params.lora import LoRARequest
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 
 OnError = Literal["raise", "yield"]
-ParamsSource = SamplingParams | Iterable[SamplingParams] | None
 
 CHUNK_SIZE = 32
 """The largest number of prompts to submit between two polls."""
-CHUNK_S = 0.01
-"""The time after which a chunk of prompts is submitted although it is not full, in seconds."""
 IN_FLIGHT_FACTOR = 2
 """The default of `max_in_flight`, as a multiple of the engine's `max_num_seqs`."""
 REORDER_FACTOR = 4
@@ -79,110 +73,10 @@ class FailedPrompt:
 
 
 Item = RequestState | FailedPrompt
-AdaptersSource = LoRARequest | Iterable[LoRARequest | None] | None
-Taken = tuple[int, Prompt, SamplingParams, LoRARequest | None]
 Prepare = Callable[
     [Sequence[Prompt], Sequence[SamplingParams], Sequence[str], Sequence[LoRARequest | None]],
     list[PreparedRequest],
 ]
-
-
-class PromptSource:
-    """Reads prompts and their parameters from iterables, a few at a time.
-
-    Args:
-        prompts: one prompt, or any iterable of prompts.
-        params: one SamplingParams for all prompts, or an iterable with one per prompt.
-        default: the parameters if `params` is None.
-        adapters: one adapter or None for all prompts, or an iterable with one or None per prompt.
-
-    Attributes:
-        is_exhausted: whether the iterable of prompts has ended.
-        position: the index of the next prompt.
-
-    Raises:
-        RequestError: an argument has a wrong type, or the lists have different lengths.
-    """
-
-    def __init__(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        params: ParamsSource,
-        default: SamplingParams,
-        adapters: AdaptersSource = None,
-    ) -> None:
-        if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-            raise RequestError(f"prompts must be an iterable, got {type(prompts).__name__}")
-        is_list = isinstance(prompts, Sequence | dict)
-        self._prompts: Iterator[Any] = iter(as_list(prompts) if is_list else prompts)  # type: ignore[arg-type]
-        params = default if params is None else params
-        if isinstance(params, SamplingParams):
-            self._params: Iterator[SamplingParams] = itertools.repeat(params)
-        elif isinstance(params, str | bytes) or not isinstance(params, Iterable):
-            raise RequestError(
-                "sampling_params must be a SamplingParams or an iterable of them, got "
-                f"{type(params).__name__}"
-            )
-        else:
-            self._params = iter(params)
-        if is_list and isinstance(params, Sequence):
-            _check_lengths(len(as_list(prompts)), len(params))  # type: ignore[arg-type]
-        if adapters is None or isinstance(adapters, LoRARequest):
-            self._adapters: Iterator[LoRARequest | None] = itertools.repeat(adapters)
-        elif isinstance(adapters, str | bytes) or not isinstance(adapters, Iterable):
-            raise RequestError(
-                f"lora_request must be a LoRARequest or an iterable of them, got {adapters!r}"
-            )
-        else:
-            self._adapters = iter(adapters)
-        self.is_exhausted = False
-        self.position = 0
-
-    def take(self, most: int) -> list[Taken]:
-        """Read the next prompts, as tuples of index, prompt, parameters and adapter.
-
-        At most `most` prompts, and only until CHUNK_S has passed: a prompt that the iterable
-        yields late must not delay the submission of those before it.
-
-        Raises:
-            RequestError: the parameters ended before the prompts, or one has a wrong type.
-        """
-        taken: list[Taken] = []
-        deadline = time.monotonic() + CHUNK_S
-        while len(taken) < most and not (taken and time.monotonic() >= deadline):
-            try:
-                prompt = next(self._prompts)
-            except StopIteration:
-                self.is_exhausted = True
-                break
-            taken.append((self.position, prompt, self._next_params(), self._next_adapter()))
-            self.position += 1
-        return taken
-
-    def _next_params(self) -> SamplingParams:
-        params = next(self._params, None)
-        if params is None:
-            raise RequestError(f"sampling_params ended before prompt {self.position}")
-        if not isinstance(params, SamplingParams):
-            raise RequestError(
-                f"sampling_params {self.position} is a {type(params).__name__}, not a "
-                "SamplingParams"
-            )
-        return params
-
-    def _next_adapter(self) -> LoRARequest | None:
-        try:
-            return next(self._adapters)
-        except StopIteration:
-            raise RequestError(f"lora_request ended before prompt {self.position}") from None
-
-
-def _check_lengths(num_prompts: int, num_params: int) -> None:
-    if num_prompts != num_params:
-        raise RequestError(
-            f"{num_prompts} prompts and {num_params} sampling_params: give one "
-            "SamplingParams for all prompts, or one for each"
-        )
 
 
 class _Unordered:
