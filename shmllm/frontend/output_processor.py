@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from shmllm.client.protocol import EngineOutput
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.request_state import ParentRequest, RequestState
+from shmllm.frontend.parent_request import ParentRequest
+from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.columns import Embeddings, OutputColumns
@@ -61,7 +62,7 @@ class OutputProcessor:
             One state per completion, each with a number that was never used before.
         """
         name = str(self._next_request) if request_id is None else request_id
-        parent = ParentRequest(name, request.params.n)
+        parent = ParentRequest[RequestState](name, request.params.n)
         self._next_request += 1
         each = [request] if request.params.n == 1 else request.children()
         return [self._add(child, index, streaming, time_tokens, parent) for child in each]
@@ -72,7 +73,7 @@ class OutputProcessor:
         index: int,
         streaming: bool,
         time_tokens: bool,
-        parent: ParentRequest,
+        parent: ParentRequest[RequestState],
     ) -> RequestState:
         params = request.params
         state = RequestState(

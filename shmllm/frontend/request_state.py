@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.replies.reader import ReplyReader
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
@@ -24,35 +25,6 @@ from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutp
 from shmllm.params.sampling import RequestOutputKind
 
 REPETITION_DETECTED = "repetition_detected"
-
-
-class ParentRequest:
-    """The completions of one prompt.
-
-    Args:
-        request_id: the id in the request's outputs.
-        size: the number of completions.
-
-    Attributes:
-        num_open: the number of completions that have not ended.
-        states: the completions by index. None for a single completion: a list would be a
-            reference cycle in each request, which only the garbage collector can free.
-    """
-
-    __slots__ = ("num_open", "request_id", "states")
-
-    def __init__(self, request_id: str, size: int) -> None:
-        self.request_id = request_id
-        self.states: list[RequestState] | None = None if size == 1 else []
-        self.num_open = 0
-
-    def add(self, state: RequestState) -> int:
-        """Add the next completion. Returns its index."""
-        self.num_open += 1
-        if self.states is None:
-            return 0
-        self.states.append(state)
-        return len(self.states) - 1
 
 
 class RequestState:
@@ -124,7 +96,7 @@ class RequestState:
         request: PreparedRequest,
         tokenizer: Tokenizer,
         streaming: bool,
-        parent: ParentRequest,
+        parent: ParentRequest[RequestState],
         token_texts: TokenTexts,
     ) -> None:
         params = request.params

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.gpu_engine import PROMPTS, SCALE, SHAPE, VOCAB, Engine, make_config
+from conformance.gpu_engine import (
+    PROMPTS,
+    SCALE,
+    SHAPE,
+    VOCAB,
+    Engine,
+    assert_same_logprobs,
+    make_config,
+)
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
 from support.model_helpers import reference_model, save
@@ -159,13 +167,7 @@ def num_drafted(engine: Engine) -> tuple[int, int]:
 def assert_same(ours: Engine, other: Engine) -> None:
     assert ours.tokens == other.tokens
     assert ours.ends == other.ends
-    assert ours.logprobs.keys() == other.logprobs.keys()
-    for number, rows in other.logprobs.items():
-        for mine, row in zip(ours.logprobs[number], rows, strict=True):
-            assert mine[0] == row[0]
-            assert mine[1] == pytest.approx(row[1], abs=1e-4)
-            assert mine[2] == row[2]
-            assert mine[3] == pytest.approx(row[3], abs=1e-4)
+    assert_same_logprobs(ours, other)
 
 
 class DraftsConformance:

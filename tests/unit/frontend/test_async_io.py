@@ -108,6 +108,13 @@ async def collect(llm, data, *arguments):
     return [output async for output in llm.generate({"data": data}, *arguments)]
 
 
+async def begin_three(llm, engine, *arguments):
+    """Begin a request of three; return its task, and the numbers of the three in the engine."""
+    task = asyncio.create_task(collect(llm, [1, 2, 3], *arguments))
+    await until(lambda: len(engine.left) == 3)
+    return task, sorted(engine.left)
+
+
 def assert_unused(llm, engine):
     """No request is left, neither in the front end nor in the engine."""
     assert llm._requests.ids() == []
@@ -131,9 +138,7 @@ def test_the_processor_gets_each_output_when_its_request_has_ended(make_llm):
     engine.steps_left = 0
 
     async def main():
-        task = asyncio.create_task(collect(llm, [1, 2, 3], params(9)))
-        await until(lambda: len(engine.left) == 3)
-        first, second, third = sorted(engine.left)
+        task, (first, second, third) = await begin_three(llm, engine, params(9))
         engine.left |= {first: 3, second: 1, third: 2}
         for count in (1, 2, 3):
             engine.steps_left = 1
@@ -203,8 +208,7 @@ def test_a_cancelled_task_aborts_all_requests(make_llm):
     engine.steps_left = 1
 
     async def main():
-        task = asyncio.create_task(collect(llm, [1, 2, 3], params(50)))
-        await until(lambda: len(engine.left) == 3)
+        task, _ = await begin_three(llm, engine, params(50))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -219,9 +223,7 @@ def test_a_processor_that_takes_no_further_output_aborts_the_others(make_llm):
     engine.steps_left = 0
 
     async def main():
-        task = asyncio.create_task(collect(llm, [1, 2, 3], params(50)))
-        await until(lambda: len(engine.left) == 3)
-        first, second, third = sorted(engine.left)
+        task, (first, second, third) = await begin_three(llm, engine, params(50))
         engine.left[third] = engine.steps_left = 1
         (output,) = await task
         assert output.outputs == 2
