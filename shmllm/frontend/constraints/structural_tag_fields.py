@@ -28,6 +28,16 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "repeat": ("content", "min", "max"),
     "token": ("token",),
 }
+_KINDS_BY_FIELD = {
+    "value": "const_string",
+    "json_schema": "json_schema",
+    "elements": "sequence",
+    "begin": "tag",
+    "triggers": "triggered_tags",
+    "separator": "tags_with_separator",
+    "excludes": "any_text",
+}
+"""The type of a format without one, by the first of these fields that it has, as in xgrammar."""
 _UNSUPPORTED = (
     "exclude_token",
     "any_tokens",
@@ -93,10 +103,11 @@ def tag_error(where: str, problem: str) -> RequestError:
 
 
 def kind_of(form: Any, where: str) -> str:
-    """The type of a format, whose fields have known names."""
+    """The type of a format, whose fields have known names. Some formats need not name it."""
     if not isinstance(form, Mapping):
         raise tag_error(where, f"must be a dict with a type, got {form!r:.80}")
-    kind = form.get("type")
+    by_field = (kind for name, kind in _KINDS_BY_FIELD.items() if name in form)
+    kind = form["type"] if "type" in form else next(by_field, None)
     if kind in _UNSUPPORTED:
         raise tag_error(where, f"has the type {kind!r}, which cannot be expressed")
     if kind not in _KEYS:

@@ -140,6 +140,34 @@ def test_the_texts_of_a_format_match(name: str) -> None:
     assert [t for t in texts if accepts(grammar, list(t.encode()))] == matching
 
 
+def without_types(form: Any) -> Any:
+    """The format without any type but that of JSON schemas' own contents."""
+    if isinstance(form, list):
+        return [without_types(each) for each in form]
+    if not isinstance(form, dict):
+        return form
+    kept = {name: value for name, value in form.items() if name != "type"}
+    return {
+        name: value if name == "json_schema" else without_types(value)
+        for name, value in kept.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "form",
+    [triggered(), separated(), sequence(A, const("b")), {"type": "any_text", "excludes": ["a"]}],
+)
+def test_formats_that_can_be_told_apart_need_no_type(form: Any) -> None:
+    """xgrammar 0.2.8 reads these without types, and refuses the ones below."""
+    assert grammar_for(without_types(form)) == grammar_for(form)
+
+
+@pytest.mark.parametrize("form", [{}, {"pattern": "a"}, {"grammar": 'root ::= "a"'}])
+def test_other_formats_need_their_type(form: Any) -> None:
+    with pytest.raises(RequestError, match="unknown type None"):
+        grammar_for(form)
+
+
 def test_the_older_form_and_json_text_mean_the_same() -> None:
     older = {
         "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
