@@ -17,9 +17,9 @@ from conformance.device_sampler import (
     sampled_inputs,
 )
 
-from shmllm.core.plan import StepPlan
+from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.verification import Accepted, accept
+from shmllm.worker.verification import accept
 
 NAMES = ("nothing", "everything", "penalties", "thinking", "longer bad words", "min_tokens")
 NUM_STEPS = 8
@@ -41,7 +41,7 @@ class Drafting(Pair):
             drawn = DRAWN[row] if row % 2 else {}
             self.add(new_request(row, logprobs=2, **PROCESSORS[name] | drawn))
 
-    def verify(self, logits_of: LogitsOf, drafts: dict[int, list[int]]) -> Accepted:
+    def verify(self, logits_of: LogitsOf, drafts: dict[int, list[int]]) -> StepResult:
         """Sample behind the last tokens of rows and behind drafted ones, and append the accepted
         tokens.
 

@@ -28,12 +28,10 @@ def test_the_lowest_value_ends_first_with_the_tokens_of_other_orders(multiproces
     ) as llm:
         assert llm.facts.scheduling_policy == "priority"
         priorities = [3, 1, 2] * 4
-        # A long one first, so that all wait when the next is chosen.
-        llm.enqueue(
-            [1, 2, 3], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), priority=-5
-        )
+        llm.pause_generation()  # so that all wait when the first is chosen
         llm.enqueue(PROMPTS, GREEDY, priority=priorities)
-        outputs = llm.wait_for_completion(use_tqdm=False)[1:]
+        llm.resume_generation()
+        outputs = llm.wait_for_completion(use_tqdm=False)
         assert tokens(outputs) == alone
         ends = [output.metrics.last_token_time for output in outputs]
         order = sorted(range(12), key=lambda i: ends[i])
