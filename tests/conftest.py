@@ -21,7 +21,7 @@ import pytest
 
 from shmllm import LLM
 from shmllm.cli.options import MODEL_VARIABLE
-from shmllm.client.launch import SPIN_COUNT, WAITING_VARIABLES
+from shmllm.config.environment import SPIN_COUNT, WAITING_VARIABLES
 from shmllm.ipc.folder import find
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
 from shmllm.ipc.registry import SHM_DIRECTORY

@@ -112,7 +112,8 @@ def _start_cold(engine: dict[str, Any], directory: str) -> Stages:
 @contextlib.contextmanager
 def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
     """Runs a named engine inside the `with` block and yields its name."""
-    from shmllm.client.launch import engine_environment, named_engine_command
+    from shmllm.client.launch import named_engine_command
+    from shmllm.config.environment import engine_environment
     from shmllm.errors import EngineStartError
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry

@@ -84,7 +84,8 @@ def start(
     shmllm generate --attach main "def fibonacci(n):"
     """
     from shmllm.cli.engine_log import open_log
-    from shmllm.client.launch import engine_environment, named_engine_command
+    from shmllm.client.launch import named_engine_command
+    from shmllm.config.environment import engine_environment
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry
 
@@ -251,7 +252,7 @@ def stop(name: str, drain: float, timeout: float) -> int:
 
 def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | None) -> None:
     """Starts the process that serves the engine's statistics; it ends with the engine."""
-    from shmllm.client.launch import engine_environment
+    from shmllm.config.environment import engine_environment
 
     if port is not None:
         helper = subprocess.Popen(

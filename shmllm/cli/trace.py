@@ -134,7 +134,7 @@ def _run(command: list[str], directory: OwnedDirectory) -> int:
 
     The command handles signals itself; this process passes on SIGTERM.
     """
-    from shmllm.client.launch import import_environment
+    from shmllm.config.environment import import_environment
     from shmllm.tracing.directory import VARIABLE
 
     environment = import_environment(os.environ) | {VARIABLE: str(directory.path)}

@@ -22,6 +22,7 @@ from shmllm.models.mixer_specs import (
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
+from shmllm.models.shard import WHOLE, Shard
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
 
 __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
@@ -72,6 +73,9 @@ class ModelConfig:
         num_further: how many of them are loaded.
         skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
             model lacks them.
+        shard: the rank whose part of a model this is. The sizes of the layers are those of the
+            part, `vocab_size` and `hidden_size` are the model's.
+        whole: the configuration of the model whose part this is; None: it is no part.
     """
 
     architecture: str
@@ -95,6 +99,8 @@ class ModelConfig:
     further_layers: tuple[LayerSpec, ...] = ()
     num_further: int = 0
     skipped_prefixes: tuple[str, ...] = ()
+    shard: Shard = WHOLE
+    whole: ModelConfig | None = None
 
     def __post_init__(self) -> None:
         if not any(mixer.kv or mixer.state_bytes for mixer in self.mixers):
@@ -147,6 +153,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def own_tokens(self) -> range:
+        """The tokens whose rows of the embedding table and of the LM head the shard has."""
+        return self.shard.part_of(self.vocab_size)
 
     @property
     def loaded_layers(self) -> tuple[LayerSpec, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 import torch
 from torch import Tensor
 
+from shmllm.models.build import build, without_memory
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import Allocator, Storage
+from shmllm.models.layers import Allocation, Allocator, Storage
 from shmllm.models.matrices import Part
-from shmllm.models.registry import find_family
+from shmllm.models.shard_weights import find_division
 
 
 def create_model(
@@ -25,7 +25,7 @@ def create_model(
     """Builds a model whose weights are not set.
 
     Args:
-        config: the model's sizes and options.
+        config: the model's sizes and options, or those of a rank's part of a model.
         dtype: the dtype of weights, keys and values.
         allocate: called once for each weight tensor, always in the same order. It may return
             meta tensors if the caller only needs their sizes.
@@ -34,7 +34,11 @@ def create_model(
         stored: what `stored_parts` returned, if the checkpoint stores matrices packed.
     """
     parts = None if stored is None else iter(stored)
-    return _create(config, Storage(allocate, dtype, quantization, parts))
+    made: list[Allocation] = []
+    model = build(config, Storage(allocate, dtype, quantization, parts, made))
+    if config.whole is not None:
+        model.divide(find_division(config.whole, config), made)
+    return model
 
 
 def stored_parts(config: ModelConfig, kinds: Mapping[str, str]) -> list[tuple[Part, ...]] | None:
@@ -53,15 +57,15 @@ def stored_parts(config: ModelConfig, kinds: Mapping[str, str]) -> list[tuple[Pa
     """
     if not kinds:
         return None
-    made: list[Tensor] = []
-    model = _create(config, Storage(_Addresses().allocate, torch.float32, made=made))
+    model, made = without_memory(config)
     destinations = model.destinations()
     packed = {}
     for name, kind in kinds.items():
         for view in destinations.get(name, ()):
             if isinstance(view, Tensor):  # else its rows are not neighbours: they become floats
                 packed[int(view.storage_offset())] = view.numel(), kind
-    return [_parts(matrix, packed) for matrix in made]
+    matrices = [each.weight for each in made if each.is_matrix]
+    return [_parts(matrix, packed) for matrix in matrices if isinstance(matrix, Tensor)]
 
 
 def _parts(matrix: Tensor, packed: Mapping[int, tuple[int, str]]) -> tuple[Part, ...]:
@@ -80,21 +84,3 @@ def _parts(matrix: Tensor, packed: Mapping[int, tuple[int, str]]) -> tuple[Part,
     if matrix.dim() > 2 and len(parts) > 1:  # the experts' kernels know one format
         return (Part(matrix.numel() // width, None),)
     return tuple(parts)
-
-
-def _create(config: ModelConfig, storage: Storage) -> DecoderModel:
-    family = find_family(config.architecture)
-    renames = (getattr(family, name, None) for name in ("named_weights", "module_weights"))
-    return DecoderModel(config, storage, *renames)
-
-
-class _Addresses:
-    """Gives tensors addresses, but no memory."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(2**48, device="meta")
-        self._end = 0
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        begin, self._end = self._end, self._end + prod(shape)
-        return self._memory[begin : self._end].view(shape)

@@ -7,19 +7,20 @@ the task of `ops.Ops`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
-from shmllm.models.layers import Linear, NamedWeights, Norm, Storage, TokenEmbedding
-from shmllm.models.matrices import parts_of
+from shmllm.models.layers import Allocation, Linear, NamedWeights, Norm, Storage, TokenEmbedding
+from shmllm.models.matrices import addresses, parts_of, sharded
 from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.model import Model
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.shares import Division
 from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import model_name
 
@@ -37,6 +38,8 @@ class DecoderModel(Model):
         rename_modules: its ``module_weights``, likewise.
 
     Attributes:
+        partial: the addresses of matrices whose products are parts of a sum over the ranks of a
+            group.
         further: the layers behind the others that are loaded, each of which predicts one token
             further ahead.
     """
@@ -50,6 +53,8 @@ class DecoderModel(Model):
     ) -> None:
         super().__init__(config, storage.dtype)
         self._rename, self._rename_modules = rename, rename_modules
+        self._division: Division | None = None
+        self.partial: frozenset[int] = frozenset()
         self.embedding = TokenEmbedding(config, storage)
         self.per_layer: PerLayerInputs | None = None
         if config.per_layer is not None:
@@ -58,6 +63,21 @@ class DecoderModel(Model):
         self.norm = Norm(config.hidden_size, config.norm, storage)
         behind = range(config.num_layers, len(config.loaded_layers))
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
+
+    def divide(self, division: Division, made: Sequence[Allocation]) -> None:
+        """Records that this is a rank's part of a model.
+
+        Args:
+            division: which part.
+            made: its weights, in the order of their allocation.
+        """
+        self._division = division
+        matrices = [each.weight for each in made if each.is_matrix]
+        self.partial = frozenset(
+            addresses(matrix).start
+            for matrix, is_partial in zip(matrices, division.partial, strict=True)
+            if is_partial
+        )
 
     @property
     def has_packed(self) -> bool:
@@ -99,7 +119,9 @@ class DecoderModel(Model):
         for index, further in enumerate(self.further, self.config.num_layers):
             weights |= further.named_weights(f"model.layers.{index}")
         weights |= self.norm.named_weights("model.norm")
-        return weights if self._rename is None else self._rename(weights, self.config)
+        if self._rename is not None:
+            weights = self._rename(weights, self.config)
+        return self._shares_of(weights)
 
     def _name_module_weights(self) -> NamedWeights:
         weights: NamedWeights = {}
@@ -109,7 +131,13 @@ class DecoderModel(Model):
             weights |= further.layer.module_weights(f"model.layers.{index}")
         if self._rename_modules is not None:
             weights = self._rename_modules(weights, self.config)
-        return weights
+        return self._shares_of(weights)
+
+    def _shares_of(self, weights: NamedWeights) -> NamedWeights:
+        if self._division is None:
+            return weights
+        shares = self._division.shares
+        return {name: sharded(views, shares[name]) for name, views in weights.items()}
 
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """Yields the weights of norms and of other factors, with the value that changes nothing."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.mixer_specs import DeltaNetSpec
@@ -31,9 +29,10 @@ class DeltaNet:
         self.layer = layer
         self.spec = spec
         widths = [spec.convolved_width, spec.width, spec.value_heads, spec.value_heads]
-        self.in_proj = Linear(config.hidden_size, widths, False, storage)
-        self.convolution = storage.tensor(spec.taps, spec.convolved_width)
-        self.logs = storage.allocate((spec.value_heads,), torch.float32)
+        parts = (*spec.convolved_parts, *widths[1:])
+        self.in_proj = Linear(config.hidden_size, widths, False, storage, parts=parts)
+        self.convolution = storage.tensor(spec.taps, spec.convolved_parts)
+        self.logs = storage.float32(spec.value_heads)
         self.biases = storage.tensor(spec.value_heads)
         self.norm = Norm(spec.value_dim, replace(config.norm, offset=0.0), storage)
         self.out_proj = Linear(spec.width, [config.hidden_size], False, storage)

@@ -17,13 +17,25 @@ from shmllm.models.specs import DenseAndExpertsSpec, MoESpec
 class ExpertLinear:
     """The same projections of every expert.
 
+    Args:
+        num_experts: the number of experts.
+        in_features: the width of the input.
+        out_features: the widths of the projections, which lie side by side.
+        bias: whether they have biases.
+        storage: allocates the weights.
+
     Attributes:
         weight: [experts, out, in].
         bias: [experts, out] or None.
     """
 
     def __init__(
-        self, num_experts: int, in_features: int, out_features: int, bias: bool, storage: Storage
+        self,
+        num_experts: int,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        storage: Storage,
     ) -> None:
         self.weight = storage.whole(num_experts, out_features, in_features)
         self.bias = storage.tensor(num_experts, out_features) if bias else None
@@ -81,18 +93,18 @@ class MoE:
 
     def __init__(self, hidden_size: int, spec: MoESpec, storage: Storage) -> None:
         self.spec = spec
-        widths = [spec.num_experts, 1] if spec.shared_gate else [spec.num_experts]
+        outputs = [spec.num_experts, 1] if spec.shared_gate else [spec.num_experts]
         exact = storage.exact()
         if spec.router_float32:
             exact = replace(exact, dtype=torch.float32)
-        self.router = Linear(hidden_size, widths, spec.router_bias, exact)
+        self.router = Linear(hidden_size, outputs, spec.router_bias, exact)
         self.correction: Tensor | None = None
         if spec.correction_bias:
-            self.correction = storage.allocate((spec.num_experts,), torch.float32)
+            self.correction = storage.float32(spec.num_experts)
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
-        width = 2 * inner if spec.gated else inner
-        self.gate_up_proj = ExpertLinear(experts, hidden_size, width, bias, storage)
-        self.down_proj = ExpertLinear(experts, inner, hidden_size, bias, storage)
+        widths = (2 * inner,) if spec.alternating else (inner, inner) if spec.gated else (inner,)
+        self.gate_up_proj = ExpertLinear(experts, hidden_size, widths, bias, storage)
+        self.down_proj = ExpertLinear(experts, inner, (hidden_size,), bias, storage)
         self.shared = None if spec.shared is None else MLP(hidden_size, spec.shared, storage)
         self.scale = storage.tensor(experts) if spec.scaled else None
 

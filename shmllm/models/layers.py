@@ -27,6 +27,26 @@ from shmllm.models.specs import MLPSpec, NormSpec
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""
 
+Dimension = int | tuple[int, ...]
+"""A dimension of a weight: its size, or the sizes of the parts that lie side by side in it. The
+ranks of a group divide each part by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A weight that was allocated.
+
+    Attributes:
+        weight: the weight.
+        dimensions: its dimensions.
+        is_matrix: whether it is the matrix of a matrix product.
+    """
+
+    weight: Matrix
+    dimensions: tuple[Dimension, ...]
+    is_matrix: bool
+
+
 NamedWeights = dict[str, tuple[Destination, ...]]
 """A mapping from a weight's name in the checkpoint to the views that hold it. Each view has the
 checkpoint's shape, and `shape`, `dtype`, `device`, `numel`, `copy_` and `clone`."""
@@ -43,18 +63,24 @@ class Storage:
             None: they are not.
         stored: how the checkpoint stores each matrix, in the order in which these are allocated;
             None: as floating numbers.
-        made: receives the matrices in that order, if they are neither quantized nor stored packed.
+        made: receives the weights in that order; None: nobody asks.
     """
 
     allocate: Allocator
     dtype: torch.dtype
     quantization: str | None = None
     stored: Iterator[Sequence[Part]] | None = None
-    made: list[Tensor] | None = None
+    made: list[Allocation] | None = None
 
-    def tensor(self, *shape: int) -> Tensor:
+    def tensor(self, *dimensions: Dimension) -> Tensor:
         """Allocates a weight that is never quantized."""
-        return self.allocate(shape, self.dtype)
+        weight = self.allocate(sizes_of(dimensions), self.dtype)
+        self._record(weight, dimensions)
+        return weight
+
+    def float32(self, *dimensions: Dimension) -> Tensor:
+        """Allocates a weight that is float32 in a model of any dtype."""
+        return replace(self, dtype=torch.float32).tensor(*dimensions)
 
     def for_head(self) -> Storage:
         """Returns the storage of the LM head."""
@@ -62,30 +88,43 @@ class Storage:
             return self
         return replace(self, quantization=HEAD_QUANTIZATION)
 
-    def table(self, *shape: int) -> WholeMatrix:
+    def table(self, *dimensions: Dimension) -> WholeMatrix:
         """Allocates a matrix whose rows are looked up. Only a checkpoint quantizes it."""
-        return self.exact().whole(*shape)
+        return self.exact().whole(*dimensions)
 
     def exact(self) -> Storage:
         """Returns the storage of what is only quantized if the checkpoint is."""
         return replace(self, quantization=None)
 
-    def whole(self, *shape: int) -> WholeMatrix:
+    def whole(self, *dimensions: Dimension) -> WholeMatrix:
         """Allocates a matrix, or several, of one format."""
-        weight = self.matrix(*shape)
+        weight = self.matrix(*dimensions)
         assert not isinstance(weight, MixedMatrix), "a checkpoint has it in one tensor"
         return weight
 
-    def matrix(self, *shape: int) -> Matrix:
+    def matrix(self, *dimensions: Dimension) -> Matrix:
         """Allocates the [out, in] matrix of a matrix product, or [..., out, in] several."""
+        weight = self._matrix(sizes_of(dimensions))
+        self._record(weight, dimensions, is_matrix=True)
+        return weight
+
+    def _matrix(self, shape: tuple[int, ...]) -> Matrix:
         if self.stored is not None:
             return make_matrix(shape, next(self.stored), self.dtype, self.allocate)
         if self.quantization is not None:
             return QUANTIZATIONS[self.quantization].make(shape, self.dtype, self.allocate)
-        weight = self.tensor(*shape)
+        return self.allocate(shape, self.dtype)
+
+    def _record(
+        self, weight: Matrix, dimensions: tuple[Dimension, ...], is_matrix: bool = False
+    ) -> None:
         if self.made is not None:
-            self.made.append(weight)
-        return weight
+            self.made.append(Allocation(weight, dimensions, is_matrix))
+
+
+def sizes_of(dimensions: Sequence[Dimension]) -> tuple[int, ...]:
+    """Returns the shape of a weight of these dimensions."""
+    return tuple(each if isinstance(each, int) else sum(each) for each in dimensions)
 
 
 class Linear:
@@ -97,6 +136,7 @@ class Linear:
         bias: whether the projections have a bias.
         storage: allocates the weights.
         weight: the matrix, if it exists already.
+        parts: the parts of the outputs that ranks divide; None: those of `out_features`.
 
     Attributes:
         weight: [out, in], as checkpoints store it, one projection after the other.
@@ -110,11 +150,12 @@ class Linear:
         bias: bool,
         storage: Storage,
         weight: Matrix | None = None,
+        parts: tuple[int, ...] | None = None,
     ) -> None:
         self.out_features = tuple(out_features)
-        width = sum(self.out_features)
-        self.weight = storage.matrix(width, in_features) if weight is None else weight
-        self.bias = storage.tensor(width) if bias else None
+        outputs = self.out_features if parts is None else parts
+        self.weight = storage.matrix(outputs, in_features) if weight is None else weight
+        self.bias = storage.tensor(outputs) if bias else None
 
     def named_weights(self, *names: str) -> NamedWeights:
         """Returns views of each projection's [out, in] weight and [out] bias, by its name."""
@@ -262,7 +303,8 @@ class TokenEmbedding:
     """The embedding table and the LM head, which shares the table in tied models.
 
     Attributes:
-        table: [vocab, hidden].
+        table: [vocab, hidden], or the rows of a shard's tokens.
+        first_token: the token of the table's first row.
         head: the projection of hidden states to logits.
         positions: the table of position embeddings, [positions, hidden], or None.
         scale: the factor of the tokens' embeddings, a number of the weights' dtype.
@@ -270,11 +312,12 @@ class TokenEmbedding:
     """
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        hidden_size = config.hidden_size
+        self.first_token, num_tokens = config.own_tokens.start, len(config.own_tokens)
         self.tied = config.tie_word_embeddings
-        self.table = storage.table(vocab_size, hidden_size)
+        self.table = storage.table(num_tokens, hidden_size)
         shared = self.table if self.tied and storage.quantization is None else None
-        self.head = Linear(hidden_size, [vocab_size], False, storage.for_head(), shared)
+        self.head = Linear(hidden_size, [num_tokens], False, storage.for_head(), shared)
         length = config.num_learned_positions
         self.positions = storage.tensor(length, hidden_size) if length else None
         self.scale = rounded(config.embedding_scale, storage.dtype)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.mixer_specs import Mamba2Spec
@@ -28,13 +26,12 @@ class Mamba2:
     def __init__(self, config: ModelConfig, layer: int, spec: Mamba2Spec, storage: Storage) -> None:
         self.layer = layer
         self.spec = spec
-        self.in_proj = Linear(config.hidden_size, [spec.in_width], spec.bias, storage)
-        self.convolution = storage.tensor(spec.taps, spec.convolved_width)
-        has_bias = spec.convolution_bias
-        self.convolution_bias = storage.tensor(spec.convolved_width) if has_bias else None
-        self.logs, self.biases, self.skips = (
-            storage.allocate((spec.heads,), torch.float32) for _ in range(3)
-        )
+        parts = spec.convolved_parts
+        every = (spec.width, *parts, spec.heads)
+        self.in_proj = Linear(config.hidden_size, [spec.in_width], spec.bias, storage, parts=every)
+        self.convolution = storage.tensor(spec.taps, parts)
+        self.convolution_bias = storage.tensor(parts) if spec.convolution_bias else None
+        self.logs, self.biases, self.skips = (storage.float32(spec.heads) for _ in range(3))
         self.norm = Norm(spec.width, config.norm, storage)
         self.out_proj = Linear(spec.width, [config.hidden_size], spec.bias, storage)
 

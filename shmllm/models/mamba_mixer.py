@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.mixer_specs import MambaSpec
@@ -41,8 +39,8 @@ class Mamba:
         if spec.norms == "weights":
             kind, sizes = NormSpec(eps=spec.norm_eps), (spec.rank, spec.state_size, spec.state_size)
             self.norms = tuple(Norm(size, kind, storage) for size in sizes)
-        self.logs = storage.allocate((spec.state_size, width), torch.float32)
-        self.skips = storage.allocate((width,), torch.float32)
+        self.logs = storage.float32(spec.state_size, width)
+        self.skips = storage.float32(width)
         self.out_proj = Linear(width, [config.hidden_size], spec.bias, storage)
 
     def named_weights(self, prefix: str) -> NamedWeights:

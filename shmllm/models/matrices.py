@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shmllm.models.packed import PACKINGS, Packing
 from shmllm.models.quantized import Allocate, Int8Matrix, QuantizedMatrix
+from shmllm.models.shares import Share
 
 QUANTIZATIONS: dict[str, type[Int8Matrix] | Packing] = {
     "int8": Int8Matrix,
@@ -113,9 +114,64 @@ class TransposedMatrix:
         return self.packed.clone().transpose(-2, -1)
 
 
+class ShardedMatrix:
+    """A rank's share of what a checkpoint has in one tensor, of any number of dimensions.
+
+    Attributes:
+        own: the share.
+        share: which elements of the tensor it has.
+    """
+
+    def __init__(self, own: Matrix | TransposedMatrix, share: Share) -> None:
+        self.own = own
+        self.share = share
+        self.dtype = own.dtype
+        self.device = own.device
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.share.shape
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def copy_(self, values: Tensor, /) -> ShardedMatrix:
+        """Writes the share of ``values``, a whole tensor. Rows are rounded before their columns are
+        divided."""
+        if values.shape != self.shape:
+            raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
+        if isinstance(self.own, QuantizedMatrix):
+            self.own.copy_columns(self.share.rows_of(values), self.share.columns)
+        else:
+            self.own.copy_(self.share.of(values))
+        return self
+
+    def clone(self) -> Tensor:
+        """Returns a whole tensor with the values of the share, and zeros in the other places."""
+        values = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        self.share.put(self.own.clone(), values)
+        return values
+
+
 Matrix = WholeMatrix | MixedMatrix
-Destination = Matrix | TransposedMatrix
+Destination = Matrix | TransposedMatrix | ShardedMatrix
 """What a tensor of a checkpoint is written to."""
+
+
+def sharded(views: Sequence[Destination], shares: Sequence[Share]) -> tuple[Destination, ...]:
+    """Returns the destinations of a whole tensor from those of a rank's shares of it.
+
+    Args:
+        views: those of the shares. A quantized tied model has one more than `shares`: the rounded
+            copy of the embedding table.
+        shares: which elements each has.
+    """
+    every = [*shares, *(shares[-1] for _ in views[len(shares) :])]
+    found: list[Destination] = []
+    for view, share in zip(views, every, strict=True):
+        assert not isinstance(view, ShardedMatrix), "it is a share of a share"
+        found.append(view if share.is_whole else ShardedMatrix(view, share))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +210,8 @@ def _make(
 
 def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
     """Returns the parts whose formats differ, or the matrix itself."""
+    if isinstance(matrix, ShardedMatrix):
+        matrix = matrix.own
     if isinstance(matrix, TransposedMatrix):
         return (matrix.packed,)
     return matrix.parts if isinstance(matrix, MixedMatrix) else (matrix,)
@@ -169,7 +227,7 @@ def packed_of(view: Destination) -> QuantizedMatrix | None:
 def matrix_of(views: Sequence[Destination]) -> Matrix:
     """Returns the only destination of a tensor that is not transposed."""
     (view,) = views
-    assert not isinstance(view, TransposedMatrix)
+    assert not isinstance(view, TransposedMatrix | ShardedMatrix)
     return view
 
 
@@ -189,7 +247,7 @@ def _split(part: WholeMatrix, size: int) -> tuple[WholeMatrix, list[WholeMatrix]
 def addresses(view: Destination) -> range:
     """Returns the addresses of a view's memory, which must be contiguous: of its first part, if it
     has several."""
-    first = view.packed if isinstance(view, TransposedMatrix) else parts_of(view)[0]
+    first = parts_of(view)[0]
     memory: Tensor = first if isinstance(first, Tensor) else first.integers
     return range(memory.data_ptr(), memory.data_ptr() + memory.nbytes)
 

@@ -128,9 +128,15 @@ class DeltaNetSpec:
         return self.value_heads * self.value_dim
 
     @property
+    def convolved_parts(self) -> tuple[int, ...]:
+        """The widths of queries, of keys and of values."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.width
+
+    @property
     def convolved_width(self) -> int:
         """The width of queries, keys and values side by side."""
-        return 2 * self.key_heads * self.key_dim + self.width
+        return sum(self.convolved_parts)
 
     @property
     def in_width(self) -> int:
@@ -254,9 +260,15 @@ class Mamba2Spec:
         return self.heads * self.head_dim
 
     @property
+    def convolved_parts(self) -> tuple[int, ...]:
+        """The widths of inputs, of B and of C."""
+        keys = self.groups * self.state_size
+        return self.width, keys, keys
+
+    @property
     def convolved_width(self) -> int:
         """The width of inputs, B and C side by side."""
-        return self.width + 2 * self.groups * self.state_size
+        return sum(self.convolved_parts)
 
     @property
     def in_width(self) -> int:

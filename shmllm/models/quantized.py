@@ -112,6 +112,11 @@ class QuantizedMatrix(ABC):
         self._for_each_piece(write, ROUNDED_AT_ONCE)
         return self
 
+    def copy_columns(self, values: Tensor, columns: slice) -> None:
+        """Rounds the rows of ``values``, which are wider than this matrix's, and writes these of
+        their columns into its memory. Columns have to begin and end where groups do."""
+        self.copy_(values[..., columns])
+
     @torch.no_grad()
     def clone(self) -> Tensor:
         """Returns the rounded values as a new [..., out, in] tensor of `dtype`."""
@@ -173,6 +178,18 @@ class Int8Matrix(QuantizedMatrix):
 
     def of_parts(self, integers: Tensor, scales: Tensor) -> Self:
         return type(self)(integers, scales, self._width, self.dtype)
+
+    def copy_columns(self, values: Tensor, columns: slice) -> None:
+        if columns == slice(0, values.shape[-1]):
+            self.copy_(values)
+            return
+
+        def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+        wide = Int8Matrix.make(tuple(values.shape), self.dtype, allocate).copy_(values)
+        self.integers.copy_(wide.integers[..., columns])
+        self.scales.copy_(wide.scales)
 
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
         torch.amax(values.abs(), 1, out=scales)

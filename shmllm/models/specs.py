@@ -136,6 +136,11 @@ class MoESpec:
         return self.activation != "relu_squared"
 
     @property
+    def alternating(self) -> bool:
+        """Whether the columns of gate and up alternate."""
+        return self.activation == "gpt_oss"
+
+    @property
     def mixtures(self) -> tuple[MoESpec, ...]:
         """The mixture itself."""
         return (self,)

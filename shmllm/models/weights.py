@@ -21,7 +21,7 @@ from shmllm.models.checkpoint_formats.quantized_file import find_method, quantiz
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import NamedWeights
-from shmllm.models.matrices import Destination, packed_of
+from shmllm.models.matrices import Destination, packed_of, parts_of
 from shmllm.models.safetensors_file import INDEX_FILE, SINGLE_FILE, find_safetensors
 from shmllm.models.weight_names import model_name
 
@@ -135,13 +135,22 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
     """
     generators: dict[torch.device, torch.Generator] = {}
     neutral = {weight.data_ptr(): value for weight, value in model.neutral_weights()}
+
+    def neutral_value(view: Destination) -> float | None:
+        memory = parts_of(view)[0]
+        return neutral.get(memory.data_ptr()) if isinstance(memory, Tensor) else None
+
     for views in model.named_weights().values():
         first, *others = views
         if first.device not in generators:
             generators[first.device] = torch.Generator(first.device).manual_seed(seed)
-        value = first if isinstance(first, Tensor) else torch.empty(first.shape, dtype=first.dtype)
-        if isinstance(first, Tensor) and first.data_ptr() in neutral:
-            value.fill_(neutral[first.data_ptr()])
+        # A view that is no row of memory gets its numbers in the order of the checkpoint's tensor.
+        if isinstance(first, Tensor) and first.is_contiguous():
+            value = first
+        else:
+            value = torch.empty(first.shape, dtype=first.dtype)
+        if (number := neutral_value(first)) is not None:
+            value.fill_(number)
         else:
             value.normal_(0.0, 0.02, generator=generators[first.device])
         for view in others if value is first else views:

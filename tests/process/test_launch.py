@@ -17,13 +17,9 @@ from support.programs import environment, python, result_of, run_source
 from support.waiting import PATIENCE_S, join_all
 
 from shmllm import LLM, SamplingParams
-from shmllm.client.launch import (
-    SPIN_COUNT,
-    WAITING_VARIABLES,
-    ChildEngineHandle,
-    engine_environment,
-)
+from shmllm.client.launch import ChildEngineHandle
 from shmllm.client.private import CLOSE_GRACE_S, PrivateEngineClient
+from shmllm.config.environment import SPIN_COUNT, WAITING_VARIABLES, engine_environment
 from shmllm.frontend.engine_options import make_engine_config
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]

@@ -15,7 +15,6 @@ the cores. This module must not know what kernels compute.
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,16 +22,19 @@ from pathlib import Path
 import numpy as np
 from llvmlite import ir
 
+from shmllm_kernels.cpu.atomics import (
+    SPINS,
+    fetch_and_increment,
+    load_acquire,
+    pause,
+    yield_core,
+)
 from shmllm_kernels.cpu.language import Compiled, compiled, emitted
 from shmllm_kernels.cpu.memory import word
 from shmllm_kernels.cpu.object_code import addresses_of
-from shmllm_kernels.cpu.simd import INT32, INT64, function
+from shmllm_kernels.cpu.simd import INT64
 
 _FUNCTION_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
-
-SPINS = 500
-"""How often a waiting thread checks whether all pieces are done before it begins to yield its core
-to other threads: about 20 us."""
 
 _ROW_WORDS = 24  # three cache lines, so that the counters of two kernels never share one
 _TAKEN, _DONE = 22, 23  # the counters of pieces, after the operands
@@ -73,56 +75,30 @@ def _call(builder, address, first, second, third, fourth):
     return builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
 
 
-@emitted
-def _fetch_and_increment(builder, address):
-    """Adds one to the int64 at an address, atomically; returns its value before that."""
-    counter = builder.inttoptr(address, INT64.as_pointer())
-    return builder.atomic_rmw("add", counter, ir.Constant(INT64, 1), "acq_rel")
-
-
-@emitted
-def _load_acquire(builder, address):
-    """Loads the int64 at an address with acquire ordering: the thread then also sees everything
-    that was written before this int64."""
-    return builder.load_atomic(builder.inttoptr(address, INT64.as_pointer()), "acquire", 8)
-
-
-@emitted
-def _pause(builder):
-    """Tells the core that this is a spin loop."""
-    if platform.machine() == "x86_64":
-        builder.call(function(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
-
-
-@emitted
-def _yield_core(builder):
-    builder.call(function(builder, "sched_yield", INT32, []), [])
-
-
 @compiled
 def _run_kernels(program):
     """Runs all kernels; each thread calls it once. program: the words that
     `KernelProgram._run` writes."""
     num_kernels, rows, num_threads = word(program, 0), word(program, 1), word(program, 2)
     entries = word(program, 3)
-    thread = _fetch_and_increment(program + 8 * _STARTED_THREADS)
+    thread = fetch_and_increment(program + 8 * _STARTED_THREADS)
     for index in range(num_kernels):
         operands = rows + index * (8 * _ROW_WORDS)
         taken, done = operands + 8 * _TAKEN, operands + 8 * _DONE
         num_pieces = _call(word(entries, 2 * index), operands, 0, 0, num_threads)
         run = word(entries, 2 * index + 1)
-        piece = _fetch_and_increment(taken)
+        piece = fetch_and_increment(taken)
         while piece < num_pieces:
             _call(run, operands, piece, thread, num_threads)
-            _fetch_and_increment(done)
-            piece = _fetch_and_increment(taken)
+            fetch_and_increment(done)
+            piece = fetch_and_increment(taken)
         spins = 0
-        while _load_acquire(done) < num_pieces:
+        while load_acquire(done) < num_pieces:
             spins += 1
             if spins < SPINS:
-                _pause()
+                pause()
             else:
-                _yield_core()
+                yield_core()
 
 
 @cache

@@ -60,6 +60,14 @@ def rows_of_piece(operands, piece, num_threads):
 
 
 @compiled
+def _is_own(operands, token):
+    """Whether a token's row is in the table. Embeddings that were given belong to the table with
+    the first row."""
+    first, end = word(operands, 9), word(operands, 10)
+    return (token >= first) & (token < end) | (token < 0) & (first == 0)
+
+
+@compiled
 def _finish_embedding(operands, row, kind):
     """Scales an embedding that was given, and adds that of its position."""
     width, embeds_scale = word(operands, 4), float_of_word(word(operands, 6))
@@ -84,21 +92,23 @@ def _embed(operands, piece, thread, num_threads, kind):
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         token, values = word(token_ids, row), floats(out + row * width * 4)
-        if token >= 0:
-            source = table + token * width * itemsize(kind)
-            for i in range(width):
-                values[i] = number(source, i, kind) * scale
-        _finish_embedding(operands, row, kind)
+        if _is_own(operands, token):
+            if token >= 0:
+                source = table + (token - word(operands, 9)) * width * itemsize(kind)
+                for i in range(width):
+                    values[i] = number(source, i, kind) * scale
+            _finish_embedding(operands, row, kind)
 
 
 EMBED = {kind: Kernel(count_pieces, _embed, kind) for kind in ("float32", "float16", "bfloat16")}
-"""Kernels by the dtype name of the tables. ``out[row] = scale * table[token_ids[row]]``; a row
-whose token id is negative already has an embedding: ``out[row] *= embeds_scale``. Then ``out[row]
-+= position_table[positions[row]]``.
+"""Kernels by the dtype name of the tables. ``out[row] = scale * table[token_ids[row] - first]``; a
+row whose token id is negative already has an embedding: ``out[row] *= embeds_scale``. Then
+``out[row] += position_table[positions[row]]``. Rows of tokens that the table lacks stay as they
+are, those with embeddings of their own unless first is 0.
 
-Operands: address of the number of rows; token_ids int64; table [vocabulary, width]; out
+Operands: address of the number of rows; token_ids int64; table [end - first, width]; out
 [rows, width]; width; scale and embeds_scale, numbers from `word_of_float`; positions int64;
-position_table [positions, width] or 0: the model has none.
+position_table [positions, width] or 0: the model has none; first and end, the tokens in the table.
 """
 
 
@@ -122,20 +132,24 @@ def _embed_packed(operands, piece, thread, num_threads, kind, position_kind):
     token_ids, table, out, width = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
-    scale, scales = float_of_word(word(operands, 5)), word(operands, 9)
+    scale, scales = float_of_word(word(operands, 5)), word(operands, 11)
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         token, place = word(token_ids, row), out + row * width * 4
-        if token >= 0:
-            source = table + token * row_bytes(width, kind)
-            own = scales + token * scale_bytes(width, kind)
-            if has_column_scales(kind):
-                values, of_row = floats(place), floats(own)[0]
-                for i in range(width):
-                    values[i] = number(source, i, kind) * of_row * scale
-            else:
-                _unpack_row(source, own, width, place, scale, kind)
-        _finish_embedding(operands, row, position_kind)
+        if _is_own(operands, token):
+            if token >= 0:
+                at = token - word(operands, 9)
+                source, own = (
+                    table + at * row_bytes(width, kind),
+                    scales + at * scale_bytes(width, kind),
+                )
+                if has_column_scales(kind):
+                    values, of_row = floats(place), floats(own)[0]
+                    for i in range(width):
+                        values[i] = number(source, i, kind) * of_row * scale
+                else:
+                    _unpack_row(source, own, width, place, scale, kind)
+            _finish_embedding(operands, row, position_kind)
 
 
 EMBED_PACKED = {

@@ -14,6 +14,7 @@ from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
+from shmllm.worker.cpu.group import Alone, CpuGroup
 from shmllm.worker.cpu.mamba import MambaBuffers
 from shmllm.worker.cpu.products import rounded_bytes
 
@@ -29,9 +30,12 @@ class CpuBuffers:
         max_tokens: the largest number of tokens in a step.
         max_samples: the largest number of tokens that a step samples.
         activation_dtype: the dtype name that products round activations to.
+        group: the group whose ranks share some of the buffers.
 
     Attributes:
         hidden: [max_tokens, hidden], the residual stream.
+        embeds: [max_tokens, hidden], the embeddings of a step's tokens; `hidden` itself unless a
+            group shares them.
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
@@ -54,7 +58,9 @@ class CpuBuffers:
         max_tokens: int,
         max_samples: int,
         activation_dtype: str = "float32",
+        group: CpuGroup | None = None,
     ) -> None:
+        self._group = group or Alone()
         counter = CountingAllocator()
         self._allocate(counter.allocate, config, max_tokens, max_samples, activation_dtype)
         self._arena = HostArena(counter.num_bytes, "the activations of a step")
@@ -84,9 +90,13 @@ class CpuBuffers:
             rope: (buffer(max_tokens, half), buffer(max_tokens, half))
             for rope, half in halves.items()
         }
-        self.sampled, self.scored = buffer(max_samples, hidden), buffer(SCORED_ROWS, hidden)
-        self.logits = buffer(max_samples, config.vocab_size)
-        self.scored_logits = buffer(SCORED_ROWS, config.vocab_size)
+        self.sampled = buffer(max_samples, hidden)
+        self.embeds, vocab = self.hidden, config.vocab_size
+        if self._group.shard.size > 1:
+            self._share(max_tokens, max_samples, hidden, vocab)
+        else:
+            self.scored = buffer(SCORED_ROWS, hidden)
+            self.logits, self.scored_logits = buffer(max_samples, vocab), buffer(SCORED_ROWS, vocab)
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
         }
@@ -104,6 +114,13 @@ class CpuBuffers:
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
             size = rounded_bytes(most_rows, widest, activation_dtype)
             self.rounded = allocate((size,), torch.uint8)
+
+    def _share(self, max_tokens: int, max_samples: int, hidden: int, vocab: int) -> None:
+        floats = self._group.floats
+        self.embeds = floats("embeds", max_tokens, hidden)
+        self.scored = floats("scored", SCORED_ROWS, hidden)
+        self.logits = floats("logits", max_samples, vocab)
+        self.scored_logits = floats("scored logits", SCORED_ROWS, vocab)
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of

@@ -11,6 +11,7 @@ from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
+from shmllm.worker.cpu.group import Alone, Meetings
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm_kernels.cpu import KernelProgram, word_of_float
@@ -88,6 +89,7 @@ class ExpertOps:
         num_tokens: the address of an int64, the number of tokens to compute.
         buffers: the buffers of each mixture.
         lora: records what adapters add to products; None: nothing.
+        meetings: records sums over the ranks of a group; None: the process is alone.
     """
 
     def __init__(
@@ -97,8 +99,10 @@ class ExpertOps:
         num_tokens: int,
         buffers: dict[MoESpec, ExpertBuffers],
         lora: CpuLora | None = None,
+        meetings: Meetings | None = None,
     ) -> None:
         self._kernels = program
+        self._meetings = meetings or Meetings(program, "", Alone())
         self._products = products
         self._num_tokens = num_tokens
         self._buffers = buffers
@@ -129,16 +133,20 @@ class ExpertOps:
         return Routing(buffers.ids, buffers.weights, buffers.shared_gates)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        spec, buffers = moe.spec, self._buffers[moe.spec]
+        """Record the operation `models.ops.Ops.experts`."""
+        spec, buffers, meetings = moe.spec, self._buffers[moe.spec], self._meetings
+        is_partial = meetings.is_partial(moe.down_proj.weight)
+        out = meetings.part() if is_partial else buffers.out
+        has_rest = meetings.has_rest or not is_partial
         # Each layer has its own number: a thread that comes late to a kernel still counts its
         # pieces when others have sorted the pairs of the next layer.
         num_blocks = torch.zeros(1, dtype=torch.int64)
         self._record_sort(routing, spec, num_blocks)
         blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
         activated, exact = self._record_gate_and_up(x, moe, blocks)
-        self._record_down(activated, exact, moe, blocks)
-        self._record_combine(routing, spec, shared)
-        return buffers.out
+        self._record_down(activated, exact, moe, blocks, has_rest)
+        self._record_combine(routing, spec, shared if has_rest else None, out)
+        return meetings.sum_parts(self._num_tokens, buffers.out) if is_partial else out
 
     def _record_gate_and_up(
         self, x: Tensor, moe: MoE, blocks: Sequence[int]
@@ -165,7 +173,12 @@ class ExpertOps:
         return activated, exact
 
     def _record_down(
-        self, activated: Tensor, exact: Tensor, moe: MoE, blocks: Sequence[int]
+        self,
+        activated: Tensor,
+        exact: Tensor,
+        moe: MoE,
+        blocks: Sequence[int],
+        has_bias: bool,
     ) -> None:
         buffers = self._buffers[moe.spec]
         rows = buffers.rows
@@ -175,7 +188,7 @@ class ExpertOps:
             kernel = ADAPTED_DOWN[*kinds, self._lora.kind]
             in_order = exact, buffers.tokens, blocks, False
             adapters = [self._lora.record_pairs(self._kernels, moe.down_proj, *in_order)]
-        weights = _weights(moe.down_proj, rows.shape[1])
+        weights = _weights(moe.down_proj, rows.shape[1], has_bias)
         operands = [*blocks, *_rows(activated), *_rows(rows), *weights, *adapters]
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
 
@@ -191,13 +204,15 @@ class ExpertOps:
             kernel, operands = SORT_LISTED, [*operands, self._lora.order.ctypes.data]
         self._kernels.record(kernel, operands, keep=[num_blocks], label="sort")
 
-    def _record_combine(self, routing: Routing, spec: MoESpec, shared: Tensor | None) -> None:
+    def _record_combine(
+        self, routing: Routing, spec: MoESpec, shared: Tensor | None, out: Tensor
+    ) -> None:
         buffers, gates = self._buffers[spec], routing.shared_gates
-        sources = [buffers.places, routing.weights, buffers.rows, buffers.out]
+        sources = [buffers.places, routing.weights, buffers.rows, out]
         factors = [0, 0] if gates is None else [gates.data_ptr(), 4 * gates.stride(0)]
         operands = [
             self._num_tokens, spec.top_k, *(tensor.data_ptr() for tensor in sources),
-            buffers.out.shape[1], 0 if shared is None else shared.data_ptr(), *factors,
+            out.shape[1], 0 if shared is None else shared.data_ptr(), *factors,
         ]  # fmt: skip
         self._kernels.record(COMBINE, operands, label="combine")
 
@@ -206,9 +221,9 @@ def _rows(tensor: Tensor) -> Sequence[int]:
     return tensor.data_ptr(), tensor.element_size() * tensor.stride(0)
 
 
-def _weights(linear: ExpertLinear, columns: int) -> Sequence[int]:
+def _weights(linear: ExpertLinear, columns: int, has_bias: bool = True) -> Sequence[int]:
     numbers, scales = weights_of(linear.weight)
-    bias = 0 if linear.bias is None else linear.bias.data_ptr()
+    bias = 0 if linear.bias is None or not has_bias else linear.bias.data_ptr()
     return numbers.data_ptr(), columns, linear.weight.shape[2], scales, bias
 
 

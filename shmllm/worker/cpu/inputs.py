@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-import numpy as np
-
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
-from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
+from shmllm.worker.cpu.group import Alone, CpuGroup
 from shmllm_kernels.cpu import latent_attention
 from shmllm_kernels.cpu.attention import count_pieces
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
@@ -45,6 +43,7 @@ class CpuInputs:
         num_groups: the number of groups of layers.
         max_samples: the largest number of tokens at which a step samples; None: one for each
             request.
+        group: the group whose ranks share the inputs.
 
     Attributes:
         token_ids, positions: (max_tokens,) int64, as in `StepInputs`. A negative token id means
@@ -63,19 +62,25 @@ class CpuInputs:
         divisions: Collection[Division],
         num_groups: int,
         max_samples: int | None = None,
+        group: CpuGroup | None = None,
     ) -> None:
-        self._counts = np.zeros(len(COUNTS), np.int64)
-
-        def zeros(size: int) -> LongArray:
-            return np.zeros(size, np.int64)
-
-        self.token_ids, self.positions = zeros(max_tokens), zeros(max_tokens)
-        self.slot_mapping: LongArray = np.zeros((num_groups, max_tokens), np.int64)
-        self.rows, self.first_tokens = zeros(max_requests), zeros(max_requests)
-        self.counts, self.context_lens = zeros(max_requests), zeros(max_requests)
-        self.sample_tokens = zeros(max_samples or max_requests)
+        words = (group or Alone()).words
+        self._counts = words("counts of a step", len(COUNTS))
+        self.token_ids, self.positions = (
+            words("token_ids", max_tokens),
+            words("positions", max_tokens),
+        )
+        self.slot_mapping = words("slot_mapping", num_groups, max_tokens)
+        self.rows, self.first_tokens, self.counts, self.context_lens = (
+            words(name, max_requests) for name in ("rows", "first_tokens", "counts", "context_lens")
+        )
+        self.sample_tokens = words("sample_tokens", max_samples or max_requests)
         self.pieces = {
-            division: (zeros(max_requests + 1), zeros(max_requests + 1)) for division in divisions
+            division: (
+                words(f"tiles of {division}", max_requests + 1),
+                words(f"splits of {division}", max_requests + 1),
+            )
+            for division in divisions
         }
 
     def address_of(self, count: str) -> int:

@@ -31,10 +31,10 @@ class Buffers(Workspace, Protocol):
     """The activations of a step.
 
     Attributes:
-        hidden: [max_tokens, hidden] float32, which may be filled with embeddings before a step.
+        embeds: [max_tokens, hidden] float32, which may be filled with embeddings before a step.
     """
 
-    hidden: Tensor
+    embeds: Tensor
 
 
 class Program(Protocol):

@@ -27,6 +27,7 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
+from shmllm.worker.cpu.group import Alone, Meetings
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.latent_attention import LatentAttentionOps
 from shmllm.worker.cpu.lora import CpuLora
@@ -86,21 +87,36 @@ class CpuLogitsOps:
         products: records matrix products there.
         num_rows: the address of an int64, the number of rows to compute.
         logits: [rows, vocab] float32, the result.
+        own_tokens: the tokens of which this process has the rows of the LM head.
+        meetings: where the ranks of a group meet; None: the process is alone.
     """
 
     def __init__(
-        self, program: KernelProgram, products: Products, num_rows: int, logits: Tensor
+        self,
+        program: KernelProgram,
+        products: Products,
+        num_rows: int,
+        logits: Tensor,
+        own_tokens: range | None = None,
+        meetings: Meetings | None = None,
     ) -> None:
         self._kernels = program
         self._products = products
         self._num_rows = num_rows
         self._logits = logits
+        tokens = own_tokens or range(logits.shape[1])
+        self._own = logits[:, tokens.start : tokens.stop]
+        self._meetings = meetings or Meetings(program, "", Alone())
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        self._products.record(self._num_rows, x, linear, self._logits)
+        self._products.record(self._num_rows, x, linear, self._own)
+        if self._meetings.are_needed:
+            self._meetings.gather()
         return self._logits
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
+        if not self._meetings.has_rest:
+            return x
         numbers = [word_of_float(number) for number in (scale, cap or 0.0)]
         operands = [self._num_rows, x.data_ptr(), x.shape[1], *numbers]
         self._kernels.record(SCALE_AND_CAP, operands, label="scale_and_cap")
@@ -119,6 +135,7 @@ class CpuOps:
         cache: the KV cache.
         block_tables: (groups, rows, blocks) int32, the block ids of each row's request.
         lora: records what adapters add to products; None: nothing.
+        meetings: records sums over the ranks of a group; None: the process is alone.
     """
 
     def __init__(
@@ -131,8 +148,10 @@ class CpuOps:
         cache: CpuKVCache,
         block_tables: IntArray,
         lora: CpuLora | None = None,
+        meetings: Meetings | None = None,
     ) -> None:
         self._kernels = program
+        self._meetings = meetings or Meetings(program, "", Alone())
         self._config = config
         self._buffers = buffers
         self._inputs = inputs
@@ -170,23 +189,29 @@ class CpuOps:
         every_state = States(inputs, cache, block_tables)
         self._delta_nets = DeltaNetOps(program, every_state)
         self._mambas = MambaOps(program, products, every_state, buffers.mambas)
-        self._experts = ExpertOps(program, products, self._num_tokens, buffers.experts, lora)
+        self._experts = ExpertOps(
+            program, products, self._num_tokens, buffers.experts, lora, self._meetings
+        )
         self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer)
         for rope in config.ropes:
             self._record_rope_tables(rope)
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
-        out, table = self._buffers.hidden, embedding.table
+        out, table = self._buffers.embeds, embedding.table
         inputs, positions = self._inputs, embedding.positions
         numbers, table_scales = weights_of(table)
         rows = [inputs.token_ids.ctypes.data, numbers.data_ptr(), out.data_ptr(), table.shape[1]]
         scales = [word_of_float(embedding.scale), word_of_float(embedding.embeds_scale)]
         learned = [inputs.positions.ctypes.data, _address(positions)]
-        operands, dtype = [*rows, *scales, *learned], kind_of(table)
+        first = embedding.first_token
+        own = [first, first + table.shape[0]]
+        operands, dtype = [*rows, *scales, *learned, *own], kind_of(table)
         if isinstance(table, QuantizedMatrix):
             self._record("embed", EMBED_PACKED[table.kind, dtype], *operands, table_scales)
         else:
             self._record("embed", EMBED[dtype], *operands)
+        if self._meetings.are_needed:
+            return self._meetings.copy(self._num_tokens, out, self._buffers.hidden)
         return out
 
     def add_norm(
@@ -229,11 +254,14 @@ class CpuOps:
         return self._per_layer.gate(x, layer)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        out = self._buffers.product(linear.weight.shape[0])
-        self._products.record(self._num_tokens, x, linear, out)
+        out, meetings = self._buffers.product(linear.weight.shape[0]), self._meetings
+        is_partial = meetings.is_partial(linear.weight)
+        target = meetings.part() if is_partial else out
+        has_bias = meetings.has_rest or not is_partial
+        self._products.record(self._num_tokens, x, linear, target, has_bias=has_bias)
         if self._lora is not None:
-            self._lora.record(self._kernels, x, linear, out)
-        return out
+            self._lora.record(self._kernels, x, linear, target)
+        return meetings.sum_parts(self._num_tokens, out) if is_partial else out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         spec, cache = attention.spec, self._cache.layers[attention.layer]

@@ -206,7 +206,14 @@ class Products:
         return address, stride
 
     def record(
-        self, num_rows: int, x: Tensor, linear: Linear, out: Tensor, is_exact: bool = False
+        self,
+        num_rows: int,
+        x: Tensor,
+        linear: Linear,
+        out: Tensor,
+        *,
+        is_exact: bool = False,
+        has_bias: bool = True,
     ) -> None:
         """Record ``out = x @ weight.T + bias``.
 
@@ -214,8 +221,9 @@ class Products:
             num_rows: the address of an int64, the number of rows to compute.
             x: [rows, in] float32.
             linear: the weight and the bias.
-            out: [rows, out] float32.
+            out: [rows, out] float32, whose rows may be parts of wider ones.
             is_exact: whether activations must stay float32.
+            has_bias: whether the bias is added, if there is one.
         """
         made: dict[str, tuple[int, int]] = {}
         begin = 0
@@ -224,8 +232,10 @@ class Products:
             if kinds[0] not in made:
                 made[kinds[0]] = self.activations(num_rows, x, kinds[0])
             numbers, scales = weights_of(weight)
-            rows = [*made[kinds[0]], out.data_ptr() + 4 * begin, 4 * out.shape[1]]
-            bias = 0 if linear.bias is None else linear.bias[begin:].data_ptr()
+            rows = [*made[kinds[0]], out.data_ptr() + 4 * begin, 4 * out.stride(0)]
+            bias = 0
+            if linear.bias is not None and has_bias:
+                bias = linear.bias[begin:].data_ptr()
             operands = [num_rows, *rows, numbers.data_ptr(), *weight.shape, scales, bias]
             size = "x".join(map(str, weight.shape))
             self._kernels.record(MULTIPLY[kinds], operands, label=f"multiply {size}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
 from torch import Tensor
 
 from shmllm.config.engine import LoadConfig
@@ -15,6 +14,7 @@ from shmllm.models.features import Feature, check_features
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.group import Alone, CpuGroup, Meetings
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
@@ -61,6 +61,7 @@ class CpuProgram:
         activation_dtype: the dtype name that products round activations to.
         uses_tiles: whether products of rounded activations use AMX, but for experts.
         lora: the adapters of the step; None: there are none.
+        group: the group of which this process computes a part of the model.
 
     Its attributes are those of `make_program.Program`.
     """
@@ -77,33 +78,43 @@ class CpuProgram:
         activation_dtype: str = "float32",
         uses_tiles: bool = False,
         lora: CpuLora | None = None,
+        group: CpuGroup | None = None,
     ) -> None:
+        group = group or Alone()
         self.observe: Observe | None = None
         self.activation_dtype = activation_dtype
         self.instructions = instruction_of(activation_dtype, uses_tiles)
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.all_attentions}
         self.inputs = CpuInputs(
-            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples
+            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples, group
         )
-        self.buffers = CpuBuffers(model.config, max_tokens, batch.max_samples, activation_dtype)
+        self.buffers = CpuBuffers(
+            model.config, max_tokens, batch.max_samples, activation_dtype, group
+        )
         self._kernels = KernelProgram(num_threads)
+        meetings = Meetings(
+            self._kernels, "step", group, model.partial, max_tokens, model.config.hidden_size
+        )
         products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
         self._ops = CpuOps(  # keeps the memory alive that its kernels read
             self._kernels, products, model.config, self.buffers, self.inputs, cache,
-            batch.block_tables, lora,
+            batch.block_tables, lora, meetings,
         )  # fmt: skip
         self._hidden = model.forward(self._ops)
         num_samples = self.inputs.address_of("num_samples")
-        rows, logits = self.buffers.sampled, self.buffers.logits
+        rows, logits, own = self.buffers.sampled, self.buffers.logits, model.config.own_tokens
         record_gather(self._kernels, num_samples, self.inputs.sample_tokens, self._hidden, rows)
-        model.logits(CpuLogitsOps(self._kernels, products, num_samples, logits), rows)
-        self._num_scored = np.zeros(1, np.int64)
+        ops = CpuLogitsOps(self._kernels, products, num_samples, logits, own, meetings)
+        model.logits(ops, rows)
+        self._num_scored = group.words("number of scored rows", 1)
         self._scoring = KernelProgram(num_threads)
+        meetings = Meetings(self._scoring, "scoring", group)
         products = Products(self._scoring, self.buffers.rounded, activation_dtype, uses_tiles)
         rows, logits = self.buffers.scored, self.buffers.scored_logits
         num_scored = int(self._num_scored.ctypes.data)
-        model.logits(CpuLogitsOps(self._scoring, products, num_scored, logits), rows)
+        ops = CpuLogitsOps(self._scoring, products, num_scored, logits, own, meetings)
+        model.logits(ops, rows)
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Compute the step whose inputs are in `self.inputs`.

@@ -227,7 +227,7 @@ class CpuRunner(LoadedRunner):
         masks = self.masks.begin(plan.constraints, plan.drafts)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(
-            self._program.buffers.hidden, program_inputs.token_ids, inputs
+            self._program.buffers.embeds, program_inputs.token_ids, inputs
         )
         prepared_ns = time.perf_counter_ns()
         hidden, logits = self._program.run(inputs)

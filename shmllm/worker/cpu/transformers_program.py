@@ -87,7 +87,7 @@ class CpuTransformersProgram:
         if not given.any():
             return None
         embeds = self._model.embed(token_ids.clamp(min=0))
-        own = self.buffers.hidden[: len(token_ids)].to(embeds.dtype)
+        own = self.buffers.embeds[: len(token_ids)].to(embeds.dtype)
         return torch.where(given[:, None], own, embeds)
 
     def _run(self, rows: Tensor, layer: AttentionHeads) -> Tensor:

@@ -109,7 +109,7 @@ STORAGE = Storage(allocate, torch.bfloat16)
 
 
 def test_tiles_are_for_rounded_activations_outside_of_experts() -> None:
-    dense, experts = Linear(32, (16,), True, STORAGE), ExpertLinear(2, 32, 16, True, STORAGE)
+    dense, experts = Linear(32, (16,), True, STORAGE), ExpertLinear(2, 32, (16,), True, STORAGE)
     program = KernelProgram(1)
     for uses_tiles, first in ((True, "bfloat16 tiles"), (False, BFLOAT16)):
         chosen_by = Products(program, None, BFLOAT16, uses_tiles)

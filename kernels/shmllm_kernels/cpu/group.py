@@ -1,0 +1,95 @@
+"""Kernels in which the ranks of a group meet: processes that compute parts of the same step.
+
+Each meeting has a word for each rank in memory that the ranks share. A rank writes the step's
+number there when it has written its part of the result, and waits until the others have. Steps
+count up, so a word never has to be set back. No rank begins a step before all have ended the one
+before: the words of a meeting, and what was written before it, stay until then.
+"""
+
+from __future__ import annotations
+
+from shmllm_kernels.cpu.atomics import SPINS, load_acquire, pause, store_release, yield_core
+from shmllm_kernels.cpu.kernel_program import Kernel
+from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.memory import floats, word
+from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
+
+LINE_BYTES = 64
+"""The distance of two ranks' words, so that they never share a cache line."""
+
+
+@compiled
+def _arrive(operands):
+    step = word(word(operands, 1), 0)
+    store_release(word(operands, 2) + word(operands, 3) * LINE_BYTES, step)
+
+
+@compiled
+def _await_others(operands):
+    """Waits until all ranks have arrived, or the group has ended."""
+    step, words = word(word(operands, 1), 0), word(operands, 2)
+    for rank in range(word(operands, 4)):
+        spins = 0
+        while load_acquire(words + rank * LINE_BYTES) < step:
+            spins += 1
+            if spins < SPINS:
+                pause()
+            else:
+                yield_core()
+                if load_acquire(word(operands, 5)) != 0:
+                    return
+
+
+@compiled
+def _sum_parts(operands, piece, thread, num_threads):
+    _arrive(operands)
+    _await_others(operands)
+    width, stride = word(operands, 10), word(operands, 7)
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    skipped, count = 4 * begin * width, (end - begin) * width
+    parts, out = word(operands, 6) + skipped, floats(word(operands, 9) + skipped)
+    first, second = floats(parts), floats(parts + stride)
+    if word(operands, 8) == 1:
+        for i in range(count):
+            out[i] = first[i]
+    else:
+        for i in range(count):
+            out[i] = first[i] + second[i]
+    for part in range(2, word(operands, 8)):
+        values = floats(parts + part * stride)
+        for i in range(count):
+            out[i] += values[i]
+
+
+SUM_PARTS = Kernel(count_pieces, _sum_parts)
+"""``out = parts[0] + parts[1] + ...``, added in this order, after all ranks have arrived.
+
+Operands: address of the number of rows; address of the step's number, int64; the meeting's words
+[ranks, LINE_BYTES]; rank; number of ranks; address of an int64 that is not 0 when the group has
+ended: then out is undefined; parts [parts, rows, width] float32; the distance of two parts in
+bytes; the number of parts; out [rows, width] float32; width.
+"""
+
+
+@compiled
+def _one_piece(operands, piece, thread, num_threads):
+    return 1
+
+
+@compiled
+def _publish(operands, piece, thread, num_threads):
+    _arrive(operands)
+
+
+PUBLISH = Kernel(_one_piece, _publish)
+"""Arrives at a meeting, and waits for nobody. Operands: the first five of SUM_PARTS."""
+
+
+@compiled
+def _meet(operands, piece, thread, num_threads):
+    _arrive(operands)
+    _await_others(operands)
+
+
+MEET = Kernel(_one_piece, _meet)
+"""Waits until all ranks have arrived. Operands: the first six of SUM_PARTS."""

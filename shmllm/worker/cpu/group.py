@@ -1,0 +1,144 @@
+"""What the ranks of a tensor parallel group share on a CPU, and the kernels in which they meet.
+
+This module owns the interface of a group's memory, and where a program has sums over the ranks. It
+must not know processes: `parallel.memory` shares memory between them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shmllm.models.matrices import Matrix, addresses
+from shmllm.models.shard import WHOLE, Shard
+from shmllm.worker.arrays import LongArray
+from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu.group import LINE_BYTES, MEET, PUBLISH, SUM_PARTS
+
+LINE_WORDS = LINE_BYTES // 8
+
+
+class CpuGroup(Protocol):
+    """The memory of a group.
+
+    Attributes:
+        shard: the place of this process in it.
+        step: (1,) int64, the number of the step.
+        ended: (1,) int64, not 0 when the group has ended, because one of its processes has.
+    """
+
+    shard: Shard
+    step: LongArray
+    ended: LongArray
+
+    def words(self, name: str, *shape: int) -> LongArray:
+        """Return an array of zeros, int64, that all ranks share by its name."""
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """As `words`, a tensor of float32."""
+
+
+class Alone:
+    """The memory of a process that is no part of a group."""
+
+    def __init__(self) -> None:
+        self.shard = WHOLE
+        self.step: LongArray = np.zeros(1, np.int64)
+        self.ended: LongArray = np.zeros(1, np.int64)
+
+    def words(self, name: str, *shape: int) -> LongArray:
+        return np.zeros(shape, np.int64)
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        return torch.zeros(shape)
+
+
+class Meetings:
+    """Records in a program where the ranks of a group meet.
+
+    A rank writes its part of a sum into memory that all share. There is memory for two sums, used
+    in turn: when a rank writes its part of the next sum but one, all have arrived at the next one,
+    so none reads this one any more.
+
+    Args:
+        program: the program.
+        name: its name among the programs of a group.
+        group: the group.
+        partial: the addresses of the matrices whose products are parts of sums.
+        max_rows: the largest number of rows of a sum.
+        width: the width of a row.
+    """
+
+    def __init__(
+        self,
+        program: KernelProgram,
+        name: str,
+        group: CpuGroup,
+        partial: frozenset[int] = frozenset(),
+        max_rows: int = 0,
+        width: int = 0,
+    ) -> None:
+        self._program = program
+        self._name = name
+        self._group = group
+        self._partial = partial
+        self._num_meetings = 0
+        self._parts: list[Tensor] = []
+        shard = group.shard
+        self.are_needed = shard.size > 1
+        self.has_rest = shard.rank == 0
+        if partial:
+            shape = shard.size, max_rows, width
+            self._parts = [group.floats(f"parts {number}", *shape) for number in range(2)]
+
+    def is_partial(self, weight: Matrix) -> bool:
+        """Return whether the products of a matrix are parts of sums."""
+        return bool(self._partial) and addresses(weight).start in self._partial
+
+    def part(self) -> Tensor:
+        """Return where this rank writes its part of the next sum, [max_rows, width]."""
+        return self._parts[self._num_meetings % 2][self._group.shard.rank]
+
+    def sum_parts(self, num_rows: int, out: Tensor) -> Tensor:
+        """Record ``out = sum over the ranks of what they wrote to part()``; return ``out``.
+
+        Args:
+            num_rows: the address of an int64, the number of rows.
+            out: [max_rows, width] float32.
+        """
+        parts = self._parts[self._num_meetings % 2]
+        self._record_sum(num_rows, parts, out)
+        return out
+
+    def copy(self, num_rows: int, source: Tensor, out: Tensor) -> Tensor:
+        """Record ``out = source`` after all ranks have written to it; return ``out``.
+
+        Args:
+            num_rows: the address of an int64, the number of rows.
+            source: [max_rows, width] float32, shared.
+            out: likewise, but not shared.
+        """
+        self._record_sum(num_rows, source[None], out)
+        return out
+
+    def gather(self) -> None:
+        """Record that rank 0 waits for what the others have written."""
+        kernel = MEET if self.has_rest else PUBLISH
+        self._program.record(kernel, self._meeting(0), label="gather")
+
+    def _record_sum(self, num_rows: int, parts: Tensor, out: Tensor) -> None:
+        stride = parts.element_size() * parts.stride(0)
+        rows = [parts.data_ptr(), stride, len(parts), out.data_ptr(), out.shape[1]]
+        self._program.record(SUM_PARTS, [*self._meeting(num_rows), *rows], label="sum_parts")
+
+    def _meeting(self, num_rows: int) -> list[int]:
+        """Return the operands of the next meeting."""
+        group, size = self._group, self._group.shard.size
+        name = f"{self._name} meeting {self._num_meetings}"
+        self._num_meetings += 1
+        words = group.words(name, size, LINE_WORDS)
+        shared = [group.step.ctypes.data, words.ctypes.data, group.shard.rank, size]
+        return [num_rows, *shared, group.ended.ctypes.data]

@@ -1,0 +1,133 @@
+"""The parts of models that the ranks of a group have: sizes, weights, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.model_helpers import allocate
+from support.reference_models import QUICK, VARIANTS, make_model
+from support.variants import slow
+from torch import Tensor
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.create import create_model
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.matrices import ShardedMatrix
+from shmllm.models.shard import Shard
+from shmllm.models.sharding import shard_config
+from shmllm.models.weights import load_dummy_weights, load_weights
+
+CASES = [
+    kind if kind in (*QUICK, "gpt2", "gpt_oss", "qwen3_next") else slow(kind) for kind in VARIANTS
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
+    path: Path = tmp_path_factory.mktemp(request.param)
+    make_model(request.param, path)
+    return path
+
+
+def parts_of(directory: Path, size: int, quantization: str | None = None) -> list[DecoderModel]:
+    config = ModelConfig.from_directory(directory)
+    found = []
+    for rank in range(size):
+        part = shard_config(config, Shard(rank, size))
+        found.append(create_model(part, torch.float32, allocate, quantization))
+        load_weights(found[-1], directory)
+    return found
+
+
+def gathered(parts: list[DecoderModel], name: str) -> Tensor:
+    """The tensor of a name, of which each part has some elements, and zeros for the others."""
+    views = [part.destinations()[name] for part in parts]
+    whole = torch.zeros(views[0][0].shape)
+    for destinations in views:
+        for view in destinations:
+            values = view.clone()
+            assert not values.isnan().any(), f"a weight of {name} was not loaded"
+            is_own = values != 0
+            assert torch.equal(whole[is_own], values[is_own]) or not (whole[is_own] != 0).any()
+            whole[is_own] = values[is_own]
+    return whole
+
+
+def test_the_ranks_have_all_weights_of_the_checkpoint(directory: Path) -> None:
+    model = create_model(ModelConfig.from_directory(directory), torch.float32, allocate)
+    load_weights(model, directory)
+    parts = parts_of(directory, 2)
+    for name, views in model.destinations().items():
+        expected = views[0].clone()
+        assert list(parts[0].destinations()[name][0].shape) == list(expected.shape), name
+        assert torch.equal(gathered(parts, name), expected), name
+    own = [sum(each.weight.numel() for each in made_by(part)) for part in parts]
+    assert max(own) < sum(view[0].numel() for view in model.named_weights().values())
+
+
+def made_by(part: DecoderModel) -> list[Any]:
+    from shmllm.models.build import without_memory
+
+    return without_memory(part.config)[1]
+
+
+def test_random_weights_are_those_of_one_process(directory: Path) -> None:
+    config = ModelConfig.from_directory(directory)
+    model = create_model(config, torch.float32, allocate)
+    load_dummy_weights(model, seed=3)
+    part = create_model(shard_config(config, Shard(1, 2)), torch.float32, allocate)
+    load_dummy_weights(part, seed=3)
+    for name, views in part.named_weights().items():
+        own, expected = views[0].clone(), model.named_weights()[name][0].clone()
+        is_own = own != 0
+        assert is_own.any() or not expected.any(), name
+        assert torch.equal(own[is_own], expected[is_own]), name
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: Any) -> Path:
+    path: Path = tmp_path_factory.mktemp("llama")
+    make_model("llama", path)
+    return path
+
+
+def test_rows_are_rounded_before_their_columns_are_divided(llama: Path) -> None:
+    config = ModelConfig.from_directory(llama)
+    model = create_model(config, torch.float32, allocate, "int8")
+    load_weights(model, llama)
+    parts = parts_of(llama, 2, "int8")
+    for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"):
+        assert isinstance(parts[0].named_weights()[name][0], ShardedMatrix)
+        assert torch.equal(gathered(parts, name), model.named_weights()[name][0].clone()), name
+
+
+def test_ranks_beyond_the_key_value_heads_share_them(llama: Path) -> None:
+    config = ModelConfig.from_directory(llama)
+    parts = [shard_config(config, Shard(rank, 4)) for rank in range(4)]
+    mixer: Any = parts[0].layers[0].mixer
+    assert (mixer.num_heads, mixer.num_kv_heads) == (1, 1)
+    assert [part.shard.find(16, 32).start for part in parts] == [0, 0, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "does not divide the 2 key-value heads of LlamaForCausalLM; possible: 1, 2, 4"),
+        (8, "does not divide the 4 heads of LlamaForCausalLM; possible: 1, 2, 4"),
+    ],
+)
+def test_sizes_that_do_not_divide_a_model_are_refused(llama: Path, size: int, message: str) -> None:
+    with pytest.raises(EngineStartError, match=f"tensor_parallel_size {size} {message}"):
+        shard_config(ModelConfig.from_directory(llama), Shard(0, size))
+
+
+@pytest.mark.parametrize("vocab_size", [10, 11, 97])
+def test_each_token_belongs_to_one_rank(llama: Path, vocab_size: int) -> None:
+    config = replace(ModelConfig.from_directory(llama), vocab_size=vocab_size)
+    parts = [shard_config(config, Shard(rank, 4)).own_tokens for rank in range(4)]
+    assert [token for part in parts for token in part] == list(range(vocab_size))
