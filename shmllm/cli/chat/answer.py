@@ -42,6 +42,9 @@ class Answer:
         reasoning: what the model wrote before the answer.
         calls: the tool calls, in OpenAI's form.
         num_steps: the steps of the engine that gave the tokens.
+        num_draft_tokens: the drafted tokens that the engine computed; None if it is not known,
+            as for an answer that was stopped.
+        num_accepted_tokens: those of them that were right.
     """
 
     text: str
@@ -55,6 +58,8 @@ class Answer:
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     num_steps: int = 0
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
 
     @property
     def is_one(self) -> bool:
@@ -69,6 +74,10 @@ class Answer:
             parts.append(f"{self.tokens_per_s:,.1f} tokens/s")
         if 0 < self.num_steps < self.num_tokens:
             parts.append(f"{self.num_tokens / self.num_steps:,.1f} tokens a step")
+        if self.num_draft_tokens:
+            share = 100 * (self.num_accepted_tokens or 0) / self.num_draft_tokens
+            drafted = f"{self.num_draft_tokens:,} drafted token{'s' * (self.num_draft_tokens != 1)}"
+            parts.append(f"{share:.0f} % of {drafted} accepted")
         if self.first_token_s is not None:
             parts.append(f"first after {self.first_token_s:,.2f} s")
             parts.append(
@@ -224,4 +233,6 @@ def _answer(reply: Reply, request: PreparedRequest | None, states: list[RequestS
         reply.reasoning,
         tuple(call.as_dict() for call in reply.tool_calls),
         metrics.num_steps,
+        metrics.num_draft_tokens,
+        metrics.num_accepted_tokens,
     )
