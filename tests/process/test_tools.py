@@ -55,6 +55,32 @@ def test_a_file_without_tools_is_refused_before_an_engine_starts(
     assert b"tools.json" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tool-choice", "required"), "--tool-choice needs --tools FILE"),
+        (
+            ("--tools", "TOOLS", "--tool-choice", "wether"),
+            "no tool has the name 'wether'; give auto, none, required, or the name of one in "
+            "--tools: weather, time",
+        ),
+        (
+            ("--tools", "TOOLS", "--tool-choice", "weather", "--json-schema", "{}"),
+            "--tool-choice weather and --json-schema exclude each other: give one",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_before_an_engine_starts(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([WEATHER, TIME]))
+    given = [str(tools) if each == "TOOLS" else each for each in arguments]
+    done = command("chat", "-m", "./no-model", *given)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+
+
 def test_a_batch_of_openais_form_has_calls(model: tuple[str, ...], tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "How is Oslo?"}]
     body = {"messages": messages, "tools": [WEATHER], "max_tokens": 200, "temperature": 1.0}

@@ -18,6 +18,7 @@ from shmllm.errors import RequestError
 if TYPE_CHECKING:
     from shmllm.frontend.input_processor import PreparedRequest, TokensPrompt
     from shmllm.frontend.llm import LLM
+    from shmllm.frontend.replies.formats import ToolChoice
     from shmllm.frontend.request_state import RequestState
     from shmllm.outputs.reply import Reply
 
@@ -114,6 +115,9 @@ class Answerer:
         stop: ends an answer.
         template: the source of a chat template; None takes the model's.
         tools: what the model may call, in OpenAI's form; None for nothing.
+        tool_choice: whether it does so; see `LLM.chat`. A choice that forces a call is for the
+            answers to the user: the model decides what it does with results, or no call would be
+            the last one.
     """
 
     def __init__(
@@ -123,10 +127,13 @@ class Answerer:
         stop: StopKey,
         template: str | None = None,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
     ) -> None:
         self._llm = llm
         self._template = template
         self._tools = tools
+        self._tool_choice = tool_choice
+        self._forces_calls = tool_choice not in (None, "auto", "none")
         self._sampling = completed({"max_tokens": MAX_TOKENS}, llm.model_defaults, sampling)
         self._stop = stop
 
@@ -137,13 +144,22 @@ class Answerer:
             RequestError: there is none, or it does not.
         """
         try:
-            self._prompt([{"role": "user", "content": "?"}])
+            self._prompt([{"role": "user", "content": "?"}], forces_calls=False)
         except RequestError as error:
             cause = str(error).partition(";")[0]
             raise RequestError(
                 f"{cause}; give one with --chat-template FILE, or complete texts with: "
                 'shmllm generate "TEXT"'
             ) from error
+
+    def check_tool_choice(self) -> None:
+        """Check that calls can be forced, if they have to be.
+
+        Raises:
+            RequestError: they cannot.
+        """
+        if self._forces_calls:
+            self._request(self._prompt([{"role": "user", "content": "?"}]), 0)
 
     def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer:
         """Answer the last message of a conversation.
@@ -181,9 +197,8 @@ class Answerer:
         return _answer(reply, request, states)
 
     def _prepare(self, conversation: Conversation, attempt: int) -> PreparedRequest:
-        from shmllm.params.sampling import SamplingParams
-
-        prompt = self._prompt(conversation.messages)
+        is_result = conversation.messages[-1]["role"] == "tool"
+        prompt = self._prompt(conversation.messages, forces_calls=not is_result)
         num_tokens, most = len(prompt["prompt_token_ids"]), self._llm.facts.max_model_len
         if num_tokens >= most:
             raise RequestError(
@@ -191,14 +206,22 @@ class Answerer:
                 f"engine takes {most - 1:,} (max_model_len is {most:,}): shorten the message, or "
                 "begin a new conversation with /reset; /save FILE keeps this one"
             )
+        return self._request(prompt, attempt)
+
+    def _request(self, prompt: TokensPrompt, attempt: int) -> PreparedRequest:
+        from shmllm.params.sampling import SamplingParams
+
         sampling = dict(self._sampling)
         if sampling.get("seed") is not None:
             sampling["seed"] += attempt
         return self._llm.front_end.prepare([prompt], SamplingParams(**sampling))[0]
 
-    def _prompt(self, messages: Sequence[Message]) -> TokensPrompt:
+    def _prompt(self, messages: Sequence[Message], forces_calls: bool = True) -> TokensPrompt:
         return self._llm.front_end.chat_prompt(
-            messages, chat_template=self._template, tools=self._tools
+            messages,
+            chat_template=self._template,
+            tools=self._tools,
+            tool_choice=None if self._forces_calls and not forces_calls else self._tool_choice,
         )
 
 
