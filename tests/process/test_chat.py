@@ -188,53 +188,6 @@ def test_a_named_parser_reads_calls_that_the_template_does_not_show(
     assert (call in shown) != bool(parser)
 
 
-def write_tools(directory: Path, *names: str) -> tuple[str, ...]:
-    """The options that offer tools of these names, in Hermes' format."""
-    file = directory / "tools.json"
-    no_arguments = {"type": "object", "properties": {}, "additionalProperties": False}
-    file.write_text(
-        json.dumps(
-            [
-                {"type": "function", "function": {"name": name, "parameters": no_arguments}}
-                for name in names
-            ]
-        )
-    )
-    return ("--tools", str(file), "--tool-parser", "hermes")
-
-
-@pytest.mark.parametrize(
-    ("choice", "called"), [("time", {"time"}), ("required", {"time", "date"}), ("none", set())]
-)
-def test_a_choice_forces_calls_for_messages_and_not_for_results(
-    llm: LLM, engine: str, tmp_path: Path, choice: str, called: set[str]
-) -> None:
-    tools = write_tools(tmp_path, "date", "time")
-    saved = tmp_path / "saved.json"
-    lines = f"one\n/save {saved}\n/result noon\n/save! {saved}"
-    sampling = ("--temperature", "0", "--max-tokens", "60")
-    done = pipe(engine, lines, *tools, "--tool-choice", choice, *sampling)
-    assert done.return_value == (0 if called else 1), done.stderr
-    question, answer, *rest = json.loads(saved.read_text())["messages"]
-    calls = {each["function"]["name"] for each in answer.get("tool_calls", ())}
-    assert bool(called) == bool(calls)
-    assert calls <= called
-    assert question["role"] == "user"
-    assert ["tool_calls" in each for each in rest] == [False] * (2 * bool(called))
-    assert ("no tool call waits" in done.stderr) != bool(called)
-
-
-def test_a_choice_that_the_model_cannot_follow_is_said_before_the_first_message(
-    engine: str, tmp_path: Path
-) -> None:
-    tools, name = write_tools(tmp_path, "time")[:2]
-    done = pipe(engine, "one", tools, name, "--tool-choice", "time")
-    assert "set the option tool_parser (--tool-parser), or pass a chat_template" in str(
-        done.exception
-    )
-    assert done.stdout == ""
-
-
 def test_a_wrong_parser_is_named(engine: str) -> None:
     done = pipe(engine, "one", "--tool-parser", "herms")
     assert "tool_parser='herms' is unknown; did you mean 'hermes'?" in str(done.exception)

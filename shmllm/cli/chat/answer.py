@@ -158,8 +158,13 @@ class Answerer:
         Raises:
             RequestError: they cannot.
         """
-        if self._forces_calls:
-            self._request(self._prompt([{"role": "user", "content": "?"}]), 0)
+        if not self._forces_calls:
+            return
+        prompt = self._prompt([{"role": "user", "content": "?"}])
+        try:
+            self._request(prompt, 0)
+        except RequestError as error:
+            raise RequestError(_problem_of_tools(prompt) or str(error)) from error
 
     def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer:
         """Answer the last message of a conversation.
@@ -223,6 +228,22 @@ class Answerer:
             tools=self._tools,
             tool_choice=None if self._forces_calls and not forces_calls else self._tool_choice,
         )
+
+
+def _problem_of_tools(prompt: TokensPrompt) -> str:
+    """Which tool of a reply has parameters that no grammar can enforce, and why; "" if none has."""
+    from shmllm.frontend.constraints.structured_outputs import grammar_of
+    from shmllm.params.structured_outputs import StructuredOutputsParams
+
+    reply_format = prompt.get("reply_format")
+    for tool in () if reply_format is None else reply_format.tools:
+        function = tool["function"]
+        try:
+            grammar_of(StructuredOutputsParams(json=function.get("parameters") or {}))
+        except RequestError as error:
+            cause = str(error).removeprefix("structured_outputs.json").lstrip(": ")
+            return f"--tool-choice cannot force a call of {function['name']!r}: its schema: {cause}"
+    return ""
 
 
 def _new_parts(state: RequestState) -> Reply:
