@@ -60,9 +60,9 @@ class RequestMetrics:
         num_steps: the number of steps that gave the request tokens, less than its tokens if
             drafted ones were accepted.
         num_draft_tokens: the number of drafted tokens that steps computed for the request; 0 if
-            nothing was drafted. The engine says so with the end of the request. None before
-            that, and for a request that ended otherwise: by a stop string, by an abort of its
-            caller, or with an error.
+            nothing was drafted. The engine says so in the record that ends the request. None
+            without that record: while the request runs, after a stop string, which the front end
+            finds, and mostly after an error.
         num_accepted_tokens: the number of them that were what the model samples, including those
             behind the token that ended the request; None if `num_draft_tokens` is.
 

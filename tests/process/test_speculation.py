@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -10,12 +11,12 @@ from typing import Any
 
 import pytest
 from support.commands import command
-from support.engines import attached, named_engine
+from support.engines import attached, named_engine, slow_steps
 from support.programs import CLI, Completed, python
 from support.terminals import opened_terminal
 from support.waiting import PATIENCE_S, holds_within
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, AsyncLLM, RequestOutput, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -62,7 +63,8 @@ def test_a_bad_value_is_one_error(arguments: tuple[str, ...], message: str) -> N
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of an engine that has drafted."""
     directory = tmp_path_factory.mktemp("drafting")
-    with named_engine(directory, speculative_config=DRAFTING) as (name, _):
+    options = {"speculative_config": DRAFTING, "allow_callables": True}
+    with named_engine(directory, **options) as (name, _):
         with LLM.attach(name) as llm:
             config = llm.llm_engine.vllm_config.speculative_config
             assert (config.method, config.num_speculative_tokens) == ("ngram", 4)
@@ -127,6 +129,34 @@ def test_the_drafts_of_requests_are_those_that_the_engine_counts(engine: str) ->
     assert [sum(each) for each in zip(*counts, strict=True)] == growth
     assert all(drafted >= accepted > 0 for drafted, accepted in counts[:2])
     assert counts[2] == (0, 0)
+
+
+def test_the_drafts_of_aborted_requests_are_known(engine: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+    async def last_output(llm: AsyncLLM, request_id: str) -> RequestOutput:
+        outputs = [each async for each in llm.generate(TEXT, params, request_id=request_id)]
+        return outputs[-1]
+
+    async def main() -> list[RequestOutput]:
+        async with AsyncLLM.attach(engine) as llm:
+            tasks = [asyncio.create_task(last_output(llm, name)) for name in ("one", "two")]
+            start = llm.get_metrics()["accepted_tokens"]
+            while llm.get_metrics()["accepted_tokens"] < start + 10:
+                await asyncio.sleep(0.01)
+            await llm.abort("one")
+            await llm.pause_generation(mode="abort")
+            await llm.resume_generation()
+            return await asyncio.gather(*tasks)
+
+    with attached(engine) as llm, slow_steps(llm):
+        before = llm.get_metrics()
+        outputs = asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+        growth = grown(llm, before, 2)
+    assert [each.outputs[0].finish_reason for each in outputs] == ["abort", "abort"]
+    metrics: list[Any] = [output.metrics for output in outputs]
+    counts = [(each.num_draft_tokens, each.num_accepted_tokens) for each in metrics]
+    assert [sum(each) for each in zip(*counts, strict=True)] == growth
 
 
 def test_a_stop_string_leaves_the_drafts_of_a_request_unknown(engine: str) -> None:
