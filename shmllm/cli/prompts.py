@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shmllm.cli.sampling import read_text
+from shmllm.cli.sampling import CONSTRAINTS, read_text
 
 if TYPE_CHECKING:
     from shmllm.batch.sources import LineInput
+    from shmllm.frontend.replies.formats import ToolChoice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Messages = list[dict[str, Any]]
@@ -66,12 +67,55 @@ def _is_tool(value: object) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-tools_option = click.option(
-    "--tools",
-    metavar="FILE",
-    callback=_read_tools,
-    help="Tools that the model may call: a JSON list of OpenAI's tool definitions.",
-)
+_CHOICES = ("auto", "none", "required")
+
+
+def tool_options(command: Command) -> Command:
+    """Add the options that offer tools to a command."""
+    command = click.option(
+        "--tool-choice",
+        metavar="CHOICE",
+        help="auto: the model decides; none: no answer has calls; required: a message is answered "
+        "with calls; the name of a tool: with a call of it.  [default: auto]",
+    )(command)
+    return click.option(
+        "--tools",
+        metavar="FILE",
+        callback=_read_tools,
+        help="Tools that the model may call: a JSON list of OpenAI's tool definitions.",
+    )(command)
+
+
+def take_tool_choice(options: dict[str, Any], sampling: dict[str, Any]) -> ToolChoice:
+    """The `tool_choice` of `LLM.chat` that a command's options ask for.
+
+    Args:
+        options: of the command.
+        sampling: its sampling parameters.
+
+    Raises:
+        click.UsageError: --tools is missing, or has no such tool, or there is another constraint.
+    """
+    choice, tools = options["tool_choice"], options["tools"]
+    if choice is None:
+        return None
+    if tools is None:
+        raise click.UsageError("--tool-choice needs --tools FILE")
+    names = [tool["function"]["name"] for tool in tools]
+    if choice not in (*_CHOICES, *names):
+        raise click.UsageError(
+            f"--tool-choice: no tool has the name {choice!r}; give {', '.join(_CHOICES)}, or the "
+            f"name of one in --tools: {', '.join(names)}"
+        )
+    if choice in ("auto", "none"):
+        return str(choice)
+    constraint = sampling.get("structured_outputs", {})
+    if flag := next((each.flag for each in CONSTRAINTS if each.name in constraint), None):
+        raise click.UsageError(f"--tool-choice {choice} and {flag} exclude each other: give one")
+    if choice == "required":
+        return "required"
+    return {"type": "function", "function": {"name": choice}}
+
 
 _PARSERS = {"reasoning_parser": "reasoning", "tool_parser": "tool calls"}
 

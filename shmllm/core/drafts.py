@@ -110,6 +110,8 @@ class Drafts:
             request.num_computed_tokens -= num_drafted - num_accepted
             if self._states is not None:
                 self._states.go_back(request)
+        request.num_draft_tokens += num_drafted
+        request.num_accepted_tokens += num_accepted
         if request.acceptance is not None:
             request.acceptance.add(num_drafted, num_accepted)
         self._stats.add_draft(num_drafted, num_accepted)

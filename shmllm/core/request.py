@@ -67,6 +67,8 @@ class Request:
         drafting: what a drafter remembers of the request.
         saved_state: the copy of its recurrent state; None: it has none.
         acceptance: takes note of how many of its drafted tokens were right; None: nobody asks.
+        num_draft_tokens: how many drafted tokens of the request steps have computed.
+        num_accepted_tokens: how many of them were right.
     """
 
     __slots__ = (
@@ -86,9 +88,11 @@ class Request:
         "lora_id",
         "max_tokens",
         "next_prompt_logprob",
+        "num_accepted_tokens",
         "num_cached_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "number",
@@ -148,6 +152,8 @@ class Request:
         self.row = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.queued_ns = monotonic_ns()
         self.scheduled_ns = 0
         self.num_cached_tokens: int | None = None

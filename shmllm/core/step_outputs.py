@@ -53,6 +53,10 @@ class StepOutputs:
         if request.num_preemptions and request.status is RequestStatus.FINISHED:
             columns.preempted_rows.append(row)
             columns.preempted_counts.append(request.num_preemptions)
+        if request.num_draft_tokens and request.status is RequestStatus.FINISHED:
+            columns.drafted_rows.append(row)
+            columns.drafted_counts.append(request.num_draft_tokens)
+            columns.accepted_counts.append(request.num_accepted_tokens)
         columns.numbers.append(request.number)
         columns.finishes.append(finish)
         columns.counts.append(len(token_ids))

@@ -202,6 +202,12 @@ class OutputProcessor:
         for row, count in zip(columns.preempted_rows, columns.preempted_counts, strict=True):
             if (state := self._states.get(columns.numbers[row])) is not None:
                 state.metrics.num_preemptions = count
+        for row, drafted, accepted in zip(
+            columns.drafted_rows, columns.drafted_counts, columns.accepted_counts, strict=True
+        ):
+            if (state := self._states.get(columns.numbers[row])) is not None:
+                state.metrics.num_draft_tokens = drafted
+                state.metrics.num_accepted_tokens = accepted
 
     def _process_logprobs(self, columns: OutputColumns, logprobs: LogprobColumns) -> None:
         """Append the log-probabilities to the arrays of the requests.

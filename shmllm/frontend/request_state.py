@@ -278,6 +278,7 @@ class RequestState:
 
     def _end(self, finish: int) -> None:
         self.finish_reason = FinishReason(finish).text
+        self.metrics.end_drafts()
         if finish == FinishReason.REPETITION:
             self.stop_reason = REPETITION_DETECTED
         has_token = finish == FinishReason.STOP and self.token_ids
@@ -364,6 +365,12 @@ class RequestState:
         entries = LogprobsList(prompt[1:], first.prompt_logprobs, texts, prompt[:1], True)
         return self._in_asked_form(entries)
 
+    def _request_metrics(self, states: list[RequestState]) -> RequestMetrics:
+        """The metrics of the request, whose counts come with the end of its completions."""
+        if self.finish_reason is None or len(states) == 1:
+            return self.metrics
+        return self.metrics.with_counts_of([state.metrics for state in states])
+
     def _make_output(
         self,
         completions: list[CompletionOutput],
@@ -378,7 +385,7 @@ class RequestState:
             finished=not self.parent.num_open,
             num_cached_tokens=states[0].num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
-            metrics=self.metrics,
+            metrics=self._request_metrics(states),
             error=next((state.error for state in states if state.error is not None), None),
             prompt_index=self.index,
             is_retryable=any(state.is_retryable for state in states),

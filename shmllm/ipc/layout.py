@@ -141,7 +141,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 WORD_BYTES = 8
 LINE_BYTES = 128

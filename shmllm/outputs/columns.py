@@ -63,6 +63,9 @@ class OutputColumns:
         scheduled_ns: when they were first scheduled; as long as `queued_ns`.
         preempted_rows: rows of requests that end here and were preempted on their way.
         preempted_counts: how often, for `preempted_rows`.
+        drafted_rows: rows of requests that end here and had drafts.
+        drafted_counts: how many drafted tokens steps computed, for `drafted_rows`.
+        accepted_counts: how many of them were right; as long as `drafted_counts`.
         logprobs: of the rows that asked for them.
         prompt_logprobs: what the step computed of prompts; they travel on their own, before
             the rows.
@@ -83,6 +86,9 @@ class OutputColumns:
     scheduled_ns: list[int] = field(default_factory=list)
     preempted_rows: list[int] = field(default_factory=list)
     preempted_counts: list[int] = field(default_factory=list)
+    drafted_rows: list[int] = field(default_factory=list)
+    drafted_counts: list[int] = field(default_factory=list)
+    accepted_counts: list[int] = field(default_factory=list)
     embeddings: Embeddings | None = None
 
     @property
@@ -93,6 +99,7 @@ class OutputColumns:
             rows == len(self.token_ids) == self.counts.count(1) == self.finishes.count(0)
             and not self.cached_rows
             and not self.preempted_rows
+            and not self.drafted_rows
             and self.logprobs is None
         )
 
@@ -113,6 +120,7 @@ class OutputColumns:
             counts = self.counts[begin : rows.stop]
             first = [i for i, row in enumerate(self.cached_rows) if row in rows]
             preempted = [i for i, row in enumerate(self.preempted_rows) if row in rows]
+            drafted = [i for i, row in enumerate(self.drafted_rows) if row in rows]
             yield OutputColumns(
                 self.step,
                 self.time_ns,
@@ -127,5 +135,8 @@ class OutputColumns:
                 scheduled_ns=[self.scheduled_ns[i] for i in first] if self.scheduled_ns else [],
                 preempted_rows=[self.preempted_rows[i] - begin for i in preempted],
                 preempted_counts=[self.preempted_counts[i] for i in preempted],
+                drafted_rows=[self.drafted_rows[i] - begin for i in drafted],
+                drafted_counts=[self.drafted_counts[i] for i in drafted],
+                accepted_counts=[self.accepted_counts[i] for i in drafted],
             )
             offset += sum(counts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -59,6 +59,15 @@ class RequestMetrics:
         num_cached_tokens: the number of prompt tokens that were prefix-cache hits.
         num_steps: the number of steps that gave the request tokens, less than its tokens if
             drafted ones were accepted.
+        num_draft_tokens: the number of drafted tokens that steps computed for the request; 0 if
+            nothing was drafted. The engine says so in the record that ends the request. None
+            without that record: while the request runs, after a stop string, which the front end
+            finds, and mostly after an error.
+        num_accepted_tokens: the number of them that were what the model samples, including those
+            behind the token that ended the request; None if `num_draft_tokens` is.
+
+    The metrics of a request with `n` > 1 have the sums of `num_preemptions`, `num_draft_tokens` and
+    `num_accepted_tokens` over its completions; all else is that of one of the completions.
     """
 
     arrival_time: float
@@ -69,6 +78,8 @@ class RequestMetrics:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_steps: int = 0
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
 
     # vLLM's class has these names for four of the timestamps.
     queued_ts = property(lambda self: self.queued_time)
@@ -81,6 +92,34 @@ class RequestMetrics:
         """Seconds from `arrival_time` to `first_token_time`; None before the first token."""
         first = self.first_token_time
         return None if first is None else first - self.arrival_time
+
+    def end_drafts(self) -> None:
+        """Take note that the engine ended the request. It says how much was drafted, if anything
+        was."""
+        if self.num_draft_tokens is None:
+            self.num_draft_tokens = self.num_accepted_tokens = 0
+
+    def with_counts_of(self, completions: Sequence[RequestMetrics]) -> RequestMetrics:
+        """The metrics of a request.
+
+        Args:
+            completions: those of its completions, of which these metrics are one.
+        """
+        return replace(
+            self,
+            num_preemptions=sum(each.num_preemptions for each in completions),
+            num_draft_tokens=_sum_if_known(each.num_draft_tokens for each in completions),
+            num_accepted_tokens=_sum_if_known(each.num_accepted_tokens for each in completions),
+        )
+
+
+def _sum_if_known(counts: Iterable[int | None]) -> int | None:
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 @dataclass(slots=True)

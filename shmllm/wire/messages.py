@@ -29,7 +29,7 @@ from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class RecordKind(IntEnum):

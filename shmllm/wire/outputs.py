@@ -5,6 +5,7 @@ OUTPUTS   OUTPUTS_HEADER | numbers i64[], cached rows i32[], cached counts i32[]
           finishes u8[] (absent if each is 0),
           queued i64[], scheduled i64[] (of the cached rows; absent if not known),
           preempted u32, rows i32[], counts i32[] (absent if none),
+          drafted u32, rows i32[], drafted counts i32[], accepted counts i32[] (absent if none),
           LOGPROBS_HEADER | rows i32[], ks i32[], logprobs f32[], ranks i32[],
           top ids i32[], top logprobs f32[] (absent if no row asked for them)
 PROMPT_LOGPROBS
@@ -38,6 +39,7 @@ NONE_FINISHED = 2
 HAS_LOGPROBS = 4
 HAS_TIMES = 8
 HAS_PREEMPTED = 16
+HAS_DRAFTED = 32
 PLAIN = ONE_TOKEN_EACH | NONE_FINISHED
 """The flags of most steps, which produce one token for each request and end none."""
 
@@ -72,6 +74,7 @@ def encode_outputs(message: OutputColumns) -> Parts:
         | (HAS_LOGPROBS if message.logprobs is not None else 0)
         | (HAS_TIMES if message.queued_ns else 0)
         | (HAS_PREEMPTED if message.preempted_rows else 0)
+        | (HAS_DRAFTED if message.drafted_rows else 0)
     )
     header = message.step, message.time_ns, rows, len(message.cached_rows), tokens, flags
     if flags == PLAIN and not message.cached_rows:
@@ -101,6 +104,9 @@ def _encode_history(message: OutputColumns) -> Parts:
     if message.preempted_rows:
         rows, counts = message.preempted_rows, message.preempted_counts
         parts += (column("I", [len(rows)]), column("i", rows), column("i", counts))
+    if rows := message.drafted_rows:
+        parts += (column("I", [len(rows)]), column("i", rows))
+        parts += (column("i", message.drafted_counts), column("i", message.accepted_counts))
     return parts
 
 
@@ -141,10 +147,12 @@ def decode_outputs(record: memoryview) -> OutputColumns:
     queued, scheduled = (sections.take("q", cached if flags & HAS_TIMES else 0) for _ in "qs")
     (preempted,) = sections.take("I", 1) if flags & HAS_PREEMPTED else (0,)
     preempted_rows, preempted_counts = (sections.take("i", preempted) for _ in "rc")
+    (drafted,) = sections.take("I", 1) if flags & HAS_DRAFTED else (0,)
+    drafted_rows, drafted_counts, accepted = (sections.take("i", drafted) for _ in "rda")
     logprobs = _decode_logprobs(sections, counts) if flags & HAS_LOGPROBS else None
     sections.end()
     total = rows if one_each else sum(counts)
-    for named in (cached_rows, preempted_rows):
+    for named in (cached_rows, preempted_rows, drafted_rows):
         if named and not 0 <= min(named) <= max(named) < rows:
             total = -1
     if total != tokens:
@@ -163,6 +171,9 @@ def decode_outputs(record: memoryview) -> OutputColumns:
         scheduled_ns=scheduled,
         preempted_rows=preempted_rows,
         preempted_counts=preempted_counts,
+        drafted_rows=drafted_rows,
+        drafted_counts=drafted_counts,
+        accepted_counts=accepted,
     )
 
 

@@ -185,16 +185,43 @@ def walk(
     }
     for name, llm in walkers.drafting.items():
         core = llm._client._core  # type: ignore[attr-defined]
-        before = core.drafting._drafter
+        before, counted = core.drafting._drafter, drafted_by(core)
         if kind is not None:
             use_drafter(llm, KnowingDrafter(kind, core.info.vocab_size, known))
         found = run(llm, texts, params, interruption)
         core.drafting._drafter = before
         for one, other, each in zip(expected, found, params, strict=True):
             assert said(other) == said(one), (name, each)
+        growth = [now - then for now, then in zip(drafted_by(core), counted, strict=True)]
+        assert_counted(found, growth)
         core.scheduler.check_integrity()
         assert not core.scheduler.has_unfinished()
         walkers.num_requests += len(texts)
+
+
+def drafted_by(core: Any) -> tuple[int, int]:
+    return core.scheduler.stats.draft_tokens, core.scheduler.stats.accepted_tokens
+
+
+def assert_counted(outputs: list[Any], growth: list[int]) -> None:
+    """Check that outputs say which drafts were theirs.
+
+    Args:
+        outputs: of all requests that ran.
+        growth: of the engine's counters of drafted and accepted tokens.
+    """
+    ran = [each for each in outputs if each.metrics is not None]  # the others were refused
+    known = [each.metrics for each in ran if each.metrics.num_draft_tokens is not None]
+    sums = [sum(each.num_draft_tokens for each in known)]
+    sums.append(sum(each.num_accepted_tokens for each in known))
+    if len(known) == len(ran):
+        assert sums == growth
+    else:
+        assert all(one <= other for one, other in zip(sums, growth, strict=True))
+    for output in ran:
+        if output.metrics.num_draft_tokens is None:
+            stops = [each.stop_reason for each in output.outputs]
+            assert output.error or any(isinstance(stop, str) for stop in stops)
 
 
 @settings(WALK, max_examples=NUM_EXAMPLES)

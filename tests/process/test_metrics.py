@@ -68,6 +68,8 @@ def test_drafts_are_counted(multiprocess: bool) -> None:
     assert accepted[0] <= found["drafts"] <= found["draft_tokens"] <= 4 * found["drafts"]
     assert output.metrics is not None
     assert output.metrics.num_steps + found["accepted_tokens"] == 60
+    counts = output.metrics.num_draft_tokens, output.metrics.num_accepted_tokens
+    assert counts == (found["draft_tokens"], found["accepted_tokens"])
 
     metrics = {each.name: each for each in as_metrics(found, "tiny")}
     vector = metrics["vllm:spec_decode_num_accepted_tokens_per_pos"]
@@ -85,6 +87,9 @@ def test_drafts_are_counted(multiprocess: bool) -> None:
 def test_without_drafts_there_are_no_metrics_of_them(llm: LLM) -> None:
     found = llm.get_metrics()
     assert found["drafts"] == found["num_speculative_tokens"] == 0
+    (output,) = llm.generate("x = 1\n" * 20, SamplingParams(max_tokens=9), use_tqdm=False)
+    assert output.metrics is not None
+    assert (output.metrics.num_draft_tokens, output.metrics.num_accepted_tokens) == (0, 0)
     assert not [each for each in as_metrics(found, "tiny") if "spec_decode" in each.name]
     assert statistics(found, found, 0.0)[0].spec_decoding_stats is None
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import command
-from support.engines import named_engine
+from support.engines import attached, named_engine, slow_steps
 from support.programs import CLI, Completed, python
 from support.terminals import opened_terminal
 from support.waiting import PATIENCE_S, holds_within
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, AsyncLLM, RequestOutput, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -61,7 +63,8 @@ def test_a_bad_value_is_one_error(arguments: tuple[str, ...], message: str) -> N
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of an engine that has drafted."""
     directory = tmp_path_factory.mktemp("drafting")
-    with named_engine(directory, speculative_config=DRAFTING) as (name, _):
+    options = {"speculative_config": DRAFTING, "allow_callables": True}
+    with named_engine(directory, **options) as (name, _):
         with LLM.attach(name) as llm:
             config = llm.llm_engine.vllm_config.speculative_config
             assert (config.method, config.num_speculative_tokens) == ("ngram", 4)
@@ -97,6 +100,84 @@ def test_top_shows_acceptance(engine: str) -> None:
         assert seen.shows(lambda text: "drafted" in text and shown in text), seen.text()
         seen.type(b"q")
         assert seen.ends() == 0
+
+
+COUNTERS = ("draft_tokens", "accepted_tokens")
+
+
+def grown(llm: LLM, before: dict[str, int], num_requests: int) -> list[int]:
+    """How COUNTERS grew while this many requests ran."""
+    end = before["requests_finished"] + num_requests
+    assert holds_within(lambda: llm.get_metrics()["requests_finished"] == end, PATIENCE_S)
+    after = llm.get_metrics()
+    return [after[name] - before[name] for name in COUNTERS]
+
+
+def test_the_drafts_of_requests_are_those_that_the_engine_counts(engine: str) -> None:
+    common: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    params = [
+        SamplingParams(temperature=0, **common),
+        SamplingParams(temperature=1, seed=1, n=3, **common),
+        SamplingParams(temperature=0, max_tokens=1),
+    ]
+    with attached(engine) as llm:
+        before = llm.get_metrics()
+        outputs = llm.generate([TEXT] * 3, params, use_tqdm=False)
+        growth = grown(llm, before, 5)
+    metrics: list[Any] = [output.metrics for output in outputs]
+    counts = [(each.num_draft_tokens, each.num_accepted_tokens) for each in metrics]
+    assert [sum(each) for each in zip(*counts, strict=True)] == growth
+    assert all(drafted >= accepted > 0 for drafted, accepted in counts[:2])
+    assert counts[2] == (0, 0)
+
+
+def test_the_drafts_of_aborted_requests_are_known(engine: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+    async def last_output(llm: AsyncLLM, request_id: str) -> RequestOutput:
+        outputs = [each async for each in llm.generate(TEXT, params, request_id=request_id)]
+        return outputs[-1]
+
+    async def main() -> list[RequestOutput]:
+        async with AsyncLLM.attach(engine) as llm:
+            tasks = [asyncio.create_task(last_output(llm, name)) for name in ("one", "two")]
+            start = llm.get_metrics()["accepted_tokens"]
+            while llm.get_metrics()["accepted_tokens"] < start + 10:
+                await asyncio.sleep(0.01)
+            await llm.abort("one")
+            await llm.pause_generation(mode="abort")
+            await llm.resume_generation()
+            return await asyncio.gather(*tasks)
+
+    with attached(engine) as llm, slow_steps(llm):
+        before = llm.get_metrics()
+        outputs = asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+        growth = grown(llm, before, 2)
+    assert [each.outputs[0].finish_reason for each in outputs] == ["abort", "abort"]
+    metrics: list[Any] = [output.metrics for output in outputs]
+    counts = [(each.num_draft_tokens, each.num_accepted_tokens) for each in metrics]
+    assert [sum(each) for each in zip(*counts, strict=True)] == growth
+
+
+def test_a_stop_string_leaves_the_drafts_of_a_request_unknown(engine: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, stop=["1"])
+    with attached(engine) as llm:
+        (output,) = llm.generate(TEXT, params, use_tqdm=False)
+    assert output.outputs[0].stop_reason == "1"
+    assert output.metrics is not None
+    assert output.metrics.num_draft_tokens is output.metrics.num_accepted_tokens is None
+
+
+def test_the_line_after_an_answer_shows_acceptance(engine: str) -> None:
+    with attached(engine) as llm:
+        before = llm.get_metrics()
+        options = ("--temperature", "0", "--ignore-eos", "--max-tokens", "40")
+        done = command("chat", "--attach", engine, *options, input=b"x = 1 " * 12)
+        assert done.returncode == 0, done.stderr.decode()
+        drafted, accepted = grown(llm, before, 1)
+    line = re.search(r"\[40 tokens, .*\]", done.stderr.decode())
+    assert line is not None
+    assert f", {100 * accepted / drafted:.0f} % of {drafted} drafted tokens accepted, " in line[0]
 
 
 def test_bench_shows_steps_and_acceptance(tmp_path: Path, engine: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.chat_models import TIME, WEATHER, make_chat_model
 from support.commands import command
+from support.engines import named_engine
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -53,6 +56,105 @@ def test_a_file_without_tools_is_refused_before_an_engine_starts(
     done = command("chat", *model, "--tools", str(tmp_path / "tools.json"))
     assert done.returncode == 2
     assert b"tools.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tool-choice", "required"), "--tool-choice needs --tools FILE"),
+        (
+            ("--tools", "TOOLS", "--tool-choice", "wether"),
+            "no tool has the name 'wether'; give auto, none, required, or the name of one in "
+            "--tools: weather, time",
+        ),
+        (
+            ("--tools", "TOOLS", "--tool-choice", "weather", "--json-schema", "{}"),
+            "--tool-choice weather and --json-schema exclude each other: give one",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_before_an_engine_starts(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([WEATHER, TIME]))
+    given = [str(tools) if each == "TOOLS" else each for each in arguments]
+    done = command("chat", "-m", "./no-model", *given)
+    assert done.returncode == 2
+    assert message in done.stderr.decode()
+
+
+NO_ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of an engine with the bundled model, whose template shows no tools."""
+    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
+        yield name
+
+
+def write_tools(
+    directory: Path, *names: str, parameters: dict[str, Any] = NO_ARGUMENTS
+) -> tuple[str, str]:
+    """The option that offers tools of these names."""
+    file = directory / "named.json"
+    functions = [{"name": name, "parameters": parameters} for name in names]
+    file.write_text(json.dumps([{"type": "function", "function": each} for each in functions]))
+    return "--tools", str(file)
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"), [("time", {"time"}), ("required", {"time", "date"}), ("none", set())]
+)
+def test_a_choice_forces_calls_for_messages_and_not_for_results(
+    engine: str, tmp_path: Path, choice: str, called: set[str]
+) -> None:
+    tools = write_tools(tmp_path, "date", "time")
+    saved = tmp_path / "saved.json"
+    lines = f"one\n/save {saved}\n/result noon\n/save! {saved}"
+    done = command(
+        *("chat", "--attach", engine, *tools, "--tool-parser", "hermes", "--tool-choice", choice),
+        *("--temperature", "0", "--max-tokens", "60"),
+        input=lines.encode(),
+    )
+    assert done.returncode == (0 if called else 1), done.stderr.decode()
+    question, answer, *rest = json.loads(saved.read_text())["messages"]
+    calls = {each["function"]["name"] for each in answer.get("tool_calls", ())}
+    assert bool(called) == bool(calls)
+    assert calls <= called
+    assert question["role"] == "user"
+    assert ["tool_calls" in each for each in rest] == [False] * (2 * bool(called))
+    assert (b"no tool call waits" in done.stderr) != bool(called)
+
+
+WITH_NOT = {"type": "object", "properties": {"x": {"not": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize(
+    ("parser", "parameters", "message"),
+    [
+        ("auto", NO_ARGUMENTS, "set the option tool_parser (--tool-parser), or pass a"),
+        (
+            *("hermes", WITH_NOT),
+            "--tool-choice cannot force a call of 'time': its schema: has the keyword 'not' at "
+            "properties.x, which cannot be enforced; remove it",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_forced_is_said_before_the_first_message(
+    engine: str, tmp_path: Path, parser: str, parameters: dict[str, Any], message: str
+) -> None:
+    tools = write_tools(tmp_path, "time", parameters=parameters)
+    options = ("--attach", engine, *tools, "--tool-parser", parser, "--max-tokens", "6")
+    done = command("chat", *options, "--tool-choice", "required", input=b"one")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr.decode()
+    assert command("chat", *options, input=b"one").returncode == 0
 
 
 def test_a_batch_of_openais_form_has_calls(model: tuple[str, ...], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from shmllm.errors import RequestError
 if TYPE_CHECKING:
     from shmllm.frontend.input_processor import PreparedRequest, TokensPrompt
     from shmllm.frontend.llm import LLM
+    from shmllm.frontend.replies.formats import ToolChoice
     from shmllm.frontend.request_state import RequestState
     from shmllm.outputs.reply import Reply
 
@@ -42,6 +43,9 @@ class Answer:
         reasoning: what the model wrote before the answer.
         calls: the tool calls, in OpenAI's form.
         num_steps: the steps of the engine that gave the tokens.
+        num_draft_tokens: the drafted tokens that the engine computed; None if it is not known,
+            as for an answer that was stopped.
+        num_accepted_tokens: those of them that were right.
     """
 
     text: str
@@ -55,6 +59,8 @@ class Answer:
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     num_steps: int = 0
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
 
     @property
     def is_one(self) -> bool:
@@ -69,6 +75,10 @@ class Answer:
             parts.append(f"{self.tokens_per_s:,.1f} tokens/s")
         if 0 < self.num_steps < self.num_tokens:
             parts.append(f"{self.num_tokens / self.num_steps:,.1f} tokens a step")
+        if self.num_draft_tokens:
+            share = 100 * (self.num_accepted_tokens or 0) / self.num_draft_tokens
+            drafted = f"{self.num_draft_tokens:,} drafted token{'s' * (self.num_draft_tokens != 1)}"
+            parts.append(f"{share:.0f} % of {drafted} accepted")
         if self.first_token_s is not None:
             parts.append(f"first after {self.first_token_s:,.2f} s")
             parts.append(
@@ -105,6 +115,9 @@ class Answerer:
         stop: ends an answer.
         template: the source of a chat template; None takes the model's.
         tools: what the model may call, in OpenAI's form; None for nothing.
+        tool_choice: whether it does so; see `LLM.chat`. A choice that forces a call is for the
+            answers to the user: the model decides what it does with results, or no call would be
+            the last one.
     """
 
     def __init__(
@@ -114,10 +127,13 @@ class Answerer:
         stop: StopKey,
         template: str | None = None,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
     ) -> None:
         self._llm = llm
         self._template = template
         self._tools = tools
+        self._tool_choice = tool_choice
+        self._forces_calls = tool_choice not in (None, "auto", "none")
         self._sampling = completed({"max_tokens": MAX_TOKENS}, llm.model_defaults, sampling)
         self._stop = stop
 
@@ -128,13 +144,27 @@ class Answerer:
             RequestError: there is none, or it does not.
         """
         try:
-            self._prompt([{"role": "user", "content": "?"}])
+            self._prompt([{"role": "user", "content": "?"}], forces_calls=False)
         except RequestError as error:
             cause = str(error).partition(";")[0]
             raise RequestError(
                 f"{cause}; give one with --chat-template FILE, or complete texts with: "
                 'shmllm generate "TEXT"'
             ) from error
+
+    def check_tool_choice(self) -> None:
+        """Check that calls can be forced, if they have to be.
+
+        Raises:
+            RequestError: they cannot.
+        """
+        if not self._forces_calls:
+            return
+        prompt = self._prompt([{"role": "user", "content": "?"}])
+        try:
+            self._request(prompt, 0)
+        except RequestError as error:
+            raise RequestError(_problem_of_tools(prompt) or str(error)) from error
 
     def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer:
         """Answer the last message of a conversation.
@@ -172,9 +202,8 @@ class Answerer:
         return _answer(reply, request, states)
 
     def _prepare(self, conversation: Conversation, attempt: int) -> PreparedRequest:
-        from shmllm.params.sampling import SamplingParams
-
-        prompt = self._prompt(conversation.messages)
+        is_result = conversation.messages[-1]["role"] == "tool"
+        prompt = self._prompt(conversation.messages, forces_calls=not is_result)
         num_tokens, most = len(prompt["prompt_token_ids"]), self._llm.facts.max_model_len
         if num_tokens >= most:
             raise RequestError(
@@ -182,15 +211,39 @@ class Answerer:
                 f"engine takes {most - 1:,} (max_model_len is {most:,}): shorten the message, or "
                 "begin a new conversation with /reset; /save FILE keeps this one"
             )
+        return self._request(prompt, attempt)
+
+    def _request(self, prompt: TokensPrompt, attempt: int) -> PreparedRequest:
+        from shmllm.params.sampling import SamplingParams
+
         sampling = dict(self._sampling)
         if sampling.get("seed") is not None:
             sampling["seed"] += attempt
         return self._llm.front_end.prepare([prompt], SamplingParams(**sampling))[0]
 
-    def _prompt(self, messages: Sequence[Message]) -> TokensPrompt:
+    def _prompt(self, messages: Sequence[Message], forces_calls: bool = True) -> TokensPrompt:
         return self._llm.front_end.chat_prompt(
-            messages, chat_template=self._template, tools=self._tools
+            messages,
+            chat_template=self._template,
+            tools=self._tools,
+            tool_choice=None if self._forces_calls and not forces_calls else self._tool_choice,
         )
+
+
+def _problem_of_tools(prompt: TokensPrompt) -> str:
+    """Which tool of a reply has parameters that no grammar can enforce, and why; "" if none has."""
+    from shmllm.frontend.constraints.structured_outputs import grammar_of
+    from shmllm.params.structured_outputs import StructuredOutputsParams
+
+    reply_format = prompt.get("reply_format")
+    for tool in () if reply_format is None else reply_format.tools:
+        function = tool["function"]
+        try:
+            grammar_of(StructuredOutputsParams(json=function.get("parameters") or {}))
+        except RequestError as error:
+            cause = str(error).removeprefix("structured_outputs.json").lstrip(": ")
+            return f"--tool-choice cannot force a call of {function['name']!r}: its schema: {cause}"
+    return ""
 
 
 def _new_parts(state: RequestState) -> Reply:
@@ -224,4 +277,6 @@ def _answer(reply: Reply, request: PreparedRequest | None, states: list[RequestS
         reply.reasoning,
         tuple(call.as_dict() for call in reply.tool_calls),
         metrics.num_steps,
+        metrics.num_draft_tokens,
+        metrics.num_accepted_tokens,
     )

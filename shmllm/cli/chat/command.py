@@ -17,7 +17,8 @@ from shmllm.cli.prompts import (
     chat_template_option,
     reply_options,
     take_reply_options,
-    tools_option,
+    take_tool_choice,
+    tool_options,
 )
 from shmllm.cli.sampling import read_text, sampling_options, take_sampling
 from shmllm.cli.session import CommandSession
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shmllm.cli.chat.conversation import Conversation
     from shmllm.cli.chat.screen import Screen
     from shmllm.cli.chat.stopping import StopKey
+    from shmllm.frontend.replies.formats import ToolChoice
 
 WELCOME = "/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat"
 EPILOG = """\b
@@ -35,6 +37,7 @@ Examples:
   shmllm chat -m ./my-model --system "Be brief."
   shmllm chat --attach main --temperature 0.7
   shmllm chat -m ./my-model --messages saved.json
+  shmllm chat -m ./my-model --tools tools.json --tool-choice required
   echo "Why is the sky blue?" | shmllm chat -m ./my-model
 
 \b
@@ -58,7 +61,7 @@ died or ended an answer, 130 interrupted, 143 terminated.
     "--messages", "source", metavar="FILE", help="Go on with the messages that /save wrote here."
 )
 @chat_template_option
-@tools_option
+@tool_options
 @reply_options
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
 @metrics_port_option
@@ -76,8 +79,10 @@ def chat(**options: Any) -> int:
             options["attach"], engine, options["metrics_port"], replies=replies
         )
         sampling = take_sampling(options)
+        choice = take_tool_choice(options, sampling)
         conversation = _opening(options["source"], options["system"])
-        return run_chat(session, sampling, conversation, options["chat_template"], options["tools"])
+        template, tools = options["chat_template"], options["tools"]
+        return run_chat(session, sampling, conversation, template, tools, choice)
 
 
 HELP = {
@@ -97,6 +102,7 @@ def run_chat(
     conversation: Conversation,
     template: str | None = None,
     tools: list[dict[str, Any]] | None = None,
+    tool_choice: ToolChoice = None,
 ) -> int:
     """Chats until the user ends it; returns the exit code.
 
@@ -106,6 +112,7 @@ def run_chat(
         conversation: where the chat begins.
         template: the source of a chat template; None takes the model's.
         tools: what the model may call; None for nothing.
+        tool_choice: whether it does so; see `LLM.chat`.
     """
     check_stdout()
     from shmllm.cli.chat.answer import Answerer
@@ -116,8 +123,9 @@ def run_chat(
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     screen, stop = Screen(sys.stdout, sys.stderr), StopKey()
     with quiet_closed_pipe(), session.open() as llm:
-        answerer = Answerer(llm, sampling, stop, template, tools)
+        answerer = Answerer(llm, sampling, stop, template, tools, tool_choice)
         answerer.check_template()
+        answerer.check_tool_choice()
         session.describe_engine(llm)
         talk = Chat(conversation, answerer, screen)
         if is_interactive():

@@ -129,8 +129,8 @@ class ReplyFormats:
             if parser is None:
                 raise RequestError(
                     f"tool_choice={tool_choice!r} needs a format of tool calls, and the chat "
-                    "template shows none that is known: set the option tool_parser, or pass a "
-                    "chat_template that shows one"
+                    "template shows none that is known: set the option tool_parser "
+                    "(--tool-parser), or pass a chat_template (--chat-template) that shows one"
                 )
             lead = [] if reasoning is None else reasoning.lead(is_open)
             forced = parser.forced(offered, tool_choice != "required")
@@ -179,7 +179,7 @@ def _warn_of_tools(template: str, has_parser: bool) -> None:
     elif not has_parser:
         logger.warning(
             "the chat template shows no known format of tool calls, so they stay part of the text: "
-            "set the option tool_parser"
+            "set the option tool_parser (--tool-parser)"
         )
 
 

@@ -66,6 +66,7 @@ class Bench:
         self.tokens = {}
         self.ends = {}
         self.cached = {}
+        self.drafted = {}
         self.max_drafts = max_drafts
         self.ends_planned = {}
         self.without_stops = {}
@@ -122,6 +123,12 @@ class Bench:
             for row, count in zip(columns.cached_rows, columns.cached_counts, strict=True):
                 assert (client, columns.numbers[row]) not in self.cached
                 self.cached[client, columns.numbers[row]] = count
+            for row, *counts in zip(
+                columns.drafted_rows, columns.drafted_counts, columns.accepted_counts, strict=True
+            ):
+                assert columns.finishes[row], "the counts come with the end of a request"
+                assert (client, columns.numbers[row]) not in self.drafted
+                self.drafted[client, columns.numbers[row]] = counts
             for number, count, finish in zip(
                 columns.numbers, columns.counts, columns.finishes, strict=True
             ):
@@ -871,6 +878,14 @@ def test_tokens_do_not_depend_on_the_schedule(
         got = bench.tokens[client, number]
         assert got == (expected[: len(got)] if ends == ["abort"] else expected)
     assert bench.manager.num_used_blocks == 0
+    of_aborted = [
+        (request.num_draft_tokens, request.num_accepted_tokens)
+        for key, request in bench.requests.items()
+        if bench.ends[key] == ["abort"]  # the scheduler writes no row for it
+    ]
+    counts = [(0, 0), *bench.drafted.values(), *of_aborted]
+    stats = bench.scheduler.stats
+    assert tuple(map(sum, zip(*counts, strict=True))) == (stats.draft_tokens, stats.accepted_tokens)
 
 
 @settings(max_examples=60, deadline=None)

@@ -402,6 +402,18 @@ def test_the_last_row_of_an_aborted_request_reports_the_number_of_preemptions():
     assert (columns.preempted_rows, columns.preempted_counts) == ([1], [1])
 
 
+def test_the_row_of_an_aborted_request_reports_its_drafts():
+    core = make_core()
+    for number in range(2):
+        core.add(0, EngineCoreRequest(number, [1, 2], SamplingParams(max_tokens=16)))
+    core.step()
+    request = core.scheduler.requests()[1]
+    request.num_draft_tokens, request.num_accepted_tokens = 5, 2
+    columns = core.abort(0, [0, 1])
+    assert columns.drafted_rows == [columns.numbers.index(request.number)]
+    assert (columns.drafted_counts, columns.accepted_counts) == ([5], [2])
+
+
 def test_recomputed_tokens_do_not_count_as_hits():
     core, _ = preempted_core()
     run(core)

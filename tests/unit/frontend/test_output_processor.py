@@ -23,13 +23,14 @@ from shmllm.wire.messages import Rejected, WeightVersion
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 
 
-def columns(*rows, time_ns=0, cached=()):
+def columns(*rows, time_ns=0, cached=(), drafted=()):
     """Output columns.
 
     Args:
         rows: (number, token ids) or (number, token ids, finish) of each row.
         time_ns: the time of the columns.
         cached: (row, number of cached prompt tokens) of some rows.
+        drafted: (row, drafted tokens, accepted ones) of some rows.
     """
     result = OutputColumns(time_ns=time_ns)
     for number, token_ids, *finish in rows:
@@ -40,6 +41,10 @@ def columns(*rows, time_ns=0, cached=()):
     for row, count in cached:
         result.cached_rows.append(row)
         result.cached_counts.append(count)
+    for row, count, num_accepted in drafted:
+        result.drafted_rows.append(row)
+        result.drafted_counts.append(count)
+        result.accepted_counts.append(num_accepted)
     return result
 
 
@@ -327,6 +332,48 @@ def test_times_are_those_of_the_output_columns(processor):
     assert (metrics.first_token_time, metrics.last_token_time) == (2.0, 5.5)
 
 
+def drafted_of(state):
+    metrics = state.output().metrics
+    return metrics.num_draft_tokens, metrics.num_accepted_tokens
+
+
+def test_the_counts_of_drafts_come_with_the_end_of_a_request(processor):
+    drafted, plain, open_one = (add(processor) for _ in "abc")
+    processor.process([columns((drafted.number, [5, 6]))])
+    assert drafted_of(drafted) == (None, None)
+    rows = (plain.number, [7], LENGTH), (drafted.number, [7], STOP), (open_one.number, [7])
+    processor.process([columns(*rows, drafted=[(1, 9, 4)])])
+    assert [drafted_of(each) for each in (drafted, plain, open_one)] == [
+        (9, 4),
+        (0, 0),
+        (None, None),
+    ]
+
+
+def test_an_abort_of_the_engine_has_the_counts_of_drafts(processor):
+    state = add(processor)
+    processor.process([columns((state.number, [], ABORT), drafted=[(0, 3, 0)])])
+    assert drafted_of(state) == (3, 0)
+
+
+def test_after_a_stop_string_the_counts_of_drafts_are_known_only_from_the_engines_end(
+    processor, tokenizer
+):
+    early, last = (add(processor, stop=["fox"]) for _ in "ab")
+    ids = tokenizer.encode("The fox")
+    processor.process([columns((early.number, ids))])
+    processor.process([columns((early.number, [], ABORT), drafted=[(0, 9, 4)])])
+    processor.process([columns((last.number, [*ids, 9], LENGTH), drafted=[(0, 8, 3)])])
+    assert (ending(early), ending(last)) == (("The ", "stop", "fox"),) * 2
+    assert (drafted_of(early), drafted_of(last)) == ((None, None), (8, 3))
+
+
+def test_a_refused_request_has_no_counts_of_drafts(processor):
+    state = add(processor)
+    processor.process([Rejected(state.number, "no")])
+    assert drafted_of(state) == (None, None)
+
+
 def test_an_unfinished_request_has_an_output(processor, tokenizer):
     state = add(processor, streaming=True)
     feed(processor, state, tokenizer.encode("The fox"))
@@ -520,6 +567,19 @@ def test_a_request_ends_with_its_last_completion_and_orders_them_by_index(proces
     output = states[1].output()
     assert [(c.index, c.token_ids) for c in output.outputs] == [(0, [7]), (1, [8]), (2, [9])]
     assert {state.output().request_id for state in states} == {"0"}
+
+
+def test_the_metrics_of_a_request_have_the_sums_of_its_completions(processor):
+    states = add_completions(processor, 3)
+    for state in states[:2]:
+        event = columns((state.number, [7], LENGTH), drafted=[(0, 9, 4)])
+        event.preempted_rows, event.preempted_counts = [0], [2]
+        processor.process([event])
+        assert drafted_of(state) == (None, None)
+    processor.process([columns((states[2].number, [7], LENGTH))])
+    for state in states:
+        assert drafted_of(state) == (18, 8)
+        assert state.output().metrics.num_preemptions == 4
 
 
 def test_a_refused_completion_makes_the_request_an_error(processor):

@@ -150,6 +150,7 @@ def outputs(draw):
     rows = len(counts)
     cached_rows = draw(st.lists(st.integers(0, rows - 1), max_size=3)) if rows else []
     preempted_rows = draw(st.lists(st.integers(0, rows - 1), max_size=3)) if rows else []
+    drafted_rows = draw(st.lists(st.integers(0, rows - 1), max_size=3)) if rows else []
     num_times = len(cached_rows) if draw(st.booleans()) else 0
     times = st.lists(int64, min_size=num_times, max_size=num_times)
     return OutputColumns(
@@ -165,6 +166,9 @@ def outputs(draw):
         scheduled_ns=draw(times),
         preempted_rows=preempted_rows,
         preempted_counts=[draw(int32) for _ in preempted_rows],
+        drafted_rows=drafted_rows,
+        drafted_counts=[draw(int32) for _ in drafted_rows],
+        accepted_counts=[draw(int32) for _ in drafted_rows],
         logprobs=draw(st.none() | logprob_columns(counts)),
     )
 
@@ -513,7 +517,10 @@ def test_logprobs_have_one_entry_for_each_token_of_a_row():
     assert (len(columns.logprobs), len(columns.top_ids)) == (4, 6)
 
 
-HISTORY = ("cached_counts", "queued_ns", "scheduled_ns", "preempted_counts")
+HISTORY = (
+    *("cached_counts", "queued_ns", "scheduled_ns", "preempted_counts"),
+    *("drafted_counts", "accepted_counts"),
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -525,6 +532,9 @@ def test_the_parts_of_columns_have_the_contents_of_the_whole(data, most):
     for name in ("cached_counts", "queued_ns", "scheduled_ns"):
         setattr(whole, name, getattr(whole, name)[: len(whole.cached_rows)])
     whole.preempted_counts = whole.preempted_counts[: len(whole.preempted_rows)]
+    whole.drafted_rows = sorted(set(whole.drafted_rows))
+    for name in ("drafted_counts", "accepted_counts"):
+        setattr(whole, name, getattr(whole, name)[: len(whole.drafted_rows)])
     parts = list(whole.parts(most))
     assert all(len(part.numbers) <= most for part in parts)
     for name in ("numbers", "counts", "finishes", "token_ids", *HISTORY):
@@ -560,6 +570,27 @@ def test_a_step_with_one_token_each_has_no_counts():
     mixed = OutputColumns(numbers=[1, 2], counts=[0, 2], finishes=[0, 0], token_ids=[5, 6])
     lengths = [len(record_of(RecordKind.OUTPUTS, message)) for message in (one_each, mixed)]
     assert lengths[1] - lengths[0] == 2 * 2
+
+
+def test_only_a_record_that_ends_a_drafted_request_has_the_counts_of_drafts():
+    ends = {"counts": [1, 1], "finishes": [0, 1], "token_ids": [5, 6]}
+    plain = OutputColumns(numbers=[1, 2], **ends)
+    drafted = OutputColumns(
+        numbers=[1, 2], **ends, drafted_rows=[1], drafted_counts=[9], accepted_counts=[4]
+    )
+    lengths = [len(record_of(RecordKind.OUTPUTS, message)) for message in (plain, drafted)]
+    assert lengths[1] - lengths[0] == 4 * 4
+
+
+@pytest.mark.parametrize("name", ["cached", "preempted", "drafted"])
+@pytest.mark.parametrize("row", [-1, 1])
+def test_counts_of_rows_that_do_not_exist_are_refused(name, row):
+    columns = OutputColumns(numbers=[7], counts=[1], finishes=[1], token_ids=[5])
+    setattr(columns, f"{name}_rows", [row])
+    setattr(columns, f"{name}_counts", [2])
+    columns.accepted_counts = [1]
+    with pytest.raises(ProtocolMismatchError, match="columns of OUTPUTS are inconsistent"):
+        decode(RecordKind.OUTPUTS, record_of(RecordKind.OUTPUTS, columns))
 
 
 def test_a_decoded_message_does_not_refer_to_the_record():

@@ -72,14 +72,38 @@ def test_each_answer_sees_what_was_said_before() -> None:
 
 
 def test_a_line_after_each_answer_has_its_figures() -> None:
-    drafted = Answer("x", "stop", 9, num_steps=4)
-    talk = Talk(done("1"), Answer("x", "stop", 1, num_steps=1), drafted)
-    talk.enter("one", "two", "three")
+    talk = Talk(done("1"), Answer("x", "stop", 1, num_steps=1))
+    talk.enter("one", "two")
     assert talk.remarks().splitlines() == [
         "[2 tokens, 10.0 tokens/s, first after 0.50 s, 16 of 20 prompt tokens cached]",
         "[1 token]",
-        "[9 tokens, 2.2 tokens a step]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "counts", "line"),
+    [
+        (4, (44, 27), "[9 tokens, 2.2 tokens a step, 61 % of 44 drafted tokens accepted]"),
+        (9, (1234, 0), "[9 tokens, 0 % of 1,234 drafted tokens accepted]"),
+        (8, (1, 1), "[9 tokens, 1.1 tokens a step, 100 % of 1 drafted token accepted]"),
+        (9, (0, 0), "[9 tokens]"),
+        (4, (None, None), "[9 tokens, 2.2 tokens a step]"),
+    ],
+)
+def test_the_line_shows_how_many_drafts_were_accepted_if_it_is_known(
+    num_steps: int, counts: tuple[int | None, int | None], line: str
+) -> None:
+    num_drafted, num_accepted = counts
+    talk = Talk(
+        Answer(
+            *("x", "stop", 9),
+            num_steps=num_steps,
+            num_draft_tokens=num_drafted,
+            num_accepted_tokens=num_accepted,
+        )
+    )
+    talk.enter("one")
+    assert talk.remarks().splitlines() == [line]
 
 
 @pytest.mark.parametrize(
