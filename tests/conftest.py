@@ -78,6 +78,7 @@ gc.disable()  # until all tests are collected: most objects that imports create 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENGINE_MODULE = "shmllm.engine"
+RANK_MODULE = "shmllm.parallel"
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines of this session inherit it
 LEAK_GRACE_S = 5.0
@@ -145,15 +146,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         yield
 
 
-def engine_processes() -> set[int]:
-    """Pids of engine processes that descend from this session and are not zombies."""
+def engine_processes(module: str = ENGINE_MODULE) -> set[int]:
+    """Pids of processes that run the engine's module, or another one, descend from this session
+    and are not zombies."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            is_engine = ENGINE_MODULE.encode() in (entry / "cmdline").read_bytes().split(b"\0")
+            is_engine = module.encode() in (entry / "cmdline").read_bytes().split(b"\0")
             if is_engine and mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.add(int(entry.name))
         except OSError:
@@ -189,13 +191,14 @@ def compiled_kernels() -> None:
 
 @pytest.fixture
 def no_leaks(compiled_kernels: None) -> Iterator[None]:
-    """Fails the test if it leaves an engine process or a file in /dev/shm."""
-    processes, files = engine_processes(), our_files()
+    """Fails the test if it leaves a process of an engine or a file in /dev/shm."""
+    processes, files = engine_processes() | engine_processes(RANK_MODULE), our_files()
     yield
     deadline = time.monotonic() + LEAK_GRACE_S
     while time.monotonic() < deadline:
         # A file whose creator just died may belong to another session: look again.
-        left, new_files = engine_processes() - processes, our_files() - files
+        left = (engine_processes() | engine_processes(RANK_MODULE)) - processes
+        new_files = our_files() - files
         if not left and not new_files:
             break
         time.sleep(0.05)

@@ -29,6 +29,7 @@ from shmllm.config.options import (
     option,
     options_in,
 )
+from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
 from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
 from shmllm.config.speculative import MOST_DRAFTING, SpeculativeConfig
@@ -178,13 +179,17 @@ class CacheConfig(Section):
         Whole(),
     )
 
-    def given_bytes(self, bytes_for: Callable[[int], int]) -> int | None:
-        """The size of the cache in bytes, if the options say it; a number of blocks counts first.
+    def given_bytes(self, bytes_for: Callable[[int], int], num_ranks: int = 1) -> int | None:
+        """The size of a rank's cache in bytes, if the options say it; a number of blocks counts
+        first.
 
         Args:
-            bytes_for: returns the size of a cache with a number of blocks.
+            bytes_for: returns the size of a rank's cache with a number of blocks.
+            num_ranks: the number of processes that divide the cache.
         """
-        return self.memory_bytes if self.num_blocks is None else bytes_for(self.num_blocks)
+        if self.num_blocks is not None:
+            return bytes_for(self.num_blocks)
+        return None if self.memory_bytes is None else self.memory_bytes // num_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +271,7 @@ class EngineConfig(Section):
     client: ClientConfig = ClientConfig()
     logprobs: LogprobsConfig = LogprobsConfig()
     lora: LoraConfig = field(default_factory=LoraConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
@@ -286,6 +292,23 @@ class EngineConfig(Section):
                 "enable_lora is not possible with model_impl='transformers', whose modules compute "
                 "their products themselves: leave one of the two out"
             )
+        if self.parallel.tensor_parallel_size > 1:
+            self._check_division()
+
+    def _check_division(self) -> None:
+        """Raise EngineStartError if ranks cannot do what other options ask for."""
+        impossible = {
+            "model_impl='transformers'": self.load.model_impl == "transformers",
+            "enable_lora": self.lora.enable_lora,
+            f"the speculative method {self.speculative.method!r}": self.speculative.method
+            in ("draft_model", "mtp"),
+        }
+        for name, is_asked in impossible.items():
+            if is_asked:
+                raise EngineStartError(
+                    f"{name} is not possible with tensor_parallel_size "
+                    f"{self.parallel.tensor_parallel_size}: leave one of the two out"
+                )
 
     @property
     def max_drafting(self) -> int:
@@ -327,6 +350,7 @@ SECTIONS: dict[str, type[Section]] = {
     "client": ClientConfig,
     "logprobs": LogprobsConfig,
     "lora": LoraConfig,
+    "parallel": ParallelConfig,
     "graphs": GraphConfig,
     "plugins": PluginConfig,
 }

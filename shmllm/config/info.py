@@ -25,6 +25,7 @@ class EngineInfo:
         max_states_per_request: the most of them that a request of max_model_len tokens holds.
         max_blocks_per_request: the most KV blocks that a request of max_model_len tokens holds.
         weight_bytes: the size of the weights in memory.
+        tensor_parallel_size: the number of processes that each compute a part of every layer.
         max_logprobs: the largest number of alternatives per position that a request may ask for,
             at most vocab_size.
         activation_dtype: what matrix products round activations to.
@@ -80,12 +81,17 @@ class EngineInfo:
     speculative_method: str = ""
     speculative_model: str = ""
     num_speculative_tokens: int = 0
+    tensor_parallel_size: int = 1
     warnings: tuple[str, ...] = ()
 
     @property
     def processor(self) -> str:
         """The name of the GPU, or the number of CPU threads, for display."""
-        return f"{self.num_threads} threads" if self.device == "cpu" else self.device
+        if self.device != "cpu":
+            return self.device
+        size = self.tensor_parallel_size
+        ranks = f" of {size} processes" if size > 1 else ""
+        return f"{self.num_threads} threads{ranks}"
 
     @property
     def precision(self) -> str:
@@ -98,6 +104,12 @@ class EngineInfo:
             others.append(f"{self.kv_cache_dtype} keys and values")
         text = f"{stored} with {' and '.join(others)}" if others else stored
         return f"{text} ({self.instructions})" if self.instructions else text
+
+    @property
+    def places(self) -> str:
+        """Where the model is computed, and by how many processes if these are several."""
+        size = self.tensor_parallel_size
+        return f"{self.device}, {size} ranks" if size > 1 else self.device
 
     @property
     def speculation(self) -> str:

@@ -112,7 +112,11 @@ class SchedulerConfigView:
 
 @dataclass(frozen=True)
 class ParallelConfigView:
-    """The parallelism of the engine, which has one process."""
+    """The parallelism of the engine.
+
+    Attributes:
+        world_size, world_size_across_dp, tensor_parallel_size: the number of ranks.
+    """
 
     world_size: int = 1
     world_size_across_dp: int = 1
@@ -160,6 +164,7 @@ class VllmConfigView:
                 info.gpu_memory_utilization,
             ),
             SchedulerConfigView(info.max_num_seqs, info.max_model_len),
+            ParallelConfigView(*(3 * (info.tensor_parallel_size,))),
             speculative_config=_speculation(info),
         )
 

@@ -178,6 +178,8 @@ class LocalEngineClient:
 
     def close(self) -> None:
         self._events.clear()
+        if hasattr(self, "_core"):
+            self._core.runner.close()
 
     def _take_call_effects(self) -> None:
         """Queue the outputs of requests that a call ended, and a new weight version."""

@@ -192,6 +192,7 @@ class EngineProcess:
         self._tracing.loading()
         try:
             runner = make_runner(config, self._report_loading, self._report_capturing)
+            runner.watch(self._reporter.stopped_rank)
             core = EngineCore(config, runner, self._waiter.wake)
         except Exception as problem:
             if isinstance(problem, ShmLLMError):
@@ -242,6 +243,7 @@ class EngineProcess:
             )
         self._page.set_state(EngineState.SHUTTING_DOWN)
         self._abort_all(core)
+        core.runner.close()
         return 0
 
     def _has_work(self) -> bool:
@@ -268,6 +270,8 @@ class EngineProcess:
         self._control.check_intact("the segment of this engine")
         self._next_liveness = now + LIVENESS_PERIOD_S
         self._reporter.parked(self._waiter.times_parked)
+        if self._core is not None:
+            self._core.runner.check()
         for session in self._sessions.values():
             session.maintain()
         self._acceptor.dismiss_ended()

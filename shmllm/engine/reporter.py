@@ -64,7 +64,7 @@ class Reporter:
     def ready(self, core: EngineCore) -> None:
         """The engine core is loaded, and the engine accepts front ends."""
         self._page.set_stat(Stat.KV_BLOCKS_TOTAL, core.info.num_counted_blocks)
-        self._page.set_device(core.info.device)
+        self._page.set_device(core.info.places)
         self._page.set_precision(core.info.precision)
         self._page.set_speculation(core.info.speculation)
         self._page.set_stat(Stat.NUM_SPECULATIVE_TOKENS, core.info.num_speculative_tokens)
@@ -72,6 +72,10 @@ class Reporter:
         self._page.beat()
         self._page.set_state(EngineState.READY)
         logger.info("the engine is ready on %s, pid %d", core.info.device, os.getpid())
+
+    def stopped_rank(self, pid: int) -> None:
+        """A signal has stopped this process of the engine; 0: it has been continued."""
+        self._page.set_stat(Stat.STOPPED_RANK, pid)
 
     def parked(self, times: int) -> None:
         """The engine process has parked this many times since its start."""

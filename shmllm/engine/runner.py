@@ -6,6 +6,7 @@ not know which model or which device computes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from shmllm.config.info import EngineInfo
@@ -47,6 +48,24 @@ class Runner(Protocol):
     @property
     def model(self) -> Any:
         """The model. Its weights may be replaced between two steps."""
+
+    def check(self) -> None:
+        """Raise if a process that computes for this one has ended."""
+
+    def watch(self, report: Callable[[int], None]) -> None:
+        """Call `report`, on any thread, with the pid of a process that computes for this one when
+        a signal has stopped it, and with 0 when it goes on."""
+
+    def everywhere(self, own: Callable[[], Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a function with its arguments in each other process that computes for this one,
+        with that process's worker as its first argument, and `own` in this one. Returns the
+        results, by rank."""
+
+    def read_weight(self, name: str) -> Any:
+        """Return a copy of one of the model's `destinations`."""
+
+    def close(self) -> None:
+        """End the processes that compute for this one."""
 
     def submit(self, plan: StepPlan) -> Step:
         """Begin to execute a plan."""

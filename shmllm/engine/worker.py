@@ -27,7 +27,7 @@ class Worker:
         model_runner: the runner, which executes steps; `.model` is the loaded model.
         model: the loaded model; it has `named_weights()`, `destinations()`, `load_weights(...)`,
             `config`, `dtype`.
-        rank, local_rank: 0, because there is one worker.
+        rank, local_rank: 0. Other ranks have a `parallel.rank.RankWorker`.
         device: the torch.device of the model's weights.
     """
 
@@ -53,7 +53,8 @@ class Worker:
         return weight.device
 
     def run(self, call: RpcCall) -> Any:
-        """Run a method or a function between two steps, and return its result.
+        """Run a method or a function between two steps, and return its result; of a function that
+        several ranks have run, the list of their results.
 
         If the call changed weights, they get a new version, and the prefix cache is emptied,
         because it was computed with the previous weights.
@@ -67,7 +68,14 @@ class Worker:
         try:
             if isinstance(call.method, str):
                 return self._method(call.method)(*call.args, **call.kwargs)
-            return call.method(self, *call.args, **call.kwargs)
+            function = call.method
+            results = self._core.runner.everywhere(
+                lambda: function(self, *call.args, **call.kwargs),
+                function,
+                *call.args,
+                **call.kwargs,
+            )
+            return results if len(results) > 1 else results[0]
         except SystemExit as problem:
             raise RuntimeError(f"the function called exit({problem.code!r})") from problem
         finally:
@@ -98,7 +106,7 @@ class Worker:
             hint = f"; the nearest name is {near}" if near else ""
             raise RequestError(f"the model has no weight {name!r}{hint}")
         self.model.check_awake()
-        return weights[name][0].clone()
+        return self.model_runner.read_weight(name)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> list[str]:
         """Overwrite weights, all of them or none.

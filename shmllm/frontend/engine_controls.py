@@ -74,7 +74,8 @@ class EngineControls:
             kwargs: the keyword arguments.
 
         Returns:
-            A list with the one worker's result. Tensors in it are copies.
+            A list with the result of each rank of a function, by rank, or with the engine's of a
+            method. Tensors in it are copies.
 
         Raises:
             RequestError: a value cannot be sent to another process, or the engine refused the
@@ -86,14 +87,14 @@ class EngineControls:
             raise RequestError(
                 f"collective_rpc takes a name or a function, got {type(method).__name__}"
             )
-        return [self._run_on_worker(RpcCall(method, tuple(args), dict(kwargs or {})), timeout)]
+        return self._results_of(RpcCall(method, tuple(args), dict(kwargs or {})), timeout)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call `func(model)` in the engine; see `collective_rpc`. The model is a
         `shmllm.models.decoder.DecoderModel`."""
         if not callable(func):
             raise RequestError(f"apply_model takes a function, got {type(func).__name__}")
-        return [self._run_on_worker(RpcCall(call_on_model, (func,)))]
+        return self._results_of(RpcCall(call_on_model, (func,)))
 
     def start_profile(
         self,
@@ -375,6 +376,12 @@ class EngineControls:
     def _stats(self) -> dict[str, int]:
         self._dispatcher.check_open()
         return self._client.stats()
+
+    def _results_of(self, call: RpcCall, timeout_s: float | None = None) -> list[Any]:
+        """Make a call, and return the results of all ranks that ran it."""
+        result = self._run_on_worker(call, timeout_s)
+        has_several = call.is_function and self._client.info.tensor_parallel_size > 1
+        return list(result) if has_several else [result]
 
     def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """Make one call to the engine's worker and return its result."""

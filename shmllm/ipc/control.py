@@ -317,8 +317,11 @@ class ControlView(_ControlWords):
 
     def describe(self) -> str:
         """The engine's state in words. An engine that is READY but had no heartbeat for
-        STALLED_AFTER_S is described as stalled, with the number of its step."""
+        STALLED_AFTER_S, or of which a signal has stopped a rank, is described as stalled, with the
+        number of its step."""
         state = self.engine_state
+        if state is EngineState.READY and (pid := self.stat(Stat.STOPPED_RANK)):
+            return f"stalled in step {self.stat(Stat.STEPS)}: its process {pid} is stopped"
         silent_s = (time.monotonic_ns() - self.heartbeat_ns) / 1e9 if self.heartbeat_ns else 0.0
         if state is EngineState.READY and silent_s >= STALLED_AFTER_S:
             return f"stalled {silent_s:.0f} s in step {self.stat(Stat.STEPS)}"

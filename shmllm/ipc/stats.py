@@ -43,6 +43,7 @@ class Stat(IntEnum):
     DRAFT_TOKENS = 28
     ACCEPTED_TOKENS = 29
     DRAFT_BREAK_EVEN = 30
+    STOPPED_RANK = 31
 
 
 class Mark(IntEnum):

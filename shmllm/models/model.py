@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,14 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import addresses
 from shmllm.models.weight_names import BUFFER_SUFFIXES
-from shmllm.models.weight_update import update_weights
+from shmllm.models.weight_update import checked_update
+
+
+class Followers(Protocol):
+    """Models in other processes, which get the same weights."""
+
+    def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Write weights that have been checked, by their names in `Model.destinations`."""
 
 
 class Model(ABC):
@@ -35,6 +43,7 @@ class Model(ABC):
         missing: the names of weights whose contents were dropped with their memory and that have
             not been written since.
         num_losses: how often the contents of all weights were dropped.
+        followers: the models that get each weight that is written; None: there are none.
         is_asleep: whether the memory of the weights is released. They must not be read or
             written then.
     """
@@ -46,6 +55,7 @@ class Model(ABC):
         self.missing: set[str] = set()
         self.num_losses = 0
         self.is_asleep = False
+        self.followers: Followers | None = None
 
     @abstractmethod
     def _name_weights(self) -> NamedWeights:
@@ -103,16 +113,31 @@ class Model(ABC):
         self.weights_version += 1
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Overwrites weights in place; see `weight_update.update_weights`.
+        """Overwrites weights in place, all of these or none; see `weight_update.checked_update`.
 
         Raises:
             RequestError: the weights are asleep, or a tensor was refused.
         """
         self.check_awake()
-        written = update_weights(self.destinations(), named_tensors, self.known_name)
-        if written:
-            self.weights_changed(written)
-        return written
+        update = checked_update(self.destinations(), named_tensors, self.known_name)
+        if update:
+            self.write(update)
+        return {name for name, _ in update}
+
+    def write(self, update: Sequence[tuple[str, Tensor]], written: Iterable[str] = ()) -> None:
+        """Overwrites weights in place, all copies that the model and its followers keep.
+
+        Args:
+            update: names in `destinations`, and tensors that have been checked.
+            written: the names of weights of the same update that are in place already.
+        """
+        self.weights_changed([*written, *(name for name, _ in update)])
+        with torch.no_grad():
+            for name, tensor in update:
+                for view in self._destinations[name]:
+                    view.copy_(tensor)
+        if self.followers is not None:
+            self.followers.write(update)
 
     def named_weights(self) -> NamedWeights:
         """Returns the destinations of each tensor of a Hugging Face checkpoint.

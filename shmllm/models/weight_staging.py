@@ -155,12 +155,12 @@ class StagedWeights:
 
     def copy_into_place(self) -> list[str]:
         """Overwrites the model's weights with the staged ones. Returns their names, sorted."""
-        self._model.weights_changed(self._num_staged)
-        with torch.no_grad():
-            for name in self._num_staged:
-                if name not in self._in_place:
-                    for view in self._destinations[name]:
-                        view.copy_(self._places[name].view(view.shape))
+        waiting = [
+            (name, self._places[name].view(self._destinations[name][0].shape))
+            for name in self._num_staged
+            if name not in self._in_place
+        ]
+        self._model.write(waiting, self._num_staged.keys() & self._in_place.keys())
         return sorted(self._num_staged)
 
     def close(self) -> None:
@@ -190,7 +190,8 @@ class StagedWeights:
         """Returns the memory in which a weight waits, [elements] in the weight's dtype."""
         views = self._destinations[name]
         view = views[0]
-        is_alone = self._is_missing(name) and len(views) == 1
+        is_alone = len(views) == 1 and self._model.followers is None
+        is_alone &= self._is_missing(name)
         if is_alone and isinstance(view, Tensor) and view.is_contiguous():
             self._in_place[name] = self._model.num_losses
             return view.view(-1)

@@ -1,8 +1,4 @@
-"""Checks new weights and copies them over those of a loaded model: all of an update or none.
-
-The caller must do this between two steps, and must treat cached keys and values as stale
-afterwards.
-"""
+"""Checks new weights before any of them overwrites those of a loaded model."""
 
 from __future__ import annotations
 
@@ -18,15 +14,12 @@ MAX_LISTED_PROBLEMS = 8
 """The largest number of problems that one error message lists."""
 
 
-def update_weights(
+def checked_update(
     destinations: NamedWeights,
     named_tensors: Iterable[tuple[str, Tensor]],
     known_name: Callable[[str], str | None],
-) -> set[str]:
-    """Copies tensors into a model in place, converted to its dtype.
-
-    It checks all tensors first: an error leaves the model unchanged. It writes all copies that a
-    model keeps of a weight, and skips the names for which `known_name` is None.
+) -> list[tuple[str, Tensor]]:
+    """Checks new weights. It skips the names for which `known_name` is None.
 
     Args:
         destinations: the model's `destinations()`.
@@ -36,7 +29,7 @@ def update_weights(
         known_name: the model's `known_name`.
 
     Returns:
-        The model's names of the weights that were written.
+        The tensors by the model's names.
 
     Raises:
         RequestError: tensors have unknown names, wrong shapes, a dtype that is not floating, or
@@ -52,11 +45,7 @@ def update_weights(
         if problem is not None:
             problems[name] = problem
     refuse(problems)
-    with torch.no_grad():
-        for name, tensor in update:
-            for view in destinations[name]:
-                view.copy_(tensor)
-    return {name for name, _ in update}
+    return update
 
 
 def find_problem(

@@ -10,8 +10,9 @@ host stores the tokens when they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,13 @@ class ExpectedTokens:
     num_assigned: LongArray
 
 
+class StepTables(Protocol):
+    """What a program reads of the running requests in every step; see `InputBatch`."""
+
+    block_tables: IntArray
+    max_samples: int
+
+
 class InputBatch:
     """The tokens, block table and sampling parameters of the running requests.
 
@@ -109,6 +117,7 @@ class InputBatch:
         samples_ahead: whether the inputs of a step may be made before the tokens of the step
             before are appended.
         max_drafts: the largest number of drafted tokens in a step.
+        make_tables: returns the memory of `block_tables`, zeroed, by their shape; None: any.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -132,6 +141,7 @@ class InputBatch:
         *,
         samples_ahead: bool = False,
         max_drafts: int = 0,
+        make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -140,7 +150,9 @@ class InputBatch:
         max_blocks = -(-max_model_len // block_size)
         # One column more than max_model_len, for the token sampled at the last position.
         self.token_ids: IntArray = np.zeros((num_rows, max_model_len + 1), np.int32)
-        self.block_tables: IntArray = np.zeros((num_groups, num_rows, max_blocks), np.int32)
+        shape = num_groups, num_rows, max_blocks
+        self.block_tables: IntArray
+        self.block_tables = make_tables(shape) if make_tables else np.zeros(shape, np.int32)
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int32)
         self.top_p = np.ones(num_rows, np.float32)

@@ -29,7 +29,7 @@ from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
 from shmllm.worker.load_processors import ProcessorClasses
 from shmllm.worker.loading import LoadedModel
-from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.memory_owners import OwnedMemory
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import EmbedsByRow, check_prompt_embeds
 
@@ -77,7 +77,7 @@ class LoadedRunner(ABC):
     info: EngineInfo
     kv_groups: tuple[KVGroup, ...]
     overlaps: bool
-    memory: MemoryOwners
+    memory: OwnedMemory
     processors: CustomProcessors | None = None
 
     def __init__(
@@ -125,6 +125,31 @@ class LoadedRunner(ABC):
         return self._adapters.adapter_of(
             Fields(dict(config), "the adapter's config"), Fields(dict(tensors), "the adapter")
         )
+
+    def check(self) -> None:
+        """Raise if a process that computes for this one has ended."""
+        return
+
+    def watch(self, report: Callable[[int], None]) -> None:
+        """Call `report`, on any thread, with the pid of a process that computes for this one when
+        a signal has stopped it, and with 0 when it goes on."""
+        return
+
+    def everywhere(
+        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Run a function with its arguments in each other process that computes for this one,
+        with that process's worker as its first argument, and `own` in this one. Returns the
+        results, by rank."""
+        return [own()]
+
+    def read_weight(self, name: str) -> torch.Tensor:
+        """Return a copy of one of the model's `destinations`."""
+        return self.model.destinations()[name][0].clone()
+
+    def close(self) -> None:
+        """End the processes that compute for this one."""
+        return
 
     @property
     def model(self) -> Model:

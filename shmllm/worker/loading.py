@@ -23,6 +23,8 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
 from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.shard import WHOLE, Shard
+from shmllm.models.sharding import shard_config
 from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
@@ -90,8 +92,9 @@ def load_model(
     auto_dtype: Callable[[str | None], str],
     check: Check,
     on_progress: Progress | None = None,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
-    """Load a model into an arena of its own.
+    """Load a model, or a rank's part of it, into an arena of its own.
 
     Args:
         load: the model's directory, and the dtype and quantization of its weights.
@@ -101,9 +104,11 @@ def load_model(
         check: called before weights are read, with the dtype name of the weights and the kinds of
             the packed ones; raises EngineStartError if the device cannot run that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
+        shard: which part of the model.
 
     Raises:
-        EngineStartError: the model cannot be loaded, or its weights do not fit into the memory.
+        EngineStartError: the model cannot be loaded or divided, or its weights do not fit into the
+            memory.
     """
     if load.model_impl == "transformers":
         from shmllm.worker.transformers_loading import load_module
@@ -112,6 +117,8 @@ def load_model(
     config = ModelConfig.from_directory(Path(load.directory))
     max_model_len = configured_length(load, config)
     config = config.for_length(max_model_len).with_further(load.further_layers)
+    if shard.size > 1:
+        config = shard_config(config, shard)
     dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
     kinds: dict[str, str] = {}
     if load.rounding is None and load.load_format != "dummy":
@@ -152,11 +159,19 @@ def make_info(
     instructions: str = "",
     device: str = "cpu",
     device_uuid: str = "",
+    num_ranks: int = 1,
+    weight_bytes: int | None = None,
     async_scheduling: bool = False,
     graphs: str = "",
     warnings: Sequence[str] = (),
 ) -> EngineInfo:
-    """Return what an engine with this model and this KV cache reports about itself."""
+    """Return what an engine with this model and this KV cache reports about itself.
+
+    Args:
+        config, loaded, size, shape: those of the process, or of rank 0 of a group.
+        num_ranks: the number of processes that compute.
+        weight_bytes: the size of the weights of all of them; None: of one.
+    """
     model, max_logprobs = loaded.config, config.logprobs.max_logprobs
     return EngineInfo(
         model_directory=config.load.directory,
@@ -171,8 +186,9 @@ def make_info(
         num_states=size.num_states - 1,
         max_states_per_request=shape.states_held(size.max_model_len),
         max_blocks_per_request=shape.blocks_for(size.max_model_len) if shape.num_buffers else 0,
-        kv_cache_bytes=size.num_bytes,
-        weight_bytes=loaded.weights.num_bytes,
+        kv_cache_bytes=size.num_bytes * num_ranks,
+        weight_bytes=loaded.weights.num_bytes if weight_bytes is None else weight_bytes,
+        tensor_parallel_size=num_ranks,
         max_num_seqs=config.scheduler.max_num_seqs,
         num_threads=num_threads,
         wait_policy=config.client.wait_policy,

@@ -6,6 +6,7 @@ CPU's runner loads llvmlite.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -49,15 +50,35 @@ def _make_runner(
     config: EngineConfig, on_load: Progress | None, on_capture: Progress | None
 ) -> LoadedRunner:
     gpu, warning = choose_device(config.device)
+    size = config.parallel.tensor_parallel_size
+    if gpu is not None and size > 1:
+        raise EngineStartError(
+            f"tensor_parallel_size {size} is for the CPU: pass device='cpu', or leave it out"
+        )
     if gpu is not None:
         from shmllm.worker.gpu.device import CudaDevice
         from shmllm.worker.gpu.runner import GpuRunner
 
         return GpuRunner(config, CudaDevice(gpu), on_load, on_capture)
+    warnings = [] if warning is None else [warning]
+    return _make_cpu_runner(config, on_load, [*warnings, *options_ignored_on_cpu(config)])
+
+
+def _make_cpu_runner(
+    config: EngineConfig, on_load: Progress | None, warnings: Sequence[str]
+) -> LoadedRunner:
     from shmllm.worker.cpu.runner import CpuRunner
 
-    warnings = [] if warning is None else [warning]
-    return CpuRunner(config, on_load, [*warnings, *options_ignored_on_cpu(config)])
+    if config.parallel.tensor_parallel_size == 1:
+        return CpuRunner(config, on_load, warnings)
+    from shmllm.parallel.ranks import RankProcesses
+
+    ranks = RankProcesses(config)
+    try:
+        return CpuRunner(config, on_load, warnings, ranks)
+    except BaseException:
+        ranks.close()
+        raise
 
 
 def choose_device(name: str) -> tuple[int | None, str | None]:

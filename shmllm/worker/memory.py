@@ -309,16 +309,17 @@ class CacheSize:
 
 
 def fit_kv_cache(
-    num_bytes: int, shape: CacheShape, max_model_len: int, origin: str = ""
+    num_bytes: int, shape: CacheShape, max_model_len: int, origin: str = "", num_ranks: int = 1
 ) -> CacheSize:
     """Compute how many blocks fit into `num_bytes`, and reduce max_model_len if it must be.
 
     Args:
-        num_bytes: the memory for the cache.
+        num_bytes: the memory for the cache in one process.
         shape: the division of the cache.
         max_model_len: the configured length, in tokens.
         origin: where `num_bytes` comes from and which options change it, for messages; empty if
             kv_cache_memory_bytes sets it.
+        num_ranks: the number of processes that have such a cache; messages have the sum of all.
 
     Raises:
         EngineStartError: the smallest cache, one block of tokens beside the padding block, does
@@ -331,16 +332,18 @@ def fit_kv_cache(
     if num_blocks < fewest:
         limit = "what is left for the KV cache" if origin else "kv_cache_memory_bytes"
         raise EngineStartError(
-            f"not enough memory for one sequence: {limit} is {max(num_bytes, 0):,} and the "
+            "not enough memory for one sequence: "
+            f"{limit} is {max(num_bytes, 0) * num_ranks:,} and the "
             f"smallest cache, {fewest} blocks of {shape.content}, needs "
-            f"{shape.bytes_for(fewest):,}{origin}"
+            f"{shape.bytes_for(fewest) * num_ranks:,}{origin}"
         )
     capacity = shape.longest_request(num_blocks - 1, max_model_len)
     if capacity == max_model_len:
         return CacheSize.of(shape, num_blocks, max_model_len)
+    needed_bytes *= num_ranks
     advice = origin or f"; raise kv_cache_memory_bytes to {needed_bytes:,} for all of it"
     warning = (
         f"max_model_len is {capacity:,} instead of {max_model_len:,}: the KV cache of "
-        f"{num_bytes / MIB:,.0f} MiB holds no longer sequence{advice}"
+        f"{num_bytes * num_ranks / MIB:,.0f} MiB holds no longer sequence{advice}"
     )
     return CacheSize.of(shape, num_blocks, capacity, warning)

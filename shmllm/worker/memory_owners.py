@@ -29,6 +29,21 @@ class Workspace(Protocol):
         """Free the buffers. Called between steps, and only while no request holds blocks."""
 
 
+class OwnedMemory(Protocol):
+    """The memory of a runner, in all of its processes; see `MemoryOwners`."""
+
+    @property
+    def num_missing(self) -> int: ...
+
+    def release(self, part: SleepState, keep: bool) -> None: ...
+
+    def restore(self, part: SleepState) -> None: ...
+
+    def tidy(self) -> None: ...
+
+    def measure(self) -> OwnedBytes: ...
+
+
 class MemoryOwners:
     """
     Args:

@@ -72,6 +72,21 @@ class ProfiledRunner:
     def check_embeds(self, embeds: Any, length: int) -> Any:
         return self.runner.check_embeds(embeds, length)
 
+    def check(self) -> None:
+        self.runner.check()
+
+    def watch(self, report: Any) -> None:
+        self.runner.watch(report)
+
+    def everywhere(self, own: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.runner.everywhere(own, function, *args, **kwargs)
+
+    def read_weight(self, name: str) -> Any:
+        return self.runner.read_weight(name)
+
+    def close(self) -> None:
+        self.runner.close()
+
     def finish(self) -> bool:
         """Stop recording and write the trace. Returns False if recording never began, because
         fewer steps ran than the delay."""

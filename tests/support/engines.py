@@ -61,7 +61,7 @@ def named_engine(directory: Path, preface: str = "", **options: Any) -> Iterator
     """
     name = f"test-{os.getpid()}-{next(_numbers)}"
     config = make_engine_config(
-        "tiny", kv_cache_memory_bytes=2**27, num_threads=1, **({"dtype": "float32"} | options)
+        "tiny", **({"kv_cache_memory_bytes": 2**27, "num_threads": 1, "dtype": "float32"} | options)
     ).to_json()
     log = directory / "engine.log"
     with log.open("wb") as output:

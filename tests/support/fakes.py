@@ -244,6 +244,21 @@ class FakeRunner:
         self.memory = FakeMemory(self._slots)
         self._asks: dict[int, int] = {}
 
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def watch(self, report: Callable[[int], None]) -> None:
+        pass
+
+    def everywhere(self, own: Callable[[], Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        return [own()]
+
+    def read_weight(self, name: str) -> Any:
+        return self.model.destinations()[name][0].clone()  # type: ignore[attr-defined]
+
     def submit(self, plan: StepPlan) -> FakeStep:
         step = FakeStep(self, plan)
         self._submitted.append(step)

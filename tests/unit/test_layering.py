@@ -60,8 +60,15 @@ RULES = {
     "shmllm.models.transformers_impl": Rule("errors models", packages="torch transformers"),
     "shmllm.worker": Rule(
         "config core errors models outputs params plugins shmllm_kernels",
+        lazy="parallel",
         packages="torch numpy",
         lazy_packages="cuda llguidance",
+    ),
+    # Only engines with several ranks import it.
+    "shmllm.parallel": Rule(
+        "config errors ipc models outputs worker",
+        packages="numpy torch",
+        lazy_packages="cloudpickle",
     ),
     "shmllm.client": Rule("config errors ipc outputs params tracing wire"),
     "shmllm.engine": Rule(

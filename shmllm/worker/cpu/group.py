@@ -6,9 +6,11 @@ must not know processes: `parallel.memory` shares memory between them.
 
 from __future__ import annotations
 
-from typing import Protocol
+from enum import IntEnum
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +21,18 @@ from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.group import LINE_BYTES, MEET, PUBLISH, SUM_PARTS
 
 LINE_WORDS = LINE_BYTES // 8
+
+
+class Kind(IntEnum):
+    """What the ranks do in a step.
+
+    STEP: a step of the model. SCORING: logits of some hidden states. COMMAND: something else, which
+    each is told by itself.
+    """
+
+    STEP = 1
+    SCORING = 2
+    COMMAND = 3
 
 
 class CpuGroup(Protocol):
@@ -34,11 +48,17 @@ class CpuGroup(Protocol):
     step: LongArray
     ended: LongArray
 
-    def words(self, name: str, *shape: int) -> LongArray:
-        """Return an array of zeros, int64, that all ranks share by its name."""
+    def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
+        """Return an array of zeros that all ranks share by its name."""
 
     def floats(self, name: str, *shape: int) -> Tensor:
-        """As `words`, a tensor of float32."""
+        """As `array`, a tensor of float32."""
+
+    def begin(self, kind: Kind) -> None:
+        """Let the other ranks begin a step; this process has written what they read."""
+
+    def check(self) -> None:
+        """Raise if the group has ended: what the step has computed is undefined then."""
 
 
 class Alone:
@@ -49,11 +69,17 @@ class Alone:
         self.step: LongArray = np.zeros(1, np.int64)
         self.ended: LongArray = np.zeros(1, np.int64)
 
-    def words(self, name: str, *shape: int) -> LongArray:
-        return np.zeros(shape, np.int64)
+    def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
+        return np.zeros(shape, dtype)
 
     def floats(self, name: str, *shape: int) -> Tensor:
         return torch.zeros(shape)
+
+    def begin(self, kind: Kind) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
 
 
 class Meetings:
@@ -139,6 +165,6 @@ class Meetings:
         group, size = self._group, self._group.shard.size
         name = f"{self._name} meeting {self._num_meetings}"
         self._num_meetings += 1
-        words = group.words(name, size, LINE_WORDS)
+        words = group.array(name, size, LINE_WORDS)
         shared = [group.step.ctypes.data, words.ctypes.data, group.shard.rank, size]
         return [num_rows, *shared, group.ended.ctypes.data]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
@@ -12,7 +12,7 @@ from shmllm_kernels.cpu import latent_attention
 from shmllm_kernels.cpu.attention import count_pieces
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
 
-COUNTS = ("num_tokens", "num_requests", "num_samples")
+COUNTS = ("num_tokens", "num_requests", "num_samples", "num_state_copies")
 
 
 class Division(NamedTuple):
@@ -64,7 +64,7 @@ class CpuInputs:
         max_samples: int | None = None,
         group: CpuGroup | None = None,
     ) -> None:
-        words = (group or Alone()).words
+        words = (group or Alone()).array
         self._counts = words("counts of a step", len(COUNTS))
         self.token_ids, self.positions = (
             words("token_ids", max_tokens),
@@ -75,6 +75,7 @@ class CpuInputs:
             words(name, max_requests) for name in ("rows", "first_tokens", "counts", "context_lens")
         )
         self.sample_tokens = words("sample_tokens", max_samples or max_requests)
+        self._state_copies = words("state_copies", 2 * max_requests, 2)
         self.pieces = {
             division: (
                 words(f"tiles of {division}", max_requests + 1),
@@ -82,6 +83,17 @@ class CpuInputs:
             )
             for division in divisions
         }
+
+    @property
+    def state_copies(self) -> list[tuple[int, int]]:
+        """The blocks of states that are copied before the step: (source, target) of each."""
+        return [tuple(pair) for pair in self._state_copies[: self._counts[3]].tolist()]
+
+    @state_copies.setter
+    def state_copies(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._counts[3] = len(copies)
+        if copies:
+            self._state_copies[: len(copies)] = copies
 
     def address_of(self, count: str) -> int:
         """Return the address of the int64 that holds one of COUNTS."""
@@ -91,7 +103,7 @@ class CpuInputs:
         """Copy a step's inputs to the addresses that the kernels read."""
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         num_samples = len(inputs.sample_tokens)
-        self._counts[:] = num_tokens, num_requests, num_samples
+        self._counts[:3] = num_tokens, num_requests, num_samples
         self.token_ids[:num_tokens] = inputs.token_ids
         self.positions[:num_tokens] = inputs.positions
         self.slot_mapping[:, :num_tokens] = inputs.slot_mapping

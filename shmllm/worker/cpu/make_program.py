@@ -16,9 +16,10 @@ from shmllm.config.engine import EngineConfig, LoadConfig
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.group import CpuGroup
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.products import activation_dtype, uses_tiles
@@ -100,9 +101,10 @@ def make_program(
     config: EngineConfig,
     loaded: LoadedModel,
     cache: CpuKVCache,
-    batch: InputBatch,
+    batch: StepTables,
     num_threads: int,
     lora: CpuLora | None = None,
+    group: CpuGroup | None = None,
 ) -> Program:
     """Make the program of a loaded model.
 
@@ -110,16 +112,17 @@ def make_program(
         config: the engine's configuration.
         loaded: the model; the addresses of its weights must not change.
         cache: the KV cache.
-        batch: the batch, with the block table.
+        batch: the block tables of the batch.
         num_threads: the number of threads that compute.
         lora: what `make_lora` returned.
+        group: the group of which this process computes a part of the model.
     """
     model, max_tokens = loaded.model, config.scheduler.max_num_batched_tokens
     if isinstance(model, DecoderModel):
         activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
         in_tiles = uses_tiles(loaded.load, activations)
         return program.CpuProgram(
-            model, cache, batch, max_tokens, num_threads, activations, in_tiles, lora
+            model, cache, batch, max_tokens, num_threads, activations, in_tiles, lora, group
         )
     from shmllm.models.transformers_impl.model import TransformersModel
     from shmllm.worker.cpu.transformers_program import CpuTransformersProgram

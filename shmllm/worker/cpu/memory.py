@@ -19,13 +19,20 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class HostMemory:
-    """The host's memory. Its arenas have huge pages, since each step reads all weights."""
+    """The host's memory. Its arenas have huge pages, since each step reads all weights.
+
+    Args:
+        num_ranks: the number of processes that share it equally.
+    """
 
     kind = "memory"
     is_lazy = True
 
+    def __init__(self, num_ranks: int = 1) -> None:
+        self._num_ranks = num_ranks
+
     def free_bytes(self) -> int:
-        return available_memory_bytes()
+        return available_memory_bytes() // self._num_ranks
 
     def used_bytes(self) -> int:
         return resident_bytes()
@@ -39,8 +46,8 @@ class HostMemory:
             trim(0)
 
     def size_cache(self, config: CacheConfig, shape: CacheShape, max_model_len: int) -> CacheSize:
-        """Compute the size of the KV cache: what the options say, or by default the smaller of
-        2 GiB and a quarter of the free memory.
+        """Compute the size of the KV cache: the rank's part of what the options say, or by default
+        of the smaller of 2 GiB and a quarter of the free memory.
 
         Args:
             config: the configuration of the cache.
@@ -50,11 +57,11 @@ class HostMemory:
         Raises:
             EngineStartError: see `fit_kv_cache`.
         """
-        num_bytes = config.given_bytes(shape.bytes_for)
+        num_bytes = config.given_bytes(shape.bytes_for, self._num_ranks)
         if num_bytes is None:
             share = self.free_bytes() // DEFAULT_KV_CACHE_FRACTION
-            num_bytes = min(DEFAULT_KV_CACHE_BYTES, share)
-        return fit_kv_cache(num_bytes, shape, max_model_len)
+            num_bytes = min(DEFAULT_KV_CACHE_BYTES // self._num_ranks, share)
+        return fit_kv_cache(num_bytes, shape, max_model_len, num_ranks=self._num_ranks)
 
 
 def keep_freed_memory() -> None:

@@ -11,10 +11,10 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.group import Alone, CpuGroup, Meetings
+from shmllm.worker.cpu.group import Alone, CpuGroup, Kind, Meetings
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
@@ -55,7 +55,7 @@ class CpuProgram:
     Args:
         model: the model; the addresses of its weights must not change.
         cache: the KV cache.
-        batch: the batch, with the block table.
+        batch: the block tables of the batch.
         max_tokens: the largest number of tokens in a step.
         num_threads: the number of threads that compute.
         activation_dtype: the dtype name that products round activations to.
@@ -72,7 +72,7 @@ class CpuProgram:
         self,
         model: DecoderModel,
         cache: CpuKVCache,
-        batch: InputBatch,
+        batch: StepTables,
         max_tokens: int,
         num_threads: int,
         activation_dtype: str = "float32",
@@ -80,7 +80,7 @@ class CpuProgram:
         lora: CpuLora | None = None,
         group: CpuGroup | None = None,
     ) -> None:
-        group = group or Alone()
+        self._group = group = group or Alone()
         self.observe: Observe | None = None
         self.activation_dtype = activation_dtype
         self.instructions = instruction_of(activation_dtype, uses_tiles)
@@ -107,7 +107,7 @@ class CpuProgram:
         record_gather(self._kernels, num_samples, self.inputs.sample_tokens, self._hidden, rows)
         ops = CpuLogitsOps(self._kernels, products, num_samples, logits, own, meetings)
         model.logits(ops, rows)
-        self._num_scored = group.words("number of scored rows", 1)
+        self._num_scored = group.array("number of scored rows", 1)
         self._scoring = KernelProgram(num_threads)
         meetings = Meetings(self._scoring, "scoring", group)
         products = Products(self._scoring, self.buffers.rounded, activation_dtype, uses_tiles)
@@ -126,12 +126,14 @@ class CpuProgram:
             The hidden states of the step's tokens after the final norm, [T, hidden], and the
             logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
+        self._group.begin(Kind.STEP)
         if self.observe is None:
             self._kernels.replay()
         else:
             for index, label in enumerate(self._kernels.labels):
                 with self.observe(label):
                     self._kernels.replay_one(index)
+        self._group.check()
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
 
@@ -143,6 +145,12 @@ class CpuProgram:
             rows = hidden[begin : begin + SCORED_ROWS]
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
+            self._group.begin(Kind.SCORING)
             self._scoring.replay()
+            self._group.check()
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits
+
+    def play(self, kind: Kind) -> None:
+        """Compute this process's part of a step that another rank of its group has begun."""
+        (self._scoring if kind is Kind.SCORING else self._kernels).replay()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +22,15 @@ from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
-from shmllm.worker.cpu.arena import HostArena
-from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
 from shmllm.worker.cpu.draft_model import make_draft_model
-from shmllm.worker.cpu.make_program import check_model, make_lora, make_program
-from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
-from shmllm.worker.cpu.products import auto_dtype
+from shmllm.worker.cpu.part import CpuPart
+from shmllm.worker.cpu.ranks import NoRanks, Ranks
 from shmllm.worker.cpu.sampler import CpuSampler
-from shmllm.worker.draft_loading import ReloadedArena, load_draft
+from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
-from shmllm.worker.loading import Progress, load_model, make_info
-from shmllm.worker.memory import CacheShape
+from shmllm.worker.loading import Progress, make_info
 from shmllm.worker.memory_owners import MemoryOwners, Workspace
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
@@ -43,6 +40,9 @@ NOT_DETERMINISTIC = (
     "deterministic=True has no effect with model_impl='transformers': the bits of a result may "
     "depend on the number of tokens in a step"
 )
+TABLES = "block tables"
+"""The name of the block tables in the memory of a group."""
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Execute = Callable[[StepPlan], StepResult]
 
 
@@ -96,10 +96,13 @@ class ThreadedStep:
 class CpuRunner(LoadedRunner):
     """A loaded model with its KV cache on a CPU. Steps overlap if they run on a thread.
 
+    If other ranks compute parts of the model, they do what this runner does: see `Ranks`.
+
     Args:
         config: the engine's configuration.
         on_progress: called with (bytes read, bytes in all) while weights are read.
         warnings: warnings for the engine's info.
+        ranks: the other ranks; None: this process computes the whole model.
 
     Raises:
         EngineStartError: the model cannot be loaded, or it does not fit into the memory.
@@ -110,83 +113,127 @@ class CpuRunner(LoadedRunner):
         config: EngineConfig,
         on_progress: Progress | None = None,
         warnings: Sequence[str] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         began = time.monotonic()
-        num_threads = config.num_threads or len(os.sched_getaffinity(0))
-        keep_freed_memory()
-        torch.set_num_threads(num_threads)
-        memory = HostMemory()
-        loaded = load_model(config.load, memory, auto_dtype, check_model, on_progress)
+        if ranks is None:
+            ranks = NoRanks(config.num_threads or len(os.sched_getaffinity(0)))
+        self._ranks = ranks
+        self._part = part = CpuPart(config, ranks.memory, ranks.num_threads, on_progress)
+        loaded = part.loaded
         super().__init__(config, loaded)
-        block_size = config.cache.block_size
-        wanted = config.load.kv_cache_dtype
-        stored = loaded.dtype_name if wanted == "auto" else wanted
-        draft = load_draft(config, loaded, memory, auto_dtype, check_model)
-        shape = CacheShape.of(
-            config,
-            loaded.config,
-            lambda heads: layout_of(heads, block_size, stored).block_bytes,
-            None if draft is None else draft.config,
-        )
-        self.kv_groups = shape.groups
-        size = memory.size_cache(config.cache, shape, loaded.max_model_len)
-        num_bytes = cache_bytes(shape, size.num_blocks, size.num_states)
-        kv_cache = HostArena(num_bytes, "the KV cache")
-        rows = config.scheduler.max_num_seqs
+        self.kv_groups = part.shape.groups
+        size = part.size_cache()
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(
-            rows,
+            config.scheduler.max_num_seqs,
             size.max_model_len,
-            block_size,
+            config.cache.block_size,
             self._vocab_size,
-            len(shape.groups),
+            len(part.shape.groups),
             max_drafts=config.max_drafts,
+            make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
-        self._cache = cache = CpuKVCache(
-            loaded.config, stored, shape, size.num_blocks, kv_cache, size.num_states
-        )
-        self._adapters = self._lora = make_lora(config, loaded)
-        self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
+        part.build(size, self._batch)
+        weight_bytes = loaded.weights.num_bytes + ranks.build(size)
+        num_ranks = ranks.memory.shard.size
+        if num_ranks > 1:
+            loaded.model.followers = ranks
+        self._adapters = self._lora = part.lora
+        self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
-        self._drafter: StepDrafter | None = None
-        if config.load.further_layers:
-            self._drafter = make_multi_token_prediction(
-                config, loaded, self._program, cache, self._batch, self._sampler, num_threads
-            )
-        if draft is not None:
-            self._drafter = make_draft_model(
-                config,
-                draft,
-                cache,
-                len(loaded.config.layer_kv),
-                self._batch,
-                self._sampler,
-                num_threads,
-            )
+        self._drafter = self._make_drafter(config)
         self.overlaps = bool(config.scheduler.async_scheduling) and not config.max_drafts
         self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
         workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
         if self._drafter is not None:
             workspaces.append(self._drafter.workspace)
-        further = [] if draft is None else [ReloadedArena(draft)]
-        self.memory = MemoryOwners(
-            self.model, loaded.weights, kv_cache, workspaces, memory, further=further
+        further = [] if part.draft is None else [ReloadedArena(part.draft)]
+        own = MemoryOwners(
+            self.model, loaded.weights, part.kv_cache, workspaces, part.pool, further=further
         )
+        self.memory = ranks.owners(own)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
         self.info = make_info(
             config,
             loaded,
             size,
-            shape,
-            num_threads=num_threads,
+            part.shape,
+            num_threads=ranks.num_threads * num_ranks,
             load_seconds=time.monotonic() - began,
             deterministic=self._program.deterministic,
             activation_dtype=self._program.activation_dtype,
-            kv_cache_dtype=stored,
+            kv_cache_dtype=part.stored,
             instructions=self._program.instructions,
+            num_ranks=num_ranks,
+            weight_bytes=weight_bytes,
             async_scheduling=self.overlaps,
             warnings=[*warnings, *self._not_deterministic(config)],
         )
+
+    def _make_drafter(self, config: EngineConfig) -> StepDrafter | None:
+        part, loaded, num_threads = self._part, self._part.loaded, self._ranks.num_threads
+        if part.draft is not None:
+            return make_draft_model(
+                config,
+                part.draft,
+                part.cache,
+                len(loaded.config.layer_kv),
+                self._batch,
+                self._sampler,
+                num_threads,
+            )
+        if config.load.further_layers:
+            return make_multi_token_prediction(
+                config, loaded, self._program, part.cache, self._batch, self._sampler, num_threads
+            )
+        return None
+
+    def check(self) -> None:
+        """Raise if another rank has ended."""
+        self._ranks.check()
+
+    def watch(self, report: Callable[[int], None]) -> None:
+        """See `Ranks.watch`."""
+        self._ranks.watch(report)
+
+    def everywhere(
+        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """See `LoadedRunner.everywhere`. Each rank's function sees its part of the model."""
+        followers, self.model.followers = self.model.followers, None
+        try:
+            return self._ranks.call(own, function, *args, **kwargs)
+        finally:
+            self.model.followers = followers
+
+    def read_weight(self, name: str) -> torch.Tensor:
+        """See `LoadedRunner.read_weight`. Each rank has zeros where others have their parts."""
+        own = super().read_weight
+        found = self._ranks.everywhere(lambda: own(name), "read_weight", name)
+        kind = found[0].dtype
+        bits, *others = (each.view(_BITS[kind.itemsize]) for each in found)
+        for each in others:
+            bits |= each
+        return bits.view(kind)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._ranks.close()
+
+    def reload_weights(self, directory: str | None) -> str:
+        model = self.model
+        try:
+            own = self._ranks.everywhere(
+                lambda: self._part.loaded.reload(directory), "reload", directory
+            )
+        except Exception:
+            # Weights that only some of the ranks have read are of no use.
+            versions = self._ranks.everywhere(lambda: model.weights_version, "weights_version")
+            if len(set(versions)) > 1:
+                self._ranks.everywhere(model.weights_damaged, "damage_weights")
+            raise
+        return own[0]
 
     def _not_deterministic(self, config: EngineConfig) -> list[str]:
         if config.load.deterministic and not self._program.deterministic:
@@ -222,8 +269,8 @@ class CpuRunner(LoadedRunner):
         program_inputs.fill(inputs)
         if self._lora is not None and not plan.is_repeat:
             self._lora.fill([request.adapter for request in plan.requests], inputs.counts)
-        for source, target in plan.state_copies:
-            self._cache.copy_state(source, target)
+        program_inputs.state_copies = plan.state_copies
+        self._part.copy_states()
         masks = self.masks.begin(plan.constraints, plan.drafts)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(

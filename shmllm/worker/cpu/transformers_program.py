@@ -12,7 +12,7 @@ from torch import Tensor
 from shmllm.models.layers import AttentionHeads
 from shmllm.models.transformers_impl.interface import attending
 from shmllm.models.transformers_impl.model import TransformersModel
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs, Division
@@ -29,7 +29,7 @@ class CpuTransformersProgram:
     Args:
         model: the model.
         cache: the KV cache.
-        batch: the batch, with the block table.
+        batch: the block tables of the batch.
         max_tokens: the largest number of tokens in a step.
         num_threads: the number of threads that compute.
     """
@@ -41,7 +41,7 @@ class CpuTransformersProgram:
         self,
         model: TransformersModel,
         cache: CpuKVCache,
-        batch: InputBatch,
+        batch: StepTables,
         max_tokens: int,
         num_threads: int,
     ) -> None:

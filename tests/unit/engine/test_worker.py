@@ -41,12 +41,15 @@ class FakeModel:
         pass
 
     def load_weights(self, named):
-        from shmllm.models.weight_update import update_weights
+        from shmllm.models.weight_update import checked_update
 
-        written = update_weights(self.weights, named, str)
-        if written:
-            self.weights_changed(written)
-        return written
+        update = checked_update(self.weights, named, str)
+        for name, tensor in update:
+            for view in self.weights[name]:
+                view.copy_(tensor)
+        if update:
+            self.weights_changed([name for name, _ in update])
+        return {name for name, _ in update}
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Groups of processes that compute parts of the same model."""

@@ -1,0 +1,46 @@
+"""Which cores the ranks of a group compute on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shmllm.errors import EngineStartError
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def threads_of_a_rank(num_threads: int | None, size: int) -> int:
+    """Return the number of compute threads of each rank.
+
+    Args:
+        num_threads: the number of all ranks together; None: the usable cores.
+        size: the number of ranks.
+
+    Raises:
+        EngineStartError: there are fewer threads than ranks.
+    """
+    usable = len(os.sched_getaffinity(0))
+    total = num_threads or usable
+    if total >= size:
+        return total // size
+    told = "num_threads is" if num_threads else "the number of usable cores is"
+    raise EngineStartError(
+        f"tensor_parallel_size {size} needs at least a thread for each rank, and {told} {total}; "
+        f"possible: 1 to {total}"
+    )
+
+
+def cores_of(rank: int, threads: int, size: int) -> set[int] | None:
+    """Return the cores of a rank, next to each other on one memory node if possible; None: there
+    are fewer cores than threads, so that the ranks are not bound."""
+    usable = sorted(os.sched_getaffinity(0), key=lambda core: (_node_of(core), core))
+    if len(usable) < threads * size:
+        return None
+    return set(usable[rank * threads : (rank + 1) * threads])
+
+
+def _node_of(core: int) -> int:
+    for path in _NODES.glob(f"node*/cpu{core}"):
+        return int(path.parent.name.removeprefix("node"))
+    return 0

@@ -1,0 +1,141 @@
+"""Starts the processes of ranks, and exchanges commands with them.
+
+A rank gets its commands through a pipe, which only they use: a step needs none. A pipe also ends
+with its process, so no wait outlives one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from shmllm.config.engine import EngineConfig
+from shmllm.config.environment import engine_environment
+from shmllm.errors import EngineStartError, ShmLLMError
+from shmllm.ipc.liveness import is_stopped, wait_for_end
+from shmllm.parallel.memory import GroupMemory
+from shmllm.parallel.staging import Staging
+
+RANK_MODULE = "shmllm.parallel"
+STOP_GRACE_S = 2.0
+DEATH_GRACE_S = 1.0
+"""How long the traceback of a rank that has ended may take to arrive."""
+
+
+class RankDeadError(ShmLLMError):
+    """A process of a group has ended, and with it the group."""
+
+
+class RankProcess:
+    """A rank that runs in a process of its own.
+
+    Args:
+        rank: its number.
+        memory: the memory of the group.
+        staging: the memory for new weights.
+        config: the configuration of the engine.
+    """
+
+    def __init__(
+        self, rank: int, memory: GroupMemory, staging: Staging, config: EngineConfig
+    ) -> None:
+        self.rank = rank
+        from_engine, self_write = os.pipe()
+        self_read, to_engine = os.pipe()
+        own_pidfd = os.pidfd_open(os.getpid())
+        fds = memory.fd, staging.fd, from_engine, to_engine, own_pidfd
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", RANK_MODULE, *map(str, (rank, memory.shard.size, *fds))],
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env=engine_environment(),
+                pass_fds=fds,
+                start_new_session=True,
+            )
+        finally:
+            for fd in (from_engine, to_engine, own_pidfd):
+                os.close(fd)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self._commands = Connection(self_write, readable=False)
+        self._replies = Connection(self_read, writable=False)
+        self._commands.send_bytes(config.to_json().encode())
+
+    def send(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Send a command: the rank runs the method of that name of its `RankServer`.
+
+        Raises:
+            RankDeadError: the process has ended.
+        """
+        try:
+            self._commands.send_bytes(pickle.dumps((name, arguments)))
+        except OSError as problem:
+            raise RankDeadError(self.describe_end()) from problem
+
+    def receive(self) -> Any:
+        """Wait for the result of a command, and return it.
+
+        Raises:
+            RankDeadError: the process has ended.
+            Exception: what the method raised.
+        """
+        while not self._replies.poll(0):
+            ready = wait([self._replies, self.pidfd])
+            if self._replies not in ready and not self._replies.poll(0):
+                raise RankDeadError(self.describe_end())
+        try:
+            is_good, value, trace = pickle.loads(self._replies.recv_bytes())
+        except (EOFError, OSError) as problem:
+            raise RankDeadError(self.describe_end()) from problem
+        if is_good:
+            return value
+        raise self._named(value, trace)
+
+    def _named(self, problem: Exception, trace: str) -> Exception:
+        text = f"rank {self.rank}: {problem}"
+        if isinstance(problem, EngineStartError):
+            return EngineStartError(text)
+        if isinstance(problem, ShmLLMError):
+            return type(problem)(text)
+        return RuntimeError(f"rank {self.rank}: {type(problem).__name__}: {problem}\n{trace}")
+
+    def describe_end(self) -> str:
+        """Return how the process ended, in words."""
+        name = f"rank {self.rank} (pid {self.pid})"
+        if not wait_for_end(self.pidfd, DEATH_GRACE_S):
+            return f"{name} has closed its pipe"
+        try:
+            code = self._process.wait(timeout=DEATH_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return f"{name} has ended"
+        if code < 0:
+            return f"{name} was ended by {signal.Signals(-code).name}"
+        return f"{name} ended with exit code {code}"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return wait_for_end(self.pidfd, 0)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process."""
+        return is_stopped(self.pid)
+
+    def end(self) -> None:
+        """Close the pipes, which ends the process, and wait for its end; kill it if that lasts."""
+        if self.pidfd < 0:
+            return
+        self._commands.close()
+        if not wait_for_end(self.pidfd, STOP_GRACE_S):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self._process.wait()
+        self._replies.close()
+        os.close(self.pidfd)
+        self.pidfd = -1

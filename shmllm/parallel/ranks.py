@@ -1,0 +1,144 @@
+"""Rank 0's end of a group: it starts the other ranks, tells them what to do, and sees them end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from shmllm.config.engine import EngineConfig
+from shmllm.parallel.cores import threads_of_a_rank
+from shmllm.parallel.memory import GroupMemory
+from shmllm.parallel.owners import GroupOwners
+from shmllm.parallel.rank_process import RankDeadError, RankProcess
+from shmllm.parallel.staging import Staging
+from shmllm.worker.cpu.group import Kind
+from shmllm.worker.memory import CacheSize
+from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
+
+T = TypeVar("T")
+LOOK_S = 0.25
+"""How often a stopped rank is looked for."""
+
+
+class RankProcesses:
+    """See `worker.cpu.ranks.Ranks`.
+
+    Args:
+        config: the configuration of the engine.
+
+    Raises:
+        EngineStartError: there are fewer threads than ranks.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        size = config.parallel.tensor_parallel_size
+        self.num_threads = threads_of_a_rank(config.num_threads, size)
+        self.memory = GroupMemory.create(size)
+        self.memory.on_check = self._raise_end
+        self._staging = Staging.create()
+        self._others: list[RankProcess] = []
+        self._is_closing = False
+        self._report: Callable[[int], None] | None = None
+        self._closing, self._close = os.pipe()
+        try:
+            for rank in range(1, size):
+                self._others.append(RankProcess(rank, self.memory, self._staging, config))
+        except BaseException:
+            self.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="shmllm-ranks", daemon=True)
+        self._watcher.start()
+
+    def build(self, size: CacheSize) -> int:
+        self._receive()  # they have loaded their weights
+        others = self.everywhere(int, "build", size, self.memory.places)
+        return sum(others)
+
+    def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        self.check()
+        self.memory.begin(Kind.COMMAND)
+        for other in self._others:
+            other.send(name, arguments)
+        problem: BaseException | None = None
+        results: list[T] = []
+        try:
+            results.append(own())
+        except BaseException as raised:
+            problem = raised
+        try:
+            results += self._receive()
+        except Exception as raised:
+            problem = problem or raised
+        if problem is not None:
+            raise problem
+        return results
+
+    def call(
+        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        import cloudpickle  # type: ignore[import-untyped]
+
+        return self.everywhere(own, "call", cloudpickle.dumps((function, args, kwargs)))
+
+    def watch(self, report: Callable[[int], None]) -> None:
+        self._report = report
+
+    def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        for batch in self._staging.batches(tensors):
+            self.everywhere(_nothing, "write", batch)
+
+    def owners(self, own: MemoryOwners) -> OwnedMemory:
+        return GroupOwners(own, self.everywhere)
+
+    def check(self) -> None:
+        self.memory.check()
+
+    def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self.memory.end()
+        os.close(self._close)
+        for other in self._others:
+            other.end()
+        self._staging.close()
+        self.memory.close()
+
+    def _receive(self) -> list[Any]:
+        """Return the others' results. All are read, also if one raises."""
+        results, problem = [], None
+        for other in self._others:
+            try:
+                results.append(other.receive())
+            except Exception as raised:
+                problem = problem or raised
+        if problem is not None:
+            raise problem
+        return results
+
+    def _watch(self) -> None:
+        """End the group when one of its processes ends, so that nobody waits for it; report those
+        that are stopped."""
+        reported = 0
+        handles = [self._closing, *(other.pidfd for other in self._others)]
+        while not (ended := wait(handles, LOOK_S)):
+            stopped = next((other.pid for other in self._others if other.is_stopped), 0)
+            if stopped != reported and self._report is not None:
+                self._report(stopped)
+                reported = stopped
+        if self._closing not in ended:
+            self.memory.end()
+        os.close(self._closing)
+
+    def _raise_end(self) -> None:
+        dead = [other for other in self._others if other.has_ended]
+        raise RankDeadError("; ".join(other.describe_end() for other in dead) or "the group ended")
+
+
+def _nothing() -> None:
+    pass

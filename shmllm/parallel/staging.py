@@ -1,0 +1,103 @@
+"""Memory through which rank 0 passes tensors to the other ranks, for as long as a call lasts."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BATCH_BYTES = 2**26
+ALIGNMENT_BYTES = 64
+
+
+class StagedTensor(NamedTuple):
+    """A tensor in the memory.
+
+    name: its name.
+    dtype: the name of its dtype.
+    shape: its shape.
+    offset: of its first byte.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class Staging:
+    """The memory, in one process.
+
+    Args:
+        fd: the descriptor of an unnamed file; this object closes it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def create(cls) -> Staging:
+        """Create the memory; it takes none until tensors are written."""
+        return cls(os.memfd_create("shmllm-staging", os.MFD_CLOEXEC))
+
+    def batches(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[StagedTensor]]:
+        """Write tensors, some at a time; those of a batch stay until the next one is asked for."""
+        batch: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, tensor in tensors:
+            if batch and size + _padded(tensor) > BATCH_BYTES:
+                yield self._write(batch)
+                batch, size = [], 0
+            batch.append((name, tensor))
+            size += _padded(tensor)
+        if batch:
+            yield self._write(batch)
+        os.ftruncate(self.fd, 0)
+
+    def _write(self, batch: Sequence[tuple[str, Tensor]]) -> list[StagedTensor]:
+        total = sum(_padded(tensor) for _, tensor in batch)
+        os.ftruncate(self.fd, max(total, os.fstat(self.fd).st_size))
+        staged, offset = [], 0
+        with self._mapped() as memory:
+            for name, tensor in batch:
+                found = StagedTensor(
+                    name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset
+                )
+                if tensor.numel():
+                    _tensor_at(memory, found).copy_(tensor)
+                staged.append(found)
+                offset += _padded(tensor)
+        return staged
+
+    @contextmanager
+    def read(self, staged: Sequence[StagedTensor]) -> Iterator[list[tuple[str, Tensor]]]:
+        """Return the tensors of a batch, as views of the memory."""
+        with self._mapped() as memory:
+            yield [(each.name, _tensor_at(memory, each)) for each in staged]
+
+    @contextmanager
+    def _mapped(self) -> Iterator[Tensor]:
+        size = os.fstat(self.fd).st_size
+        yield torch.frombuffer(mmap.mmap(self.fd, max(size, 1)), dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _padded(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _tensor_at(memory: Tensor, staged: StagedTensor) -> Tensor:
+    dtype: torch.dtype = getattr(torch, staged.dtype)
+    size = prod(staged.shape) * dtype.itemsize
+    return memory[staged.offset : staged.offset + size].view(dtype).view(staged.shape)

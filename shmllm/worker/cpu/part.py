@@ -1,0 +1,112 @@
+"""The part of a model that a process computes on a CPU: its weights, its KV cache and its program.
+
+A process that is no rank of a group computes the whole model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shmllm.config.engine import EngineConfig
+from shmllm.worker.batch import StepTables
+from shmllm.worker.cpu.arena import HostArena
+from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
+from shmllm.worker.cpu.group import CpuGroup
+from shmllm.worker.cpu.lora import CpuLora
+from shmllm.worker.cpu.make_program import Program, check_model, make_lora, make_program
+from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
+from shmllm.worker.cpu.products import auto_dtype
+from shmllm.worker.draft_loading import load_draft
+from shmllm.worker.loading import Progress, load_model
+from shmllm.worker.memory import CacheShape, CacheSize
+
+
+class CpuPart:
+    """
+    Args:
+        config: the engine's configuration.
+        group: the group of which this process is a rank.
+        num_threads: the number of threads that compute in this process.
+        on_progress: called with (bytes read, bytes in all) while weights are read.
+
+    Attributes:
+        pool: the memory of this process.
+        loaded: the model, or the part of it.
+        draft: the model that drafts, or None.
+        stored: the dtype name of keys and values.
+        shape: the division of the KV cache.
+        kv_cache: the arena of the KV cache, after `build`, as the following.
+        cache: the KV cache.
+        lora: the adapters of a step, or None.
+        program: computes steps.
+
+    Raises:
+        EngineStartError: the model cannot be loaded or divided, or does not fit into the memory.
+    """
+
+    kv_cache: HostArena
+    cache: CpuKVCache
+    lora: CpuLora | None
+    program: Program
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        group: CpuGroup,
+        num_threads: int,
+        on_progress: Progress | None = None,
+    ) -> None:
+        keep_freed_memory()
+        torch.set_num_threads(num_threads)
+        self._config = config
+        self._group = group
+        self._num_threads = num_threads
+        self.pool = HostMemory(group.shard.size)
+        load = config.load
+        self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_progress, group.shard)
+        self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
+        wanted, block_size = load.kv_cache_dtype, config.cache.block_size
+        self.stored = self.loaded.dtype_name if wanted == "auto" else wanted
+        self.shape = CacheShape.of(
+            config,
+            self.loaded.config,
+            lambda heads: layout_of(heads, block_size, self.stored).block_bytes,
+            None if self.draft is None else self.draft.config,
+        )
+
+    def size_cache(self) -> CacheSize:
+        """Return the size of the KV cache that fits."""
+        return self.pool.size_cache(self._config.cache, self.shape, self.loaded.max_model_len)
+
+    def build(self, size: CacheSize, batch: StepTables) -> None:
+        """Make the KV cache and the program.
+
+        Args:
+            size: the size of the cache.
+            batch: the block tables.
+        """
+        num_bytes = cache_bytes(self.shape, size.num_blocks, size.num_states)
+        self.kv_cache = HostArena(num_bytes, "the KV cache")
+        self.cache = CpuKVCache(
+            self.loaded.config,
+            self.stored,
+            self.shape,
+            size.num_blocks,
+            self.kv_cache,
+            size.num_states,
+        )
+        self.lora = make_lora(self._config, self.loaded)
+        self.program = make_program(
+            self._config,
+            self.loaded,
+            self.cache,
+            batch,
+            self._num_threads,
+            self.lora,
+            self._group,
+        )
+
+    def copy_states(self) -> None:
+        """Copy the blocks of states that the inputs of the step name."""
+        for source, target in self.program.inputs.state_copies:
+            self.cache.copy_state(source, target)

@@ -1,0 +1,98 @@
+"""The interface of the other ranks of a tensor parallel group, and a runner that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from shmllm.worker.cpu.group import Alone, CpuGroup
+from shmllm.worker.memory import CacheSize
+from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The other ranks, which do what this process does, each with its part of the model.
+
+    Attributes:
+        memory: what the ranks share.
+        num_threads: the number of compute threads of each rank.
+    """
+
+    @property
+    def memory(self) -> CpuGroup: ...
+
+    num_threads: int
+
+    def build(self, size: CacheSize) -> int:
+        """Let the others make their caches and programs. Returns the size of their weights."""
+
+    def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        """Run a method of each other rank, and meanwhile `own`. Returns all results, by rank.
+
+        Raises:
+            Exception: what `own` raised, or else the first of the others.
+        """
+
+    def call(
+        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Run a function with its arguments in each other rank, with the rank's worker as its first
+        argument, and meanwhile `own`. Returns all results, by rank."""
+
+    def watch(self, report: Callable[[int], None]) -> None:
+        """Call `report`, on another thread, with the pid of a rank that a signal has stopped, and
+        with 0 when it goes on."""
+
+    def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Write weights into the others' models, which have been checked."""
+
+    def owners(self, own: MemoryOwners) -> OwnedMemory:
+        """Return the memory of all ranks."""
+
+    def check(self) -> None:
+        """Raise if one has ended."""
+
+    def close(self) -> None:
+        """End the others."""
+
+
+class NoRanks:
+    """A runner that computes the whole model.
+
+    Args:
+        num_threads: the number of its compute threads.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.memory = Alone()
+        self.num_threads = num_threads
+
+    def build(self, size: CacheSize) -> int:
+        return 0
+
+    def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        return [own()]
+
+    def call(
+        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        return [own()]
+
+    def watch(self, report: Callable[[int], None]) -> None:
+        pass
+
+    def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        pass
+
+    def owners(self, own: MemoryOwners) -> OwnedMemory:
+        return own
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,297 @@
+"""The ranks of real engines: what they share, how they end, and what a trainer does with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import RANK_MODULE, engine_processes
+from safetensors.torch import load_file
+from support.commands import command
+from support.engines import assert_idle, named_engine
+from support.programs import start_source
+from support.reference_models import make_model
+from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
+
+from shmllm import LLM, CallError, EngineDeadError, EngineStartError, RequestError, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 2**26}
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
+PROMPTS = [[5, 6, 7], list(range(40, 90)), [9] * 17]
+# What is promised within a second, with room for a machine that does other things.
+SOON_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    make_model("llama", path, max_position_embeddings=4096)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[LLM]:
+    with LLM(str(directory), dtype="float32", **RANKS) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(engine: LLM) -> Iterator[LLM]:
+    """The engine of the module, which the test must leave idle, awake, and with the weights of the
+    checkpoint."""
+    yield engine
+    assert_idle(engine)
+    call(engine, "reload_weights")
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> Iterator[LLM]:
+    """One process with the same model."""
+    options = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
+    with LLM(str(directory), dtype="float32", **options) as llm:
+        yield llm
+
+
+@pytest.fixture
+def own(directory: Path) -> Iterator[LLM]:
+    """An engine that the test may end."""
+    with LLM(str(directory), dtype="float32", **RANKS) as llm:
+        yield llm
+
+
+def tokens_of(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def call(llm: LLM, method: str, *args: Any) -> Any:
+    """The result of one of the worker's methods."""
+    (result,) = llm.collective_rpc(method, args=args)
+    return result
+
+
+def weight_of(llm: LLM, name: str) -> torch.Tensor:
+    return torch.as_tensor(call(llm, "get_weight", name))
+
+
+def rank_of(llm: LLM) -> int:
+    """The pid of the other rank of an engine."""
+    parents = {pid: _parent(pid) for pid in engine_processes(RANK_MODULE)}
+    (found,) = [pid for pid, parent in parents.items() if parent == llm._client.pid]
+    return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def open_files(pid: int) -> list[str]:
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(os.readlink(entry))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_engine_says_that_it_has_ranks(llm: LLM, alone: LLM) -> None:
+    assert llm.facts.tensor_parallel_size == 2
+    assert llm.facts.num_parameters == alone.facts.num_parameters
+    assert llm.facts.weight_bytes < 1.1 * alone.facts.weight_bytes
+    assert llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size == 2
+    assert tokens_of(llm) == tokens_of(alone)
+
+
+def test_no_process_has_a_socket(llm: LLM) -> None:
+    tokens_of(llm)
+    for pid in (llm._client.pid, rank_of(llm)):
+        assert not [name for name in open_files(pid) if name.startswith("socket:")]
+
+
+@pytest.mark.parametrize("when", ["generating", "idle", "asleep"])
+def test_the_end_of_a_rank_ends_the_engine_with_its_name(own: LLM, when: str) -> None:
+    rank, ended = rank_of(own), [0.0]
+
+    def kill() -> None:
+        if when == "generating":
+            wait_until(lambda: own.get_metrics()["generated_tokens"] > 5, "some tokens")
+        ended[0] = time.monotonic()
+        os.kill(rank, signal.SIGKILL)
+
+    if when == "asleep":
+        own.sleep(level=1)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    if when != "generating":
+        killer.join()
+        assert holds_within(lambda: own.health() == "dead", PATIENCE_S)
+        assert time.monotonic() - ended[0] < SOON_S
+    with pytest.raises(EngineDeadError, match=f"rank 1 .pid {rank}. was ended by SIGKILL"):
+        own.generate([5], LONG, use_tqdm=False)
+    assert time.monotonic() - ended[0] < 2 * SOON_S
+    join_all([killer])
+
+
+def test_the_end_of_the_engine_ends_its_ranks(own: LLM) -> None:
+    rank = rank_of(own)
+    os.kill(own._client.pid, signal.SIGKILL)
+    assert holds_within(lambda: rank not in engine_processes(RANK_MODULE), SOON_S)
+
+
+@pytest.mark.parametrize("when", ["generating", "idle"])
+def test_a_stopped_rank_is_named_and_loses_nothing(llm: LLM, alone: LLM, when: str) -> None:
+    expected, rank = tokens_of(alone), rank_of(llm)
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.append(tokens_of(llm)))
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        if when == "generating":
+            asking.start()
+        stalled = f"its process {rank} is stopped"
+        assert holds_within(lambda: stalled in llm.health(), SOON_S), llm.health()
+        assert not found
+    finally:
+        os.kill(rank, signal.SIGCONT)
+    if when == "idle":
+        asking.start()
+    join_all([asking])
+    assert found == [expected]
+    assert holds_within(lambda: llm.health() == "ready", SOON_S)
+
+
+def test_ranks_that_the_front_end_leaves_behind_end() -> None:
+    source = """
+import time
+from shmllm import LLM
+llm = LLM(tensor_parallel_size=2, kv_cache_memory_bytes=2**26)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    before = engine_processes(RANK_MODULE)
+    process = start_source(source)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert engine_processes(RANK_MODULE) - before
+    finally:
+        process.kill()
+        process.communicate()
+    assert holds_within(lambda: engine_processes(RANK_MODULE) <= before, PATIENCE_S)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_frees_the_memory_of_all_ranks(llm: LLM, alone: LLM, level: int) -> None:
+    expected, weights = tokens_of(llm), call(llm, "list_weights")
+    report = llm.sleep(level=level)
+    assert report.before["kv_cache"] > 0
+    assert report.after["kv_cache"] == 0
+    assert (report.after["weights"] == 0) == (level == 2)
+    llm.wake_up(tags=["weights"])
+    if level == 2:
+        llm.update_weights({name: weight_of(alone, name) for name in weights})
+    llm.wake_up()
+    assert tokens_of(llm) == expected == tokens_of(alone)
+
+
+def test_updates_reach_all_ranks_or_none(llm: LLM, alone: LLM, directory: Path) -> None:
+    names = [name for name in call(llm, "list_weights") if "layers.1" in name]
+    assert call(llm, "list_weights") == call(alone, "list_weights")
+    stored = load_file(directory / "model.safetensors")
+    for name, tensor in stored.items():
+        assert torch.equal(weight_of(llm, name), tensor), name
+    before = tokens_of(llm)
+    changed = {name: torch.randn(stored[name].shape) for name in names}
+    wrong = changed | {names[0]: torch.full(stored[names[0]].shape, float("nan"))}
+    with pytest.raises(RequestError, match="not finite"):
+        llm.update_weights(wrong)
+    assert tokens_of(llm) == before
+    try:
+        llm.update_weights(changed)
+        alone.update_weights(changed)
+        for name in names:
+            assert torch.equal(weight_of(llm, name), changed[name]), name
+        assert tokens_of(llm) == tokens_of(alone) != before
+        call(llm, "reload_weights")
+        assert tokens_of(llm) == before
+    finally:
+        call(alone, "reload_weights")
+
+
+def double(worker: Any, name: str) -> int:
+    """Runs in each rank, with whole tensors."""
+    tensor = worker.model.named_weights()[name][0].clone()
+    whole = torch.where(tensor == 0, 1.0, 2 * tensor)
+    worker.model.load_weights([(name, whole)])
+    return int(worker.rank)
+
+
+def fail_in_rank_1(worker: Any) -> None:
+    if worker.rank == 1:
+        raise ValueError("no such thing")
+
+
+def test_functions_run_in_all_ranks(llm: LLM) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    before = weight_of(llm, name)
+    assert llm.collective_rpc(double, args=(name,)) == [0, 1]
+    assert torch.equal(weight_of(llm, name), 2 * before)
+    assert llm.apply_model(lambda model: model.config.shard.rank) == [0, 1]
+    assert llm.collective_rpc("check_health") == [None]
+    with pytest.raises(CallError, match="rank 1: ValueError: no such thing"):
+        llm.collective_rpc(fail_in_rank_1)
+    tokens_of(llm)
+
+
+def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
+    prompt = {"prompt_embeds": torch.randn(7, 64)}
+    ours, expected = (
+        each.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        for each in (llm, alone)
+    )
+    assert ours == expected
+    vectors = [each.embed([PROMPTS[1]], use_tqdm=False)[0].outputs for each in (llm, alone)]
+    assert vectors[0].embedding == pytest.approx(vectors[1].embedding, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 3, "num_threads": 3}, "does not divide .*possible: 1, 2, 4"),
+        ({"tensor_parallel_size": 4, "num_threads": 2}, "num_threads is 2; possible: 1 to 2"),
+        ({"enable_lora": True}, "enable_lora is not possible with tensor_parallel_size 2"),
+        ({"model_impl": "transformers"}, "model_impl='transformers' is not possible"),
+        ({"load_format": "dummy", "kv_cache_memory_bytes": 4}, "kv_cache_memory_bytes is 4 "),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(
+    directory: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EngineStartError, match=message):
+        LLM(str(directory), **RANKS | options)
+
+
+def test_a_rank_that_cannot_load_says_why(tmp_path: Path, directory: Path) -> None:
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(EngineStartError, match=r"model\.safetensors"):
+        LLM(str(tmp_path), **RANKS)
+
+
+def test_a_named_engine_shows_its_ranks(tmp_path: Path) -> None:
+    with named_engine(tmp_path, tensor_parallel_size=2, num_threads=2) as (name, _):
+        listed = command("engine", "ls")
+        assert b"cpu, 2 ranks" in listed.stdout
+        with LLM.attach(name) as first, LLM.attach(name) as second:
+            assert tokens_of(first) == tokens_of(second)
