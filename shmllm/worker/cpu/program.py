@@ -151,6 +151,15 @@ class CpuProgram:
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits
 
-    def play(self, kind: Kind) -> None:
+    @property
+    def embeds(self) -> Tensor:
+        """See `make_program.Program`."""
+        return self.buffers.embeds
+
+    def inputs_of(self, slot: int) -> CpuInputs:
+        """Return the inputs of the step; a group that divides each layer has one slot."""
+        return self.inputs
+
+    def play(self, kind: Kind, slot: int) -> None:
         """Compute this process's part of a step that another rank of its group has begun."""
         (self._scoring if kind is Kind.SCORING else self._kernels).replay()

@@ -175,7 +175,8 @@ class GpuRunner(LoadedRunner):
     ) -> None:
         began = time.monotonic()
         self.device = device
-        self.overlaps = config.scheduler.async_scheduling is not False and not config.max_drafts
+        overlaps = config.scheduler.async_scheduling is not False and not config.max_drafts
+        self.max_in_flight = 2 if overlaps else 1
         memory = DeviceMemory(device)
         loaded = load_model(config.load, memory, auto_dtype, check_model, on_load)
         super().__init__(config, loaded, loaded.config.embeds_scale)
@@ -230,7 +231,7 @@ class GpuRunner(LoadedRunner):
             kv_cache_dtype=loaded.dtype_name,
             device=device.name,
             device_uuid=device.uuid,
-            async_scheduling=self.overlaps,
+            async_scheduling=overlaps,
             graphs=f"{self._dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
             warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
         )
