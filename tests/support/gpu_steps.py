@@ -178,7 +178,8 @@ class GpuSteps:
             plan.num_tokens, len(work), longest == 1, plan.num_drafts
         )
         self._spoil_inputs(plan)
-        self.inputs.send(inputs, descriptor, plan)
+        self.inputs.update(plan)
+        self.inputs.send(inputs, descriptor, plan.is_repeat)
         return Prepared(mode, descriptor, longest, inputs, plan)
 
     def _spoil_inputs(self, plan: StepPlan) -> None:

@@ -149,25 +149,20 @@ class CpuRunner(LoadedRunner):
         self._program = make_program(config, loaded, cache, self._batch, num_threads, self._lora)
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self._drafter: StepDrafter | None = None
+        workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
         if config.load.further_layers:
-            self._drafter = make_multi_token_prediction(
+            self._drafter, buffers = make_multi_token_prediction(
                 config, loaded, self._program, cache, self._batch, self._sampler, num_threads
             )
+            workspaces.append(buffers)
         if draft is not None:
-            self._drafter = make_draft_model(
-                config,
-                draft,
-                cache,
-                len(loaded.config.layer_kv),
-                self._batch,
-                self._sampler,
-                num_threads,
+            first = len(loaded.config.layer_kv)
+            self._drafter, buffers = make_draft_model(
+                config, draft, cache, first, self._batch, self._sampler, num_threads
             )
+            workspaces.append(buffers)
         self.overlaps = bool(config.scheduler.async_scheduling) and not config.max_drafts
         self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
-        workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
-        if self._drafter is not None:
-            workspaces.append(self._drafter.workspace)
         further = [] if draft is None else [ReloadedArena(draft)]
         self.memory = MemoryOwners(
             self.model, loaded.weights, kv_cache, workspaces, memory, further=further
