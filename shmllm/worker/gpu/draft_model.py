@@ -40,21 +40,24 @@ class GpuDraftSteps:
         self._program = program
         self._dispatcher = dispatcher
         self._launches = launches
+        self._num_sampled = 0
 
     def compute(self, inputs: StepInputs) -> None:
-        self._run(inputs)
+        self._run(inputs, is_repeat=False)
 
     def sample(self, inputs: StepInputs, are_drafted: bool) -> None:
         if are_drafted:
             inputs = replace(inputs, token_ids=SAMPLED_FOR_ROW - inputs.rows)
-        self._launches.sample_step(self._run(inputs), inputs)
+        before, self._num_sampled = self._num_sampled, len(inputs.rows)
+        logits = self._run(inputs, is_repeat=are_drafted and before == self._num_sampled)
+        self._launches.sample_step(logits, inputs)
 
     def finish(self) -> None:
         self._launches.finish()
 
-    def _run(self, inputs: StepInputs) -> Tensor:
+    def _run(self, inputs: StepInputs, is_repeat: bool) -> Tensor:
         mode, descriptor = self._dispatcher.dispatch(len(inputs.token_ids), len(inputs.rows))
-        self._launches.send(inputs, descriptor)
+        self._launches.send(inputs, descriptor, is_repeat)
         _, logits = self._program.run(mode, descriptor, int(inputs.counts.max()))
         return logits
 
