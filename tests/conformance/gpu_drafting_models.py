@@ -24,6 +24,8 @@ from conformance.gpu_drafts import (
     without_drafts,
 )
 from conformance.gpu_engine import PROMPTS, SCALE, SHAPE, Engine
+from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
+from conformance.gpu_program import VARIANTS
 from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save
 from support.variants import slow
@@ -171,6 +173,36 @@ class DraftModelConformance:
         assert drafts == accepted > 30
         assert ours.core.scheduler.stats.prefix_hit_tokens > 0
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("family", ["gemma3", "mamba", "qwen3_5", "deepseek_v3"])
+    def test_models_with_other_caches(
+        self, directory: Path, gpu_device: Device, tmp_path: Path, family: str
+    ) -> None:
+        """Their layers have groups beside those of the draft model."""
+        target = reference_model(family, SCALE, **PROGRAM_SHAPE | VARIANTS[family])
+        config = latent_config(save(target, tmp_path), "FULL_AND_PIECEWISE")
+        plain = Engine(without_drafts(config), gpu_device)
+        ours = Engine(with_model(config, directory), gpu_device)
+        names = ["greedy", "drawn with penalties", "filtered"]
+        for engine in (plain, ours):
+            run_all(engine, names)
+        assert num_drafted(ours)[0] > 30
+        assert_same(ours, plain)
+
+    @pytest.mark.slow
+    def test_it_drafts_for_a_module_of_transformers(
+        self, directory: Path, gpu_device: Device
+    ) -> None:
+        config = drafting_config(directory, "FULL_AND_PIECEWISE", num_blocks=200)
+        config = replace(config, load=replace(config.load, model_impl="transformers"))
+        plain = Engine(without_drafts(config), gpu_device)
+        ours = Engine(with_model(config, directory), gpu_device)
+        for engine in (plain, ours):
+            run_all(engine, FOUND_BY_SAMPLING)
+        assert_same(ours, plain)
+        drafts, accepted = num_drafted(ours)
+        assert drafts == accepted > 20
+
     def test_preempted_requests(self, directory: Path, gpu_device: Device) -> None:
         names = ["greedy", "drawn with penalties", "drawn", "filtered"]
         config = drafting_config(directory, "NONE", num_blocks=5)
@@ -307,6 +339,20 @@ class FurtherLayerConformance:
             run_all(engine, names)
         assert num_drafted(ours)[0] > 40
         assert_same(ours, plain)
+
+    def test_steps_without_room_for_drafts(self, further: Path, gpu_device: Device) -> None:
+        """The layer runs behind each step, so that steps do not overlap."""
+        config = latent_config(further, "NONE", budget=1)
+        plain = Engine(without_drafts(config), gpu_device)
+        ours = Engine(with_further(config), gpu_device)
+        assert plain.runner.overlaps
+        assert not ours.runner.overlaps
+        for engine in (plain, ours):
+            for number in (1, 2):
+                engine.add(number, PROMPTS[number])
+            engine.run()
+        assert num_drafted(ours) == (0, 0)
+        assert ours.tokens == plain.tokens
 
     def test_preempted_requests(self, further: Path, gpu_device: Device) -> None:
         names = ["greedy", "drawn with penalties", "drawn", "filtered"]

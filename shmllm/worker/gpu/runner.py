@@ -179,7 +179,8 @@ class GpuRunner(LoadedRunner):
     ) -> None:
         began = time.monotonic()
         self.device = device
-        self.overlaps = config.scheduler.async_scheduling is not False and not config.max_drafts
+        is_drafting = config.speculative.most_drafted > 0
+        self.overlaps = config.scheduler.async_scheduling is not False and not is_drafting
         memory = DeviceMemory(device)
         loaded = load_model(config.load, memory, auto_dtype, check_model, on_load)
         super().__init__(config, loaded, loaded.config.embeds_scale)

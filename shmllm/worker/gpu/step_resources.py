@@ -91,7 +91,7 @@ class StepResources:
             block_size,
             model.vocab_size,
             num_groups,
-            samples_ahead=not drafts,
+            samples_ahead=not config.speculative.most_drafted,
             max_drafts=drafts,
         )
         sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
