@@ -210,6 +210,7 @@ class GpuSteps:
                 plan.block_appends.append(BlockAppend(row, [first] * len(new), new))
             if start + count == len(tokens):
                 plan.samples.append(len(plan.rows))
+                plan.num_sampled += 1 + len(drafted)
             plan.rows.append(row)
             plan.starts.append(start)
             plan.counts.append(count)
