@@ -5,7 +5,7 @@ is computed.
 
 A step's inputs are copied while the step before runs, into two staging buffers in turns: at most
 two steps run or wait at a time, and the host takes the result of a step before it sends the next
-but one.
+but one. `DraftLaunches`, which sends the inputs of a model that drafts, keeps to the first.
 """
 
 from __future__ import annotations

@@ -82,8 +82,9 @@ class GpuSampler:
         mode: whether reported log-probabilities are raw or processed, and normalised or logits.
 
     Attributes:
-        last_tokens: (num_rows,) int64 on the device, the token sampled last for each row; any of
-            those behind drafted ones, which no step reads.
+        last_tokens: (num_rows,) int64 on the device, the token sampled last for each row, or
+            drafted last by a model; behind drafted tokens any of those sampled, which no step
+            reads.
         transfers: copies small arrays to the device and back.
         scorer: computes log-probabilities.
         processors: the custom logits processors; None if there are none.
