@@ -141,13 +141,12 @@ class CpuRunner(LoadedRunner):
         self._adapters = self._lora = part.lora
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
-        self._drafter = self._make_drafter(config)
-        overlaps = bool(config.scheduler.async_scheduling) and not config.max_drafts
+        workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
+        self._drafter = self._make_drafter(config, workspaces)
+        is_drafting = config.speculative.most_drafted > 0
+        overlaps = bool(config.scheduler.async_scheduling) and not is_drafting
         self.max_in_flight = 2 if overlaps else 1
         self._thread = BackgroundThread("shmllm-steps") if overlaps else None
-        workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
-        if self._drafter is not None:
-            workspaces.append(self._drafter.workspace)
         further = [] if part.draft is None else [ReloadedArena(part.draft)]
         own = MemoryOwners(
             self.model, loaded.weights, part.kv_cache, workspaces, part.pool, further=further
@@ -172,23 +171,24 @@ class CpuRunner(LoadedRunner):
             warnings=[*warnings, *self._not_deterministic(config)],
         )
 
-    def _make_drafter(self, config: EngineConfig) -> StepDrafter | None:
+    def _make_drafter(
+        self, config: EngineConfig, workspaces: list[Workspace]
+    ) -> StepDrafter | None:
+        """Make what drafts inside steps, if anything does; add its buffers to the workspaces."""
         part, loaded, num_threads = self._part, self._part.loaded, self._ranks.num_threads
+        drafter: StepDrafter | None = None
         if part.draft is not None:
-            return make_draft_model(
-                config,
-                part.draft,
-                part.cache,
-                len(loaded.config.layer_kv),
-                self._batch,
-                self._sampler,
-                num_threads,
+            first = len(loaded.config.layer_kv)
+            drafter, buffers = make_draft_model(
+                config, part.draft, part.cache, first, self._batch, self._sampler, num_threads
             )
-        if config.load.further_layers:
-            return make_multi_token_prediction(
+            workspaces.append(buffers)
+        elif config.load.further_layers:
+            drafter, buffers = make_multi_token_prediction(
                 config, loaded, self._program, part.cache, self._batch, self._sampler, num_threads
             )
-        return None
+            workspaces.append(buffers)
+        return drafter
 
     def check(self) -> None:
         """Raise if another rank has ended."""
