@@ -9,11 +9,12 @@ own, so its pages are taken when they are written first, on the memory node of w
     64       KIND            rank 0          all: what that step is, see `Kind`
     128      ENDED           rank 0          all: not 0 when the group has ended
     192      BEGUN           each rank       rank 0: the step that it began last, 64 bytes a rank
-    4096     for each rank, PARKED and a doorbell
-    16384    arrays, each on pages of its own
+    200      LEFT            each rank       rank 0: the step that it left last, beside BEGUN
+    8192     for each rank, PARKED and a doorbell
+    24576    arrays, each on pages of its own
 
-A rank stores STEP behind everything that a step reads, and each rank reads STEP before it reads
-that, as `ipc.words` orders them.
+Rank 0 stores STEP behind everything that a step reads, and each rank reads STEP before it reads
+that, as `ipc.words` orders them. docs/parallel.md has the protocol.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from shmllm.models.shard import Shard
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.group import Kind
 
-STEP, KIND, ENDED, BEGUN = 0, 64, 128, 192
+STEP, KIND, ENDED, BEGUN, LEFT = 0, 64, 128, 192, 200
 LINE_BYTES = 64
-BELLS = 4096
+BELLS = 8192
 BELL_BYTES = 2 * LINE_BYTES + DOORBELL_BYTES
-HEADER_BYTES = 16384
+HEADER_BYTES = 24576
 MOST_RANKS = 64
 PARK_S = 0.25
 """The longest sleep of a rank that waits for a step."""
@@ -70,14 +71,17 @@ class GroupMemory:
         self.places: dict[str, Place] = {}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         if shard.rank == 0:
-            os.ftruncate(fd, HEADER_BYTES)
+            os.ftruncate(fd, _whole_pages(HEADER_BYTES))
         self._header = memoryview(mmap.mmap(fd, HEADER_BYTES))
         self.step: LongArray = np.frombuffer(self._header, np.int64, 1, STEP)
         self.ended: LongArray = np.frombuffer(self._header, np.int64, 1, ENDED)
         self._step, self._kind, self._ended = (
             Word(self._header, offset) for offset in (STEP, KIND, ENDED)
         )
-        self._begun = [Word(self._header, BEGUN + LINE_BYTES * rank) for rank in range(shard.size)]
+        self._begun, self._left = (
+            [Word(self._header, first + LINE_BYTES * rank) for rank in range(shard.size)]
+            for first in (BEGUN, LEFT)
+        )
         if shard.rank == 0:
             for rank in range(1, shard.size):
                 initialise_doorbell(self._bell(rank), f"/shmllm-{os.getpid()}-rank-{rank}")
@@ -111,9 +115,25 @@ class GroupMemory:
     def begin(self, kind: Kind) -> None:
         """Let the other ranks begin a step. Rank 0 has written what they read."""
         self._kind.store(kind)
+        # SYNC POINT: step begun. Without the fence in this store, a rank could see the new step and
+        # older inputs.
         self._step.store(self._step.load() + 1)
         for rank, parked in self._parked.items():
             wake_if_parked(parked, self._bells[rank])
+
+    def settle(self) -> None:
+        """Wait until the other ranks have left the last step, or the group has ended.
+
+        Raises:
+            Exception: as `check`.
+        """
+        step = self._step.load()
+        for left in self._left[1:]:
+            # SYNC POINT: step left. Without this wait, a thread of that rank that comes late could
+            # count the pieces of a kernel by the inputs of the next step.
+            while left.load() != step and not self._ended.load():
+                os.sched_yield()
+        self.check()
 
     def check(self) -> None:
         """Raise if the group has ended: what a step computed is undefined then."""
@@ -145,6 +165,7 @@ class GroupMemory:
             The number of the step and its kind, or `last` and None.
         """
         load = self._step.load
+        # SYNC POINT: step begun. The fence in this load is in front of all loads of the inputs.
         if not waiter.wait(lambda: load() != last, PARK_S):
             return last, None
         return load(), Kind(self._kind.load())
@@ -152,6 +173,11 @@ class GroupMemory:
     def has_begun(self) -> None:
         """Record that this rank has begun the step."""
         self._begun[self.shard.rank].store(self._step.load())
+
+    def has_left(self) -> None:
+        """Record that all threads of this rank have left the step."""
+        # SYNC POINT: step left
+        self._left[self.shard.rank].store(self._step.load())
 
     def late(self) -> list[int]:
         """Return the ranks that have not begun the current step."""

@@ -54,6 +54,10 @@ class CpuGroup(Protocol):
     def floats(self, name: str, *shape: int) -> Tensor:
         """As `array`, a tensor of float32."""
 
+    def settle(self) -> None:
+        """Wait until the other ranks have left the last step: before that, this process must not
+        write what steps read. Raises as `check`."""
+
     def begin(self, kind: Kind) -> None:
         """Let the other ranks begin a step; this process has written what they read."""
 
@@ -74,6 +78,9 @@ class Alone:
 
     def floats(self, name: str, *shape: int) -> Tensor:
         return torch.zeros(shape)
+
+    def settle(self) -> None:
+        pass
 
     def begin(self, kind: Kind) -> None:
         pass

@@ -143,6 +143,7 @@ class CpuProgram:
         logits = hidden.new_empty(len(hidden), self.buffers.logits.shape[1])
         for begin in range(0, len(hidden), SCORED_ROWS):
             rows = hidden[begin : begin + SCORED_ROWS]
+            self._group.settle()
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
             self._group.begin(Kind.SCORING)
