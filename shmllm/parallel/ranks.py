@@ -60,10 +60,14 @@ class RankProcesses:
         return sum(others)
 
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
-        self.check()
-        self.memory.begin(Kind.COMMAND)
-        for other in self._others:
-            other.send(name, arguments)
+        self.memory.settle()
+        try:
+            self.memory.begin(Kind.COMMAND)
+            for other in self._others:
+                other.send(name, arguments)
+        except BaseException:
+            self.memory.end()  # a rank that got no command would wait for it
+            raise
         problem: BaseException | None = None
         results: list[T] = []
         try:
