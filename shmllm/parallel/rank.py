@@ -176,12 +176,15 @@ def serve(
         kind, slot = found
         if kind is not Kind.COMMAND:
             server.play(kind, slot)
+            memory.has_left()
             continue
         try:
             name, arguments = pickle.loads(commands.recv_bytes())
         except EOFError:
             return
-        replies.send_bytes(_reply(server, name, arguments))
+        reply = _reply(server, name, arguments)
+        memory.has_left()
+        replies.send_bytes(reply)
 
 
 def _reply(server: RankServer, name: str, arguments: tuple[Any, ...]) -> bytes:

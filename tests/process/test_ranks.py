@@ -259,6 +259,27 @@ def test_functions_run_in_all_ranks(llm: LLM) -> None:
     tokens_of(llm)
 
 
+def interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_call_leaves_no_result_to_the_next_one(directory: Path) -> None:
+    options = RANKS | {"multiprocess": False}
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with LLM(str(directory), **options) as llm:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                llm.collective_rpc(lambda worker: time.sleep(worker.rank))
+            assert llm.collective_rpc(lambda worker: worker.rank) == [0, 1]
+            name = "model.layers.0.mlp.down_proj.weight"
+            assert llm.collective_rpc(double, args=(name,)) == [0, 1]  # of a module of its own
+            tokens_of(llm)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+
+
 def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
     prompt = {"prompt_embeds": torch.randn(7, 64)}
     ours, expected = (

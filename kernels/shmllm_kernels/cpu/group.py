@@ -4,6 +4,10 @@ Each meeting has a word for each rank in memory that the ranks share. A rank wri
 number there when it has written its part of the result, and waits until the others have. Steps
 count up, so a word never has to be set back. No rank begins a step before all have ended the one
 before: the words of a meeting, and what was written before it, stay until then.
+
+A rank that arrives at the last meeting of a step may have threads that come late to earlier
+kernels. They take no piece, but they count the pieces. So what is counted must not change before
+they have left too, which these kernels do not show.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -93,7 +94,7 @@ class CpuProgram:
             model.config, max_tokens, batch.max_samples, activation_dtype, group
         )
         self._kernels = KernelProgram(num_threads)
-        meetings = Meetings(
+        self._meetings = meetings = Meetings(
             self._kernels, "step", group, model.partial, max_tokens, model.config.hidden_size
         )
         products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
@@ -109,7 +110,7 @@ class CpuProgram:
         model.logits(ops, rows)
         self._num_scored = group.array("number of scored rows", 1)
         self._scoring = KernelProgram(num_threads)
-        meetings = Meetings(self._scoring, "scoring", group)
+        self._scoring_meetings = meetings = Meetings(self._scoring, "scoring", group)
         products = Products(self._scoring, self.buffers.rounded, activation_dtype, uses_tiles)
         rows, logits = self.buffers.scored, self.buffers.scored_logits
         num_scored = int(self._num_scored.ctypes.data)
@@ -126,16 +127,29 @@ class CpuProgram:
             The hidden states of the step's tokens after the final norm, [T, hidden], and the
             logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
-        self._group.begin(Kind.STEP)
-        if self.observe is None:
-            self._kernels.replay()
-        else:
-            for index, label in enumerate(self._kernels.labels):
-                with self.observe(label):
-                    self._kernels.replay_one(index)
-        self._group.check()
+        with self._of_all_ranks(Kind.STEP, self._meetings):
+            if self.observe is None:
+                self._kernels.replay()
+            else:
+                for index, label in enumerate(self._kernels.labels):
+                    with self.observe(label):
+                        self._kernels.replay_one(index)
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
+
+    @contextmanager
+    def _of_all_ranks(self, kind: Kind, meetings: Meetings) -> Iterator[None]:
+        """Let the other ranks compute their parts while the block computes this one's. An exception
+        that has kept the block from that, such as an interrupt, ends the group: the others would
+        wait for it."""
+        self._group.begin(kind)
+        try:
+            yield
+        except BaseException:
+            if meetings.are_needed and not meetings.have_ended:
+                self._group.end()
+            raise
+        self._group.check()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
@@ -143,11 +157,11 @@ class CpuProgram:
         logits = hidden.new_empty(len(hidden), self.buffers.logits.shape[1])
         for begin in range(0, len(hidden), SCORED_ROWS):
             rows = hidden[begin : begin + SCORED_ROWS]
+            self._group.settle()
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
-            self._group.begin(Kind.SCORING)
-            self._scoring.replay()
-            self._group.check()
+            with self._of_all_ranks(Kind.SCORING, self._scoring_meetings):
+                self._scoring.replay()
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits
 
