@@ -40,15 +40,16 @@ class NoEffect(NamedTuple):
     reason: str
 
 
-_ONE = "the engine is one process"
+_ONE = "the engine is one"
+_WHOLE = "ranks divide each layer, stages the layers"
 _TEXT = "there are no image, audio or video models"
 _KERNELS = "each device has its own kernels"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
     "data_parallel_size": OnlyValues((1,), _ONE),
-    "prefill_context_parallel_size": OnlyValues((1,), _ONE),
-    "decode_context_parallel_size": OnlyValues((1,), _ONE),
-    "enable_expert_parallel": OnlyValues((False,), _ONE),
+    "prefill_context_parallel_size": OnlyValues((1,), _WHOLE),
+    "decode_context_parallel_size": OnlyValues((1,), _WHOLE),
+    "enable_expert_parallel": OnlyValues((False,), "ranks divide each expert"),
     "runner": OnlyValues(("auto", "generate", "pooling"), "every model does both"),
     "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
     "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
