@@ -39,6 +39,7 @@ from shmllm.models.shard import WHOLE, Shard
 from shmllm.models.sharding import shard_config, stage_config
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.group import Kind
+from shmllm_kernels.cpu.group import AwaitMore
 
 STEP, ENDED, LEFT = 0, 128, 192
 LINE_BYTES = 64
@@ -49,6 +50,9 @@ NUM_KINDS = 512
 """More than the steps that may be under way."""
 HEADER_BYTES = 24576
 MOST_RANKS = 64
+POLLS = 2000
+"""How often a rank yields its core before it sleeps: about 2 ms, longer than rank 0 needs
+between two steps."""
 PARK_S = 0.25
 """The longest sleep of a rank that waits for a step."""
 
@@ -90,6 +94,7 @@ class GroupMemory:
             for other in range(1, size):
                 initialise_doorbell(self._bell(other), f"/shmllm-{os.getpid()}-rank-{other}")
         self._last = 0
+        self._await_more = AwaitMore(self.step.ctypes.data)
         ranks = [rank] if rank else range(1, size)
         self._parked: dict[int, PlainWord] = {
             each: Word(self._header, BELLS + BELL_BYTES * each) for each in ranks
@@ -172,7 +177,9 @@ class GroupMemory:
         """
         number, load = self._last + 1, self._step.load
         # SYNC POINT: step begun. The fence in this load is in front of all loads of the inputs.
-        if not waiter.wait(lambda: load() >= number, PARK_S):
+        if self._await_more(self._last, POLLS) < number and not waiter.wait(
+            lambda: load() >= number, PARK_S
+        ):
             return None
         self._last = number
         slot, kind = divmod(self._kinds.load(number % NUM_KINDS) - 1, len(Kind))

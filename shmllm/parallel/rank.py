@@ -25,7 +25,7 @@ from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.cores import cores_of, threads_of_a_rank
-from shmllm.parallel.memory import GroupMemory, Place
+from shmllm.parallel.memory import PARK_S, GroupMemory, Place
 from shmllm.parallel.staging import StagedTensor, Staging
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.cpu.group import Kind
@@ -36,9 +36,8 @@ from shmllm.worker.cpu.runner import TABLES
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners
 
-WAIT_POLICY = WaitPolicy(5_000, 2_000_000, 0.25, 0.25)
-"""How a rank waits for a step: it sleeps if none comes for 2 ms, which is longer than rank 0 needs
-between two steps."""
+WAIT_POLICY = WaitPolicy(0, 0, PARK_S, PARK_S)
+"""How a rank waits for a step that has not come while it looked for it: it sleeps."""
 
 
 @dataclass(slots=True)
