@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shmllm.errors import EngineStartError
+from shmllm.models.codes import RUN
+
 LARGEST_SCALE = torch.finfo(torch.float16).max
 RECORD_RUNS = 4
 """The runs of a record."""
@@ -56,7 +59,11 @@ def _plain(dtype: torch.dtype) -> Parameters:
 
 def _record_width(num_bytes: int) -> Callable[[int, int], int]:
     def width(runs: int, count: int) -> int:
-        assert runs % RECORD_RUNS == 0, "rows of such matrices consist of whole records"
+        if runs % RECORD_RUNS:
+            raise EngineStartError(
+                f"rows of a format with records of {RECORD_RUNS * RUN} columns cannot have {runs} "
+                f"times {RUN}: take another number of ranks"
+            )
         return runs // RECORD_RUNS * num_bytes
 
     return width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,27 @@ class Share:
         place = self._places[-1]
         assert isinstance(place, slice), "a rank reads consecutive columns"
         return place
+
+    def transposed(self) -> Share:
+        """Returns the same share of a tensor whose last two dimensions are exchanged."""
+        order = [*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2]
+        share = Share([self.shape[each] for each in order], [])
+        share._places = tuple(self._places[each] for each in order)
+        return share
+
+    def row_runs(self) -> Iterator[tuple[slice, slice]]:
+        """Yields the runs of rows that follow each other in the share and in the tensor, of all
+        dimensions but the last together: first in the share, then in the tensor."""
+        rows = torch.zeros(1, dtype=torch.int64)
+        for place, size in zip(self._places[:-1], self.shape[:-1], strict=True):
+            indices = torch.arange(size)[place] if isinstance(place, slice) else place
+            rows = (rows[:, None] * size + indices).flatten()
+        ends = [*((rows.diff() != 1).nonzero().flatten() + 1).tolist(), len(rows)]
+        begin = 0
+        for end in ends:
+            first = int(rows[begin])
+            yield slice(begin, end), slice(first, first + end - begin)
+            begin = end
 
     def rows_of(self, values: Tensor) -> Tensor:
         """Returns the share of a whole tensor, but with all columns."""

@@ -156,6 +156,8 @@ class GroupMemory:
     def end(self) -> None:
         """Let all waiting ranks go on: the group has ended."""
         self._ended.store(1)
+        for bell in self._bells.values():
+            bell.post()
 
     @property
     def has_ended(self) -> bool:
