@@ -33,6 +33,7 @@ class Parameters:
         widened: (memory [rows, width], parameters of a run) -> [rows, runs, parameters] float32.
         store: (parameters [rows, runs, parameters] float32, memory) rounds them into the memory.
         is_coarse: whether rounding them changes them much.
+        record_runs: the number of runs whose parameters are stored together.
     """
 
     dtype: torch.dtype
@@ -40,6 +41,7 @@ class Parameters:
     widened: Callable[[Tensor, int], Tensor]
     store: Callable[[Tensor, Tensor], object]
     is_coarse: bool = False
+    record_runs: int = 1
 
 
 def _store_plain(parameters: Tensor, memory: Tensor) -> None:
@@ -128,8 +130,10 @@ PARAMETERS = {
     "float16": _plain(torch.float16),
     "bfloat16": _plain(torch.bfloat16),
     "float32": _plain(torch.float32),
-    "k": Parameters(torch.uint8, _record_width(K_BYTES), _widened_k, _store_k, is_coarse=True),
-    "k6": Parameters(torch.uint8, _record_width(K6_BYTES), _widened_k6, _store_k6, is_coarse=True),
+    "k": Parameters(torch.uint8, _record_width(K_BYTES), _widened_k, _store_k, True, RECORD_RUNS),
+    "k6": Parameters(
+        torch.uint8, _record_width(K6_BYTES), _widened_k6, _store_k6, True, RECORD_RUNS
+    ),
     "e8m0": Parameters(
         torch.uint8, lambda runs, count: runs * count, _widened_powers, _store_powers
     ),

@@ -205,17 +205,15 @@ class PackedMatrix(QuantizedMatrix):
         return type(self)(self.packing, integers, scales, self._width, self.dtype)
 
     def columns_of(self, integers: Tensor, scales: Tensor, begin: int) -> tuple[Tensor, Tensor]:
-        first, offset = divmod(begin, RUN)
-        found = []
+        if begin % (RUN * self.packing.parameters.record_runs):
+            raise EngineStartError(
+                f"rows stored as {self.kind} cannot be divided at column {begin:,}: take another "
+                "number of ranks"
+            )
+        found, runs = [], -(-self._width // RUN)
         for whole, own in ((integers, self.integers), (scales, self.scales)):
-            count, runs = own.shape[-1], -(-self._width // RUN)
-            at, rest = divmod(first * count, runs)
-            if offset or rest:
-                raise EngineStartError(
-                    f"rows stored as {self.kind} cannot be divided at column {begin:,}: take "
-                    "another number of ranks"
-                )
-            found.append(whole[..., at : at + count])
+            at = begin // RUN * own.shape[-1] // runs
+            found.append(whole[..., at : at + own.shape[-1]])
         return found[0], found[1]
 
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
