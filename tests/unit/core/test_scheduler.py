@@ -51,13 +51,19 @@ class Bench:
         num_states=0,
         max_drafts=0,
         draws=None,
+        num_batches=1,
     ):
         self.budget = budget
+        self.num_seqs = num_seqs
         self.draws = draws
         self.max_model_len = max_model_len
         self.manager = KVCacheManager(num_blocks + 1, block_size, caching, groups, num_states + 1)
         config = SchedulerConfig(num_seqs, budget, long_prefill_token_threshold=longest_chunk)
-        self.scheduler = Scheduler(config, self.manager, max_drafts=max_drafts)
+        self.scheduler = Scheduler(
+            config, self.manager, max_drafts=max_drafts, num_batches=num_batches
+        )
+        self.num_batches = num_batches
+        self.in_flight = deque()
         facts = info(num_blocks=num_blocks, block_size=block_size, num_states=num_states)
         self.runner = FakeRunner(facts, groups=groups)
         self.groups = groups
@@ -113,9 +119,16 @@ class Bench:
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         if plan.num_tokens:
-            self.take(self.scheduler.apply(plan, self.runner.execute(plan)))
-            self.scheduler.check_integrity()
+            self.in_flight.append((plan, self.runner.execute(plan)))
+        self.apply_first(plan)
         return plan
+
+    def apply_first(self, plan):
+        """Apply the first of the steps in flight if they are as many as there are batches, or if
+        there was nothing to plan."""
+        if self.in_flight and (len(self.in_flight) == self.num_batches or not plan.num_tokens):
+            self.take(self.scheduler.apply(*self.in_flight.popleft()))
+            self.scheduler.check_integrity()
 
     def take(self, outputs):
         for client, columns in outputs.items():
@@ -170,8 +183,12 @@ def columns(plan):
     return list(zip(numbers, plan.starts, plan.counts, strict=True))
 
 
+def sampling(plan):
+    return [plan.requests[index] for index in plan.samples]
+
+
 def sampled(plan):
-    return [plan.requests[index].number for index in plan.samples]
+    return [request.number for request in sampling(plan)]
 
 
 def test_a_long_prompt_leaves_room_in_each_step():
@@ -673,7 +690,10 @@ class CheckedBench(Bench):
         self.scheduler.check_integrity()
         assert plan.num_drafts <= self.max_drafts
         assert sum(plan.counts) == plan.num_tokens <= self.budget
-        assert len(set(plan.rows)) == len(plan.rows)
+        assert len(set(plan.rows)) == len(plan.rows) <= self.num_seqs
+        unknown = {id(r) for other, _ in self.in_flight for r in sampling(other)}
+        if self.num_batches > 1:
+            assert not unknown & {id(r) for r in plan.requests}, "its next token is not known"
         admitted = {new.row: new for new in plan.new_requests}
         appended = {append.row: append for append in plan.block_appends}
         for index, (request, row, start, count) in enumerate(
@@ -709,11 +729,10 @@ class CheckedBench(Bench):
         assert admitted.keys() | appended.keys() <= set(plan.rows)
         self._check_writes(plan)
         if plan.num_tokens:
-            result = self.runner.execute(plan)
+            self.in_flight.append((plan, self.runner.execute(plan)))
             if aborted is not None:
                 self.abort(aborted[1], aborted[0])
-            self.take(self.scheduler.apply(plan, result))
-            self.scheduler.check_integrity()
+        self.apply_first(plan)
         return plan
 
     def _check_kept(self, request, start, end):
@@ -833,6 +852,7 @@ GROUPS = st.one_of(
     budget=st.integers(1, 20),
     caching=st.booleans(),
     max_drafts=st.sampled_from([0, 0, 3, 100]),
+    num_batches=st.sampled_from([1, 1, 2, 3]),
     draws=st.lists(st.integers(0, 6), min_size=1, max_size=9),
     operations=st.lists(operation, min_size=5, max_size=40),
 )
@@ -845,6 +865,7 @@ def test_tokens_do_not_depend_on_the_schedule(
     budget,
     caching,
     max_drafts,
+    num_batches,
     draws,
     operations,
 ):
@@ -864,6 +885,7 @@ def test_tokens_do_not_depend_on_the_schedule(
         num_states=num_states,
         max_drafts=max_drafts,
         draws=itertools.cycle(draws).__next__ if max_drafts else None,
+        num_batches=1 if max_drafts else num_batches,
     )
     if bench.max_model_len < 2:
         return
@@ -898,3 +920,38 @@ def test_requests_get_their_first_tokens_in_the_order_of_their_arrival(shapes):
     while bench.scheduler.has_unfinished():
         firsts += [n for n in sampled(bench.step()) if n not in firsts]
     assert list(firsts) == list(range(len(shapes)))
+
+
+def test_the_batches_of_a_pipeline_share_the_requests():
+    bench = Bench(num_seqs=4, num_batches=2)
+    for number in range(6):
+        bench.add(number, 3)
+    plans = [bench.step() for _ in range(4)]
+    assert [columns(plan) for plan in plans] == [
+        [(number, start, count) for number in numbers]
+        for numbers, start, count in (
+            ((0, 1, 2), 0, 3),
+            ((3, 4, 5), 0, 3),
+            ((0, 1, 2), 3, 1),
+            ((3, 4, 5), 3, 1),
+        )
+    ]
+
+
+def test_each_batch_of_a_pipeline_has_its_own_limit():
+    bench = Bench(num_seqs=2, num_batches=2)
+    for number in range(6):
+        bench.add(number, 3)
+    bench.step()
+    bench.step()
+    assert bench.scheduler.num_running == 4
+    assert bench.scheduler.num_waiting == 2
+    bench.run()
+    assert all(bench.tokens[0, number] == bench.expected(number) for number in range(6))
+
+
+def test_a_long_prompt_goes_through_a_pipeline_chunk_by_chunk():
+    bench = Bench(budget=8, num_batches=3)
+    bench.add(0, 20)
+    plans = [columns(bench.step()) for _ in range(4)]
+    assert plans == [[(0, 0, 8)], [(0, 8, 8)], [(0, 16, 4)], []]

@@ -17,9 +17,9 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.matrices import FORMATS, PackedShare, ShardedMatrix
+from shmllm.models.matrices import FORMATS, Elsewhere, PackedShare, ShardedMatrix
 from shmllm.models.shard import Shard
-from shmllm.models.sharding import shard_config
+from shmllm.models.sharding import shard_config, stage_config
 from shmllm.models.shares import Share
 from shmllm.models.weights import load_dummy_weights, load_weights
 
@@ -161,3 +161,55 @@ def test_a_share_of_several_dimensions_has_runs_of_rows() -> None:
     assert torch.equal(share.of(values), values[:, 1:3, :4])
     exchanged = share.transposed().of(values.transpose(1, 2))
     assert torch.equal(exchanged, share.of(values).transpose(1, 2))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_stages_have_each_layer_once(llama: Path, count: int) -> None:
+    config = ModelConfig.from_directory(llama)
+    stages = [stage_config(config, index, count).stage for index in range(count)]
+    layers = [layer for stage in stages for layer in stage.layers or ()]
+    assert layers == list(range(config.num_layers))
+    assert all(stage.layers for stage in stages)
+    assert [stage.is_first for stage in stages] == [True] + [False] * (count - 1)
+    assert [stage.is_last for stage in stages] == [False] * (count - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "vocab_size", "expected"),
+    [(30, 1, [15, 15]), (30, 8 * 288, [19, 11]), (4, 10**6, [3, 1]), (7, 1, [4, 3])],
+)
+def test_the_head_counts_for_the_last_stage(
+    llama: Path, num_layers: int, vocab_size: int, expected: list[int]
+) -> None:
+    """A layer of this model has 448 rows."""
+    config = ModelConfig.from_directory(llama)
+    layers = config.layers[:1] * num_layers
+    config = replace(config, layers=layers, vocab_size=vocab_size * 448 // 288)
+    stages = [stage_config(config, index, 2).stage for index in range(2)]
+    assert [len(stage.layers or ()) for stage in stages] == expected
+
+
+def test_more_stages_than_layers_are_refused(llama: Path) -> None:
+    with pytest.raises(EngineStartError, match="it has 3 layers"):
+        stage_config(ModelConfig.from_directory(llama), 0, 4)
+
+
+def test_the_stages_have_all_weights_together(llama: Path) -> None:
+    config = ModelConfig.from_directory(llama)
+    model = create_model(config, torch.float32, allocate)
+    load_weights(model, llama)
+    stages = [stage_config(config, index, 2) for index in range(2)]
+    parts = [create_model(stage, torch.float32, allocate) for stage in stages]
+    for part in parts:
+        load_weights(part, llama)
+    for name, views in model.destinations().items():
+        assert torch.equal(gathered(parts, name), views[0].clone()), name
+    kept = [
+        {
+            name
+            for name, views in part.named_weights().items()
+            if not isinstance(views[0], Elsewhere)
+        }
+        for part in parts
+    ]
+    assert not kept[0] & kept[1]
