@@ -299,7 +299,6 @@ class EngineConfig(Section):
         """Raise EngineStartError if ranks cannot do what other options ask for."""
         impossible = {
             "model_impl='transformers'": self.load.model_impl == "transformers",
-            "enable_lora": self.lora.enable_lora,
             f"the speculative method {self.speculative.method!r}": self.speculative.method
             in ("draft_model", "mtp"),
         }

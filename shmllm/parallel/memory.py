@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,7 @@ class GroupMemory:
         shard: as given.
         places: by the name of an array, its place. The other ranks get those of rank 0.
         step, ended: see `CpuGroup`.
+        turn: held while the ranks do something, a step or a command: only one thing is under way.
     """
 
     def __init__(self, fd: int, shard: Shard) -> None:
@@ -87,6 +90,7 @@ class GroupMemory:
         }
         self._bells: dict[int, Doorbell] = {rank: open_doorbell(self._bell(rank)) for rank in ranks}
         self.on_check: Callable[[], None] = _nothing
+        self.turn = RLock()
 
     @classmethod
     def create(cls, size: int) -> GroupMemory:
@@ -107,6 +111,13 @@ class GroupMemory:
     def floats(self, name: str, *shape: int) -> Tensor:
         """As `array`, a tensor of float32."""
         return torch.from_numpy(self.array(name, *shape, dtype="float32"))
+
+    @contextmanager
+    def playing(self, kind: Kind) -> Iterator[None]:
+        with self.turn:
+            self.begin(kind)
+            yield
+            self.check()
 
     def begin(self, kind: Kind) -> None:
         """Let the other ranks begin a step. Rank 0 has written what they read."""

@@ -23,13 +23,15 @@ from torch import Tensor
 from shmllm.config.engine import EngineConfig
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.wait import WaitPolicy
+from shmllm.models.fields import Fields
 from shmllm.models.shard import Shard
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.cores import cores_of, threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory, Place
 from shmllm.parallel.staging import StagedTensor, Staging
-from shmllm.worker.arrays import IntArray
+from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.group import Kind
+from shmllm.worker.cpu.lora import CpuAdapter
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.runner import TABLES
@@ -92,6 +94,8 @@ class RankServer:
         self._part = CpuPart(config, memory, num_threads)
         self._model = self._part.loaded.model
         self._worker = RankWorker(shard.rank, self._part)
+        self._loras: dict[int, CpuAdapter] = {}
+        self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
     def play(self, kind: Kind) -> None:
         """Compute this rank's part of a step."""
@@ -149,6 +153,35 @@ class RankServer:
         """Write this rank's part of new weights."""
         with self._staging.read(batch) as tensors:
             self._model.write(tensors)
+
+    def take_lora(self, number: int, batch: list[StagedTensor]) -> None:
+        """Copy tensors of a low-rank adapter.
+
+        Args:
+            number: the number of the adapter, among those that rank 0 has made.
+            batch: some of its tensors, under the names of adapter_model.safetensors.
+        """
+        taken = self._tensors_of_loras.setdefault(number, {})
+        with self._staging.read(batch) as tensors:
+            taken |= {name: tensor.clone() for name, tensor in tensors}
+
+    def make_lora(self, number: int, config: Fields) -> LongArray:
+        """Make this rank's share of an adapter, of its tensors. Returns its `CpuAdapter.entries`.
+
+        Args:
+            number: as for `take_lora`.
+            config: the fields of adapter_config.json.
+        """
+        lora, tensors = self._part.lora, self._tensors_of_loras.pop(number)
+        assert lora is not None, "the engine has adapters"
+        self._loras[number] = lora.adapter_of(config, Fields(tensors, config.where))
+        return self._loras[number].entries
+
+    def drop_loras(self, numbers: list[int]) -> None:
+        """Free this rank's shares of adapters, of which some may not have been made."""
+        for number in numbers:
+            self._loras.pop(number, None)
+            self._tensors_of_loras.pop(number, None)
 
     def reload(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""

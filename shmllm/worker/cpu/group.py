@@ -6,6 +6,7 @@ must not know processes: `parallel.memory` shares memory between them.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -54,11 +55,13 @@ class CpuGroup(Protocol):
     def floats(self, name: str, *shape: int) -> Tensor:
         """As `array`, a tensor of float32."""
 
-    def begin(self, kind: Kind) -> None:
-        """Let the other ranks begin a step; this process has written what they read."""
+    def playing(self, kind: Kind) -> AbstractContextManager[None]:
+        """Return what a step runs inside: the other ranks begin it with this process, which has
+        written what they read. It raises at the end if the group has ended: what the step has
+        computed is undefined then."""
 
-    def check(self) -> None:
-        """Raise if the group has ended: what the step has computed is undefined then."""
+
+_NOTHING = nullcontext()
 
 
 class Alone:
@@ -75,11 +78,8 @@ class Alone:
     def floats(self, name: str, *shape: int) -> Tensor:
         return torch.zeros(shape)
 
-    def begin(self, kind: Kind) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
+    def playing(self, kind: Kind) -> AbstractContextManager[None]:
+        return _NOTHING
 
 
 class Meetings:

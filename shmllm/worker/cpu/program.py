@@ -126,14 +126,8 @@ class CpuProgram:
             The hidden states of the step's tokens after the final norm, [T, hidden], and the
             logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
-        self._group.begin(Kind.STEP)
-        if self.observe is None:
-            self._kernels.replay()
-        else:
-            for index, label in enumerate(self._kernels.labels):
-                with self.observe(label):
-                    self._kernels.replay_one(index)
-        self._group.check()
+        with self._group.playing(Kind.STEP):
+            self.play(Kind.STEP)
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
 
@@ -145,12 +139,18 @@ class CpuProgram:
             rows = hidden[begin : begin + SCORED_ROWS]
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
-            self._group.begin(Kind.SCORING)
-            self._scoring.replay()
-            self._group.check()
+            with self._group.playing(Kind.SCORING):
+                self.play(Kind.SCORING)
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits
 
     def play(self, kind: Kind) -> None:
-        """Compute this process's part of a step that another rank of its group has begun."""
-        (self._scoring if kind is Kind.SCORING else self._kernels).replay()
+        """Compute this process's part of a step that its group has begun."""
+        if kind is Kind.SCORING:
+            self._scoring.replay()
+        elif self.observe is None:
+            self._kernels.replay()
+        else:
+            for index, label in enumerate(self._kernels.labels):
+                with self.observe(label):
+                    self._kernels.replay_one(index)

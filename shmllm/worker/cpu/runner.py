@@ -139,7 +139,7 @@ class CpuRunner(LoadedRunner):
         num_ranks = ranks.memory.shard.size
         if num_ranks > 1:
             loaded.model.followers = ranks
-        self._adapters = self._lora = part.lora
+        self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         self._drafter = self._make_drafter(config)
