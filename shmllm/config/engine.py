@@ -292,21 +292,23 @@ class EngineConfig(Section):
                 "enable_lora is not possible with model_impl='transformers', whose modules compute "
                 "their products themselves: leave one of the two out"
             )
-        if self.parallel.tensor_parallel_size > 1:
+        if self.parallel.num_processes > 1:
             self._check_division()
 
     def _check_division(self) -> None:
-        """Raise EngineStartError if ranks cannot do what other options ask for."""
+        """Raise EngineStartError if several processes cannot do what other options ask for."""
+        method, is_pipeline = self.speculative.method, self.parallel.pipeline_parallel_size > 1
         impossible = {
             "model_impl='transformers'": self.load.model_impl == "transformers",
-            f"the speculative method {self.speculative.method!r}": self.speculative.method
-            in ("draft_model", "mtp"),
+            "enable_lora": self.lora.enable_lora and is_pipeline,
+            f"the speculative method {method!r}": method in ("draft_model", "mtp")
+            or (method is not None and is_pipeline),
+            "async_scheduling": self.scheduler.async_scheduling and is_pipeline,
         }
         for name, is_asked in impossible.items():
             if is_asked:
                 raise EngineStartError(
-                    f"{name} is not possible with tensor_parallel_size "
-                    f"{self.parallel.tensor_parallel_size}: leave one of the two out"
+                    f"{name} is not possible with {self.parallel.option}: leave one of the two out"
                 )
 
     @property
@@ -319,6 +321,11 @@ class EngineConfig(Section):
         """The largest number of drafted tokens in a step."""
         most = self.max_drafting * self.speculative.most_drafted
         return min(most, self.scheduler.max_num_batched_tokens - 1)
+
+    @property
+    def num_rows(self) -> int:
+        """The largest number of requests that run at once."""
+        return self.scheduler.max_num_seqs * self.parallel.pipeline_parallel_size
 
     @property
     def max_samples(self) -> int:

@@ -26,6 +26,7 @@ class EngineInfo:
         max_blocks_per_request: the most KV blocks that a request of max_model_len tokens holds.
         weight_bytes: the size of the weights in memory.
         tensor_parallel_size: the number of processes that each compute a part of every layer.
+        pipeline_parallel_size: the number of processes that each compute some of the layers.
         max_logprobs: the largest number of alternatives per position that a request may ask for,
             at most vocab_size.
         activation_dtype: what matrix products round activations to.
@@ -82,6 +83,7 @@ class EngineInfo:
     speculative_model: str = ""
     num_speculative_tokens: int = 0
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     warnings: tuple[str, ...] = ()
 
     @property
@@ -89,9 +91,14 @@ class EngineInfo:
         """The name of the GPU, or the number of CPU threads, for display."""
         if self.device != "cpu":
             return self.device
-        size = self.tensor_parallel_size
+        size = self.num_processes
         ranks = f" of {size} processes" if size > 1 else ""
         return f"{self.num_threads} threads{ranks}"
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes that compute."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def precision(self) -> str:
@@ -108,6 +115,8 @@ class EngineInfo:
     @property
     def places(self) -> str:
         """Where the model is computed, and by how many processes if these are several."""
+        if self.pipeline_parallel_size > 1:
+            return f"{self.device}, {self.pipeline_parallel_size} stages"
         size = self.tensor_parallel_size
         return f"{self.device}, {size} ranks" if size > 1 else self.device
 

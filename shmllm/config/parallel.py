@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shmllm.config.options import Section, Whole, option
+from shmllm.errors import EngineStartError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +18,29 @@ class ParallelConfig(Section):
         "kv_cache_memory_bytes between them.",
         Whole(1, 64),
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "Processes that each compute some of the layers, on a CPU, of as many batches at once: "
+        "each of them has up to max_num_seqs requests.",
+        Whole(1, 64),
+    )
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.tensor_parallel_size > 1 and self.pipeline_parallel_size > 1:
+            raise EngineStartError(
+                f"tensor_parallel_size {self.tensor_parallel_size} and pipeline_parallel_size "
+                f"{self.pipeline_parallel_size} are not possible together: leave one of them out"
+            )
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def option(self) -> str:
+        """The option that asks for several processes, with its value."""
+        if self.tensor_parallel_size > 1:
+            return f"tensor_parallel_size {self.tensor_parallel_size}"
+        return f"pipeline_parallel_size {self.pipeline_parallel_size}"

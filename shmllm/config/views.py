@@ -115,7 +115,9 @@ class ParallelConfigView:
     """The parallelism of the engine.
 
     Attributes:
-        world_size, world_size_across_dp, tensor_parallel_size: the number of ranks.
+        world_size, world_size_across_dp: the number of processes that compute.
+        tensor_parallel_size: how many divide each layer.
+        pipeline_parallel_size: how many divide the layers.
     """
 
     world_size: int = 1
@@ -164,7 +166,12 @@ class VllmConfigView:
                 info.gpu_memory_utilization,
             ),
             SchedulerConfigView(info.max_num_seqs, info.max_model_len),
-            ParallelConfigView(*(3 * (info.tensor_parallel_size,))),
+            ParallelConfigView(
+                info.num_processes,
+                info.num_processes,
+                info.tensor_parallel_size,
+                info.pipeline_parallel_size,
+            ),
             speculative_config=_speculation(info),
         )
 

@@ -48,6 +48,8 @@ class Scheduler:
         kv_cache: allocates and frees the requests' blocks.
         max_loras: the largest number of different adapters in a step.
         max_drafts: the largest number of drafted tokens in a step.
+        num_batches: how many batches of a pipeline are under way at a time. A request is in one of
+            them, and each has up to max_num_seqs requests.
 
     Attributes:
         adapters: the adapters of the running requests.
@@ -62,11 +64,15 @@ class Scheduler:
         kv_cache: KVCacheManager,
         max_loras: int = 0,
         max_drafts: int = 0,
+        num_batches: int = 1,
     ) -> None:
+        self._num_batches = num_batches
+        self._max_requests = config.max_num_seqs
         self._budget = config.max_num_batched_tokens
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
         # With more rows than tokens in the budget, the last rows would starve.
-        self._rows = Rows(min(config.max_num_seqs, config.max_num_batched_tokens))
+        most = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._rows = Rows(most * num_batches)
         self._kv_cache = kv_cache
         self._is_by_priority = config.policy == "priority"
         self._waiting = PriorityQueue() if self._is_by_priority else WaitingQueue()
@@ -296,6 +302,7 @@ class Scheduler:
     def _can_be_steady(self) -> bool:
         return (
             0 < len(self._running) <= self._budget
+            and self._num_batches == 1
             and not self._waiting.paused
             and not self._drafts.offered
             and all(request.is_only_decoding for request in self._running)
@@ -309,14 +316,16 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Plan tokens of the running requests. Returns whether a request was preempted."""
         preempted = False
-        index = 0
-        while index < len(self._running) and plan.num_tokens < self._budget:
+        index, most_requests = 0, self._most_requests()
+        while index < len(self._running) and self._has_room(plan, most_requests):
             request = self._running[index]
             index += 1
             if request.client in self._waiting.paused:
                 continue
             start = request.num_computed_tokens
             most = min(self._longest_chunk, self._budget - plan.num_tokens)
+            if self._num_batches > 1 and request.num_in_flight:
+                continue  # its next token comes with another batch
             count = min(request.num_uncomputed_tokens, most)
             if not count:
                 continue
@@ -340,8 +349,20 @@ class Scheduler:
             self._plan_tokens(plan, request, count + len(drafts), drafts)
         return preempted
 
+    def _most_requests(self) -> int:
+        """The largest number of requests in the next step. The batches of a pipeline share what
+        there is."""
+        if self._num_batches == 1:
+            return self._max_requests
+        count = len(self._running) + len(self._waiting)
+        return min(self._max_requests, -(-count // self._num_batches))
+
+    def _has_room(self, plan: StepPlan, most_requests: int) -> bool:
+        return plan.num_tokens < self._budget and len(plan.requests) < most_requests
+
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        while self._rows.free and plan.num_tokens < self._budget:
+        most_requests = self._most_requests()
+        while self._rows.free and self._has_room(plan, most_requests):
             excluded = self._rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
             if request is None:

@@ -1,9 +1,10 @@
 """The engine core: it schedules a step, runs it, and applies its results.
 
 If the runner overlaps steps, the core schedules and submits a step while the previous one runs, and
-then applies the previous one's results. At most two steps are submitted at a time. The parts of a
-step that depend on the previous step's tokens wait for `Step.release`. If the runner does not
-overlap, every step ends before the next one is scheduled.
+then applies the previous one's results: two steps are submitted at a time. The parts of a step that
+depend on the previous step's tokens wait for `Step.release`. If the runner is a pipeline, as many
+steps are submitted as it has batches, each of other requests. Else every step ends before the next
+one is scheduled.
 
 This module contains no transport, no signals and no process; those are in `engine.process`. The
 same core runs in the caller's process for `LLM(multiprocess=False)`.
@@ -11,6 +12,7 @@ same core runs in the caller's process for `LLM(multiprocess=False)`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
@@ -78,7 +80,11 @@ class EngineCore:
         )
         max_loras = config.lora.max_loras if config.lora.enable_lora else 0
         self.scheduler = Scheduler(
-            config.scheduler, self._kv_cache, max_loras, max_drafts=config.max_drafts
+            config.scheduler,
+            self._kv_cache,
+            max_loras,
+            max_drafts=config.max_drafts,
+            num_batches=config.parallel.pipeline_parallel_size,
         )
         self.drafting = make_drafting(
             config.speculative, self.scheduler, lambda row: self.runner.keeps_state_of(row)
@@ -86,7 +92,7 @@ class EngineCore:
         self.adapters = Adapters(config.lora, runner.read_lora, self.scheduler)
         self.pauses = Pauses()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.pauses, runner.memory)
-        self._in_flight: tuple[StepPlan, Step] | None = None
+        self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._unsent: list[tuple[int, OutputColumns]] = []
         self.weights = WeightUpdates(
             lambda: self.runner.model, self.weights_written, self.abort_all
@@ -110,7 +116,7 @@ class EngineCore:
     @property
     def is_in_flight(self) -> bool:
         """Whether a step was submitted and its results have not been applied."""
-        return self._in_flight is not None
+        return bool(self._in_flight)
 
     @property
     def has_unfinished(self) -> bool:
@@ -273,12 +279,13 @@ class EngineCore:
             self._unsent.append((client, self.abort(client, numbers)))
 
     def settle(self) -> None:
-        """Wait for the step in flight, if any, and apply it; its rows are in `take_outputs`.
+        """Wait for the steps in flight, if any, and apply them; their rows are in `take_outputs`.
 
         No step runs afterwards, so the caller may change weights and memory.
         """
-        now_ns = perf_counter_ns()
-        self._unsent += self._finish(now_ns, now_ns).items()
+        while self._in_flight:
+            now_ns = perf_counter_ns()
+            self._unsent += self._finish(now_ns, now_ns).items()
 
     def take_outputs(self) -> list[tuple[int, OutputColumns]]:
         """The rows produced outside of `step` since the last call, by front end."""
@@ -295,14 +302,17 @@ class EngineCore:
         plan = self._schedule()
         planned_ns = perf_counter_ns()
         submitted = (plan, self.runner.submit(plan)) if plan is not None else None
+        most = self.runner.max_in_flight
+        outputs: dict[int, OutputColumns] = {}
         try:
-            outputs = self._finish(began_ns, planned_ns)
+            if submitted is None or len(self._in_flight) >= most - 1:
+                outputs = self._finish(began_ns, planned_ns)
         finally:
             # Without this release, a failure above would block all later steps.
-            self._in_flight = submitted
             if submitted is not None:
+                self._in_flight.append(submitted)
                 submitted[1].release()
-        if submitted is not None and not self.runner.overlaps:
+        if submitted is not None and most == 1:
             return self._finish(began_ns, planned_ns)
         return outputs
 
@@ -316,11 +326,11 @@ class EngineCore:
         return plan if plan.num_tokens else None
 
     def _finish(self, began_ns: int, planned_ns: int) -> dict[int, OutputColumns]:
-        """Wait for the step in flight, if any, and give its tokens to the requests."""
-        if self._in_flight is None:
+        """Wait for the first of the steps in flight, if any, and give its tokens to the
+        requests."""
+        if not self._in_flight:
             return {}
-        plan, step = self._in_flight
-        self._in_flight = None
+        plan, step = self._in_flight.popleft()
         submitted_ns = perf_counter_ns()
         result = step.result()
         sampled_ns = perf_counter_ns()

@@ -33,13 +33,14 @@ class Runner(Protocol):
     Attributes:
         info: the information that the engine reports to front ends.
         kv_groups: the groups of layers, which have a block table each.
-        overlaps: `submit` returns before the step has run, so that the core can prepare the next
-            step meanwhile.
+        max_in_flight: how many steps may be submitted at a time: 1; 2 if `submit` returns before
+            the step has run, so that the core can prepare the next one meanwhile; or the number of
+            batches of a pipeline.
     """
 
     info: EngineInfo
     kv_groups: tuple[KVGroup, ...]
-    overlaps: bool
+    max_in_flight: int
 
     @property
     def memory(self) -> Memory:

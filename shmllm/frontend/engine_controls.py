@@ -380,7 +380,7 @@ class EngineControls:
     def _results_of(self, call: RpcCall, timeout_s: float | None = None) -> list[Any]:
         """Make a call, and return the results of all ranks that ran it."""
         result = self._run_on_worker(call, timeout_s)
-        has_several = call.is_function and self._client.info.tensor_parallel_size > 1
+        has_several = call.is_function and self._client.info.num_processes > 1
         return list(result) if has_several else [result]
 
     def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:

@@ -45,7 +45,6 @@ _TEXT = "there are no image, audio or video models"
 _KERNELS = "each device has its own kernels"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
-    "pipeline_parallel_size": OnlyValues((1,), _ONE),
     "data_parallel_size": OnlyValues((1,), _ONE),
     "prefill_context_parallel_size": OnlyValues((1,), _ONE),
     "decode_context_parallel_size": OnlyValues((1,), _ONE),

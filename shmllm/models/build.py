@@ -27,7 +27,9 @@ def without_memory(config: ModelConfig) -> tuple[DecoderModel, list[Allocation]]
     """Builds a model whose weights have addresses, but no memory: all are views of one meta tensor,
     in which they lie one behind the other. Returns its weights, too, as they were allocated."""
     made: list[Allocation] = []
-    return build(config, Storage(_Addresses().allocate, torch.float32, made=made)), made
+    return build(
+        config, Storage(_Addresses().allocate, torch.float32, made=made, has_all=True)
+    ), made
 
 
 class _Addresses:

@@ -22,7 +22,7 @@ from shmllm.models.mixer_specs import (
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS, find_family
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.shard import WHOLE, Shard
+from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
 
 __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
@@ -75,6 +75,7 @@ class ModelConfig:
             model lacks them.
         shard: the rank whose part of a model this is. The sizes of the layers are those of the
             part, `vocab_size` and `hidden_size` are the model's.
+        stage: the stage whose part of a model this is. `layers` are those of all stages.
         whole: the configuration of the model whose part this is; None: it is no part.
     """
 
@@ -100,6 +101,7 @@ class ModelConfig:
     num_further: int = 0
     skipped_prefixes: tuple[str, ...] = ()
     shard: Shard = WHOLE
+    stage: Stage = ONLY
     whole: ModelConfig | None = None
 
     def __post_init__(self) -> None:

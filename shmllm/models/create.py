@@ -36,6 +36,7 @@ def create_model(
     parts = None if stored is None else iter(stored)
     made: list[Allocation] = []
     model = build(config, Storage(allocate, dtype, quantization, parts, made))
+    model.is_stage = config.stage.layers is not None
     if config.whole is not None:
         model.divide(find_division(config.whole, config), made)
     return model

@@ -14,7 +14,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.layers import Allocation, Linear, NamedWeights, Norm, Storage, TokenEmbedding
-from shmllm.models.matrices import Matrix, addresses, parts_of, sharded
+from shmllm.models.matrices import Matrix, addresses, elsewhere_or, parts_of, sharded
 from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.model import Model
 from shmllm.models.ops import LogitsOps, Ops
@@ -40,6 +40,7 @@ class DecoderModel(Model):
     Attributes:
         partial: the addresses of matrices whose products are parts of a sum over the ranks of a
             group.
+        is_stage: whether other stages of a pipeline have some of the weights.
         further: the layers behind the others that are loaded, each of which predicts one token
             further ahead.
     """
@@ -56,12 +57,18 @@ class DecoderModel(Model):
         self._division: Division | None = None
         self._matrix_shares: dict[int, Share] = {}
         self.partial: frozenset[int] = frozenset()
+        self.is_stage = False
         self.embedding = TokenEmbedding(config, storage)
         self.per_layer: PerLayerInputs | None = None
         if config.per_layer is not None:
             self.per_layer = PerLayerInputs(config, config.per_layer, storage)
-        self.layers = [DecoderLayer(config, layer, storage) for layer in range(config.num_layers)]
-        self.norm = Norm(config.hidden_size, config.norm, storage)
+        stage, elsewhere = config.stage, storage.elsewhere()
+        self.layers = [
+            DecoderLayer(config, layer, storage if stage.has(layer) else elsewhere)
+            for layer in range(config.num_layers)
+        ]
+        of_norm = storage if stage.is_last else elsewhere
+        self.norm = Norm(config.hidden_size, config.norm, of_norm)
         behind = range(config.num_layers, len(config.loaded_layers))
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
 
@@ -94,18 +101,23 @@ class DecoderModel(Model):
         return any(isinstance(part, QuantizedMatrix) for view in views for part in parts_of(view))
 
     def forward(self, ops: Ops) -> Tensor:
-        """Runs one step's tokens through all layers and the final norm.
+        """Runs one step's tokens through all layers and the final norm, or through those that a
+        stage of a pipeline has.
 
         Returns:
-            [tokens, hidden], the input of `logits`.
+            [tokens, hidden], the input of `logits`; of a stage that is not the last one, the
+            residual stream.
         """
-        residual = ops.embed(self.embedding)
+        stage = self.config.stage
+        residual = ops.embed(self.embedding) if stage.is_first else ops.receive()
         if self.per_layer is not None:
             ops.embed_per_layer(residual, self.per_layer)
         x: Tensor | None = None
-        for layer in self.layers:
-            x = layer(ops, x, residual)
-        return ops.add_norm(x, residual, self.norm, self.config.residual_scale)
+        for index, layer in enumerate(self.layers):
+            if stage.has(index):
+                x = layer(ops, x, residual)
+        norm = self.norm if stage.is_last else None
+        return ops.add_norm(x, residual, norm, self.config.residual_scale)
 
     def logits(self, ops: LogitsOps, hidden: Tensor) -> Tensor:
         """Computes the logits, [rows, vocab], of hidden states, [rows, hidden]."""
@@ -142,6 +154,8 @@ class DecoderModel(Model):
         return self._shares_of(weights)
 
     def _shares_of(self, weights: NamedWeights) -> NamedWeights:
+        if self.is_stage:
+            return {name: tuple(map(elsewhere_or, views)) for name, views in weights.items()}
         if self._division is None:
             return weights
         shares = self._division.shares

@@ -64,6 +64,7 @@ class Storage:
         stored: how the checkpoint stores each matrix, in the order in which these are allocated;
             None: as floating numbers.
         made: receives the weights in that order; None: nobody asks.
+        has_all: whether this process keeps what other stages of a pipeline have, too.
     """
 
     allocate: Allocator
@@ -71,6 +72,7 @@ class Storage:
     quantization: str | None = None
     stored: Iterator[Sequence[Part]] | None = None
     made: list[Allocation] | None = None
+    has_all: bool = False
 
     def tensor(self, *dimensions: Dimension) -> Tensor:
         """Allocates a weight that is never quantized."""
@@ -91,6 +93,10 @@ class Storage:
     def table(self, *dimensions: Dimension) -> WholeMatrix:
         """Allocates a matrix whose rows are looked up. Only a checkpoint quantizes it."""
         return self.exact().whole(*dimensions)
+
+    def elsewhere(self) -> Storage:
+        """Returns the storage of what another stage of a pipeline has: it takes no memory."""
+        return self if self.has_all else replace(self, allocate=_no_memory)
 
     def exact(self) -> Storage:
         """Returns the storage of what is only quantized if the checkpoint is."""
@@ -120,6 +126,10 @@ class Storage:
     ) -> None:
         if self.made is not None:
             self.made.append(Allocation(weight, dimensions, is_matrix))
+
+
+def _no_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def sizes_of(dimensions: Sequence[Dimension]) -> tuple[int, ...]:
@@ -315,9 +325,14 @@ class TokenEmbedding:
         hidden_size = config.hidden_size
         self.first_token, num_tokens = config.own_tokens.start, len(config.own_tokens)
         self.tied = config.tie_word_embeddings
-        self.table = storage.table(num_tokens, hidden_size)
-        shared = self.table if self.tied and storage.quantization is None else None
-        self.head = Linear(hidden_size, [num_tokens], False, storage.for_head(), shared)
+        is_shared = self.tied and storage.quantization is None
+        of_head = storage if config.stage.is_last else storage.elsewhere()
+        storage = storage if config.stage.is_first else storage.elsewhere()
+        self.table = (of_head if is_shared and config.stage.is_last else storage).table(
+            num_tokens, hidden_size
+        )
+        shared = self.table if is_shared else None
+        self.head = Linear(hidden_size, [num_tokens], False, of_head.for_head(), shared)
         length = config.num_learned_positions
         self.positions = storage.tensor(length, hidden_size) if length else None
         self.scale = rounded(config.embedding_scale, storage.dtype)

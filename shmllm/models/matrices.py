@@ -153,8 +153,38 @@ class ShardedMatrix:
         return values
 
 
+class Elsewhere:
+    """What a checkpoint has in one tensor, in a process that does not keep it.
+
+    Attributes:
+        own: a tensor, or a matrix, without memory.
+    """
+
+    def __init__(self, own: Matrix | TransposedMatrix) -> None:
+        self.own = own
+        self.dtype = own.dtype
+        self.device = torch.device("cpu")
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.own.shape
+
+    def numel(self) -> int:
+        return self.own.numel()
+
+    def copy_(self, values: Tensor, /) -> Elsewhere:
+        """Writes nothing. Raises ValueError if ``values`` has another shape."""
+        if values.shape != self.shape:
+            raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
+        return self
+
+    def clone(self) -> Tensor:
+        """Returns a tensor of zeros."""
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+
 Matrix = WholeMatrix | MixedMatrix
-Destination = Matrix | TransposedMatrix | ShardedMatrix
+Destination = Matrix | TransposedMatrix | ShardedMatrix | Elsewhere
 """What a tensor of a checkpoint is written to."""
 
 
@@ -169,9 +199,16 @@ def sharded(views: Sequence[Destination], shares: Sequence[Share]) -> tuple[Dest
     every = [*shares, *(shares[-1] for _ in views[len(shares) :])]
     found: list[Destination] = []
     for view, share in zip(views, every, strict=True):
-        assert not isinstance(view, ShardedMatrix), "it is a share of a share"
+        assert not isinstance(view, ShardedMatrix | Elsewhere), "it is a share of a share"
         found.append(view if share.is_whole else ShardedMatrix(view, share))
     return tuple(found)
+
+
+def elsewhere_or(view: Destination) -> Destination:
+    """Returns a view; if it has no memory, what stands for it."""
+    if isinstance(view, ShardedMatrix | Elsewhere) or view.device.type != "meta":
+        return view
+    return Elsewhere(view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +247,7 @@ def _make(
 
 def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
     """Returns the parts whose formats differ, or the matrix itself."""
-    if isinstance(matrix, ShardedMatrix):
+    if isinstance(matrix, ShardedMatrix | Elsewhere):
         matrix = matrix.own
     if isinstance(matrix, TransposedMatrix):
         return (matrix.packed,)
@@ -227,7 +264,7 @@ def packed_of(view: Destination) -> QuantizedMatrix | None:
 def matrix_of(views: Sequence[Destination]) -> Matrix:
     """Returns the only destination of a tensor that is not transposed."""
     (view,) = views
-    assert not isinstance(view, TransposedMatrix | ShardedMatrix)
+    assert not isinstance(view, TransposedMatrix | ShardedMatrix | Elsewhere)
     return view
 
 

@@ -64,6 +64,10 @@ class Ops(LinearOps, Protocol):
         has them.
         """
 
+    def receive(self) -> Tensor:
+        """Returns the residual stream, [tokens, hidden], that the stage of the pipeline before this
+        one has computed."""
+
     def add_norm(
         self, x: Tensor | None, residual: Tensor, norm: Norm | None, scale: float
     ) -> Tensor:

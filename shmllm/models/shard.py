@@ -1,4 +1,7 @@
-"""The place of a process in a tensor parallel group, and its part of what the ranks divide."""
+"""The place of a process in a group that computes one model, and its part of the model.
+
+The ranks of a tensor parallel group divide each layer; the stages of a pipeline divide the layers.
+"""
 
 from __future__ import annotations
 
@@ -35,3 +38,31 @@ class Shard:
 
 WHOLE = Shard()
 """The place of a process that is no part of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The place of a process in a pipeline.
+
+    Attributes:
+        index: its number, from 0.
+        layers: the layers that it computes; None: all.
+        is_last: whether it has the final norm and the LM head.
+    """
+
+    index: int = 0
+    layers: range | None = None
+    is_last: bool = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embeddings."""
+        return self.index == 0
+
+    def has(self, layer: int) -> bool:
+        """Whether it computes a layer."""
+        return self.layers is None or layer in self.layers
+
+
+ONLY = Stage()
+"""The place of a process that is no part of a pipeline."""

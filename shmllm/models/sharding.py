@@ -1,4 +1,4 @@
-"""The part of a model's configuration that one rank of a tensor parallel group computes.
+"""The part of a model's configuration that one process of a group computes.
 
 A shard of a model is a model with fewer heads and narrower feed-forwards. What `shard_config`
 leaves whole is computed by each rank of the group. This module must not import torch: front ends
@@ -20,7 +20,7 @@ from shmllm.models.mixer_specs import (
     Mamba2Spec,
     MambaSpec,
 )
-from shmllm.models.shard import Shard
+from shmllm.models.shard import Shard, Stage
 from shmllm.models.specs import DenseAndExpertsSpec, LayerSpec, MLPSpec, MoESpec
 
 MOST_RANKS = 64
@@ -128,3 +128,70 @@ def _sizes(config: ModelConfig) -> list[int]:
             continue
         found.append(size)
     return found
+
+
+def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
+    """Returns the configuration of a stage's part of a model.
+
+    The stages get consecutive layers, of about equal numbers of parameters; the LM head counts for
+    the last one, because it multiplies in each step as a layer does.
+
+    Args:
+        config: the configuration of the model.
+        index: the number of the stage, from 0.
+        count: the number of stages.
+
+    Raises:
+        EngineStartError: the model cannot be divided so.
+    """
+    told = f"pipeline_parallel_size {count} is not possible for {config.architecture}"
+    if count > config.num_layers:
+        raise EngineStartError(f"{told}: it has {config.num_layers} layers; possible: 1 to as many")
+    if config.per_layer is not None:
+        raise EngineStartError(f"{told}: each of its layers reads the tokens; leave it out")
+    bounds = _stage_bounds([_cost(config, layer) for layer in config.layers], _head(config), count)
+    layers = range(bounds[index], bounds[index + 1])
+    for layer, source in config.kv_sources.items():
+        if any(source < bound <= layer for bound in bounds):
+            raise EngineStartError(
+                f"{told}: layer {layer} reads the keys and values of layer {source}, which another "
+                "stage would have; leave it out"
+            )
+    return replace(config, stage=Stage(index, layers, index == count - 1))
+
+
+def _cost(config: ModelConfig, layer: LayerSpec) -> int:
+    """Returns about the number of elements that a token is multiplied by in a layer."""
+    mixer = 0 if layer.mixer is None else sum(layer.mixer.linear_widths) + layer.mixer.width
+    mlp = 0 if layer.mlp is None else sum(dense.up_width + dense.inner for dense in layer.mlp.dense)
+    mlp += sum(3 * each.top_k * each.inner for each in layer.mlp.mixtures) if layer.mlp else 0
+    return (mixer + mlp) * config.hidden_size
+
+
+def _head(config: ModelConfig) -> int:
+    return config.vocab_size * config.hidden_size
+
+
+def _stage_bounds(costs: list[int], head: int, count: int) -> list[int]:
+    """Returns the first layer of each stage, and the end: those that make the most expensive stage
+    cheapest, each with at least one layer."""
+    least = max(max(costs), -(-(sum(costs) + head) // count))
+    for limit in range(least, sum(costs) + head + 1, max(least // 256, 1)):
+        bounds = _bounds_within(costs, head, count, limit)
+        if bounds is not None:
+            return bounds
+    return [*range(count), len(costs)]
+
+
+def _bounds_within(costs: list[int], head: int, count: int, limit: int) -> list[int] | None:
+    """Returns bounds of stages none of which costs more than the limit, if there are some."""
+    bounds, total = [0], 0
+    for layer, cost in enumerate(costs):
+        left = count - len(bounds)
+        is_full = total + cost > limit or len(costs) - layer == left
+        if layer > bounds[-1] and left and is_full:
+            bounds.append(layer)
+            total = 0
+        total += cost
+    fits = len(bounds) == count and total + head <= limit
+    return [*bounds, len(costs)] if fits else None

@@ -5,28 +5,29 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 
 _NODES = Path("/sys/devices/system/node")
 
 
-def threads_of_a_rank(num_threads: int | None, size: int) -> int:
-    """Return the number of compute threads of each rank.
+def threads_of_a_rank(num_threads: int | None, parallel: ParallelConfig) -> int:
+    """Return the number of compute threads of each process of a group.
 
     Args:
-        num_threads: the number of all ranks together; None: the usable cores.
-        size: the number of ranks.
+        num_threads: the number of all processes together; None: the usable cores.
+        parallel: the options for the group.
 
     Raises:
-        EngineStartError: there are fewer threads than ranks.
+        EngineStartError: there are fewer threads than processes.
     """
     usable = len(os.sched_getaffinity(0))
     total = num_threads or usable
-    if total >= size:
-        return total // size
+    if total >= parallel.num_processes:
+        return total // parallel.num_processes
     told = "num_threads is" if num_threads else "the number of usable cores is"
     raise EngineStartError(
-        f"tensor_parallel_size {size} needs at least a thread for each rank, and {told} {total}; "
+        f"{parallel.option} needs at least a thread for each process, and {told} {total}; "
         f"possible: 1 to {total}"
     )
 

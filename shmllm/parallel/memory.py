@@ -5,12 +5,11 @@ name is left behind, and the kernel frees it with the last process. Each array i
 own, so its pages are taken when they are written first, on the memory node of who writes them.
 
     offset   word            written by      read by
-    0        STEP            rank 0          all: the number of the step that is to run
-    64       KIND            rank 0          all: what that step is, see `Kind`
+    0        STEP            rank 0          all: the number of the last step that may run
     128      ENDED           rank 0          all: not 0 when the group has ended
-    192      BEGUN           each rank       rank 0: the step that it began last, 64 bytes a rank
-    4096     for each rank, PARKED and a doorbell
-    16384    arrays, each on pages of its own
+    4352     for each rank, PARKED and a doorbell
+    20480    KINDS           rank 0          all: what each of the last NUM_KINDS steps is
+    24576    arrays, each on pages of its own
 
 A rank stores STEP behind everything that a step reads, and each rank reads STEP before it reads
 that, as `ipc.words` orders them.
@@ -20,8 +19,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import prod
 from threading import RLock
 from typing import Any
@@ -35,16 +33,21 @@ from shmllm.errors import SegmentError
 from shmllm.ipc.doorbell import Doorbell, initialise_doorbell, open_doorbell, remove_doorbell
 from shmllm.ipc.layout import DOORBELL_BYTES, WORD_BYTES
 from shmllm.ipc.wait import Waiter, WaitPolicy, wake_if_parked
-from shmllm.ipc.words import PlainWord, Word
-from shmllm.models.shard import Shard
+from shmllm.ipc.words import PlainWord, Word, WordTable
+from shmllm.models.config import ModelConfig
+from shmllm.models.shard import WHOLE, Shard
+from shmllm.models.sharding import shard_config, stage_config
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.group import Kind
 
-STEP, KIND, ENDED, BEGUN = 0, 64, 128, 192
+STEP, ENDED = 0, 128
 LINE_BYTES = 64
-BELLS = 4096
-BELL_BYTES = 2 * LINE_BYTES + DOORBELL_BYTES
-HEADER_BYTES = 16384
+BELLS = 4352
+BELL_BYTES = LINE_BYTES + DOORBELL_BYTES
+KINDS = 20480
+NUM_KINDS = 512
+"""More than the steps that may be under way."""
+HEADER_BYTES = 24576
 MOST_RANKS = 64
 PARK_S = 0.25
 """The longest sleep of a rank that waits for a step."""
@@ -58,45 +61,53 @@ class GroupMemory:
 
     Args:
         fd: the descriptor of the file; this object closes it.
-        shard: the place of this process.
+        rank: the number of this process.
+        size: the number of processes.
+        is_pipeline: whether they divide the layers, and not each layer.
 
     Attributes:
-        shard: as given.
         places: by the name of an array, its place. The other ranks get those of rank 0.
-        step, ended: see `CpuGroup`.
-        turn: held while the ranks do something, a step or a command: only one thing is under way.
+
+    Its other attributes are those of `CpuGroup`.
     """
 
-    def __init__(self, fd: int, shard: Shard) -> None:
+    def __init__(self, fd: int, rank: int, size: int, is_pipeline: bool) -> None:
         self.fd = fd
-        self.shard = shard
+        self.rank, self.size = rank, size
+        self.shard = WHOLE if is_pipeline else Shard(rank, size)
+        self.num_stages = size if is_pipeline else 1
         self.places: dict[str, Place] = {}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        if shard.rank == 0:
+        if rank == 0:
             os.ftruncate(fd, HEADER_BYTES)
         self._header = memoryview(mmap.mmap(fd, HEADER_BYTES))
         self.step: LongArray = np.frombuffer(self._header, np.int64, 1, STEP)
         self.ended: LongArray = np.frombuffer(self._header, np.int64, 1, ENDED)
-        self._step, self._kind, self._ended = (
-            Word(self._header, offset) for offset in (STEP, KIND, ENDED)
-        )
-        self._begun = [Word(self._header, BEGUN + LINE_BYTES * rank) for rank in range(shard.size)]
-        if shard.rank == 0:
-            for rank in range(1, shard.size):
-                initialise_doorbell(self._bell(rank), f"/shmllm-{os.getpid()}-rank-{rank}")
-        ranks = range(1, shard.size) if shard.rank == 0 else [shard.rank]
+        self._step, self._ended = (Word(self._header, offset) for offset in (STEP, ENDED))
+        self._kinds = WordTable(self._header, KINDS, NUM_KINDS)
+        if rank == 0:
+            for other in range(1, size):
+                initialise_doorbell(self._bell(other), f"/shmllm-{os.getpid()}-rank-{other}")
+        self._last = 0
+        ranks = [rank] if rank else range(1, size)
         self._parked: dict[int, PlainWord] = {
-            rank: Word(self._header, BELLS + BELL_BYTES * rank) for rank in ranks
+            each: Word(self._header, BELLS + BELL_BYTES * each) for each in ranks
         }
-        self._bells: dict[int, Doorbell] = {rank: open_doorbell(self._bell(rank)) for rank in ranks}
+        self._bells: dict[int, Doorbell] = {each: open_doorbell(self._bell(each)) for each in ranks}
         self.on_check: Callable[[], None] = _nothing
         self.turn = RLock()
 
     @classmethod
-    def create(cls, size: int) -> GroupMemory:
+    def create(cls, size: int, is_pipeline: bool) -> GroupMemory:
         """Create the memory of a group of `size` ranks; this process is rank 0."""
         fd = os.memfd_create("shmllm-ranks", os.MFD_CLOEXEC)
-        return cls(fd, Shard(0, size))
+        return cls(fd, 0, size, is_pipeline)
+
+    def divide(self, config: ModelConfig) -> ModelConfig:
+        """See `CpuGroup.divide`."""
+        if self.num_stages > 1:
+            return stage_config(config, self.rank, self.size)
+        return shard_config(config, self.shard)
 
     def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
         """Return an array of zeros that all ranks share by its name. Rank 0 makes it.
@@ -112,17 +123,11 @@ class GroupMemory:
         """As `array`, a tensor of float32."""
         return torch.from_numpy(self.array(name, *shape, dtype="float32"))
 
-    @contextmanager
-    def playing(self, kind: Kind) -> Iterator[None]:
-        with self.turn:
-            self.begin(kind)
-            yield
-            self.check()
-
-    def begin(self, kind: Kind) -> None:
-        """Let the other ranks begin a step. Rank 0 has written what they read."""
-        self._kind.store(kind)
-        self._step.store(self._step.load() + 1)
+    def begin(self, kind: Kind, slot: int = 0) -> None:
+        """See `CpuGroup.begin`."""
+        number = self._step.load() + 1
+        self._kinds.store(number % NUM_KINDS, slot * len(Kind) + kind)
+        self._step.store(number)
         for rank, parked in self._parked.items():
             wake_if_parked(parked, self._bells[rank])
 
@@ -142,38 +147,29 @@ class GroupMemory:
 
     def waiter(self, policy: WaitPolicy) -> Waiter:
         """Return what waits for steps in this rank."""
-        rank = self.shard.rank
-        return Waiter(self._parked[rank], self._bells[rank], policy)
+        return Waiter(self._parked[self.rank], self._bells[self.rank], policy)
 
-    def wait_for_step(self, waiter: Waiter, last: int) -> tuple[int, Kind | None]:
-        """Wait for a step, at most PARK_S.
+    def next_step(self, waiter: Waiter) -> tuple[Kind, int] | None:
+        """Wait for the step behind the one that this rank computed last, at most PARK_S.
 
         Args:
             waiter: what `waiter` returned.
-            last: the number of the last step that this rank has seen.
 
         Returns:
-            The number of the step and its kind, or `last` and None.
+            What it is, and the batch; None: none has come.
         """
-        load = self._step.load
-        if not waiter.wait(lambda: load() != last, PARK_S):
-            return last, None
-        return load(), Kind(self._kind.load())
-
-    def has_begun(self) -> None:
-        """Record that this rank has begun the step."""
-        self._begun[self.shard.rank].store(self._step.load())
-
-    def late(self) -> list[int]:
-        """Return the ranks that have not begun the current step."""
-        step = self._step.load()
-        return [rank for rank in range(1, self.shard.size) if self._begun[rank].load() != step]
+        number, load = self._last + 1, self._step.load
+        if not waiter.wait(lambda: load() >= number, PARK_S):
+            return None
+        self._last = number
+        slot, kind = divmod(self._kinds.load(number % NUM_KINDS) - 1, len(Kind))
+        return Kind(kind + 1), slot
 
     def close(self) -> None:
         """Remove what has names, and close the descriptor. Arrays stay mapped as long as used."""
-        if self.shard.rank == 0:
-            for rank in range(1, self.shard.size):
-                remove_doorbell(self._bell(rank))
+        if self.rank == 0:
+            for other in range(1, self.size):
+                remove_doorbell(self._bell(other))
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -183,7 +179,7 @@ class GroupMemory:
         return self._header[begin : begin + DOORBELL_BYTES]
 
     def _place(self, name: str, shape: tuple[int, ...], dtype: str) -> Place:
-        if self.shard.rank:
+        if self.rank:
             found = self.places.get(name)
             if found is None or found[1:] != (shape, dtype):
                 raise SegmentError(f"rank 0 has {name!r} as {found}, this rank {shape} {dtype}")

@@ -24,7 +24,6 @@ from shmllm.config.engine import EngineConfig
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.models.fields import Fields
-from shmllm.models.shard import Shard
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.cores import cores_of, threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory, Place
@@ -33,6 +32,7 @@ from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.group import Kind
 from shmllm.worker.cpu.lora import CpuAdapter
 from shmllm.worker.cpu.part import CpuPart
+from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.runner import TABLES
 from shmllm.worker.memory import CacheSize
@@ -83,9 +83,8 @@ class RankServer:
     """
 
     def __init__(self, config: EngineConfig, memory: GroupMemory, staging: Staging) -> None:
-        shard = memory.shard
-        num_threads = threads_of_a_rank(config.num_threads, shard.size)
-        cores = cores_of(shard.rank, num_threads, shard.size)
+        num_threads = threads_of_a_rank(config.num_threads, config.parallel)
+        cores = cores_of(memory.rank, num_threads, memory.size)
         if cores is not None:
             os.sched_setaffinity(0, cores)
         self._config = config
@@ -93,15 +92,15 @@ class RankServer:
         self._staging = staging
         self._part = CpuPart(config, memory, num_threads)
         self._model = self._part.loaded.model
-        self._worker = RankWorker(shard.rank, self._part)
+        self._worker = RankWorker(memory.rank, self._part)
         self._loras: dict[int, CpuAdapter] = {}
         self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
-    def play(self, kind: Kind) -> None:
+    def play(self, kind: Kind, slot: int) -> None:
         """Compute this rank's part of a step."""
         if kind is Kind.STEP:
-            self._part.copy_states()
-        self._program.play(kind)
+            self._part.copy_states(self._program.inputs_of(slot))
+        self._program.play(kind, slot)
 
     def build(self, size: CacheSize, places: dict[str, Place]) -> int:
         """Make the KV cache and the program. Returns the size of the weights.
@@ -112,9 +111,11 @@ class RankServer:
         """
         self._memory.places = places
         tables = self._memory.array(TABLES, *places[TABLES][1], dtype="int32")
-        self._part.build(size, _Tables(tables, self._config.max_samples))
-        assert isinstance(self._part.program, CpuProgram), "the options refuse other models"
-        self._program = self._part.program
+        num_rows, max_drafts = tables.shape[1], self._config.max_drafts
+        self._part.build(size, _Tables(tables, num_rows + max_drafts))
+        program = self._part.program
+        assert isinstance(program, CpuProgram | CpuPipeline), "the options refuse other models"
+        self._program = program
         weights = self._part.loaded.weights
         workspaces = [self._program.buffers]
         self._owners = MemoryOwners(
@@ -200,14 +201,14 @@ def serve(
     server: RankServer, memory: GroupMemory, commands: Connection, replies: Connection
 ) -> None:
     """Do what rank 0 says, until it closes the pipe or ends the group."""
-    waiter, step = memory.waiter(WAIT_POLICY), 0
+    waiter = memory.waiter(WAIT_POLICY)
     while not memory.has_ended:
-        step, kind = memory.wait_for_step(waiter, step)
-        if kind is None:
+        found = memory.next_step(waiter)
+        if found is None:
             continue
-        memory.has_begun()
+        kind, slot = found
         if kind is not Kind.COMMAND:
-            server.play(kind)
+            server.play(kind, slot)
             continue
         try:
             name, arguments = pickle.loads(commands.recv_bytes())
@@ -254,12 +255,17 @@ def run(arguments: list[str]) -> int:
         faulthandler.enable()
     commands, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     config = EngineConfig.from_json(commands.recv_bytes().decode())
-    memory, staging = GroupMemory(memory_fd, Shard(rank, size)), Staging(staging_fd)
+    is_pipeline = config.parallel.pipeline_parallel_size > 1
+    memory, staging = GroupMemory(memory_fd, rank, size, is_pipeline), Staging(staging_fd)
     try:
         server = RankServer(config, memory, staging)
     except Exception as problem:
         replies.send_bytes(_failure(problem))
         return 2
     replies.send_bytes(pickle.dumps((True, None, "")))
-    serve(server, memory, commands, replies)
+    try:
+        serve(server, memory, commands, replies)
+    except Exception as problem:
+        replies.send_bytes(_failure(problem))
+        return 1
     return 0

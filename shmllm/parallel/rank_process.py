@@ -51,7 +51,7 @@ class RankProcess:
         fds = memory.fd, staging.fd, from_engine, to_engine, own_pidfd
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", RANK_MODULE, *map(str, (rank, memory.shard.size, *fds))],
+                [sys.executable, "-m", RANK_MODULE, *map(str, (rank, memory.size, *fds))],
                 stdin=subprocess.DEVNULL,
                 cwd="/",
                 env=engine_environment(),
@@ -106,7 +106,17 @@ class RankProcess:
         return RuntimeError(f"rank {self.rank}: {type(problem).__name__}: {problem}\n{trace}")
 
     def describe_end(self) -> str:
-        """Return how the process ended, in words."""
+        """Return how the process ended, in words, and the traceback that it left, if any."""
+        text = self._how_it_ended()
+        try:
+            if self._replies.poll(0):
+                is_good, _, trace = pickle.loads(self._replies.recv_bytes())
+                return text if is_good else f"{text}:\n{trace}"
+        except (EOFError, OSError):
+            pass  # it left none
+        return text
+
+    def _how_it_ended(self) -> str:
         name = f"rank {self.rank} (pid {self.pid})"
         if not wait_for_end(self.pidfd, DEATH_GRACE_S):
             return f"{name} has closed its pipe"

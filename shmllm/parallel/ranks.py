@@ -39,9 +39,10 @@ class RankProcesses:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        size = config.parallel.tensor_parallel_size
-        self.num_threads = threads_of_a_rank(config.num_threads, size)
-        self.memory = GroupMemory.create(size)
+        parallel = config.parallel
+        size = parallel.num_processes
+        self.num_threads = threads_of_a_rank(config.num_threads, parallel)
+        self.memory = GroupMemory.create(size, parallel.pipeline_parallel_size > 1)
         self.memory.on_check = self._raise_end
         self._staging = Staging.create()
         self._others: list[RankProcess] = []

@@ -66,8 +66,9 @@ class LoadedRunner(ABC):
     Attributes:
         info: what the engine reports about itself.
         kv_groups: the groups of layers, which have a block table each.
-        overlaps: whether `submit` returns before the step has run, so that the caller can
-            prepare the next step meanwhile.
+        max_in_flight: how many steps may be submitted at a time: 1; 2 if `submit` returns before
+            the step has run, so that the core can prepare the next one meanwhile; or the number of
+            batches of a pipeline.
         memory: the memory that can be given back while the engine sleeps.
         masks: the token masks of constrained requests.
         pooler: computes the vectors of pooling requests.
@@ -76,7 +77,7 @@ class LoadedRunner(ABC):
 
     info: EngineInfo
     kv_groups: tuple[KVGroup, ...]
-    overlaps: bool
+    max_in_flight: int
     memory: OwnedMemory
     processors: CustomProcessors | None = None
 

@@ -23,8 +23,6 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm.models.shard import WHOLE, Shard
-from shmllm.models.sharding import shard_config
 from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
@@ -92,9 +90,9 @@ def load_model(
     auto_dtype: Callable[[str | None], str],
     check: Check,
     on_progress: Progress | None = None,
-    shard: Shard = WHOLE,
+    divide: Callable[[ModelConfig], ModelConfig] | None = None,
 ) -> LoadedModel:
-    """Load a model, or a rank's part of it, into an arena of its own.
+    """Load a model, or a process's part of it, into an arena of its own.
 
     Args:
         load: the model's directory, and the dtype and quantization of its weights.
@@ -104,7 +102,7 @@ def load_model(
         check: called before weights are read, with the dtype name of the weights and the kinds of
             the packed ones; raises EngineStartError if the device cannot run that model.
         on_progress: called with (bytes read, bytes in all) while weights are read.
-        shard: which part of the model.
+        divide: returns the configuration of the part; None: the whole model is loaded.
 
     Raises:
         EngineStartError: the model cannot be loaded or divided, or its weights do not fit into the
@@ -117,8 +115,8 @@ def load_model(
     config = ModelConfig.from_directory(Path(load.directory))
     max_model_len = configured_length(load, config)
     config = config.for_length(max_model_len).with_further(load.further_layers)
-    if shard.size > 1:
-        config = shard_config(config, shard)
+    if divide is not None:
+        config = divide(config)
     dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
     kinds: dict[str, str] = {}
     if load.rounding is None and load.load_format != "dummy":
@@ -160,6 +158,7 @@ def make_info(
     device: str = "cpu",
     device_uuid: str = "",
     num_ranks: int = 1,
+    num_stages: int = 1,
     weight_bytes: int | None = None,
     async_scheduling: bool = False,
     graphs: str = "",
@@ -169,7 +168,8 @@ def make_info(
 
     Args:
         config, loaded, size, shape: those of the process, or of rank 0 of a group.
-        num_ranks: the number of processes that compute.
+        num_ranks: the number of processes that divide each layer.
+        num_stages: the number of those that divide the layers.
         weight_bytes: the size of the weights of all of them; None: of one.
     """
     model, max_logprobs = loaded.config, config.logprobs.max_logprobs
@@ -189,6 +189,7 @@ def make_info(
         kv_cache_bytes=size.num_bytes * num_ranks,
         weight_bytes=loaded.weights.num_bytes if weight_bytes is None else weight_bytes,
         tensor_parallel_size=num_ranks,
+        pipeline_parallel_size=num_stages,
         max_num_seqs=config.scheduler.max_num_seqs,
         num_threads=num_threads,
         wait_policy=config.client.wait_policy,

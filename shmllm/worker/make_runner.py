@@ -50,10 +50,9 @@ def _make_runner(
     config: EngineConfig, on_load: Progress | None, on_capture: Progress | None
 ) -> LoadedRunner:
     gpu, warning = choose_device(config.device)
-    size = config.parallel.tensor_parallel_size
-    if gpu is not None and size > 1:
+    if gpu is not None and config.parallel.num_processes > 1:
         raise EngineStartError(
-            f"tensor_parallel_size {size} is for the CPU: pass device='cpu', or leave it out"
+            f"{config.parallel.option} is for the CPU: pass device='cpu', or leave it out"
         )
     if gpu is not None:
         from shmllm.worker.gpu.device import CudaDevice
@@ -69,13 +68,15 @@ def _make_cpu_runner(
 ) -> LoadedRunner:
     from shmllm.worker.cpu.runner import CpuRunner
 
-    if config.parallel.tensor_parallel_size == 1:
+    if config.parallel.num_processes == 1:
         return CpuRunner(config, on_load, warnings)
     from shmllm.parallel.ranks import RankProcesses
+    from shmllm.worker.cpu.pipelined_runner import PipelinedRunner
 
+    make = CpuRunner if config.parallel.pipeline_parallel_size == 1 else PipelinedRunner
     ranks = RankProcesses(config)
     try:
-        return CpuRunner(config, on_load, warnings, ranks)
+        return make(config, on_load, warnings, ranks)
     except BaseException:
         ranks.close()
         raise

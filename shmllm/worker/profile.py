@@ -36,7 +36,7 @@ class ProfiledRunner:
         self.path = path
         self.info = runner.info
         self.kv_groups = runner.kv_groups
-        self.overlaps = runner.overlaps and runner.info.device != "cpu"
+        self.max_in_flight = 1 if runner.info.device == "cpu" else runner.max_in_flight
         self._delay = delay
         self._most = most
         self._num_recorded = 0

@@ -11,7 +11,6 @@ from torch import Tensor
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.memory_owners import Workspace
 
 
 class PendingDrafts(NamedTuple):
@@ -50,14 +49,7 @@ class PendingDrafts(NamedTuple):
 
 
 class StepDrafter(Protocol):
-    """Drafts tokens before a step, and sees the hidden states of every step.
-
-    Attributes:
-        workspace: the buffers of its model, which are freed with the KV cache.
-    """
-
-    @property
-    def workspace(self) -> Workspace: ...
+    """Drafts tokens before a step, and sees the hidden states of every step."""
 
     def draft(self, plan: StepPlan) -> None:
         """Replace the pending tokens in `plan.drafts`, and in the batch.
@@ -74,6 +66,7 @@ class StepDrafter(Protocol):
         Args:
             plan: the step's plan.
             inputs: its inputs.
-            hidden: [T, hidden] float32, the hidden states of its tokens after the final norm.
+            hidden: [T or more, hidden], the hidden states of its tokens after the final norm, which
+                may be overwritten.
             counts: how many tokens each of the plan's `samples` got; None: one each.
         """

@@ -40,7 +40,8 @@ def assert_tables(tables: torch.Tensor, rows: list[list[int]]) -> None:
 def send(inputs: GpuInputs, batch: InputBatch, plan: StepPlan, descriptor: BatchDescriptor) -> None:
     plan.num_tokens = sum(plan.counts)
     batch.update(plan)
-    inputs.send(batch.inputs(plan), descriptor, plan)
+    inputs.update(plan)
+    inputs.send(batch.inputs(plan), descriptor, plan.is_repeat)
 
 
 class InputsConformance:

@@ -370,11 +370,11 @@ class ProgramConformance:
         step = steps.prepare({0: 1, 1: 1})
         want = steps.run(step)[1]
         step.inputs.token_ids[:] = -2 - step.inputs.rows
-        steps.inputs.send(step.inputs, step.descriptor, step.plan)
+        steps.inputs.send(step.inputs, step.descriptor)
         assert torch.equal(steps.run(step)[1], want)
         last = [steps.tokens[row][-1] for row in (0, 1)]
         step.inputs.token_ids[:] = -1
-        steps.inputs.send(step.inputs, step.descriptor, step.plan)
+        steps.inputs.send(step.inputs, step.descriptor)
         for place, token in enumerate(last):
             steps.buffers.hidden[place] = steps.model.embedding.table[token]
         assert torch.equal(steps.run(step)[1], want)

@@ -96,7 +96,8 @@ def test_outputs_do_not_change_with_a_draft_model(
     with LLM(model, **options, max_num_batched_tokens=64) as llm:
         assert ask(llm, requests) == expected
         assert llm._client._core.scheduler.stats.draft_tokens > 100  # type: ignore[attr-defined]
-        workspace = llm._client._core.runner._drafter.workspace  # type: ignore[attr-defined]
+        drafter = llm._client._core.runner._drafter  # type: ignore[attr-defined]
+        workspace = drafter._steps._program.buffers
         assert workspace.workspace_bytes > 0
         llm.sleep(level=2)
         assert workspace.workspace_bytes == 0

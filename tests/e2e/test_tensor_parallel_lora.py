@@ -4,7 +4,8 @@ for rounding, and bits that no other request changes."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from support.determinism import said
 from support.engines import assert_idle
 from support.reference_models import make_model
 from support.variants import slow
+from support.waiting import join_all
 
 from shmllm import LLM, LoRARequest, RequestError, RequestOutput, SamplingParams
 
@@ -156,6 +158,26 @@ def test_a_request_has_the_bits_that_it_has_alone(
     with adapted.engine(**options) as other:
         assert ask(other, adapted, WHICH) == expected
         assert ask(other, adapted, WHICH[::-1])[::-1] == expected
+
+
+@pytest.mark.parametrize("what", ["an adapter", "a step"])
+def test_ranks_do_one_thing_at_a_time(what: str, adapted: Adapted, llm: LLM) -> None:
+    """With async_scheduling adapters are read while a step runs on another thread."""
+    memory = llm._client._core.runner._ranks.memory  # type: ignore[attr-defined]
+    lora = LoRARequest("other", 102, adapted.loras[3].lora_path)
+    acts: dict[str, Callable[[], Any]] = {
+        "an adapter": lambda: llm.add_lora(lora),
+        "a step": lambda: ask(llm, adapted, [0]),
+    }
+    other = threading.Thread(target=acts[what])
+    with memory.turn:
+        step = int(memory.step[0])
+        other.start()
+        other.join(0.3)
+        assert int(memory.step[0]) == step
+    join_all([other])
+    assert int(memory.step[0]) > step
+    llm.remove_lora(102)
 
 
 def test_requests_without_an_adapter_have_the_base_s_bits(adapted: Adapted, llm: LLM) -> None:

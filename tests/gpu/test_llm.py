@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from support.further_layers import make, save_both
 
 from shmllm import LLM, SamplingParams, StructuredOutputsParams
 
@@ -83,20 +86,57 @@ def test_bfloat16_with_every_graph_mode_gives_one_text() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tie"), [("float32", 1e-3), ("bfloat16", 0.3)])
+@pytest.mark.parametrize(
+    "drafter", [{"method": "ngram"}, {"model": "tiny"}], ids=["ngram", "model"]
+)
 def test_drafts_change_texts_at_ties_only(
-    dtype: str, tie: float, capsys: pytest.CaptureFixture[str]
+    drafter: dict[str, str], dtype: str, tie: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A product of several rows may round otherwise than one of a single row: where an output
-    differs first, both tokens are about equally likely. Prints how many outputs differ."""
-    repeated = [prompt * 4 for prompt in PROMPTS]
-    params = SamplingParams(temperature=0, max_tokens=48, logprobs=5, ignore_eos=True)
+    """Prints how many outputs differ, and how many drafts of the model for itself are wrong."""
+    prompts = [prompt * 4 for prompt in PROMPTS]
     options = {"dtype": dtype, "kv_cache_memory_bytes": CACHE_BYTES}
-    config = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
-    with LLM("tiny", device="cuda", **options) as llm:
-        plain = [each.outputs[0] for each in llm.generate(repeated, params, use_tqdm=False)]
-    with LLM("tiny", device="cuda", **options, speculative_config=config) as llm:
+    config = {**drafter, "num_speculative_tokens": 4, "adaptive": False}
+    found, metrics = differing_at_ties("tiny", prompts, options, config, tie)
+    drafts, accepted = metrics["draft_tokens"], metrics["accepted_tokens"]
+    assert drafts > 20
+    if "model" in drafter:
+        assert accepted > 0.8 * drafts
+    with capsys.disabled():
+        print(f"{drafter}, {dtype}: {found}, {accepted} of {drafts} drafted tokens are right")
+
+
+def test_drafts_of_a_further_layer_change_tokens_at_ties_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prints how many outputs differ."""
+    directory = save_both(*make("deepseek_v3", scale=4.0), tmp_path)
+    prompts = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (1, 5, 18, 40)]
+    options = {"dtype": "float32", "kv_cache_memory_bytes": CACHE_BYTES}
+    options |= {"skip_tokenizer_init": True}
+    config = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
+    found, metrics = differing_at_ties(str(directory), prompts, options, config, 1e-3)
+    assert metrics["draft_tokens"] > 20
+    with capsys.disabled():
+        print(f"mtp: {found}")
+
+
+def differing_at_ties(
+    model: str, prompts: list[Any], options: dict[str, Any], config: dict[str, Any], tie: float
+) -> tuple[str, dict[str, Any]]:
+    """Compare the greedy outputs of engines without and with drafts. A product of several rows may
+    round otherwise than one of a single row: where an output differs first, both tokens are about
+    equally likely.
+
+    Returns:
+        How many differ, in words, and the metrics of the engine with drafts.
+    """
+    params = SamplingParams(temperature=0, max_tokens=48, logprobs=5, ignore_eos=True)
+    with LLM(model, device="cuda", **options) as llm:
+        plain = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM(model, device="cuda", **options, speculative_config=config) as llm:
         assert not llm.facts.async_scheduling
-        ours = [each.outputs[0] for each in llm.generate(repeated, params, use_tqdm=False)]
+        ours = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+        metrics = dict(llm.get_metrics())
     num_different = 0
     for one, other in zip(plain, ours, strict=True):
         pairs = enumerate(zip(one.token_ids, other.token_ids, strict=True))
@@ -107,8 +147,7 @@ def test_drafts_change_texts_at_ties_only(
         likely = one.logprobs[place]
         tokens = one.token_ids[place], other.token_ids[place]
         assert abs(likely[tokens[0]].logprob - likely[tokens[1]].logprob) < tie
-    with capsys.disabled():
-        print(f"{dtype}: {num_different} of {len(plain)} outputs differ at a tie")
+    return f"{num_different} of {len(plain)} outputs differ at a tie", metrics
 
 
 def test_the_command_reports_its_device() -> None:

@@ -231,7 +231,7 @@ class FakeRunner:
     ) -> None:
         self.info = engine_facts
         self.kv_groups = groups
-        self.overlaps = lag is not None
+        self.max_in_flight = 1 if lag is None else 2
         self.most_under_way = self.num_adapters_read = 0
         self._lag = lag or (lambda: 2)
         self._submitted: list[FakeStep] = []

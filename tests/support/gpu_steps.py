@@ -178,7 +178,8 @@ class GpuSteps:
             plan.num_tokens, len(work), longest == 1, plan.num_drafts
         )
         self._spoil_inputs(plan)
-        self.inputs.send(inputs, descriptor, plan)
+        self.inputs.update(plan)
+        self.inputs.send(inputs, descriptor, plan.is_repeat)
         return Prepared(mode, descriptor, longest, inputs, plan)
 
     def _spoil_inputs(self, plan: StepPlan) -> None:
@@ -209,6 +210,7 @@ class GpuSteps:
                 plan.block_appends.append(BlockAppend(row, [first] * len(new), new))
             if start + count == len(tokens):
                 plan.samples.append(len(plan.rows))
+                plan.num_sampled += 1 + len(drafted)
             plan.rows.append(row)
             plan.starts.append(start)
             plan.counts.append(count)

@@ -37,9 +37,19 @@ class Destinations:
         names = list(ours.named_weights())
         assert set(names) == set(theirs), set(names) ^ set(theirs)
         self._weights = {name: (theirs[name].data,) for name in names}
+        values = {id(weight): value for weight, value in ours.neutral_weights()}
+        self._neutral = [
+            (theirs[name].data, values[id(view)])
+            for name, (view, *_) in ours.named_weights().items()
+            if id(view) in values
+        ]
+        assert len(self._neutral) == len(values), "each norm has a name"
 
     def named_weights(self) -> dict[str, tuple[torch.Tensor]]:
         return self._weights
+
+    def neutral_weights(self) -> list[tuple[torch.Tensor, float]]:
+        return self._neutral
 
 
 def run(settings: Settings, figures: Figures, size: str, mode: str) -> None:

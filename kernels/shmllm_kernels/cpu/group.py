@@ -25,19 +25,25 @@ def _arrive(operands):
 
 
 @compiled
+def _await(operands, rank):
+    """Waits until a rank has arrived, or the group has ended."""
+    step, place = word(word(operands, 1), 0), word(operands, 2) + rank * LINE_BYTES
+    spins = 0
+    while load_acquire(place) < step:
+        spins += 1
+        if spins < SPINS:
+            pause()
+        else:
+            yield_core()
+            if load_acquire(word(operands, 5)) != 0:
+                return
+
+
+@compiled
 def _await_others(operands):
     """Waits until all ranks have arrived, or the group has ended."""
-    step, words = word(word(operands, 1), 0), word(operands, 2)
     for rank in range(word(operands, 4)):
-        spins = 0
-        while load_acquire(words + rank * LINE_BYTES) < step:
-            spins += 1
-            if spins < SPINS:
-                pause()
-            else:
-                yield_core()
-                if load_acquire(word(operands, 5)) != 0:
-                    return
+        _await(operands, rank)
 
 
 @compiled
@@ -93,3 +99,31 @@ def _meet(operands, piece, thread, num_threads):
 
 MEET = Kernel(_one_piece, _meet)
 """Waits until all ranks have arrived. Operands: the first six of SUM_PARTS."""
+
+
+@compiled
+def _take(operands, piece, thread, num_threads):
+    _await(operands, word(operands, 6))
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    width = word(operands, 9)
+    source = floats(word(operands, 7) + 4 * begin * width)
+    out = floats(word(operands, 8) + 4 * begin * width)
+    for i in range((end - begin) * width):
+        out[i] = source[i]
+
+
+TAKE = Kernel(count_pieces, _take)
+"""``out = source``, after one other rank has arrived.
+
+Operands: the first six of SUM_PARTS; the other rank; source [rows, width] float32; out, likewise;
+width.
+"""
+
+
+@compiled
+def _await_one(operands, piece, thread, num_threads):
+    _await(operands, word(operands, 6))
+
+
+AWAIT = Kernel(_one_piece, _await_one)
+"""Waits until one other rank has arrived. Operands: the first seven of TAKE."""

@@ -154,7 +154,7 @@ class KernelProgram:
         self._entry = _program_entry()
         self._run_alone = _FUNCTION_TYPE(self._entry)
         self._program = np.zeros(_STARTED_THREADS + 1, np.int64)
-        self._table = self._rows = np.zeros((0, _ROW_WORDS), np.int64)
+        self._lay_out()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -180,7 +180,7 @@ class KernelProgram:
         self._kept.extend(keep)
 
     def _lay_out(self) -> None:
-        self._table = np.array(self._entries, np.int64)
+        self._table = np.array(self._entries, np.int64).reshape(-1, 2)
         self._rows = np.zeros((len(self._entries), _ROW_WORDS), np.int64)
         for row, operands in zip(self._rows, self._operands, strict=True):
             row[: len(operands)] = operands

@@ -15,11 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shmllm.models.config import ModelConfig
 from shmllm.models.matrices import Matrix, addresses
 from shmllm.models.shard import WHOLE, Shard
 from shmllm.worker.arrays import LongArray
 from shmllm_kernels.cpu import KernelProgram
-from shmllm_kernels.cpu.group import LINE_BYTES, MEET, PUBLISH, SUM_PARTS
+from shmllm_kernels.cpu.group import AWAIT, LINE_BYTES, MEET, PUBLISH, SUM_PARTS, TAKE
 
 LINE_WORDS = LINE_BYTES // 8
 
@@ -36,18 +37,8 @@ class Kind(IntEnum):
     COMMAND = 3
 
 
-class CpuGroup(Protocol):
-    """The memory of a group.
-
-    Attributes:
-        shard: the place of this process in it.
-        step: (1,) int64, the number of the step.
-        ended: (1,) int64, not 0 when the group has ended, because one of its processes has.
-    """
-
-    shard: Shard
-    step: LongArray
-    ended: LongArray
+class SharedArrays(Protocol):
+    """Memory that all ranks of a group find by names."""
 
     def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
         """Return an array of zeros that all ranks share by its name."""
@@ -55,22 +46,63 @@ class CpuGroup(Protocol):
     def floats(self, name: str, *shape: int) -> Tensor:
         """As `array`, a tensor of float32."""
 
-    def playing(self, kind: Kind) -> AbstractContextManager[None]:
-        """Return what a step runs inside: the other ranks begin it with this process, which has
-        written what they read. It raises at the end if the group has ended: what the step has
-        computed is undefined then."""
 
+class CpuGroup(SharedArrays, Protocol):
+    """The memory of a group.
 
-_NOTHING = nullcontext()
+    Attributes:
+        rank: the number of this process in it.
+        size: the number of processes.
+        shard: its place if the ranks divide each layer.
+        num_stages: into how many stages the layers are divided.
+        step: (1,) int64, the number of the step.
+        ended: (1,) int64, not 0 when the group has ended, because one of its processes has.
+        turn: held while the ranks of a tensor parallel group do something, a step or a command:
+            kernels read the number of the step, so no other may begin.
+    """
+
+    rank: int
+    size: int
+    shard: Shard
+    num_stages: int
+    step: LongArray
+    ended: LongArray
+
+    @property
+    def turn(self) -> AbstractContextManager[object]: ...
+
+    def divide(self, config: ModelConfig) -> ModelConfig:
+        """Return the configuration of this process's part of a model.
+
+        Raises:
+            EngineStartError: the model cannot be divided so.
+        """
+
+    def begin(self, kind: Kind, slot: int = 0) -> None:
+        """Let the other ranks begin a step; this process has written what they read.
+
+        Args:
+            kind: what they do.
+            slot: which of a pipeline's batches it is.
+        """
+
+    def check(self) -> None:
+        """Raise if the group has ended: what the step has computed is undefined then."""
 
 
 class Alone:
     """The memory of a process that is no part of a group."""
 
+    rank, size, num_stages = 0, 1, 1
+
     def __init__(self) -> None:
         self.shard = WHOLE
         self.step: LongArray = np.zeros(1, np.int64)
         self.ended: LongArray = np.zeros(1, np.int64)
+        self.turn: AbstractContextManager[object] = nullcontext()
+
+    def divide(self, config: ModelConfig) -> ModelConfig:
+        return config
 
     def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
         return np.zeros(shape, dtype)
@@ -78,8 +110,11 @@ class Alone:
     def floats(self, name: str, *shape: int) -> Tensor:
         return torch.zeros(shape)
 
-    def playing(self, kind: Kind) -> AbstractContextManager[None]:
-        return _NOTHING
+    def begin(self, kind: Kind, slot: int = 0) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
 
 
 class Meetings:
@@ -168,3 +203,42 @@ class Meetings:
         words = group.array(name, size, LINE_WORDS)
         shared = [group.step.ctypes.data, words.ctypes.data, group.shard.rank, size]
         return [num_rows, *shared, group.ended.ctypes.data]
+
+
+class Link:
+    """Records in a program where a stage of a pipeline takes over from the one before it.
+
+    Args:
+        program: the program, of one of the pipeline's batches.
+        name: the name of the batch.
+        group: the group.
+        step: (1,) int64, the number of the batch's step.
+    """
+
+    def __init__(self, program: KernelProgram, name: str, group: CpuGroup, step: LongArray) -> None:
+        self._program = program
+        self._group = group
+        words = group.array(f"{name} stages", group.size, LINE_WORDS)
+        addresses = [each.ctypes.data for each in (step, words)]
+        self._meeting = [*addresses, group.rank, group.size, group.ended.ctypes.data]
+
+    def take(self, num_rows: int, source: Tensor, out: Tensor) -> Tensor:
+        """Record ``out = source`` after the stage before this one has written it; return ``out``.
+
+        Args:
+            num_rows: the address of an int64, the number of rows.
+            source: [max_rows, width] float32, shared.
+            out: likewise.
+        """
+        rows = [self._group.rank - 1, source.data_ptr(), out.data_ptr(), out.shape[1]]
+        self._program.record(TAKE, [num_rows, *self._meeting, *rows], label="take")
+        return out
+
+    def publish(self) -> None:
+        """Record that this stage has written its result."""
+        self._program.record(PUBLISH, [0, *self._meeting], label="publish")
+
+    def wait_for_last(self) -> None:
+        """Record that this process waits for the last stage."""
+        last = self._group.size - 1
+        self._program.record(AWAIT, [0, *self._meeting, last], label="await")

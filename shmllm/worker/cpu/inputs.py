@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.cpu.group import Alone, CpuGroup
+from shmllm.worker.cpu.group import Alone, SharedArrays
 from shmllm_kernels.cpu import latent_attention
 from shmllm_kernels.cpu.attention import count_pieces
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
@@ -43,7 +43,7 @@ class CpuInputs:
         num_groups: the number of groups of layers.
         max_samples: the largest number of tokens at which a step samples; None: one for each
             request.
-        group: the group whose ranks share the inputs.
+        memory: what the ranks of a group share the inputs in; None: there are none.
 
     Attributes:
         token_ids, positions: (max_tokens,) int64, as in `StepInputs`. A negative token id means
@@ -62,9 +62,9 @@ class CpuInputs:
         divisions: Collection[Division],
         num_groups: int,
         max_samples: int | None = None,
-        group: CpuGroup | None = None,
+        memory: SharedArrays | None = None,
     ) -> None:
-        words = (group or Alone()).array
+        words = (memory or Alone()).array
         self._counts = words("counts of a step", len(COUNTS))
         self.token_ids, self.positions = (
             words("token_ids", max_tokens),

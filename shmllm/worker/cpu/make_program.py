@@ -22,20 +22,11 @@ from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import CpuGroup
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.lora import CpuLora
+from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.products import activation_dtype, uses_tiles
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import Workspace
-
-
-class Buffers(Workspace, Protocol):
-    """The activations of a step.
-
-    Attributes:
-        embeds: [max_tokens, hidden] float32, which may be filled with embeddings before a step.
-    """
-
-    embeds: Tensor
 
 
 class Program(Protocol):
@@ -44,6 +35,7 @@ class Program(Protocol):
     Attributes:
         inputs: the inputs of the step.
         buffers: the activations.
+        embeds: [max_tokens, hidden] float32, which may be filled with embeddings before a step.
         observe: if set, each kernel runs inside the context manager that this makes of its label;
             steps take longer then.
         activation_dtype: the dtype name that products round activations to.
@@ -51,14 +43,19 @@ class Program(Protocol):
         deterministic: whether a request's bits depend on its own tokens only.
     """
 
-    inputs: CpuInputs
     observe: Observe | None
     activation_dtype: str
     instructions: str
     deterministic: bool
 
     @property
-    def buffers(self) -> Buffers: ...
+    def inputs(self) -> CpuInputs: ...
+
+    @property
+    def buffers(self) -> Workspace: ...
+
+    @property
+    def embeds(self) -> Tensor: ...
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Compute the step whose inputs are in `self.inputs`.
@@ -122,6 +119,11 @@ def make_program(
     if isinstance(model, DecoderModel):
         activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
         in_tiles = uses_tiles(loaded.load, activations)
+        if group is not None and group.num_stages > 1:
+            size = config.cache.block_size
+            return CpuPipeline(
+                model, cache, batch, size, max_tokens, num_threads, activations, in_tiles, group
+            )
         return program.CpuProgram(
             model, cache, batch, max_tokens, num_threads, activations, in_tiles, lora, group
         )

@@ -6,6 +6,8 @@ know requests, nor what a step consists of: the kernels read that from `CpuInput
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -136,6 +138,8 @@ class CpuOps:
         block_tables: (groups, rows, blocks) int32, the block ids of each row's request.
         lora: records what adapters add to products; None: nothing.
         meetings: records sums over the ranks of a group; None: the process is alone.
+        receive: records that the stage of a pipeline before this one has computed the residual
+            stream, and returns it; None: there is none.
     """
 
     def __init__(
@@ -149,8 +153,10 @@ class CpuOps:
         block_tables: IntArray,
         lora: CpuLora | None = None,
         meetings: Meetings | None = None,
+        receive: Callable[[], Tensor] | None = None,
     ) -> None:
         self._kernels = program
+        self._receive = receive
         self._meetings = meetings or Meetings(program, "", Alone())
         self._config = config
         self._buffers = buffers
@@ -213,6 +219,10 @@ class CpuOps:
         if self._meetings.are_needed:
             return self._meetings.copy(self._num_tokens, out, self._buffers.hidden)
         return out
+
+    def receive(self) -> Tensor:
+        assert self._receive is not None, "the stage is the first one"
+        return self._receive()
 
     def add_norm(
         self, x: Tensor | None, residual: Tensor, norm: Norm | None, scale: float

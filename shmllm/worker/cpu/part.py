@@ -12,6 +12,7 @@ from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
 from shmllm.worker.cpu.group import CpuGroup
+from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.make_program import Program, check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
@@ -63,7 +64,8 @@ class CpuPart:
         self._num_threads = num_threads
         self.pool = HostMemory(group.shard.size)
         load = config.load
-        self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_progress, group.shard)
+        divide = group.divide if group.size > 1 else None
+        self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_progress, divide)
         self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
         wanted, block_size = load.kv_cache_dtype, config.cache.block_size
         self.stored = self.loaded.dtype_name if wanted == "auto" else wanted
@@ -106,7 +108,7 @@ class CpuPart:
             self._group,
         )
 
-    def copy_states(self) -> None:
-        """Copy the blocks of states that the inputs of the step name."""
-        for source, target in self.program.inputs.state_copies:
+    def copy_states(self, inputs: CpuInputs) -> None:
+        """Copy the blocks of states that the inputs of a step name."""
+        for source, target in inputs.state_copies:
             self.cache.copy_state(source, target)

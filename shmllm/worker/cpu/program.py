@@ -126,8 +126,10 @@ class CpuProgram:
             The hidden states of the step's tokens after the final norm, [T, hidden], and the
             logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
-        with self._group.playing(Kind.STEP):
-            self.play(Kind.STEP)
+        with self._group.turn:
+            self._group.begin(Kind.STEP)
+            self.play(Kind.STEP, 0)
+        self._group.check()
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
 
@@ -139,12 +141,23 @@ class CpuProgram:
             rows = hidden[begin : begin + SCORED_ROWS]
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
-            with self._group.playing(Kind.SCORING):
-                self.play(Kind.SCORING)
+            with self._group.turn:
+                self._group.begin(Kind.SCORING)
+                self.play(Kind.SCORING, 0)
+            self._group.check()
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits
 
-    def play(self, kind: Kind) -> None:
+    @property
+    def embeds(self) -> Tensor:
+        """See `make_program.Program`."""
+        return self.buffers.embeds
+
+    def inputs_of(self, slot: int) -> CpuInputs:
+        """Return the inputs of the step; a group that divides each layer has one slot."""
+        return self.inputs
+
+    def play(self, kind: Kind, slot: int) -> None:
         """Compute this process's part of a step that its group has begun."""
         if kind is Kind.SCORING:
             self._scoring.replay()

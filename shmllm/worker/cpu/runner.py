@@ -126,7 +126,7 @@ class CpuRunner(LoadedRunner):
         size = part.size_cache()
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(
-            config.scheduler.max_num_seqs,
+            config.num_rows,
             size.max_model_len,
             config.cache.block_size,
             self._vocab_size,
@@ -136,18 +136,17 @@ class CpuRunner(LoadedRunner):
         )
         part.build(size, self._batch)
         weight_bytes = loaded.weights.num_bytes + ranks.build(size)
-        num_ranks = ranks.memory.shard.size
-        if num_ranks > 1:
+        if ranks.memory.size > 1:
             loaded.model.followers = ranks
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
-        self._drafter = self._make_drafter(config)
-        self.overlaps = bool(config.scheduler.async_scheduling) and not config.max_drafts
-        self._thread = BackgroundThread("shmllm-steps") if self.overlaps else None
         workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
-        if self._drafter is not None:
-            workspaces.append(self._drafter.workspace)
+        self._drafter = self._make_drafter(config, workspaces)
+        is_drafting = config.speculative.most_drafted > 0
+        overlaps = bool(config.scheduler.async_scheduling) and not is_drafting
+        self.max_in_flight = 2 if overlaps else 1
+        self._thread = BackgroundThread("shmllm-steps") if overlaps else None
         further = [] if part.draft is None else [ReloadedArena(part.draft)]
         own = MemoryOwners(
             self.model, loaded.weights, part.kv_cache, workspaces, part.pool, further=further
@@ -159,35 +158,37 @@ class CpuRunner(LoadedRunner):
             loaded,
             size,
             part.shape,
-            num_threads=ranks.num_threads * num_ranks,
+            num_threads=ranks.num_threads * ranks.memory.size,
             load_seconds=time.monotonic() - began,
             deterministic=self._program.deterministic,
             activation_dtype=self._program.activation_dtype,
             kv_cache_dtype=part.stored,
             instructions=self._program.instructions,
-            num_ranks=num_ranks,
+            num_ranks=ranks.memory.shard.size,
+            num_stages=ranks.memory.num_stages,
             weight_bytes=weight_bytes,
-            async_scheduling=self.overlaps,
+            async_scheduling=overlaps,
             warnings=[*warnings, *self._not_deterministic(config)],
         )
 
-    def _make_drafter(self, config: EngineConfig) -> StepDrafter | None:
+    def _make_drafter(
+        self, config: EngineConfig, workspaces: list[Workspace]
+    ) -> StepDrafter | None:
+        """Make what drafts inside steps, if anything does; add its buffers to the workspaces."""
         part, loaded, num_threads = self._part, self._part.loaded, self._ranks.num_threads
+        drafter: StepDrafter | None = None
         if part.draft is not None:
-            return make_draft_model(
-                config,
-                part.draft,
-                part.cache,
-                len(loaded.config.layer_kv),
-                self._batch,
-                self._sampler,
-                num_threads,
+            first = len(loaded.config.layer_kv)
+            drafter, buffers = make_draft_model(
+                config, part.draft, part.cache, first, self._batch, self._sampler, num_threads
             )
-        if config.load.further_layers:
-            return make_multi_token_prediction(
+            workspaces.append(buffers)
+        elif config.load.further_layers:
+            drafter, buffers = make_multi_token_prediction(
                 config, loaded, self._program, part.cache, self._batch, self._sampler, num_threads
             )
-        return None
+            workspaces.append(buffers)
+        return drafter
 
     def check(self) -> None:
         """Raise if another rank has ended."""
@@ -259,6 +260,16 @@ class CpuRunner(LoadedRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
+        inputs = self.prepare(plan)
+        prepared_ns = time.perf_counter_ns()
+        hidden, logits = self._program.run(inputs)
+        executed_ns = time.perf_counter_ns()
+        result = self.complete(plan, inputs, hidden, logits)
+        result.computing_ns = prepared_ns, executed_ns
+        return result
+
+    def prepare(self, plan: StepPlan) -> StepInputs:
+        """Write the inputs of a plan's step to where the program reads them."""
         self._batch.update(plan)
         if self._drafter is not None:
             self._drafter.draft(plan)
@@ -270,25 +281,35 @@ class CpuRunner(LoadedRunner):
         if self._lora is not None and not plan.is_repeat:
             self._lora.fill([request.adapter for request in plan.requests], inputs.counts)
         program_inputs.state_copies = plan.state_copies
-        self._part.copy_states()
-        masks = self.masks.begin(plan.constraints, plan.drafts)
+        self._part.copy_states(program_inputs)
         self._prompt_embeds.update(plan)
-        self._prompt_embeds.copy_into(
-            self._program.buffers.embeds, program_inputs.token_ids, inputs
-        )
-        prepared_ns = time.perf_counter_ns()
-        hidden, logits = self._program.run(inputs)
+        self._prompt_embeds.copy_into(self._program.embeds, program_inputs.token_ids, inputs)
+        return inputs
+
+    def complete(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> StepResult:
+        """Sample the tokens that a plan asks for.
+
+        Args:
+            plan: the plan.
+            inputs: what `prepare` returned.
+            hidden, logits: what the program returned; see `Program.run`.
+        """
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
-        computing_ns = prepared_ns, time.perf_counter_ns()
         if not plan.samples:
             self._follow(plan, inputs, hidden, None)
-            return StepResult([], None, prompt_logprobs, vectors, computing_ns)
+            return StepResult([], None, prompt_logprobs, vectors)
+        masks = self.masks.begin(plan.constraints, plan.drafts)
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         result = accept(plan, sampled)
         result.prompt_logprobs, result.vectors = prompt_logprobs, vectors
-        result.computing_ns = computing_ns
         self._follow(plan, inputs, hidden, result.counts)
         return result
 

@@ -81,6 +81,11 @@ class CpuTransformersProgram:
         [rows, hidden]."""
         return self._model.logits(hidden.to(self._model.dtype)).float()
 
+    @property
+    def embeds(self) -> Tensor:
+        """See `make_program.Program`."""
+        return self.buffers.embeds
+
     def _embeds(self, token_ids: Tensor) -> Tensor | None:
         """Return the embeddings of a step's tokens if prompts gave some of them."""
         given = token_ids < 0

@@ -29,6 +29,7 @@ class GpuBuffers:
         deterministic: see `AttentionLaunches`.
 
     Attributes:
+        max_requests: as given.
         attention: chooses the launches of attention, for which there is scratch memory.
         arena: the arena of the buffers; no step needs contents that an earlier step left there.
         hidden: [max_tokens, hidden], the residual stream.
@@ -57,6 +58,7 @@ class GpuBuffers:
     ) -> None:
         self._config = config
         self._dtype = dtype
+        self.max_requests = max_requests
         self.attention = AttentionLaunches(config, dtype, device.torch_device, deterministic)
         self._scratch_sizes = self.attention.scratch_sizes(max_tokens, max_requests)
         counter = CountingAllocator()

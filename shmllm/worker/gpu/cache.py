@@ -6,6 +6,7 @@ This module owns the layout. A block of a layer has its keys and behind them its
 
 from __future__ import annotations
 
+from copy import copy
 from math import prod
 
 import torch
@@ -67,22 +68,35 @@ class GpuKVCache:
         num_states: int = 1,
     ) -> None:
         size = (num_blocks, shape.buffer_bytes // dtype.itemsize)
-        buffers = [arena.allocate(size, dtype) for _ in range(shape.num_buffers)]
-        self.layers: dict[int, tuple[int, Tensor, Tensor]] = {}
-        for layer, (group, buffer, part) in shape.places.items():
-            heads = model.layer_kv[layer]
-            assert heads is not None, "it has a place"
-            own = block_bytes(heads, shape.block_size, dtype) // dtype.itemsize
-            blocks = buffers[buffer][:, part * own : (part + 1) * own]
-            self.layers[layer] = (group, *_keys_and_values(blocks, heads, shape.block_size))
-        for layer, source in model.kv_sources.items():
-            self.layers[layer] = self.layers[source]
+        self._shape, self._dtype = shape, dtype
+        self._buffers = [arena.allocate(size, dtype) for _ in range(shape.num_buffers)]
+        self.layers = self._layers_of(model, 0)
         elements = shape.state_bytes // torch.float32.itemsize
         self.states: dict[int, Tensor] = {
             layer: arena.allocate((num_states, elements), torch.float32)
             for layer in shape.state_layers
         }
         self.state_group, self.interval = shape.states or (0, 0)
+
+    def of_draft(self, model: ModelConfig, first: int) -> GpuKVCache:
+        """Return the cache as another model sees it, whose layers are those from index `first` on
+        in the groups."""
+        view = copy(self)
+        view.layers = self._layers_of(model, first)
+        return view
+
+    def _layers_of(self, model: ModelConfig, first: int) -> dict[int, tuple[int, Tensor, Tensor]]:
+        shape, dtype, places = self._shape, self._dtype, self._shape.places
+        layers: dict[int, tuple[int, Tensor, Tensor]] = {}
+        for layer, heads in enumerate(model.layer_kv):
+            if heads is not None:
+                group, buffer, part = places[first + layer]
+                own = block_bytes(heads, shape.block_size, dtype) // dtype.itemsize
+                blocks = self._buffers[buffer][:, part * own : (part + 1) * own]
+                layers[layer] = (group, *_keys_and_values(blocks, heads, shape.block_size))
+        for layer, source in model.kv_sources.items():
+            layers[layer] = layers[source]
+        return layers
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy a block of states to another, behind the steps that were launched before."""

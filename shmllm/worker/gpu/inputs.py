@@ -5,7 +5,7 @@ is computed.
 
 A step's inputs are copied while the step before runs, into two staging buffers in turns: at most
 two steps run or wait at a time, and the host takes the result of a step before it sends the next
-but one.
+but one. `DraftLaunches`, which sends the inputs of a model that drafts, keeps to the first.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class GpuInputs:
         table_shape = (num_groups, max_requests, max_blocks)
         self.block_tables = torch.zeros(table_shape, dtype=torch.int32, device=where)
         self._blocks_by_row = torch.zeros(table_shape, dtype=torch.int32, device=where)
+        self._are_stale = True  # the tables in the order of the step's requests
         self._nothing = torch.zeros(1, dtype=torch.int64, device=where)
         self._transfers = Transfers(device)
         count = (2 + num_groups) * max_tokens + 3 * max_requests + 3 * max_samples
@@ -82,14 +83,27 @@ class GpuInputs:
         )
         device.synchronize()  # until work that used this memory before is done
 
-    def send(self, inputs: StepInputs, descriptor: BatchDescriptor, plan: StepPlan) -> None:
+    def update(self, plan: StepPlan) -> None:
+        """Launch the copy of the blocks of a step's new requests, and of its appended blocks.
+
+        Args:
+            plan: the plan of the large model's step, whose inputs, and those of steps of a model
+                that drafts for it, are sent later.
+        """
+        changes = _changed_blocks(plan, *self._blocks_by_row.shape)
+        if changes:
+            self._blocks_by_row.view(-1).index_copy_(0, *self._transfers.send(*changes))
+            self._are_stale = True
+
+    def send(
+        self, inputs: StepInputs, descriptor: BatchDescriptor, is_repeat: bool = False
+    ) -> None:
         """Launch the copy and the padding of a step's inputs.
 
         Args:
             inputs: the step's inputs.
             descriptor: the padded sizes.
-            plan: the step's plan; the blocks of its new requests and its appended blocks are not
-                on the device yet.
+            is_repeat: whether the step's requests are those of the call before, in their order.
         """
         packed = np.concatenate((
             inputs.token_ids, inputs.positions, inputs.slot_mapping.ravel(),
@@ -98,15 +112,12 @@ class GpuInputs:
         ))  # fmt: skip
         self._staged.rotate()
         sent = self._transfers.send_ahead(self._staged[0], packed)
-        changes = _changed_blocks(plan, *self._blocks_by_row.shape)
-        changed = self._transfers.send(*changes) if changes else []
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
         self.num_samples = sizes.num_samples
         self.has_embeds = bool((inputs.token_ids == EMBEDDED).any())
         unpack_step(self.step, sent, sizes, self._padded(descriptor))
-        if changed:
-            self._blocks_by_row.view(-1).index_copy_(0, *changed)
-        if changed or not plan.is_repeat:
+        if self._are_stale or not is_repeat:
+            self._are_stale = False
             rows = self.step.rows[: sizes.num_requests]
             for blocks, table in zip(self._blocks_by_row, self.block_tables, strict=True):
                 torch.index_select(blocks, 0, rows, out=table[: sizes.num_requests])

@@ -95,7 +95,7 @@ class DeviceMemory:
         config: CacheConfig,
         shape: CacheShape,
         max_model_len: int,
-        weights: Arena,
+        weight_bytes: int,
         graph_bytes: int,
         profile: Callable[[], None],
     ) -> CacheSize:
@@ -106,7 +106,7 @@ class DeviceMemory:
                 no step is run.
             shape: the division of the cache.
             max_model_len: the configured length, in tokens.
-            weights: the arena of the weights.
+            weight_bytes: the memory of all weights.
             graph_bytes: the estimate of `estimate_graph_bytes`.
             profile: runs a step of `max_num_batched_tokens` tokens of `max_num_seqs` requests that
                 all get a token sampled, without the KV cache, which does not exist yet, and
@@ -118,7 +118,7 @@ class DeviceMemory:
         given = config.given_bytes(shape.bytes_for)
         if given is not None:
             return fit_kv_cache(given, shape, max_model_len)
-        use = self._measure(config.gpu_memory_utilization, weights, graph_bytes, profile)
+        use = self._measure(config.gpu_memory_utilization, weight_bytes, graph_bytes, profile)
         logger.info("memory: %s", use)
         origin = (
             f"; {use}; raise gpu_memory_utilization, or lower max_num_batched_tokens or "
@@ -132,7 +132,7 @@ class DeviceMemory:
         return CacheSize.of(shape, num_blocks, size.max_model_len, size.warning)
 
     def _measure(
-        self, fraction: float, weights: Arena, graph_bytes: int, profile: Callable[[], None]
+        self, fraction: float, weight_bytes: int, graph_bytes: int, profile: Callable[[], None]
     ) -> DeviceUse:
         device = self._device
         device.synchronize()
@@ -143,20 +143,19 @@ class DeviceMemory:
         device.synchronize()
         # On a GPU the second is larger: torch's allocator keeps freed memory.
         used = max(before + device.peak_bytes(), self.used_bytes())
-        total, held = device.total_bytes(), weights.resident_bytes
-        others = total - self._free_at_first
-        return DeviceUse(total, others, held, max(used - held, 0), graph_bytes, fraction)
+        total = device.total_bytes()
+        others, steps = total - self._free_at_first, max(used - weight_bytes, 0)
+        return DeviceUse(total, others, weight_bytes, steps, graph_bytes, fraction)
 
 
-def estimate_graph_bytes(num_graphs: int, num_layers: int) -> int:
+def estimate_graph_bytes(num_captured: int) -> int:
     """Estimate the memory of CUDA graphs, in bytes. The driver keeps a copy of each launch, about a
     dozen in a layer, and libraries allocate workspaces; the graphs allocate no tensors.
 
     Args:
-        num_graphs: the number of sizes at which all layers are captured, in one graph or several.
-        num_layers: the number of layers.
+        num_captured: the number of captured layers, each counted once for each size at which it is.
     """
-    return GRAPHS_BYTES + num_graphs * num_layers * 12 * LAUNCH_BYTES if num_graphs else 0
+    return GRAPHS_BYTES + num_captured * 12 * LAUNCH_BYTES if num_captured else 0
 
 
 def _mib(num_bytes: int) -> str:

@@ -48,6 +48,13 @@ class CaptureReport:
     num_bytes: int
     num_graphs: int
 
+    def __add__(self, other: CaptureReport) -> CaptureReport:
+        return CaptureReport(
+            self.seconds + other.seconds,
+            self.num_bytes + other.num_bytes,
+            self.num_graphs + other.num_graphs,
+        )
+
     def __str__(self) -> str:
         mib = self.num_bytes / 2**20
         graphs = "graph" if self.num_graphs == 1 else "graphs"
@@ -167,7 +174,7 @@ class GpuProgram:
     def warm_up(self) -> None:
         """Run each variant of a step once, so that its kernels are compiled and loaded: a capture
         cannot do that, and requests should not wait for it."""
-        max_tokens, max_requests = len(self._buffers.hidden), len(self._inputs.step.rows)
+        max_tokens, max_requests = len(self._buffers.hidden), self._buffers.max_requests
         has_packed = self._model.has_packed
         shapes = self._ops.variants(max_tokens, max_requests, has_packed)
         shapes += [descriptor for _, descriptor in self._dispatcher.captures()]

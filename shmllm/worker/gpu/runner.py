@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.errors import EngineStartError
 from shmllm.worker.batch import StepInputs
+from shmllm.worker.draft_loading import ReloadedArena, load_draft
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
@@ -33,15 +35,13 @@ from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, load_model, make_info
 from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
 
 NOT_DETERMINISTIC = (
     "on a GPU deterministic=True fixes how attention splits contexts, but not which kernel "
     "multiplies matrices: the bits of a result may depend on the number of tokens in a step"
 )
-
-MODEL_METHODS = ("draft_model", "mtp")
-"""The methods of speculative decoding whose drafts a model of the runner makes."""
 
 
 class StepTimer:
@@ -78,9 +78,10 @@ class GpuStep:
         timer: the step's timer, which has begun.
         plan: the step's plan.
         inputs: the step's inputs.
+        hidden: [T or more, hidden] on the device, the hidden states of all tokens.
         logits: (N or more, V) on the device, the logits of the step's N samples.
         prompt_scores: the pending log-probabilities of prompts.
-        hidden: the pending hidden states of all tokens, (T * hidden,) float32; None if the step
+        pooled: the pending hidden states of all tokens, (T * hidden,) float32; None if the step
             has no pooling requests.
     """
 
@@ -90,17 +91,19 @@ class GpuStep:
         timer: StepTimer,
         plan: StepPlan,
         inputs: StepInputs,
+        hidden: Tensor,
         logits: Tensor,
         prompt_scores: list[PendingScores],
-        hidden: PendingArrays | None,
+        pooled: PendingArrays | None,
     ) -> None:
         self._runner = runner
         self._timer = timer
         self._plan = plan
         self._inputs = inputs
+        self._hidden = hidden
         self._logits = logits
         self._prompt_scores = prompt_scores
-        self._hidden = hidden
+        self._pooled = pooled
         self._expected = runner.batch.expect(inputs)
         self._sampled: PendingSamplerOutput | None = None
         if not plan.samples:
@@ -128,13 +131,14 @@ class GpuStep:
                 rows = np.array(self._plan.rows, np.int32)[self._plan.samples]
                 tokens = np.array(result.token_ids, np.int64)
                 self._runner.sampler.count_accepted(np.repeat(rows, result.counts), tokens)
+        self._runner.follow(self._plan, self._inputs, self._hidden, result.counts)
         result.prompt_logprobs, result.vectors, result.device_ns = scores, vectors, device_ns
         return result
 
     def _pool(self) -> list[bytes]:
-        if self._hidden is None:
+        if self._pooled is None:
             return []
-        (states,) = self._hidden.arrays()
+        (states,) = self._pooled.arrays()
         hidden = torch.from_numpy(states).view(len(self._inputs.token_ids), -1)
         return self._runner.pooler(hidden, self._inputs, self._plan)
 
@@ -175,25 +179,28 @@ class GpuRunner(LoadedRunner):
     ) -> None:
         began = time.monotonic()
         self.device = device
-        self.overlaps = config.scheduler.async_scheduling is not False and not config.max_drafts
+        is_drafting = config.speculative.most_drafted > 0
+        overlaps = config.scheduler.async_scheduling is not False and not is_drafting
+        self.max_in_flight = 2 if overlaps else 1
         memory = DeviceMemory(device)
         loaded = load_model(config.load, memory, auto_dtype, check_model, on_load)
         super().__init__(config, loaded, loaded.config.embeds_scale)
         self._dispatcher = _make_dispatcher(config)
-        resources = StepResources.allocate(config, loaded, device)
+        draft = load_draft(config, loaded, memory, auto_dtype, check_model)
+        resources = StepResources.allocate(config, loaded, draft, device)
+        drafts = resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers
         self._adapters = self._lora = resources.lora
-        num_layers = loaded.config.num_layers
         shape = resources.shape
-        _check_drafts(config)
+        num_captured = len(self._dispatcher.captures()) * loaded.config.num_layers
         self.kv_groups = shape.groups
         size = memory.size_cache(
             config.cache,
             shape,
             loaded.max_model_len,
-            loaded.weights,
-            estimate_graph_bytes(len(self._dispatcher.captures()), num_layers),
+            sum(each.weights.resident_bytes for each in (loaded, draft) if each is not None),
+            estimate_graph_bytes(num_captured + (0 if drafts is None else drafts.num_captured)),
             resources.run_largest,
         )
         num_bytes = cache_bytes(shape, loaded.dtype, size.num_blocks, size.num_states)
@@ -205,6 +212,11 @@ class GpuRunner(LoadedRunner):
         with torch.inference_mode():
             captured = self._program.capture(on_capture)
             self.sampler.warm_up(self._buffers.logits)
+            self._drafter: StepDrafter | None = None
+            if drafts is not None:
+                launches = DraftLaunches(self.batch, self.inputs, self.sampler, device)
+                self._drafter, further = drafts.make_drafter(cache, self.batch, launches)
+                captured += further
         self._timers = deque(StepTimer(device) for _ in range(MAX_STEPS_IN_FLIGHT))
         self._score_prompt = PromptScorer(
             self.batch, self.sampler.scorer, self.sampler.transfers, self._program.compute_logits
@@ -215,8 +227,9 @@ class GpuRunner(LoadedRunner):
             kv_cache,
             (self.pooler, self.masks),
             memory,
-            (self._buffers.arena,),
+            (self._buffers.arena, *(() if drafts is None else drafts.buffers)),
             captured.num_bytes,
+            () if draft is None else (ReloadedArena(draft),),
         )
         self.info = make_info(
             config,
@@ -230,7 +243,7 @@ class GpuRunner(LoadedRunner):
             kv_cache_dtype=loaded.dtype_name,
             device=device.name,
             device_uuid=device.uuid,
-            async_scheduling=self.overlaps,
+            async_scheduling=overlaps,
             graphs=f"{self._dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
             warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
         )
@@ -251,8 +264,11 @@ class GpuRunner(LoadedRunner):
         self.batch.update(plan)
         for source, target in plan.state_copies:
             self._cache.copy_state(source, target)
-        inputs = self.batch.inputs(plan)
         self.sampler.update(plan)
+        self.inputs.update(plan)
+        if self._drafter is not None:
+            self._drafter.draft(plan)
+        inputs = self.batch.inputs(plan)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(self._buffers.hidden, inputs.token_ids, inputs)
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
@@ -260,7 +276,7 @@ class GpuRunner(LoadedRunner):
         mode, descriptor = self._dispatcher.dispatch(
             num_tokens, num_requests, is_decode, plan.num_drafts
         )
-        self.inputs.send(inputs, descriptor, plan)
+        self.inputs.send(inputs, descriptor, plan.is_repeat)
         if self._lora is not None and not plan.is_repeat:
             self._lora.send([request.adapter for request in plan.requests], inputs.counts)
         max_query_len = 1 if is_decode else int(inputs.counts.max())
@@ -269,16 +285,14 @@ class GpuRunner(LoadedRunner):
         states = None
         if plan.pools:
             states = self.sampler.transfers.fetch(hidden[:num_tokens].float())
-        return GpuStep(self, timer, plan, inputs, logits, scores, states)
+        return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states)
 
-
-def _check_drafts(config: EngineConfig) -> None:
-    """Raise EngineStartError if the GPU cannot make the drafts that are asked for."""
-    method = config.speculative.method
-    if method in MODEL_METHODS:
-        raise EngineStartError(
-            f'speculative_config with the method "{method}" is for the CPU: use "ngram" or "suffix"'
-        )
+    def follow(
+        self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, counts: Sequence[int] | None
+    ) -> None:
+        """Let the model that drafts see a step, if there is one; see `StepDrafter.follow`."""
+        if self._drafter is not None:
+            self._drafter.follow(plan, inputs, hidden, counts)
 
 
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:

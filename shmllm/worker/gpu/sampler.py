@@ -82,8 +82,9 @@ class GpuSampler:
         mode: whether reported log-probabilities are raw or processed, and normalised or logits.
 
     Attributes:
-        last_tokens: (num_rows,) int64 on the device, the token sampled last for each row; any of
-            those behind drafted ones, which no step reads.
+        last_tokens: (num_rows,) int64 on the device, the token sampled last for each row, or
+            drafted last by a model; behind drafted tokens any of those sampled, which no step
+            reads.
         transfers: copies small arrays to the device and back.
         scorer: computes log-probabilities.
         processors: the custom logits processors; None if there are none.
@@ -251,6 +252,35 @@ class GpuSampler:
         reported = self._scratch.processed_logits[:num_rows] if keeps_processed else logits
         scores = self.scorer.score(reported, tokens, scored)
         return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored, failures)
+
+    def choose(
+        self, logits: Tensor, rows: LongArray, device_rows: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Launch the sampling of tokens whose logits get no masks, biases or penalties.
+
+        Args:
+            logits: (N, V), of the dtype that steps have; not changed.
+            rows: (N,) int64, the row of each row of logits.
+            device_rows: (N,) int32 on the device, the same.
+            positions: (N,) int64 on the device, the position that each token will have.
+
+        Returns:
+            (N,) int64 on the device, the tokens, which the next call of the sampler overwrites;
+            `last_tokens` has them, too.
+        """
+        tokens = self._tokens[: len(rows)]
+        searches = int(self._searches[rows].max(initial=NO_FILTERS))
+        sample(
+            tokens,
+            logits,
+            device_rows,
+            positions,
+            self._sampling_metadata.sampling,
+            self._scratch,
+            num_searches=None if searches == NO_FILTERS else searches,
+            last_tokens=self.last_tokens,
+        )
+        return tokens
 
     def count_accepted(self, rows: IntArray, tokens: LongArray) -> None:
         """Count the accepted tokens of a step with drafts, before the next step samples.

@@ -19,9 +19,12 @@ from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.draft_model import DraftModelResources
+from shmllm.worker.gpu.draft_resources import DraftResources
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
+from shmllm.worker.gpu.multi_token_prediction import FurtherResources
 from shmllm.worker.gpu.plain_arena import PlainArena
 from shmllm.worker.gpu.program import GpuProgram, Program
 from shmllm.worker.gpu.sampler import GpuSampler
@@ -44,6 +47,7 @@ class StepResources:
         max_logprobs: the largest number of alternatives that a request may ask for; -1: no limit.
         lora: the adapters of a step; None: there are none.
         has_processors: whether there are custom logits processors.
+        drafts: the objects that compute the steps of a model that drafts; None: no model does.
     """
 
     loaded: LoadedModel
@@ -56,15 +60,28 @@ class StepResources:
     max_logprobs: int
     lora: GpuLora | None = None
     has_processors: bool = False
+    drafts: DraftResources | None = None
 
     @classmethod
-    def allocate(cls, config: EngineConfig, loaded: LoadedModel, device: Device) -> StepResources:
-        """Make the objects for the largest step that the scheduler's limits allow."""
+    def allocate(
+        cls, config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None, device: Device
+    ) -> StepResources:
+        """Make the objects for the largest step that the scheduler's limits allow.
+
+        Args:
+            config: the engine's configuration.
+            loaded: the model.
+            draft: the model that drafts for it; None: there is none.
+            device: the device.
+        """
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         block_size = config.cache.block_size
         shape = CacheShape.of(
-            config, model, lambda heads: block_bytes(heads, block_size, loaded.dtype)
+            config,
+            model,
+            lambda heads: block_bytes(heads, block_size, loaded.dtype),
+            None if draft is None else draft.config,
         )
         num_groups = len(shape.groups)
         samples, drafts = config.max_samples, config.max_drafts
@@ -74,24 +91,34 @@ class StepResources:
             block_size,
             model.vocab_size,
             num_groups,
-            samples_ahead=not drafts,
+            samples_ahead=not config.speculative.most_drafted,
             max_drafts=drafts,
         )
         sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
+        last_tokens = sampler.last_tokens
+        inputs = GpuInputs(tokens, rows, samples, max_blocks, num_groups, last_tokens, device)
+        sizes = tokens, rows, samples
+        deterministic = config.load.deterministic
+        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)
+        made: DraftResources | None = None
+        if draft is not None:
+            made = DraftModelResources.allocate(config, draft, model, inputs, device)
+        elif config.load.further_layers:
+            assert isinstance(loaded.model, DecoderModel), "the options refuse it for others"
+            made = FurtherResources.allocate(config, loaded.model, inputs, buffers, device)
         return cls(
             loaded,
             device,
             shape,
             batch,
             sampler,
-            GpuInputs(tokens, rows, samples, max_blocks, num_groups, sampler.last_tokens, device),
-            GpuBuffers(
-                model, loaded.dtype, tokens, rows, samples, device, config.load.deterministic
-            ),
+            inputs,
+            buffers,
             config.logprobs.max_logprobs,
             _make_lora(config, loaded, device) if config.lora.enable_lora else None,
             bool(config.plugins.logits_processors),
+            made,
         )
 
     def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> Program:
@@ -119,10 +146,8 @@ class StepResources:
         )
         rows = min(len(self.inputs.step.rows), tokens)
         drafts = min(len(self.buffers.logits), tokens) - rows
-        program = self.make_program(
-            GpuKVCache(model, dtype, self.shape, 1, arena),
-            GraphDispatcher(CudaGraphMode.NONE, None, rows, tokens),
-        )
+        cache = GpuKVCache(model, dtype, self.shape, 1, arena)
+        program = self.make_program(cache, GraphDispatcher(CudaGraphMode.NONE, None, rows, tokens))
         largest = BatchDescriptor(tokens, rows, uniform=False, num_drafts=drafts)
         self.inputs.idle(largest)
         hidden, logits = program.run(CudaGraphMode.NONE, largest, tokens)
@@ -136,6 +161,8 @@ class StepResources:
         if self.has_processors:  # the logits of their batch, what they return, and a copy of it
             torch.empty((3, *logits.shape), dtype=torch.float32, device=logits.device)
         hidden.float()  # of pooling requests
+        if self.drafts is not None:
+            self.drafts.run_largest(cache)
 
 
 def _make_lora(config: EngineConfig, loaded: LoadedModel, device: Device) -> GpuLora:

@@ -53,7 +53,7 @@ class GpuTransformersProgram:
 
     def capture(self, on_progress: Progress | None = None) -> CaptureReport:
         began = time.monotonic()
-        max_tokens, max_requests = len(self._buffers.hidden), len(self._inputs.step.rows)
+        max_tokens, max_requests = len(self._buffers.hidden), self._buffers.max_requests
         for descriptor in self._ops.variants(max_tokens, max_requests, False):
             self._inputs.idle(descriptor)
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)

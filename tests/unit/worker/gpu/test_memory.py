@@ -93,7 +93,7 @@ class Engine:
             config or CacheConfig(gpu_memory_utilization=0.9),
             one_group(BLOCK),
             max_model_len,
-            self.weights,
+            self.weights.resident_bytes,
             graphs * MIB,
             self.profile,
         )
@@ -170,8 +170,8 @@ def test_a_small_model_gets_no_more_blocks_than_the_host_should_keep(monkeypatch
 
 
 def test_the_estimate_of_graph_memory():
-    assert estimate_graph_bytes(0, 32) == 0
-    assert 300 * MIB < estimate_graph_bytes(51, 32) < 1000 * MIB
+    assert estimate_graph_bytes(0) == 0
+    assert 300 * MIB < estimate_graph_bytes(51 * 32) < 1000 * MIB
 
 
 class DriverDevice(FakeDevice):

@@ -60,6 +60,32 @@ def test_the_texts_equal_those_of_the_cpu() -> None:
         assert generate()[0] == texts
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("_use_fake_gpu")
+def test_a_draft_model_changes_no_text() -> None:
+    """With two completions of a prompt, a stop string among accepted tokens, and greedily."""
+    params = [
+        SamplingParams(n=2, temperature=0.9, seed=5, max_tokens=8),
+        SamplingParams(temperature=0, max_tokens=8, stop=["in(p"]),
+    ]
+    options: dict[str, Any] = {
+        "dtype": "float32", "multiprocess": False, "max_num_seqs": 4, "max_model_len": 64,
+        "max_num_batched_tokens": 16, "kv_cache_memory_bytes": 2**23, "enforce_eager": True,
+    }  # fmt: skip
+    config = {"model": "tiny", "num_speculative_tokens": 3, "adaptive": False}
+    found = []
+    for drafter in (None, config):
+        with LLM("tiny", **options, speculative_config=drafter) as llm:
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            said = [(each.text, each.finish_reason) for one in outputs for each in one.outputs]
+            found.append((said, llm.get_metrics()))
+    (plain, _), (ours, metrics) = found
+    assert ours == plain
+    assert plain[0] != plain[1]
+    assert plain[2] == (".path.jo", "stop")
+    assert metrics["accepted_tokens"] == metrics["draft_tokens"] > 8
+
+
 def _make_cpu_runner(config: EngineConfig, *progress: Any) -> Any:
     from shmllm.worker.cpu.runner import CpuRunner
 

@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.gpu_drafting_models import with_further, with_model
 from conformance.gpu_drafts import RIGHT, SPECULATIVE, ScriptedDrafter, draft_with
 from conformance.gpu_engine import BLOCK_SIZE, PROMPTS, SHAPE, Engine, make_config
 from support.fake_gpu import FakeGpu, eager
+from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save
 
 import shmllm
-from shmllm.config.engine import CacheConfig, LogprobsConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LogprobsConfig
 from shmllm.config.speculative import SpeculativeConfig
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
 TOTAL_BYTES = 4 * 2**20
+OF_DRAFTER_BYTES = 2**20
 VOCAB = 4096
 NUM_ROWS = 4
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -41,10 +44,30 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = save(
         reference_model("llama", vocab_size=VOCAB, **SHAPE), tmp_path_factory.mktemp("llama")
     )
+    return with_tokenizer(made)
+
+
+@pytest.fixture(scope="module")
+def further(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a layer behind it that predicts a further token."""
+    models = make("deepseek_v3", vocab_size=VOCAB, hidden_size=SHAPE["hidden_size"])
+    return with_tokenizer(save_both(*models, tmp_path_factory.mktemp("deepseek")))
+
+
+def with_tokenizer(made: Path) -> Path:
     assets = Path(shmllm.__file__).parent / "assets/tiny"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(assets / name, made)
     return made
+
+
+def with_drafter(config: EngineConfig, drafter: str | None) -> EngineConfig:
+    """The configuration with this method of drafting."""
+    if drafter == "draft_model":
+        return with_model(config, Path(config.load.directory))
+    if drafter == "mtp":
+        return with_further(config, 2)
+    return replace(config, speculative=SPECULATIVE if drafter else SpeculativeConfig())
 
 
 def add(engine: Engine, number: int, grammar: str = "", **options: Any) -> None:
@@ -57,21 +80,25 @@ def add(engine: Engine, number: int, grammar: str = "", **options: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("max_logprobs", "has_drafts"), [(20, False), (-1, False), (20, True)])
+@pytest.mark.parametrize(
+    ("max_logprobs", "drafter"),
+    [(20, None), (-1, None), (20, "ngram"), (20, "draft_model"), (20, "mtp")],
+)
 def test_no_request_needs_memory_that_the_cache_has(
-    directory: Path, max_logprobs: int, has_drafts: bool
+    directory: Path, further: Path, max_logprobs: int, drafter: str | None
 ) -> None:
-    config = make_config(directory, mode="NONE", overlaps=False, num_seqs=NUM_ROWS)
+    model = further if drafter == "mtp" else directory
+    config = make_config(model, mode="NONE", overlaps=False, num_seqs=NUM_ROWS)
     config = replace(
         config,
         cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1.0),
         logprobs=LogprobsConfig(max_logprobs),
-        speculative=SPECULATIVE if has_drafts else SpeculativeConfig(),
     )
-    with FakeGpu(eager, TOTAL_BYTES) as device:
-        engine = Engine(config, device)
+    total_bytes = TOTAL_BYTES + (OF_DRAFTER_BYTES if drafter in ("draft_model", "mtp") else 0)
+    with FakeGpu(eager, total_bytes) as device:
+        engine = Engine(with_drafter(config, drafter), device)
         assert engine.runner.info.kv_cache_bytes > TOTAL_BYTES / 8
-        if has_drafts:
+        if drafter == "ngram":
             draft_with(engine, ScriptedDrafter(dict.fromkeys(range(21), [3, 50] * 9), RIGHT))
         names = list(REQUESTS)
         for first in range(0, len(names), NUM_ROWS):
@@ -86,5 +113,5 @@ def test_no_request_needs_memory_that_the_cache_has(
         engine.run()
         generated = [*range(len(names)), *range(10, 10 + NUM_ROWS - 1), 20]
         assert all(engine.tokens[number] for number in generated)
-        assert (engine.core.scheduler.stats.draft_tokens > 20) == has_drafts
+        assert (engine.core.scheduler.stats.draft_tokens > 20) == bool(drafter)
         assert len(engine.vectors[21]) == 4 * SHAPE["hidden_size"]

@@ -1,9 +1,10 @@
-"""Several ranks compute what one process computes: transformers' greedy tokens, logits that differ
-by rounding only, and the same bits whatever runs beside a request."""
+"""Several processes compute what one computes: transformers' greedy tokens, logits that differ by
+rounding only, or in a pipeline not at all, and the same bits whatever runs beside a request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
 from support.reference_models import KINDS, MAX_TOKENS, ReferenceModel, make_model
 from support.variants import slow
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, EngineStartError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 RANKS: dict[str, Any] = LOCAL | {"tensor_parallel_size": 2}
+STAGED = [kind for kind in KINDS if "gemma4" not in str(kind)]
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, logprobs=0)
 
@@ -48,6 +50,42 @@ def test_two_ranks_equal_transformers(reference: ReferenceModel) -> None:
         expected = logits_of(llm, reference.prompts)
     largest = max(map(abs, expected))
     assert found == pytest.approx(expected, abs=1e-4 * largest, rel=0)
+
+
+@pytest.mark.parametrize("reference", STAGED, indirect=True)
+def test_two_stages_have_the_bits_of_one_process(reference: ReferenceModel) -> None:
+    """Each batch has few requests, so that prompts in chunks and decoding ones share steps."""
+    settings = LOCAL | {"logprobs_mode": "raw_logits", "max_num_batched_tokens": 100}
+    with LLM(str(reference.directory), **settings) as llm:
+        expected = logits_of(llm, reference.prompts)
+    options = {"pipeline_parallel_size": 2, "max_num_seqs": 5}
+    with LLM(str(reference.directory), **settings, **options) as llm:
+        assert llm.facts.pipeline_parallel_size == 2
+        reference.assert_greedy(ask_greedy(llm, reference.prompts))
+        assert logits_of(llm, reference.prompts) == expected
+
+
+@pytest.mark.parametrize("reference", ["gemma4"], indirect=True)
+def test_layers_that_all_read_the_tokens_are_refused_as_stages(reference: ReferenceModel) -> None:
+    with pytest.raises(EngineStartError, match="each of its layers reads the tokens"):
+        LLM(str(reference.directory), **LOCAL, pipeline_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_gpu_blocks_override": 50, "max_model_len": 720}], ids=str
+)
+def test_batches_of_a_pipeline_do_not_disturb_each_other(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    make_model("llama", tmp_path, max_position_embeddings=1024)
+    requests = make_requests(4096, 24, seed=5)
+    with LLM(str(tmp_path), **LOCAL) as llm:
+        alone = ask_one_by_one(llm, requests)
+    stages = {"pipeline_parallel_size": 3, "num_threads": 3, "max_num_seqs": 6}
+    with LLM(str(tmp_path), **LOCAL, **options, **stages) as llm:
+        assert ask(llm, requests) == alone
+        assert ask_shuffled(llm, requests, seed=6) == alone
+        assert (llm.get_metrics()["preemptions"] > 0) == bool(options)
 
 
 @pytest.mark.parametrize("reference", ["llama", slow("qwen2_moe")], indirect=True)

@@ -1,0 +1,21 @@
+"""Tests models that draft in a whole engine on a GPU."""
+
+from __future__ import annotations
+
+from conformance.gpu_drafting_models import (
+    DraftModelConformance,
+    FurtherLayerConformance,
+    further,
+    other,
+)
+from conformance.gpu_drafts import directory
+
+__all__ = ["directory", "further", "other"]
+
+
+class TestDraftModel(DraftModelConformance):
+    pass
+
+
+class TestFurtherLayer(FurtherLayerConformance):
+    pass

@@ -1,0 +1,96 @@
+"""Models that draft in a whole engine on the fake GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance.gpu_drafting_models import (
+    DraftModelConformance,
+    FurtherLayerConformance,
+    further,
+    latent_config,
+    other,
+    with_further,
+    with_model,
+)
+from conformance.gpu_drafts import PENALTIES, directory, drafting_config
+from conformance.gpu_engine import PROMPTS, Engine
+from support.fake_gpu import FakeGpu
+from support.kernel_variants import seen_variants
+from support.variants import slow
+
+from shmllm.config.engine import EngineConfig
+
+__all__ = ["directory", "further", "other"]
+
+GRAPHS = "FULL_AND_PIECEWISE"
+SENT = ["copy ahead", "_unpack_step"]
+TABLES = "aten::index_select"
+SAMPLED = ["summarise_chunks", "choose_tokens", "copy"]
+
+
+def add_requests(engine: Engine) -> None:
+    engine.add(0, PROMPTS[0], logprobs=2, max_tokens=7)
+    engine.add(1, PROMPTS[1], temperature=1.0, top_p=0.9, top_k=30, max_tokens=7)
+    engine.add(2, PROMPTS[2], temperature=1.0, seed=3, max_tokens=7, **PENALTIES)
+
+
+def assert_all_compiled_before(config: EngineConfig, device: FakeGpu) -> None:
+    """A start launches every variant of a kernel that requests need, and none first in a graph."""
+    with seen_variants(lambda: device.is_capturing) as seen:
+        engine = Engine(config, device)
+        assert not any(seen.values())
+        before = set(seen)
+        for _ in range(2):
+            add_requests(engine)
+            engine.run()
+        assert engine.core.scheduler.stats.draft_tokens > 20
+        assert not set(seen) - before
+
+
+def launches_of_a_step(engine: Engine, device: FakeGpu) -> list[str]:
+    """Return the launches of the third step of two requests, which the host does not wait for but
+    where it takes tokens."""
+    for number in (0, 1):
+        engine.add(number, PROMPTS[2], temperature=0.7, seed=number, max_tokens=20)
+    for _ in range(2):
+        engine.step()
+    device.may_wait = False
+    device.launched.clear()
+    engine.step()
+    device.may_wait = True
+    return device.launched
+
+
+class TestDraftModel(DraftModelConformance):
+    def test_a_drafted_token_is_a_few_launches(self, directory: Path, gpu_device: FakeGpu) -> None:
+        """The first step of the draft model, of two tokens for each request, has a graph, too."""
+        config = with_model(drafting_config(directory, GRAPHS, num_blocks=200), directory, 2)
+        found = launches_of_a_step(Engine(config, gpu_device), gpu_device)
+        first = [*SENT, TABLES, "graph", *SAMPLED]
+        assert found == [*first, *SENT, "graph", *SAMPLED, *first]
+
+    @pytest.mark.parametrize("mode", ["NONE", slow(GRAPHS), slow("FULL")])
+    def test_nothing_is_compiled_while_it_drafts(
+        self, directory: Path, other: Path, gpu_device: FakeGpu, mode: str
+    ) -> None:
+        config = drafting_config(directory, mode, budget=6, num_blocks=200)
+        assert_all_compiled_before(with_model(config, other), gpu_device)
+
+
+class TestFurtherLayer(FurtherLayerConformance):
+    def test_a_step_is_a_few_launches(self, further: Path, gpu_device: FakeGpu) -> None:
+        config = with_further(latent_config(further, GRAPHS))
+        found = launches_of_a_step(Engine(config, gpu_device), gpu_device)
+        before = ["copy", TABLES, "aten::mm", *SAMPLED]
+        step = [*SENT, TABLES, "graph", *SAMPLED]
+        behind = [*SENT, "graph", "copy", TABLES, "aten::index_copy_"]
+        assert found == [*before, *step, *behind]
+
+    @pytest.mark.parametrize("mode", ["NONE", slow(GRAPHS), slow("FULL")])
+    def test_nothing_is_compiled_while_it_drafts(
+        self, further: Path, gpu_device: FakeGpu, mode: str
+    ) -> None:
+        config = latent_config(further, mode, budget=6)
+        assert_all_compiled_before(with_further(config, 2), gpu_device)
