@@ -15,10 +15,12 @@ import threading
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from shmllm.config.engine import EngineConfig
 from shmllm.ipc.liveness import wait_for_end
@@ -37,6 +39,7 @@ from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.runner import TABLES
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.profile import Recording, path_of_rank
 
 WAIT_POLICY = WaitPolicy(5_000, 2_000_000, 0.25, 0.25)
 """How a rank waits for a step: it sleeps if none comes for 2 ms, which is longer than rank 0 needs
@@ -93,6 +96,7 @@ class RankServer:
         self._part = CpuPart(config, memory, num_threads)
         self._model = self._part.loaded.model
         self._worker = RankWorker(memory.rank, self._part)
+        self._recording: Recording | None = None
         self._loras: dict[int, CpuAdapter] = {}
         self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
@@ -183,6 +187,25 @@ class RankServer:
         for number in numbers:
             self._loras.pop(number, None)
             self._tensors_of_loras.pop(number, None)
+
+    def observe(self, is_observed: bool) -> None:
+        """Run kernels one by one, so that a recording has each, or all of a step in one call."""
+        self._program.observe = record_function if is_observed else None
+
+    def begin_recording(self) -> None:
+        """Record the steps of this rank from now on."""
+        self._recording = Recording()
+
+    def end_recording(self) -> None:
+        """Stop recording."""
+        assert self._recording is not None, "a recording has begun"
+        self._recording.end()
+
+    def write_recording(self, path: Path) -> None:
+        """Write the trace, beside that of rank 0, whose path is given."""
+        assert self._recording is not None, "a recording has ended"
+        self._recording.write(path_of_rank(path, self._worker.rank))
+        self._recording = None
 
     def reload(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -251,6 +254,32 @@ def test_functions_run_in_all_ranks(llm: LLM) -> None:
     with pytest.raises(CallError, match="rank 1: ValueError: no such thing"):
         llm.collective_rpc(fail_in_rank_1)
     tokens_of(llm)
+
+
+def kernels_in(path: Path) -> Counter[str]:
+    """How often each name is in a trace."""
+    with gzip.open(path, "rt") as file:
+        return Counter(str(event.get("name")) for event in json.load(file)["traceEvents"])
+
+
+def test_each_rank_writes_its_part_of_a_profile(
+    llm: LLM, alone: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm, "profile_directory", str(tmp_path))
+    llm.start_profile("mine", delay_iterations=2, max_iterations=3)
+    assert tokens_of(llm) == tokens_of(alone)
+    path = Path(llm.stop_profile())
+    other = path.with_name(path.name.replace(".pt.", "-rank1.pt."))
+    assert {path, other} == set(tmp_path.iterdir())
+    first, second = kernels_in(path), kernels_in(other)
+    for name in ("embed", "attend", "sum_parts", "gather"):
+        assert first[name] == second[name] > 0, name
+    assert first["embed"] == 3
+    llm.start_profile("mine", delay_iterations=200)
+    assert tokens_of(llm) == tokens_of(alone)
+    with pytest.raises(RequestError, match="before it began"):
+        llm.stop_profile()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
