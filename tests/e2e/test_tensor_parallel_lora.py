@@ -141,6 +141,7 @@ def llm(shared_engine: LLM) -> Iterator[LLM]:
         {},
         {"max_num_batched_tokens": 23, "enable_prefix_caching": False},
         {"async_scheduling": True, "max_loras": 2, "max_cpu_loras": 3},
+        {"speculative_config": {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}},
         slow({"dtype": "bfloat16"}),
         slow({"num_gpu_blocks_override": 14, "max_num_seqs": 16}),
         slow({"num_threads": 4}),

@@ -299,6 +299,10 @@ def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
         ({"tensor_parallel_size": 3, "num_threads": 3}, "does not divide .*possible: 1, 2, 4"),
         ({"tensor_parallel_size": 4, "num_threads": 2}, "num_threads is 2; possible: 1 to 2"),
         ({"model_impl": "transformers"}, "model_impl='transformers' is not possible"),
+        (
+            {"enable_lora": True, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
+            "enable_lora is not possible with pipeline_parallel_size 2",
+        ),
         ({"load_format": "dummy", "kv_cache_memory_bytes": 4}, "kv_cache_memory_bytes is 4 "),
     ],
 )
