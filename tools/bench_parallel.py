@@ -6,7 +6,8 @@
 In each round every case decodes the same number of steps, and the time of a forward pass is its
 smallest and its median: `1 thread`, the base; `N threads` of one process, each bound to a core; and
 `N ranks` of one thread each. The machine should have nothing else to do. --neighbour keeps one core
-busy with another process meanwhile.
+busy with another process meanwhile. --begin measures nothing but how long after the begin of a step
+another rank sees it: the counterpart of sending it a plan.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,8 +44,11 @@ from shmllm.config.engine import (  # noqa: E402
 from shmllm.config.parallel import ParallelConfig  # noqa: E402
 from shmllm.engine.core import EngineCore  # noqa: E402
 from shmllm.frontend.model_files import resolve_model  # noqa: E402
+from shmllm.parallel.memory import GroupMemory  # noqa: E402
+from shmllm.parallel.rank import WAIT_POLICY  # noqa: E402
 from shmllm.params.request import EngineCoreRequest  # noqa: E402
 from shmllm.params.sampling import SamplingParams  # noqa: E402
+from shmllm.worker.cpu.group import Kind  # noqa: E402
 from shmllm.worker.make_runner import make_runner  # noqa: E402
 
 
@@ -98,8 +103,36 @@ def neighbour(is_wanted: bool) -> Iterator[None]:
         busy.wait()
 
 
+def begin_latencies(count: int) -> list[float]:
+    """The microseconds from the begin of a step to another process that sees it."""
+    memory = GroupMemory.create(2, is_pipeline=False)
+    seen = memory.array("seen", 1)
+    pid = os.fork()
+    os.sched_setaffinity(0, {min(USABLE) if pid else max(USABLE)})
+    if not pid:
+        other = GroupMemory(os.dup(memory.fd), 1, 2, is_pipeline=False)
+        waiter = other.waiter(WAIT_POLICY)
+        while not other.has_ended:
+            if other.next_step(waiter) is not None:
+                seen[0] = time.perf_counter_ns()
+                other.has_left()
+        os._exit(0)
+    found = []
+    for _ in range(count):
+        time.sleep(0.0005)  # as long as a step takes
+        began = time.perf_counter_ns()
+        memory.begin(Kind.STEP)
+        memory.settle()
+        found.append((seen[0] - began) / 1e3)
+    memory.end()
+    os.waitpid(pid, 0)
+    memory.close()
+    os.sched_setaffinity(0, USABLE)
+    return found
+
+
 @click.command(context_settings={"show_default": True})
-@click.option("--model", required=True, help="Model directory or bundled name.")
+@click.option("--model", default="tiny", help="Model directory or bundled name.")
 @click.option("--dtype", default="float32", help="Dtype of the model.")
 @click.option("--size", default=2, help="Number of threads, and of ranks.")
 @click.option("--requests", multiple=True, type=int, default=(1, 16, 64), help="Requests at once.")
@@ -107,12 +140,18 @@ def neighbour(is_wanted: bool) -> Iterator[None]:
 @click.option("--steps", default=24, help="Steps that each request decodes in a round.")
 @click.option("--rounds", default=5, help="Rounds.")
 @click.option("--neighbour", "is_disturbed", is_flag=True, help="Keep a core busy meanwhile.")
+@click.option("--begin", is_flag=True, help="Measure the begin of steps only.")
 @click.option("--json", "json_file", type=click.File("w"), help="Also write the JSON to FILE.")
 def main(
     model: str, dtype: str, size: int, requests: tuple[int, ...], context: int, steps: int,
-    rounds: int, is_disturbed: bool, json_file: Any,
+    rounds: int, is_disturbed: bool, begin: bool, json_file: Any,
 ) -> None:  # fmt: skip
     """Compare ranks with threads."""
+    if begin:
+        found = sorted(begin_latencies(2000))
+        quantiles = {f"p{part}": found[part * len(found) // 100] for part in (5, 50, 95)}
+        click.echo(json.dumps({"machine": describe_machine(), "begin_us": quantiles}, indent=2))
+        return
     sizes = {"1 thread": (1, 1), f"{size} threads": (size, 1), f"{size} ranks": (size, size)}
     cores = {name: make_core(model, dtype, max(requests), *each) for name, each in sizes.items()}
     record: dict[str, Any] = {"machine": describe_machine(), "forward_ms": {}, "ratios": {}}

@@ -6,6 +6,7 @@ import click
 
 from shmllm.cli.bench_generation import latency, throughput
 from shmllm.cli.bench_ipc import ipc
+from shmllm.cli.bench_parallel import parallel
 from shmllm.cli.bench_startup import startup
 
 
@@ -14,5 +15,5 @@ def bench() -> None:
     """Measure an engine on this machine."""
 
 
-for command in (latency, throughput, startup, ipc):
+for command in (latency, throughput, startup, parallel, ipc):
     bench.add_command(command)

@@ -338,6 +338,7 @@ class EngineCore:
         outputs = self.scheduler.apply(plan, result)
         num_accepted = self.scheduler.stats.accepted_tokens - num_accepted
         prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
+        prepared_ns = max(prepared_ns, planned_ns)  # a pipeline may have begun in an earlier call
         moments_ns = began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
         self.timings.add(plan, num_accepted, result.device_ns, *moments_ns)
         if self.drafting is not None:

@@ -57,10 +57,14 @@ class Runner(Protocol):
         """Call `report`, on any thread, with the pid of a process that computes for this one when
         a signal has stopped it, and with 0 when it goes on."""
 
-    def everywhere(self, own: Callable[[], Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a function with its arguments in each other process that computes for this one,
-        with that process's worker as its first argument, and `own` in this one. Returns the
-        results, by rank."""
+    def everywhere(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
+        """Run a function in each other process that computes for this one, with that process's
+        worker as its first argument, and `own` in this one. Returns the results, by rank.
+
+        Args:
+            own: what this process runs.
+            pickled: returns the function and its arguments; see `wire.rpc.pickle_call`.
+        """
 
     def read_weight(self, name: str) -> Any:
         """Return a copy of one of the model's `destinations`."""

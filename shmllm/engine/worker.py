@@ -14,7 +14,7 @@ from typing import Any
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError, nearest
 from shmllm.params.lora import LoRARequest
-from shmllm.wire.rpc import RpcCall
+from shmllm.wire.rpc import RpcCall, pickle_call
 
 
 class Worker:
@@ -70,10 +70,7 @@ class Worker:
                 return self._method(call.method)(*call.args, **call.kwargs)
             function = call.method
             results = self._core.runner.everywhere(
-                lambda: function(self, *call.args, **call.kwargs),
-                function,
-                *call.args,
-                **call.kwargs,
+                lambda: function(self, *call.args, **call.kwargs), lambda: pickle_call(call)
             )
             return results if len(results) > 1 else results[0]
         except SystemExit as problem:

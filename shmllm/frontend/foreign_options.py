@@ -40,15 +40,15 @@ class NoEffect(NamedTuple):
     reason: str
 
 
-_ONE = "the engine is one process"
+_WHOLE = "ranks divide each layer, stages the layers"
 _TEXT = "there are no image, audio or video models"
 _KERNELS = "each device has its own kernels"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
-    "data_parallel_size": OnlyValues((1,), _ONE),
-    "prefill_context_parallel_size": OnlyValues((1,), _ONE),
-    "decode_context_parallel_size": OnlyValues((1,), _ONE),
-    "enable_expert_parallel": OnlyValues((False,), _ONE),
+    "data_parallel_size": OnlyValues((1,), "start each engine by itself"),
+    "prefill_context_parallel_size": OnlyValues((1,), _WHOLE),
+    "decode_context_parallel_size": OnlyValues((1,), _WHOLE),
+    "enable_expert_parallel": OnlyValues((False,), "ranks divide each expert"),
     "runner": OnlyValues(("auto", "generate", "pooling"), "every model does both"),
     "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
     "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
@@ -76,7 +76,7 @@ NO_EFFECT: dict[str, NoEffect] = {
     ),
     "prefix_caching_hash_algo": NoEffect("sha256", "there is one hash"),
     "enable_trace_replay": NoEffect(False, "trace_decode_token_ids need no option"),
-    "fully_sharded_loras": NoEffect(False, _ONE),
+    "fully_sharded_loras": NoEffect(False, "adapters are divided as their layers are"),
     "attention_backend": NoEffect(None, _KERNELS),
     "attention_config": NoEffect(None, _KERNELS),
     "kernel_config": NoEffect(None, _KERNELS),
@@ -85,9 +85,9 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_flashinfer_autotune": NoEffect(None, _KERNELS),
     "swap_space": NoEffect(4, "preempted requests are recomputed"),
     "optimization_level": NoEffect(None, "nothing is compiled"),
-    "disable_custom_all_reduce": NoEffect(False, _ONE),
-    "distributed_executor_backend": NoEffect(None, _ONE),
-    "max_parallel_loading_workers": NoEffect(None, _ONE),
+    "disable_custom_all_reduce": NoEffect(False, "ranks add in shared memory"),
+    "distributed_executor_backend": NoEffect(None, "processes share memory"),
+    "max_parallel_loading_workers": NoEffect(None, "each process loads its own part"),
     "disable_cascade_attn": NoEffect(None, "there is no cascade attention"),
     "trust_remote_code": NoEffect(False, "no code of a model is ever run"),
     "enable_prompt_embeds": NoEffect(False, "prompt_embeds are always accepted"),

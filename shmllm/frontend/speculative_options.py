@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 OPTION = "speculative_config"
 KEYS = tuple(each.name for each in fields(SpeculativeConfig) if each.name != "model_directory")
-_ONE = "the engine is one process"
+_ONE = "one process drafts"
 _KERNELS = "each device has its own kernels"
 _MEASURED = "`adaptive` measures how many drafts pay, for any number of requests"
 ONLY_VALUES: dict[str, tuple[Any, str]] = {

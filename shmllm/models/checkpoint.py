@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, Self
 
 from torch import Tensor
 
-from shmllm.models.quantized import QuantizedMatrix
+
+class PackedTarget(Protocol):
+    """What packed rows are read into."""
+
+    def write(self, packed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+        """Writes rows that are packed already; see `QuantizedMatrix.write`."""
+        ...
 
 
 class CheckpointFile(Protocol):
@@ -56,8 +62,8 @@ class CheckpointFile(Protocol):
         """The formats (`matrices.FORMATS`) of those tensors that `read_packed` reads."""
         ...
 
-    def read_packed(self, name: str, matrix: QuantizedMatrix) -> None:
-        """Reads a packed tensor into a matrix of its format and shape."""
+    def read_packed(self, name: str, matrix: PackedTarget) -> None:
+        """Reads a packed tensor into a matrix of its format and shape, or a share of it."""
         ...
 
     def tensor(self, name: str) -> AbstractContextManager[Tensor]:

@@ -21,9 +21,9 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import TENSOR_TYPES, TensorEntry
 from shmllm.formats.gguf_directory import LINK, check_source
 from shmllm.formats.gguf_pieces import label, models_in, pieces_of, read_pieces
+from shmllm.models.checkpoint import PackedTarget
 from shmllm.models.gguf_blocks import BLOCK_TYPES
 from shmllm.models.gguf_tensors import FilePart, StoredTensor, stored_tensors, unpermuted
-from shmllm.models.quantized import QuantizedMatrix
 
 ELEMENTS_AT_ONCE = 2**18
 """About how many elements are dequantised at a time: `gguf` needs several temporaries of them."""
@@ -74,7 +74,7 @@ class GgufFile:
             if stored.type_name in BLOCK_TYPES and not stored.offset
         }
 
-    def read_packed(self, name: str, matrix: QuantizedMatrix) -> None:
+    def read_packed(self, name: str, matrix: PackedTarget) -> None:
         stored = self._stored[name]
         assert stored.type_name is not None, "`kinds` has no others"
         repack = BLOCK_TYPES[stored.type_name].repack

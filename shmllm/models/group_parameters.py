@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shmllm.errors import EngineStartError
+from shmllm.models.codes import RUN
+
 LARGEST_SCALE = torch.finfo(torch.float16).max
 RECORD_RUNS = 4
 """The runs of a record."""
@@ -30,6 +33,7 @@ class Parameters:
         widened: (memory [rows, width], parameters of a run) -> [rows, runs, parameters] float32.
         store: (parameters [rows, runs, parameters] float32, memory) rounds them into the memory.
         is_coarse: whether rounding them changes them much.
+        record_runs: the number of runs whose parameters are stored together.
     """
 
     dtype: torch.dtype
@@ -37,6 +41,7 @@ class Parameters:
     widened: Callable[[Tensor, int], Tensor]
     store: Callable[[Tensor, Tensor], object]
     is_coarse: bool = False
+    record_runs: int = 1
 
 
 def _store_plain(parameters: Tensor, memory: Tensor) -> None:
@@ -56,7 +61,11 @@ def _plain(dtype: torch.dtype) -> Parameters:
 
 def _record_width(num_bytes: int) -> Callable[[int, int], int]:
     def width(runs: int, count: int) -> int:
-        assert runs % RECORD_RUNS == 0, "rows of such matrices consist of whole records"
+        if runs % RECORD_RUNS:
+            raise EngineStartError(
+                f"rows of a format with records of {RECORD_RUNS * RUN} columns cannot have {runs} "
+                f"times {RUN}: take another number of ranks"
+            )
         return runs // RECORD_RUNS * num_bytes
 
     return width
@@ -121,8 +130,10 @@ PARAMETERS = {
     "float16": _plain(torch.float16),
     "bfloat16": _plain(torch.bfloat16),
     "float32": _plain(torch.float32),
-    "k": Parameters(torch.uint8, _record_width(K_BYTES), _widened_k, _store_k, is_coarse=True),
-    "k6": Parameters(torch.uint8, _record_width(K6_BYTES), _widened_k6, _store_k6, is_coarse=True),
+    "k": Parameters(torch.uint8, _record_width(K_BYTES), _widened_k, _store_k, True, RECORD_RUNS),
+    "k6": Parameters(
+        torch.uint8, _record_width(K6_BYTES), _widened_k6, _store_k6, True, RECORD_RUNS
+    ),
     "e8m0": Parameters(
         torch.uint8, lambda runs, count: runs * count, _widened_powers, _store_powers
     ),

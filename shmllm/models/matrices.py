@@ -6,7 +6,7 @@ matrices a model has, nor files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -153,6 +153,31 @@ class ShardedMatrix:
         return values
 
 
+class PackedShare:
+    """A packed matrix of a rank's share of what a file has packed as well.
+
+    Args:
+        own: the matrix.
+        share: which rows and columns of the file's it has.
+
+    Attributes:
+        kind: the format.
+    """
+
+    def __init__(self, own: QuantizedMatrix, share: Share) -> None:
+        self._own = own
+        self._share = share
+        self.kind = own.kind
+
+    def write(self, packed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+        """Writes rows that are packed already; see `QuantizedMatrix.write`."""
+        shape, begin = self._own.shape, self._share.columns.start
+        rows = self._own.view(prod(shape[:-1]), shape[-1])
+        for some, of_file in self._share.row_runs():
+            found = self._own.columns_of(*packed(of_file), begin)
+            rows.integers[some], rows.scales[some] = found
+
+
 class Elsewhere:
     """What a checkpoint has in one tensor, in a process that does not keep it.
 
@@ -254,8 +279,12 @@ def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
     return matrix.parts if isinstance(matrix, MixedMatrix) else (matrix,)
 
 
-def packed_of(view: Destination) -> QuantizedMatrix | None:
+def packed_of(view: Destination) -> QuantizedMatrix | PackedShare | None:
     """Returns the packed matrix that a checkpoint's tensor goes to; None: it is another."""
+    if isinstance(view, ShardedMatrix):
+        if isinstance(view.own, TransposedMatrix):
+            return PackedShare(view.own.packed, view.share.transposed())
+        return PackedShare(view.own, view.share) if isinstance(view.own, QuantizedMatrix) else None
     if isinstance(view, TransposedMatrix):
         return view.packed
     return view if isinstance(view, QuantizedMatrix) else None

@@ -31,6 +31,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from shmllm.errors import EngineStartError
 from shmllm.models.codes import CODES, RUN, Codes
 from shmllm.models.group_parameters import PARAMETERS, Parameters
 from shmllm.models.quantized import Allocate, QuantizedMatrix
@@ -202,6 +203,18 @@ class PackedMatrix(QuantizedMatrix):
 
     def of_parts(self, integers: Tensor, scales: Tensor) -> Self:
         return type(self)(self.packing, integers, scales, self._width, self.dtype)
+
+    def columns_of(self, integers: Tensor, scales: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        if begin % (RUN * self.packing.parameters.record_runs):
+            raise EngineStartError(
+                f"rows stored as {self.kind} cannot be divided at column {begin:,}: take another "
+                "number of ranks"
+            )
+        found, runs = [], -(-self._width // RUN)
+        for whole, own in ((integers, self.integers), (scales, self.scales)):
+            at = begin // RUN * own.shape[-1] // runs
+            found.append(whole[..., at : at + own.shape[-1]])
+        return found[0], found[1]
 
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
         padded = values.new_zeros(len(values), -(-self._width // RUN) * RUN)

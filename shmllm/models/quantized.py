@@ -112,6 +112,14 @@ class QuantizedMatrix(ABC):
         self._for_each_piece(write, ROUNDED_AT_ONCE)
         return self
 
+    @abstractmethod
+    def columns_of(self, integers: Tensor, scales: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """Returns the part of wider packed rows that this matrix has room for, from a column on.
+
+        Raises:
+            EngineStartError: the format does not store columns so that they can be divided there.
+        """
+
     def copy_columns(self, values: Tensor, columns: slice) -> None:
         """Rounds the rows of ``values``, which are wider than this matrix's, and writes these of
         their columns into its memory. Columns have to begin and end where groups do."""
@@ -178,6 +186,9 @@ class Int8Matrix(QuantizedMatrix):
 
     def of_parts(self, integers: Tensor, scales: Tensor) -> Self:
         return type(self)(integers, scales, self._width, self.dtype)
+
+    def columns_of(self, integers: Tensor, scales: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        return integers[..., begin : begin + self._width], scales
 
     def copy_columns(self, values: Tensor, columns: slice) -> None:
         if columns == slice(0, values.shape[-1]):

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.models.checkpoint import PackedTarget
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.quantized import QuantizedMatrix
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -72,7 +72,7 @@ class SafetensorsFile:
     def kinds(self) -> dict[str, str]:
         return {}
 
-    def read_packed(self, name: str, matrix: QuantizedMatrix) -> None:
+    def read_packed(self, name: str, matrix: PackedTarget) -> None:
         raise NotImplementedError("no tensor is packed")
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,26 @@ class Share:
         assert self._places[0] == slice(0, self.shape[0]), "a rank has a part of each item"
         dimensions = range(1, len(self.shape))
         return Share(self.shape[1:], [self._indices(dimension) for dimension in dimensions])
+
+    def transposed(self) -> Share:
+        """Returns the same share of a tensor whose last two dimensions are exchanged."""
+        order = [*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2]
+        share = Share([self.shape[each] for each in order], [])
+        share._places = tuple(self._places[each] for each in order)
+        return share
+
+    def row_runs(self) -> Iterator[tuple[slice, slice]]:
+        """Yields the runs of rows that follow each other in the share and in the tensor, of all
+        dimensions but the last together: first in the share, then in the tensor."""
+        rows = torch.zeros(1, dtype=torch.int64)
+        for dimension, size in enumerate(self.shape[:-1]):
+            rows = (rows[:, None] * size + self._indices(dimension)).flatten()
+        ends = [*((rows.diff() != 1).nonzero().flatten() + 1).tolist(), len(rows)]
+        begin = 0
+        for end in ends:
+            first = int(rows[begin])
+            yield slice(begin, end), slice(first, first + end - begin)
+            begin = end
 
     def rows_of(self, values: Tensor) -> Tensor:
         """Returns the share of a whole tensor, but with all columns."""

@@ -21,7 +21,7 @@ from shmllm.models.checkpoint_formats.quantized_file import find_method, quantiz
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import NamedWeights
-from shmllm.models.matrices import Destination, packed_of, parts_of
+from shmllm.models.matrices import Destination, Elsewhere, packed_of, parts_of
 from shmllm.models.safetensors_file import INDEX_FILE, SINGLE_FILE, find_safetensors
 from shmllm.models.weight_names import model_name
 
@@ -115,6 +115,8 @@ def _copy_all(
 def _copy(file: CheckpointFile, name: str, views: Sequence[Destination], kind: str | None) -> None:
     """Copies one tensor of a format. A function of its own, because no variable may keep the tensor
     while the next one is read."""
+    if all(isinstance(view, Elsewhere) for view in views):
+        return
     packed = [each for each in map(packed_of, views) if each is not None and each.kind == kind]
     if len(packed) == len(views):
         for each in packed:

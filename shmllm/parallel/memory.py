@@ -7,12 +7,13 @@ own, so its pages are taken when they are written first, on the memory node of w
     offset   word            written by      read by
     0        STEP            rank 0          all: the number of the last step that may run
     128      ENDED           rank 0          all: not 0 when the group has ended
-    4352     for each rank, PARKED and a doorbell
+    192      LEFT            each rank       rank 0: the step that it left last, 64 bytes a rank
+    8192     for each rank, PARKED and a doorbell
     20480    KINDS           rank 0          all: what each of the last NUM_KINDS steps is
     24576    arrays, each on pages of its own
 
-A rank stores STEP behind everything that a step reads, and each rank reads STEP before it reads
-that, as `ipc.words` orders them.
+Rank 0 stores STEP behind everything that a step reads, and each rank reads STEP before it reads
+that, as `ipc.words` orders them. docs/parallel.md has the protocol.
 """
 
 from __future__ import annotations
@@ -39,16 +40,20 @@ from shmllm.models.shard import WHOLE, Shard
 from shmllm.models.sharding import shard_config, stage_config
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.group import Kind
+from shmllm_kernels.cpu.group import AwaitMore
 
-STEP, ENDED = 0, 128
+STEP, ENDED, LEFT = 0, 128, 192
 LINE_BYTES = 64
-BELLS = 4352
+BELLS = 8192
 BELL_BYTES = LINE_BYTES + DOORBELL_BYTES
 KINDS = 20480
 NUM_KINDS = 512
 """More than the steps that may be under way."""
 HEADER_BYTES = 24576
 MOST_RANKS = 64
+POLLS = 2000
+"""How often a rank yields its core before it sleeps: about 2 ms, longer than rank 0 needs
+between two steps."""
 PARK_S = 0.25
 """The longest sleep of a rank that waits for a step."""
 
@@ -79,16 +84,18 @@ class GroupMemory:
         self.places: dict[str, Place] = {}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         if rank == 0:
-            os.ftruncate(fd, HEADER_BYTES)
+            os.ftruncate(fd, _whole_pages(HEADER_BYTES))
         self._header = memoryview(mmap.mmap(fd, HEADER_BYTES))
         self.step: LongArray = np.frombuffer(self._header, np.int64, 1, STEP)
         self.ended: LongArray = np.frombuffer(self._header, np.int64, 1, ENDED)
         self._step, self._ended = (Word(self._header, offset) for offset in (STEP, ENDED))
         self._kinds = WordTable(self._header, KINDS, NUM_KINDS)
+        self._left = [Word(self._header, LEFT + LINE_BYTES * each) for each in range(size)]
         if rank == 0:
             for other in range(1, size):
                 initialise_doorbell(self._bell(other), f"/shmllm-{os.getpid()}-rank-{other}")
         self._last = 0
+        self._await_more = AwaitMore(self.step.ctypes.data)
         ranks = [rank] if rank else range(1, size)
         self._parked: dict[int, PlainWord] = {
             each: Word(self._header, BELLS + BELL_BYTES * each) for each in ranks
@@ -127,9 +134,21 @@ class GroupMemory:
         """See `CpuGroup.begin`."""
         number = self._step.load() + 1
         self._kinds.store(number % NUM_KINDS, slot * len(Kind) + kind)
+        # SYNC POINT: step begun. Without the fence in this store, a rank could see the new step and
+        # older inputs.
         self._step.store(number)
         for rank, parked in self._parked.items():
             wake_if_parked(parked, self._bells[rank])
+
+    def settle(self, step: int | None = None) -> None:
+        """See `CpuGroup.settle`."""
+        step = self._step.load() if step is None else step
+        for left in self._left[1:]:
+            # SYNC POINT: step left. Without this wait, a thread of that rank that comes late could
+            # count the pieces of a kernel by the inputs of the next step.
+            while left.load() < step and not self._ended.load():
+                os.sched_yield()
+        self.check()
 
     def check(self) -> None:
         """Raise if the group has ended: what a step computed is undefined then."""
@@ -139,6 +158,8 @@ class GroupMemory:
     def end(self) -> None:
         """Let all waiting ranks go on: the group has ended."""
         self._ended.store(1)
+        for bell in self._bells.values():
+            bell.post()
 
     @property
     def has_ended(self) -> bool:
@@ -159,11 +180,19 @@ class GroupMemory:
             What it is, and the batch; None: none has come.
         """
         number, load = self._last + 1, self._step.load
-        if not waiter.wait(lambda: load() >= number, PARK_S):
+        # SYNC POINT: step begun. The fence in this load is in front of all loads of the inputs.
+        if self._await_more(self._last, POLLS) < number and not waiter.wait(
+            lambda: load() >= number, PARK_S
+        ):
             return None
         self._last = number
         slot, kind = divmod(self._kinds.load(number % NUM_KINDS) - 1, len(Kind))
         return Kind(kind + 1), slot
+
+    def has_left(self) -> None:
+        """Record that all threads of this rank have left the step that it computed."""
+        # SYNC POINT: step left
+        self._left[self.rank].store(self._last)
 
     def close(self) -> None:
         """Remove what has names, and close the descriptor. Arrays stay mapped as long as used."""

@@ -28,7 +28,7 @@ from shmllm.ipc.wait import WaitPolicy
 from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.cores import cores_of, threads_of_a_rank
-from shmllm.parallel.memory import GroupMemory, Place
+from shmllm.parallel.memory import PARK_S, GroupMemory, Place
 from shmllm.parallel.staging import StagedTensor, Staging
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.group import Kind
@@ -41,9 +41,8 @@ from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.profile import Recording, path_of_rank
 
-WAIT_POLICY = WaitPolicy(5_000, 2_000_000, 0.25, 0.25)
-"""How a rank waits for a step: it sleeps if none comes for 2 ms, which is longer than rank 0 needs
-between two steps."""
+WAIT_POLICY = WaitPolicy(0, 0, PARK_S, PARK_S)
+"""How a rank waits for a step that has not come while it looked for it: it sleeps."""
 
 
 @dataclass(slots=True)
@@ -232,12 +231,15 @@ def serve(
         kind, slot = found
         if kind is not Kind.COMMAND:
             server.play(kind, slot)
+            memory.has_left()
             continue
         try:
             name, arguments = pickle.loads(commands.recv_bytes())
         except EOFError:
             return
-        replies.send_bytes(_reply(server, name, arguments))
+        reply = _reply(server, name, arguments)
+        memory.has_left()
+        replies.send_bytes(reply)
 
 
 def _reply(server: RankServer, name: str, arguments: tuple[Any, ...]) -> bytes:

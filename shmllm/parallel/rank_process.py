@@ -65,6 +65,7 @@ class RankProcess:
         self.pidfd = os.pidfd_open(self.pid)
         self._commands = Connection(self_write, readable=False)
         self._replies = Connection(self_read, writable=False)
+        self._num_owed = 1  # results that are to come: the first says that the rank has loaded
         self._commands.send_bytes(config.to_json().encode())
 
     def send(self, name: str, arguments: tuple[Any, ...]) -> None:
@@ -77,25 +78,33 @@ class RankProcess:
             self._commands.send_bytes(pickle.dumps((name, arguments)))
         except OSError as problem:
             raise RankDeadError(self.describe_end()) from problem
+        self._num_owed += 1
 
     def receive(self) -> Any:
-        """Wait for the result of a command, and return it.
+        """Wait for the result of the last command, and return it.
 
         Raises:
             RankDeadError: the process has ended.
             Exception: what the method raised.
         """
+        while self._num_owed > 1:
+            self._receive_bytes()  # an interrupt has ended the wait for an earlier result
+        is_good, value, trace = pickle.loads(self._receive_bytes())
+        if is_good:
+            return value
+        raise self._named(value, trace)
+
+    def _receive_bytes(self) -> bytes:
         while not self._replies.poll(0):
             ready = wait([self._replies, self.pidfd])
             if self._replies not in ready and not self._replies.poll(0):
                 raise RankDeadError(self.describe_end())
         try:
-            is_good, value, trace = pickle.loads(self._replies.recv_bytes())
+            received = self._replies.recv_bytes()
         except (EOFError, OSError) as problem:
             raise RankDeadError(self.describe_end()) from problem
-        if is_good:
-            return value
-        raise self._named(value, trace)
+        self._num_owed -= 1
+        return received
 
     def _named(self, problem: Exception, trace: str) -> Exception:
         text = f"rank {self.rank}: {problem}"

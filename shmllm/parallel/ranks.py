@@ -64,13 +64,17 @@ class RankProcesses:
         return sum(others)
 
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
-        self.check()
         problem: BaseException | None = None
         results: list[T] = []
         with self.memory.turn:
-            self.memory.begin(Kind.COMMAND)
-            for other in self._others:
-                other.send(name, arguments)
+            self.memory.settle()
+            try:
+                self.memory.begin(Kind.COMMAND)
+                for other in self._others:
+                    other.send(name, arguments)
+            except BaseException:
+                self.memory.end()  # a rank that got no command would wait for it
+                raise
             try:
                 results.append(own())
             except BaseException as raised:
@@ -83,12 +87,8 @@ class RankProcesses:
             raise problem
         return results
 
-    def call(
-        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> list[Any]:
-        import cloudpickle  # type: ignore[import-untyped]
-
-        return self.everywhere(own, "call", cloudpickle.dumps((function, args, kwargs)))
+    def call(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
+        return self.everywhere(own, "call", pickled())
 
     def watch(self, report: Callable[[int], None]) -> None:
         self._report = report

@@ -54,7 +54,7 @@ def encode_call(call: RpcCall) -> Flat:
         RequestError: an argument of a method cannot be sent, or a function cannot be pickled.
     """
     if call.is_function:
-        return flatten({"function": _pickle(call)})
+        return flatten({"function": pickle_call(call)})
     try:
         return flatten({"method": call.method, "args": [*call.args], "kwargs": call.kwargs})
     except TypeError as problem:
@@ -128,7 +128,13 @@ def decode_result(tree: Tree, tensors: Sequence[Any], call: RpcCall) -> Any:
         raise CallError(f"the result cannot be loaded here: {problem}") from problem
 
 
-def _pickle(call: RpcCall) -> bytes:
+def pickle_call(call: RpcCall) -> bytes:
+    """Pickle a function with its arguments and keyword arguments, for a process that may not be
+    able to import its module.
+
+    Raises:
+        RequestError: it cannot be pickled.
+    """
     try:
         with _by_value([call.method, *call.args]):
             data: bytes = _cloudpickle().dumps((call.method, call.args, call.kwargs))

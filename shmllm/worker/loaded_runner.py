@@ -152,12 +152,14 @@ class LoadedRunner(ABC):
         a signal has stopped it, and with 0 when it goes on."""
         return
 
-    def everywhere(
-        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> list[Any]:
-        """Run a function with its arguments in each other process that computes for this one,
-        with that process's worker as its first argument, and `own` in this one. Returns the
-        results, by rank."""
+    def everywhere(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
+        """Run a function in each other process that computes for this one, with that process's
+        worker as its first argument, and `own` in this one. Returns the results, by rank.
+
+        Args:
+            own: what this process runs.
+            pickled: returns the function, its arguments and its keyword arguments as a pickle.
+        """
         return [own()]
 
     def read_weight(self, name: str) -> torch.Tensor:

@@ -114,8 +114,8 @@ class ProfiledRunner:
     def watch(self, report: Any) -> None:
         self.runner.watch(report)
 
-    def everywhere(self, own: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.runner.everywhere(own, function, *args, **kwargs)
+    def everywhere(self, own: Any, pickled: Any) -> Any:
+        return self.runner.everywhere(own, pickled)
 
     def read_weight(self, name: str) -> Any:
         return self.runner.read_weight(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CHECK = Path(__file__).resolve().parents[2] / "tools" / "model" / "check"
-LIMIT_S = 600
+LIMIT_S = 1200
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 

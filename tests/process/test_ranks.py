@@ -21,13 +21,16 @@ from support.commands import command
 from support.engines import assert_idle, named_engine
 from support.programs import start_source
 from support.reference_models import make_model
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import LLM, CallError, EngineDeadError, EngineStartError, RequestError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
-RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 2**26}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 2**26}
+RANKS = OPTIONS | {"tensor_parallel_size": 2}
+STAGES = OPTIONS | {"pipeline_parallel_size": 2, "max_num_seqs": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(40, 90)), [9] * 17]
@@ -42,9 +45,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def engine(directory: Path) -> Iterator[LLM]:
-    with LLM(str(directory), dtype="float32", **RANKS) as llm:
+@pytest.fixture(scope="module", params=[RANKS, STAGES], ids=["ranks", "stages"])
+def engine(request: pytest.FixtureRequest, directory: Path) -> Iterator[LLM]:
+    with LLM(str(directory), **request.param) as llm:
         yield llm
 
 
@@ -60,15 +63,14 @@ def llm(engine: LLM) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> Iterator[LLM]:
     """One process with the same model."""
-    options = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
-    with LLM(str(directory), dtype="float32", **options) as llm:
+    with LLM(str(directory), multiprocess=False, **OPTIONS) as llm:
         yield llm
 
 
-@pytest.fixture
-def own(directory: Path) -> Iterator[LLM]:
+@pytest.fixture(params=[RANKS, slow(STAGES)], ids=["ranks", "stages"])
+def own(request: pytest.FixtureRequest, directory: Path) -> Iterator[LLM]:
     """An engine that the test may end."""
-    with LLM(str(directory), dtype="float32", **RANKS) as llm:
+    with LLM(str(directory), **request.param) as llm:
         yield llm
 
 
@@ -109,10 +111,13 @@ def open_files(pid: int) -> list[str]:
 
 
 def test_the_engine_says_that_it_has_ranks(llm: LLM, alone: LLM) -> None:
-    assert llm.facts.tensor_parallel_size == 2
+    sizes = llm.facts.tensor_parallel_size, llm.facts.pipeline_parallel_size
+    assert sorted(sizes) == [1, 2]
     assert llm.facts.num_parameters == alone.facts.num_parameters
     assert llm.facts.weight_bytes < 1.1 * alone.facts.weight_bytes
-    assert llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size == 2
+    parallel = llm.llm_engine.vllm_config.parallel_config
+    assert (parallel.tensor_parallel_size, parallel.pipeline_parallel_size) == sizes
+    assert parallel.world_size == 2
     assert tokens_of(llm) == tokens_of(alone)
 
 
@@ -234,7 +239,7 @@ def test_updates_reach_all_ranks_or_none(llm: LLM, alone: LLM, directory: Path) 
 def double(worker: Any, name: str) -> int:
     """Runs in each rank, with whole tensors."""
     tensor = worker.model.named_weights()[name][0].clone()
-    whole = torch.where(tensor == 0, 1.0, 2 * tensor)
+    whole = torch.where(tensor == 0, 1.0, 2 * tensor)  # zeros are others' parts
     worker.model.load_weights([(name, whole)])
     return int(worker.rank)
 
@@ -249,7 +254,8 @@ def test_functions_run_in_all_ranks(llm: LLM) -> None:
     before = weight_of(llm, name)
     assert llm.collective_rpc(double, args=(name,)) == [0, 1]
     assert torch.equal(weight_of(llm, name), 2 * before)
-    assert llm.apply_model(lambda model: model.config.shard.rank) == [0, 1]
+    places = llm.apply_model(lambda model: (model.config.shard.rank, model.config.stage.index))
+    assert [max(place) for place in places] == [0, 1]
     assert llm.collective_rpc("check_health") == [None]
     with pytest.raises(CallError, match="rank 1: ValueError: no such thing"):
         llm.collective_rpc(fail_in_rank_1)
@@ -282,6 +288,27 @@ def test_each_rank_writes_its_part_of_a_profile(
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_call_leaves_no_result_to_the_next_one(directory: Path) -> None:
+    options = RANKS | {"multiprocess": False}
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with LLM(str(directory), **options) as llm:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                llm.collective_rpc(lambda worker: time.sleep(worker.rank))
+            assert llm.collective_rpc(lambda worker: worker.rank) == [0, 1]
+            name = "model.layers.0.mlp.down_proj.weight"
+            assert llm.collective_rpc(double, args=(name,)) == [0, 1]  # of a module of its own
+            tokens_of(llm)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+
+
 def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
     prompt = {"prompt_embeds": torch.randn(7, 64)}
     ours, expected = (
@@ -296,6 +323,7 @@ def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"pipeline_parallel_size": 2}, "tensor_parallel_size 2 and pipeline_parallel_size 2 "),
         ({"tensor_parallel_size": 3, "num_threads": 3}, "does not divide .*possible: 1, 2, 4"),
         ({"tensor_parallel_size": 4, "num_threads": 2}, "num_threads is 2; possible: 1 to 2"),
         ({"model_impl": "transformers"}, "model_impl='transformers' is not possible"),

@@ -253,7 +253,7 @@ class FakeRunner:
     def watch(self, report: Callable[[int], None]) -> None:
         pass
 
-    def everywhere(self, own: Callable[[], Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    def everywhere(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
         return [own()]
 
     def read_weight(self, name: str) -> Any:

@@ -9,15 +9,18 @@
  * Semaphore operations are locked instructions and would drain the buffer as well. The
  * models leave that out, so they allow more than the machine does.
  *
- * The file that includes this one defines WORDS.
+ * The file that includes this one defines WORDS, and PROCESSES unless there are two.
  */
 
 #ifndef DEPTH
 #define DEPTH 2
 #endif
+#ifndef PROCESSES
+#define PROCESSES 2
+#endif
 
 byte mem[WORDS];
-chan buffer[2] = [DEPTH] of { byte, byte };
+chan buffer[PROCESSES] = [DEPTH] of { byte, byte };
 
 #define LOAD(word)         mem[word]
 #define STORE(word, value) buffer[me]!word,value
@@ -25,12 +28,12 @@ chan buffer[2] = [DEPTH] of { byte, byte };
 #define NO_FENCE           skip
 
 /* Each process has one doorbell: a counting semaphore. */
-byte bell[2];
+byte bell[PROCESSES];
 
 /* kill -9 at any point. `dead` is the pidfd: the kernel sets it after all stores of the process
  * have become visible. */
-bool killed[2];
-bool dead[2];
+bool killed[PROCESSES];
+bool dead[PROCESSES];
 
 #define DIES_IF_KILLED unless { atomic { killed[me] -> skip }; FENCE; dead[me] = true }
 
@@ -47,6 +50,9 @@ proctype killer()
 	if
 	:: killed[0] = true
 	:: killed[1] = true
+#if PROCESSES > 2
+	:: killed[2] = true
+#endif
 	:: skip
 	fi
 }

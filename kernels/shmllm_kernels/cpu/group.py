@@ -4,14 +4,21 @@ Each meeting has a word for each rank in memory that the ranks share. A rank wri
 number there when it has written its part of the result, and waits until the others have. Steps
 count up, so a word never has to be set back. No rank begins a step before all have ended the one
 before: the words of a meeting, and what was written before it, stay until then.
+
+A rank that arrives at the last meeting of a step may have threads that come late to earlier
+kernels. They take no piece, but they count the pieces. So what is counted must not change before
+they have left too, which these kernels do not show.
 """
 
 from __future__ import annotations
+
+import ctypes
 
 from shmllm_kernels.cpu.atomics import SPINS, load_acquire, pause, store_release, yield_core
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, word
+from shmllm_kernels.cpu.object_code import addresses_of
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 
 LINE_BYTES = 64
@@ -127,3 +134,35 @@ def _await_one(operands, piece, thread, num_threads):
 
 AWAIT = Kernel(_one_piece, _await_one)
 """Waits until one other rank has arrived. Operands: the first seven of TAKE."""
+
+
+@compiled
+def _await_more(address, last, num_yields, unused):
+    for _ in range(SPINS):
+        if load_acquire(address) <= last:
+            pause()
+    yields = 0
+    while (load_acquire(address) <= last) & (yields < num_yields):
+        yields += 1
+        yield_core()
+    return load_acquire(address)
+
+
+_FUNCTION_TYPE = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)
+
+
+class AwaitMore:
+    """Waits in a loop, without Python's lock, until a word of shared memory has grown.
+
+    Args:
+        address: the address of the int64.
+    """
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+        self._wait = _FUNCTION_TYPE(addresses_of((_await_more, ()))[0])
+
+    def __call__(self, last: int, num_yields: int) -> int:
+        """Return the word when it is more than `last`, or after it has let other threads run so
+        many times."""
+        return int(self._wait(self._address, last, num_yields, 0))

@@ -14,12 +14,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from shmllm.models.checkpoint import PackedTarget
 from shmllm.models.checkpoint_formats.components import Components, Header, Method
 from shmllm.models.checkpoint_formats.stored import StoredMatrix
 from shmllm.models.config import text_fields
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.quantization_methods import method_module, quantization_fields
-from shmllm.models.quantized import ROUNDED_AT_ONCE, QuantizedMatrix, one_thread
+from shmllm.models.quantized import ROUNDED_AT_ONCE, one_thread
 from shmllm.models.safetensors_file import SafetensorsFile
 
 
@@ -95,7 +96,7 @@ class QuantizedFile:
                 found[name] = kind
         return found
 
-    def read_packed(self, name: str, matrix: QuantizedMatrix) -> None:
+    def read_packed(self, name: str, matrix: PackedTarget) -> None:
         stored = self._matrix(name)
         with self._main(name) as main:
             matrix.write(lambda some: stored.packed(main, some))

@@ -46,6 +46,10 @@ class SharedArrays(Protocol):
     def floats(self, name: str, *shape: int) -> Tensor:
         """As `array`, a tensor of float32."""
 
+    def settle(self) -> None:
+        """Wait until the other ranks have left the step that read these arrays last: before that,
+        this process must not write them. Raises as `CpuGroup.check`."""
+
 
 class CpuGroup(SharedArrays, Protocol):
     """The memory of a group.
@@ -78,6 +82,9 @@ class CpuGroup(SharedArrays, Protocol):
             EngineStartError: the model cannot be divided so.
         """
 
+    def settle(self, step: int | None = None) -> None:
+        """As `SharedArrays.settle`: wait until the other ranks have left a step, or all steps."""
+
     def begin(self, kind: Kind, slot: int = 0) -> None:
         """Let the other ranks begin a step; this process has written what they read.
 
@@ -88,6 +95,9 @@ class CpuGroup(SharedArrays, Protocol):
 
     def check(self) -> None:
         """Raise if the group has ended: what the step has computed is undefined then."""
+
+    def end(self) -> None:
+        """End the group: this process cannot compute its part of a step that has begun."""
 
 
 class Alone:
@@ -109,6 +119,12 @@ class Alone:
 
     def floats(self, name: str, *shape: int) -> Tensor:
         return torch.zeros(shape)
+
+    def settle(self, step: int | None = None) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
 
     def begin(self, kind: Kind, slot: int = 0) -> None:
         pass
@@ -186,9 +202,19 @@ class Meetings:
         return out
 
     def gather(self) -> None:
-        """Record that rank 0 waits for what the others have written."""
+        """Record that rank 0 waits for what the others have written. A program ends so."""
         kernel = MEET if self.has_rest else PUBLISH
         self._program.record(kernel, self._meeting(0), label="gather")
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether this process has arrived at the last meeting of the step."""
+        group = self._group
+        words = group.array(self._name_of(self._num_meetings - 1), group.shard.size, LINE_WORDS)
+        return bool(words[group.shard.rank, 0] == group.step[0])
+
+    def _name_of(self, number: int) -> str:
+        return f"{self._name} meeting {number}"
 
     def _record_sum(self, num_rows: int, parts: Tensor, out: Tensor) -> None:
         stride = parts.element_size() * parts.stride(0)
@@ -198,9 +224,8 @@ class Meetings:
     def _meeting(self, num_rows: int) -> list[int]:
         """Return the operands of the next meeting."""
         group, size = self._group, self._group.shard.size
-        name = f"{self._name} meeting {self._num_meetings}"
+        words = group.array(self._name_of(self._num_meetings), size, LINE_WORDS)
         self._num_meetings += 1
-        words = group.array(name, size, LINE_WORDS)
         shared = [group.step.ctypes.data, words.ctypes.data, group.shard.rank, size]
         return [num_rows, *shared, group.ended.ctypes.data]
 

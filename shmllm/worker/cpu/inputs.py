@@ -64,7 +64,8 @@ class CpuInputs:
         max_samples: int | None = None,
         memory: SharedArrays | None = None,
     ) -> None:
-        words = (memory or Alone()).array
+        self._memory = memory or Alone()
+        words = self._memory.array
         self._counts = words("counts of a step", len(COUNTS))
         self.token_ids, self.positions = (
             words("token_ids", max_tokens),
@@ -100,7 +101,9 @@ class CpuInputs:
         return int(self._counts.ctypes.data) + 8 * COUNTS.index(count)
 
     def fill(self, inputs: StepInputs) -> None:
-        """Copy a step's inputs to the addresses that the kernels read."""
+        """Copy a step's inputs to the addresses that the kernels read, after all ranks have left
+        the step before."""
+        self._memory.settle()
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         num_samples = len(inputs.sample_tokens)
         self._counts[:3] = num_tokens, num_requests, num_samples

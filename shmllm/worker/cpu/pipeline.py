@@ -29,11 +29,19 @@ from shmllm_kernels.cpu import KernelProgram
 
 
 class _SlotMemory:
-    """The memory of a group, with names of its own for each slot."""
+    """The memory of a group, with names of its own for each slot.
+
+    Attributes:
+        step: (1,) int64, the number of the slot's step.
+    """
 
     def __init__(self, group: CpuGroup, name: str) -> None:
         self._group = group
         self._name = name
+        self.step = self.array("step", 1)
+
+    def settle(self) -> None:
+        self._group.settle(int(self.step[0]))
 
     def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
         return self._group.array(f"{self._name} {name}", *shape, dtype=dtype)
@@ -77,7 +85,7 @@ class _Slot:
         )
         self.tables: IntArray
         self.tables = memory.array("tables", *tables.block_tables.shape, dtype="int32")
-        self.step = memory.array("step", 1)
+        self.step = memory.step
         self.logits = memory.floats("logits", max_samples, config.vocab_size)
         self.hidden = memory.floats("hidden", max_tokens, config.hidden_size)
         streams = [
@@ -227,6 +235,7 @@ class CpuPipeline:
         logits = hidden.new_empty(len(hidden), self._scored_logits.shape[1])
         for begin in range(0, len(hidden), SCORED_ROWS):
             rows = hidden[begin : begin + SCORED_ROWS]
+            self._group.settle(int(self._scoring_step[0]))
             self._scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
             self._scoring_step[0] = self._group.step[0] + 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -93,7 +94,7 @@ class CpuProgram:
             model.config, max_tokens, batch.max_samples, activation_dtype, group
         )
         self._kernels = KernelProgram(num_threads)
-        meetings = Meetings(
+        self._meetings = meetings = Meetings(
             self._kernels, "step", group, model.partial, max_tokens, model.config.hidden_size
         )
         products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
@@ -109,7 +110,7 @@ class CpuProgram:
         model.logits(ops, rows)
         self._num_scored = group.array("number of scored rows", 1)
         self._scoring = KernelProgram(num_threads)
-        meetings = Meetings(self._scoring, "scoring", group)
+        self._scoring_meetings = meetings = Meetings(self._scoring, "scoring", group)
         products = Products(self._scoring, self.buffers.rounded, activation_dtype, uses_tiles)
         rows, logits = self.buffers.scored, self.buffers.scored_logits
         num_scored = int(self._num_scored.ctypes.data)
@@ -126,12 +127,25 @@ class CpuProgram:
             The hidden states of the step's tokens after the final norm, [T, hidden], and the
             logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
-        with self._group.turn:
-            self._group.begin(Kind.STEP)
+        with self._of_all_ranks(Kind.STEP, self._meetings):
             self.play(Kind.STEP, 0)
-        self._group.check()
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
+
+    @contextmanager
+    def _of_all_ranks(self, kind: Kind, meetings: Meetings) -> Iterator[None]:
+        """Let the other ranks compute their parts while the block computes this one's. An exception
+        that has kept the block from that, such as an interrupt, ends the group: the others would
+        wait for it."""
+        with self._group.turn:
+            self._group.begin(kind)
+            try:
+                yield
+            except BaseException:
+                if meetings.are_needed and not meetings.have_ended:
+                    self._group.end()
+                raise
+        self._group.check()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
@@ -139,12 +153,11 @@ class CpuProgram:
         logits = hidden.new_empty(len(hidden), self.buffers.logits.shape[1])
         for begin in range(0, len(hidden), SCORED_ROWS):
             rows = hidden[begin : begin + SCORED_ROWS]
+            self._group.settle()
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
-            with self._group.turn:
-                self._group.begin(Kind.SCORING)
+            with self._of_all_ranks(Kind.SCORING, self._scoring_meetings):
                 self.play(Kind.SCORING, 0)
-            self._group.check()
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits
 

@@ -50,11 +50,8 @@ class Ranks(Protocol):
             Exception: what `own` raised, or else the first of the others.
         """
 
-    def call(
-        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> list[Any]:
-        """Run a function with its arguments in each other rank, with the rank's worker as its first
-        argument, and meanwhile `own`. Returns all results, by rank."""
+    def call(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
+        """See `LoadedRunner.everywhere`."""
 
     def watch(self, report: Callable[[int], None]) -> None:
         """Call `report`, on another thread, with the pid of a rank that a signal has stopped, and
@@ -93,9 +90,7 @@ class NoRanks:
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         return [own()]
 
-    def call(
-        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> list[Any]:
+    def call(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
         return [own()]
 
     def watch(self, report: Callable[[int], None]) -> None:

@@ -199,13 +199,11 @@ class CpuRunner(LoadedRunner):
         """See `Ranks.watch`."""
         self._ranks.watch(report)
 
-    def everywhere(
-        self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> list[Any]:
+    def everywhere(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
         """See `LoadedRunner.everywhere`. Each rank's function sees its part of the model."""
         followers, self.model.followers = self.model.followers, None
         try:
-            return self._ranks.call(own, function, *args, **kwargs)
+            return self._ranks.call(own, pickled)
         finally:
             self.model.followers = followers
 

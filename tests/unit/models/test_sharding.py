@@ -17,9 +17,10 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.matrices import ShardedMatrix
+from shmllm.models.matrices import FORMATS, PackedShare, ShardedMatrix
 from shmllm.models.shard import Shard
 from shmllm.models.sharding import shard_config
+from shmllm.models.shares import Share
 from shmllm.models.weights import load_dummy_weights, load_weights
 
 CASES = [
@@ -131,3 +132,32 @@ def test_each_token_belongs_to_one_rank(llama: Path, vocab_size: int) -> None:
     config = replace(ModelConfig.from_directory(llama), vocab_size=vocab_size)
     parts = [shard_config(config, Shard(rank, 4)).own_tokens for rank in range(4)]
     assert [token for part in parts for token in part] == list(range(vocab_size))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_packed_rows_are_divided_without_being_rounded_again(kind: str) -> None:
+    whole = FORMATS[kind].make((10, 512), torch.float32, allocate)
+    whole.copy_(torch.randn(10, 512))
+    rows = torch.tensor([1, 2, 3, 7, 5])
+    own = FORMATS[kind].make((5, 256), whole.dtype, allocate)
+    share = Share((10, 512), (rows, torch.arange(256, 512)))
+    PackedShare(own, share).write(lambda some: (whole.integers[some], whole.scales[some]))
+    assert torch.equal(own.clone(), whole.clone()[rows, 256:])
+
+
+@pytest.mark.parametrize(("kind", "begin"), [("int4", 32), ("q4_k", 64), ("q6_k", 128)])
+def test_packed_rows_are_not_divided_within_a_group(kind: str, begin: int) -> None:
+    whole = FORMATS[kind].make((4, 512), torch.float32, allocate)
+    own = FORMATS[kind].make((4, 256), whole.dtype, allocate)
+    with pytest.raises(EngineStartError, match=f"{kind} cannot be divided at column {begin}"):
+        own.columns_of(whole.integers, whole.scales, begin)
+
+
+def test_a_share_of_several_dimensions_has_runs_of_rows() -> None:
+    share = Share((3, 4, 8), (torch.arange(3), torch.tensor([1, 2]), torch.arange(4)))
+    runs = [(own.start, own.stop, whole.start) for own, whole in share.row_runs()]
+    assert runs == [(0, 2, 1), (2, 4, 5), (4, 6, 9)]
+    values = torch.arange(96.0).view(3, 4, 8)
+    assert torch.equal(share.of(values), values[:, 1:3, :4])
+    exchanged = share.transposed().of(values.transpose(1, 2))
+    assert torch.equal(exchanged, share.of(values).transpose(1, 2))

@@ -1,0 +1,157 @@
+"""The words by which the ranks of a group begin and leave steps."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from multiprocessing import Pipe
+from typing import Any
+
+import numpy as np
+import pytest
+from support.waiting import join_all, wait_until
+
+from shmllm.errors import SegmentError
+from shmllm.parallel.memory import MOST_RANKS, GroupMemory
+from shmllm.parallel.rank import WAIT_POLICY, serve
+from shmllm.worker.batch import StepInputs
+from shmllm.worker.cpu.group import Kind
+from shmllm.worker.cpu.inputs import CpuInputs
+
+# How long a test looks whether something does not happen.
+LOOK_S = 0.1
+
+
+class FakeServer:
+    """A rank whose steps last until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.played: list[tuple[Kind, int]] = []
+
+    def play(self, kind: Kind, slot: int) -> None:
+        self.played.append((kind, slot))
+        self.go.wait()
+
+
+class Group:
+    """Two ranks of one process. The second one serves on a thread."""
+
+    def __init__(self) -> None:
+        self.first = GroupMemory.create(2, is_pipeline=False)
+        self.second = GroupMemory(os.dup(self.first.fd), 1, 2, is_pipeline=False)
+        self.server: Any = FakeServer()
+        self.commands, theirs = Pipe()
+        self.thread = start(lambda: serve(self.server, self.second, theirs, theirs))
+
+    def begin(self) -> None:
+        """Begin a step, which the other rank computes now."""
+        count = len(self.server.played)
+        self.first.begin(Kind.STEP)
+        wait_until(lambda: len(self.server.played) > count, "the step of the other rank")
+
+    def close(self) -> None:
+        self.first.end()
+        self.server.go.set()
+        join_all([self.thread])
+        self.second.close()
+        self.first.close()
+
+
+def start(function: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = Group()
+    yield made
+    made.close()
+
+
+def assert_waits(thread: threading.Thread) -> None:
+    thread.join(LOOK_S)
+    assert thread.is_alive()
+
+
+def test_rank_0_waits_until_the_others_have_left_the_step(group: Group) -> None:
+    group.first.settle()
+    group.begin()
+    settling = start(group.first.settle)
+    assert_waits(settling)
+    group.server.go.set()
+    join_all([settling])
+    assert group.server.played == [(Kind.STEP, 0)]
+
+
+def test_inputs_stay_until_the_others_have_left_the_step(group: Group) -> None:
+    step = StepInputs(**{field.name: np.ones(1, np.int64) for field in fields(StepInputs)})
+    step.slot_mapping = np.ones((1, 1), np.int64)
+    inputs = CpuInputs(4, 4, [], 1, memory=group.first)
+    inputs.fill(step)
+    group.begin()
+    inputs.token_ids[0] = 7
+    filling = start(lambda: inputs.fill(step))
+    assert_waits(filling)
+    assert inputs.token_ids[0] == 7
+    group.server.go.set()
+    join_all([filling])
+    assert inputs.token_ids[0] == 1
+
+
+def test_the_end_of_the_group_ends_the_wait(group: Group) -> None:
+    group.begin()
+    settling = start(group.first.settle)
+    assert_waits(settling)
+    group.first.end()
+    join_all([settling])
+
+
+def test_a_command_is_left_before_its_reply_comes(group: Group) -> None:
+    group.server.go.set()
+    group.server.answer = lambda: 5
+    group.first.begin(Kind.COMMAND)
+    group.commands.send(("answer", ()))
+    assert group.commands.recv() == (True, 5, "")
+    group.first.settle()
+
+
+def test_steps_of_a_pipeline_are_computed_in_their_order_each_with_its_slot(group: Group) -> None:
+    group.begin()
+    for slot in (1, 2, 0):
+        group.first.begin(Kind.STEP, slot)
+    settling = start(lambda: group.first.settle(1))
+    assert_waits(settling)
+    group.server.go.set()
+    join_all([settling])
+    group.first.settle()
+    assert group.server.played == [(Kind.STEP, slot) for slot in (0, 1, 2, 0)]
+
+
+def test_the_words_of_all_ranks_lie_apart() -> None:
+    first = GroupMemory.create(MOST_RANKS, is_pipeline=False)
+    ranks = range(1, MOST_RANKS)
+    others = [GroupMemory(os.dup(first.fd), rank, MOST_RANKS, is_pipeline=False) for rank in ranks]
+    first.begin(Kind.SCORING)
+    settling = start(first.settle)
+    for other in others:
+        assert settling.is_alive()
+        assert other.next_step(other.waiter(WAIT_POLICY)) == (Kind.SCORING, 0)
+        other.has_left()
+    join_all([settling])
+    for memory in (*others, first):
+        memory.close()
+
+
+def test_a_rank_that_asks_for_another_array_than_rank_0_is_refused(group: Group) -> None:
+    group.first.array("numbers", 3)
+    group.second.places = group.first.places
+    group.first.array("numbers", 3)[1] = 7
+    assert group.second.array("numbers", 3).tolist() == [0, 7, 0]
+    for wrong in ((4,), (3, 1)):
+        with pytest.raises(SegmentError, match="rank 0 has"):
+            GroupMemory.array(group.second, "others", *wrong)
