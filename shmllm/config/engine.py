@@ -300,7 +300,7 @@ class EngineConfig(Section):
         method, is_pipeline = self.speculative.method, self.parallel.pipeline_parallel_size > 1
         impossible = {
             "model_impl='transformers'": self.load.model_impl == "transformers",
-            "enable_lora": self.lora.enable_lora,
+            "enable_lora": self.lora.enable_lora and is_pipeline,
             f"the speculative method {method!r}": method in ("draft_model", "mtp")
             or (method is not None and is_pipeline),
             "async_scheduling": self.scheduler.async_scheduling and is_pipeline,

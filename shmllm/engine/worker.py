@@ -174,13 +174,14 @@ class Worker:
             most: the largest number of steps to record; 0 means all until `stop_profile`.
 
         Returns:
-            The path of the trace, which `stop_profile` writes.
+            The path of the trace, which `stop_profile` writes. Other ranks write theirs beside it:
+            "-rank1", "-rank2" ... stand behind the names.
 
         Raises:
             RequestError: a profile is in progress, an argument is not valid, or the directory
                 cannot be written to.
         """
-        from shmllm.worker.profile import ProfiledRunner
+        from shmllm.worker.profile import SUFFIX, ProfiledRunner
 
         if self._profile is not None:
             raise RequestError(f"a profile is under way already: {self._profile.path}")
@@ -192,7 +193,7 @@ class Worker:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise RequestError(f"cannot write a profile to {directory}")
         self._num_profiles += 1
-        name = f"{prefix}-{os.getpid()}-{self._num_profiles}.pt.trace.json.gz"
+        name = f"{prefix}-{os.getpid()}-{self._num_profiles}{SUFFIX}"
         self._profile = ProfiledRunner(self._core.runner, Path(directory) / name, delay, most)
         self._core.runner = self._profile
         return str(self._profile.path)

@@ -111,7 +111,8 @@ class EngineControls:
             max_iterations: how many steps to record; 0 or None records all.
 
         Returns:
-            The path of the trace that will be written.
+            The path of the trace that will be written. Other ranks of the engine write theirs
+            beside it, with "-rank1" and so on in the name.
         """
         directory = os.path.abspath(self.profile_directory or os.getcwd())
         options = {

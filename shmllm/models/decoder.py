@@ -14,13 +14,13 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.layers import Allocation, Linear, NamedWeights, Norm, Storage, TokenEmbedding
-from shmllm.models.matrices import addresses, elsewhere_or, parts_of, sharded
+from shmllm.models.matrices import Matrix, addresses, elsewhere_or, parts_of, sharded
 from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.model import Model
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm.models.shares import Division
+from shmllm.models.shares import Division, Share
 from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import model_name
 
@@ -55,6 +55,7 @@ class DecoderModel(Model):
         super().__init__(config, storage.dtype)
         self._rename, self._rename_modules = rename, rename_modules
         self._division: Division | None = None
+        self._matrix_shares: dict[int, Share] = {}
         self.partial: frozenset[int] = frozenset()
         self.is_stage = False
         self.embedding = TokenEmbedding(config, storage)
@@ -80,11 +81,18 @@ class DecoderModel(Model):
         """
         self._division = division
         matrices = [each.weight for each in made if each.is_matrix]
+        self._matrix_shares = {
+            addresses(matrix).start: share
+            for matrix, share in zip(matrices, division.matrices, strict=True)
+        }
         self.partial = frozenset(
-            addresses(matrix).start
-            for matrix, is_partial in zip(matrices, division.partial, strict=True)
-            if is_partial
+            begin for begin, share in self._matrix_shares.items() if not share.has_all_columns
         )
+
+    def share_of(self, matrix: Matrix) -> Share | None:
+        """Returns which elements of the whole model's matrix a matrix of products has; None: this
+        is a whole model."""
+        return None if self._division is None else self._matrix_shares[addresses(matrix).start]
 
     @property
     def has_packed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.lora_targets import LoraTargets, Target, rows_in_order
 from shmllm.models.peft_config import CONFIG_FILE, PeftConfig
 from shmllm.models.safetensors_file import SafetensorsFile
+from shmllm.models.shares import Share
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -65,9 +66,10 @@ class LoraWeights:
     """An adapter in the memory of the host.
 
     Attributes:
-        products: what it adds, by the index of the product.
-        digest: identifies its contents: matrices and factors.
-        num_bytes: the size of its matrices.
+        products: what it adds, by the index of the product. In a rank of a group the matrices have
+            the rank's share of the product: of A its columns, of B its rows.
+        digest: identifies the contents of the whole adapter: matrices and factors.
+        num_bytes: the size of the matrices here.
     """
 
     products: dict[int, LoraProduct]
@@ -137,8 +139,44 @@ def make_lora(
             for each in changes
         ]
         products[product] = LoraProduct(torch.cat([change.a for change in changes]), parts)
-    num_bytes = sum(tensor.nbytes for product in products.values() for tensor in _all(product))
-    return LoraWeights(products, _digest(products), num_bytes)
+    shares = {
+        index: _share_of(product, targets.products[index].share)
+        for index, product in products.items()
+    }
+    num_bytes = sum(tensor.nbytes for product in shares.values() for tensor in _all(product))
+    return LoraWeights(shares, _digest(products), num_bytes)
+
+
+def _share_of(product: LoraProduct, share: Share | None) -> LoraProduct:
+    """Returns what an adapter adds to a rank's share of a product.
+
+    Args:
+        product: what it adds to the whole product.
+        share: which rows and columns of the product's matrix [out, in] the rank has; None: all.
+    """
+    if share is None:
+        return product
+    parts = []
+    for part in product.parts:
+        outputs = [each for b, column in part.outputs for each in _rows_of(b, column, share.rows)]
+        parts.append(replace(part, outputs=outputs))
+    return LoraProduct(product.a[:, share.columns].contiguous(), parts)
+
+
+def _rows_of(b: Tensor, column: int, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Yields the rows of a B whose columns of the product a rank has, and the first of the rank's
+    columns, for each stretch of these.
+
+    Args:
+        b: [columns, rank].
+        column: the first of its columns in the whole product.
+        rows: the column in the whole product of each of the rank's columns, (n,) int64.
+    """
+    own = ((rows >= column) & (rows < column + len(b))).nonzero().flatten()
+    ends = (own.diff() != 1).nonzero().flatten() + 1
+    for stretch in own.tensor_split(ends):
+        if len(stretch):
+            yield b[rows[stretch] - column], int(stretch[0])
 
 
 class _Change(NamedTuple):

@@ -3,12 +3,15 @@ and `Ops.experts` compute.
 
 This module owns the way from a parameter's name in transformers to columns of a fused product, or
 of a product for each expert. It must not know the files of adapters, nor devices.
+
+Names, and columns of products, are those of the whole model, also in a rank of a group: its
+products say which share of them it has.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import NamedTuple, cast
@@ -16,6 +19,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from shmllm.models.build import without_memory
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Linear
@@ -28,6 +32,7 @@ from shmllm.models.matrices import (
     parts_of,
 )
 from shmllm.models.ops import Ops
+from shmllm.models.shares import Share
 
 _WEIGHT = ".weight"
 
@@ -51,7 +56,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a module, or one expert's share of a parameter, is computed.
+    """Where a module, or one expert's part of a parameter, is computed.
 
     Attributes:
         product: the index of the product.
@@ -76,17 +81,19 @@ class Product:
         in_features: the width of its input.
         out_features: the width of its output.
         num_parts: the number of modules that it computes.
+        share: which rows and columns of the whole matrix [out, in] a rank has; None: all.
     """
 
     in_features: int
     out_features: int
     num_parts: int
+    share: Share | None = None
 
 
 class LoraTargets:
     """
     Args:
-        model: the model.
+        model: the model, or a rank's part of it.
 
     Attributes:
         products: the products, in the order in which a step computes them. Those of the experts of
@@ -94,22 +101,24 @@ class LoraTargets:
     """
 
     def __init__(self, model: DecoderModel) -> None:
-        linears = computed_linears(model)
+        whole = model if model.config.whole is None else without_memory(model.config.whole)[0]
+        linears = computed_linears(whole)
         matrices = [_matrices_of(linear) for linear in linears]
         firsts = [0, *accumulate(map(len, matrices))]
         products = list(chain.from_iterable(matrices))
-        self._model = model
-        self._index = {id(linear): first for linear, first in zip(linears, firsts, strict=False)}
-        self._targets = _targets_of(model, products) | _targets_of_all(model, linears, firsts)
+        self._model = whole
+        self._targets = _targets_of(whole, products) | _targets_of_all(whole, linears, firsts)
         num_parts = [0] * len(products)
         for target in chain.from_iterable(self._targets.values()):
             num_parts[target.product] = max(num_parts[target.product], target.part + 1)
+        own = computed_linears(model)
+        self._index = {id(linear): first for linear, first in zip(own, firsts, strict=False)}
         self.products = [
-            Product(matrix.shape[1], matrix.shape[0], parts)
-            for matrix, parts in zip(products, num_parts, strict=True)
+            Product(matrix.shape[1], matrix.shape[0], parts, share)
+            for (matrix, share), parts in zip(_shares_of(model, own), num_parts, strict=True)
         ]
         self._parameters: dict[str, list[str]] = {}
-        for name in model.destinations():
+        for name in whole.destinations():
             module, _, parameter = name.rpartition(".")
             self._parameters.setdefault(module, []).append(parameter)
 
@@ -188,6 +197,18 @@ def _matrices_of(linear: Computed) -> Sequence[Matrix]:
     every: WholeMatrix = linear.weight.view(-1, width)
     matrices: Sequence[Matrix] = every.split_with_sizes([rows] * num_experts)
     return matrices
+
+
+def _shares_of(
+    model: DecoderModel, linears: Sequence[Computed]
+) -> Iterator[tuple[Matrix, Share | None]]:
+    """Yields the matrix of each product, and which share of the whole one it is."""
+    for linear in linears:
+        share = model.share_of(linear.weight)
+        if share is not None and isinstance(linear, ExpertLinear):
+            share = share.of_each()
+        for matrix in _matrices_of(linear):
+            yield matrix, share
 
 
 class _Span(NamedTuple):

@@ -40,13 +40,8 @@ def find_division(whole: ModelConfig, part: ModelConfig) -> Division:
     for name, views in own.destinations().items():
         pairs = zip(every[name], views, strict=True)
         shares[name] = tuple(_share(source, target, maps, *pair) for pair in pairs)
-    pairs_made = zip(made, own_made, strict=True)
-    partial = tuple(
-        sizes_of(all_of.dimensions)[-1] != sizes_of(some.dimensions)[-1]
-        for all_of, some in pairs_made
-        if all_of.is_matrix
-    )
-    return Division(shares, partial)
+    matrices = [move.share for move, all_of in zip(maps, made, strict=True) if all_of.is_matrix]
+    return Division(shares, matrices)
 
 
 class _Map:
@@ -55,6 +50,11 @@ class _Map:
     def __init__(self, whole: Sequence[Dimension], own: Sequence[Dimension], shard: Shard) -> None:
         self._indices = [_indices(*pair, shard) for pair in zip(whole, own, strict=True)]
         self._sizes, self._own_sizes = sizes_of(whole), sizes_of(own)
+
+    @property
+    def share(self) -> Share:
+        """The share of the model's weight that the shard's is."""
+        return Share(self._sizes, self._indices)
 
     def __call__(self, offsets: Tensor) -> Tensor:
         """Returns the offsets of elements in the model's weight by those in the shard's."""

@@ -35,11 +35,27 @@ class Share:
         )
 
     @property
+    def has_all_columns(self) -> bool:
+        """Whether it is all of the last dimension."""
+        return self._places[-1] == slice(0, self.shape[-1])
+
+    @property
     def columns(self) -> slice:
         """The chosen indices of the last dimension, which follow each other."""
         place = self._places[-1]
         assert isinstance(place, slice), "a rank reads consecutive columns"
         return place
+
+    @property
+    def rows(self) -> Tensor:
+        """The chosen indices of the last dimension but one, (n,) int64."""
+        return self._indices(-2)
+
+    def of_each(self) -> Share:
+        """Returns the share of each item of the first dimension, all of which are chosen."""
+        assert self._places[0] == slice(0, self.shape[0]), "a rank has a part of each item"
+        dimensions = range(1, len(self.shape))
+        return Share(self.shape[1:], [self._indices(dimension) for dimension in dimensions])
 
     def transposed(self) -> Share:
         """Returns the same share of a tensor whose last two dimensions are exchanged."""
@@ -52,9 +68,8 @@ class Share:
         """Yields the runs of rows that follow each other in the share and in the tensor, of all
         dimensions but the last together: first in the share, then in the tensor."""
         rows = torch.zeros(1, dtype=torch.int64)
-        for place, size in zip(self._places[:-1], self.shape[:-1], strict=True):
-            indices = torch.arange(size)[place] if isinstance(place, slice) else place
-            rows = (rows[:, None] * size + indices).flatten()
+        for dimension, size in enumerate(self.shape[:-1]):
+            rows = (rows[:, None] * size + self._indices(dimension)).flatten()
         ends = [*((rows.diff() != 1).nonzero().flatten() + 1).tolist(), len(rows)]
         begin = 0
         for end in ends:
@@ -73,10 +88,14 @@ class Share:
     def put(self, own: Tensor, values: Tensor) -> None:
         """Writes the share into a whole tensor."""
         grids = []
-        for dimension, (place, size) in enumerate(zip(self._places, self.shape, strict=True)):
-            index = torch.arange(size)[place] if isinstance(place, slice) else place
-            grids.append(index.view([-1 if d == dimension else 1 for d in range(own.dim())]))
+        for dimension in range(own.dim()):
+            shape = [-1 if d == dimension else 1 for d in range(own.dim())]
+            grids.append(self._indices(dimension).view(shape))
         values[tuple(grids)] = own
+
+    def _indices(self, dimension: int) -> Tensor:
+        place = self._places[dimension]
+        return torch.arange(place.start, place.stop) if isinstance(place, slice) else place
 
     @staticmethod
     def _take(values: Tensor, places: Sequence[Index]) -> Tensor:
@@ -94,12 +113,12 @@ class Division:
 
     Attributes:
         shares: by the name of a checkpoint's tensor, the share of each of its destinations.
-        partial: for each matrix of products in the order of their allocation, whether it has a part
-            of the columns only, so that its products are parts of a sum.
+        matrices: the share of each matrix of products [..., out, in], in the order of their
+            allocation. If it does not have all columns, products with it are parts of a sum.
     """
 
     shares: Mapping[str, tuple[Share, ...]]
-    partial: Sequence[bool]
+    matrices: Sequence[Share]
 
 
 def _as_index(places: Tensor) -> Index:

@@ -22,6 +22,7 @@ import mmap
 import os
 from collections.abc import Callable
 from math import prod
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,7 @@ class GroupMemory:
         }
         self._bells: dict[int, Doorbell] = {each: open_doorbell(self._bell(each)) for each in ranks}
         self.on_check: Callable[[], None] = _nothing
+        self.turn = RLock()
 
     @classmethod
     def create(cls, size: int, is_pipeline: bool) -> GroupMemory:

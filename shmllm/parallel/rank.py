@@ -15,26 +15,31 @@ import threading
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from shmllm.config.engine import EngineConfig
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.wait import WaitPolicy
+from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.cores import cores_of, threads_of_a_rank
 from shmllm.parallel.memory import PARK_S, GroupMemory, Place
 from shmllm.parallel.staging import StagedTensor, Staging
-from shmllm.worker.arrays import IntArray
+from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.group import Kind
+from shmllm.worker.cpu.lora import CpuAdapter
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.runner import TABLES
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.profile import Recording, path_of_rank
 
 WAIT_POLICY = WaitPolicy(0, 0, PARK_S, PARK_S)
 """How a rank waits for a step that has not come while it looked for it: it sleeps."""
@@ -90,6 +95,9 @@ class RankServer:
         self._part = CpuPart(config, memory, num_threads)
         self._model = self._part.loaded.model
         self._worker = RankWorker(memory.rank, self._part)
+        self._recording: Recording | None = None
+        self._loras: dict[int, CpuAdapter] = {}
+        self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
     def play(self, kind: Kind, slot: int) -> None:
         """Compute this rank's part of a step."""
@@ -149,6 +157,54 @@ class RankServer:
         """Write this rank's part of new weights."""
         with self._staging.read(batch) as tensors:
             self._model.write(tensors)
+
+    def take_lora(self, number: int, batch: list[StagedTensor]) -> None:
+        """Copy tensors of a low-rank adapter.
+
+        Args:
+            number: the number of the adapter, among those that rank 0 has made.
+            batch: some of its tensors, under the names of adapter_model.safetensors.
+        """
+        taken = self._tensors_of_loras.setdefault(number, {})
+        with self._staging.read(batch) as tensors:
+            taken |= {name: tensor.clone() for name, tensor in tensors}
+
+    def make_lora(self, number: int, config: Fields) -> LongArray:
+        """Make this rank's share of an adapter, of its tensors. Returns its `CpuAdapter.entries`.
+
+        Args:
+            number: as for `take_lora`.
+            config: the fields of adapter_config.json.
+        """
+        lora, tensors = self._part.lora, self._tensors_of_loras.pop(number)
+        assert lora is not None, "the engine has adapters"
+        self._loras[number] = lora.adapter_of(config, Fields(tensors, config.where))
+        return self._loras[number].entries
+
+    def drop_loras(self, numbers: list[int]) -> None:
+        """Free this rank's shares of adapters, of which some may not have been made."""
+        for number in numbers:
+            self._loras.pop(number, None)
+            self._tensors_of_loras.pop(number, None)
+
+    def observe(self, is_observed: bool) -> None:
+        """Run kernels one by one, so that a recording has each, or all of a step in one call."""
+        self._program.observe = record_function if is_observed else None
+
+    def begin_recording(self) -> None:
+        """Record the steps of this rank from now on."""
+        self._recording = Recording()
+
+    def end_recording(self) -> None:
+        """Stop recording."""
+        assert self._recording is not None, "a recording has begun"
+        self._recording.end()
+
+    def write_recording(self, path: Path) -> None:
+        """Write the trace, beside that of rank 0, whose path is given."""
+        assert self._recording is not None, "a recording has ended"
+        self._recording.write(path_of_rank(path, self._worker.rank))
+        self._recording = None
 
     def reload(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
+from shmllm.parallel.adapters import GroupAdapters
 from shmllm.parallel.cores import threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.owners import GroupOwners
 from shmllm.parallel.rank_process import RankDeadError, RankProcess
 from shmllm.parallel.staging import Staging
 from shmllm.worker.cpu.group import Kind
+from shmllm.worker.cpu.lora import CpuLora
+from shmllm.worker.cpu.ranks import StepAdapters
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 
@@ -61,24 +64,25 @@ class RankProcesses:
         return sum(others)
 
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
-        self.memory.settle()
-        try:
-            self.memory.begin(Kind.COMMAND)
-            for other in self._others:
-                other.send(name, arguments)
-        except BaseException:
-            self.memory.end()  # a rank that got no command would wait for it
-            raise
         problem: BaseException | None = None
         results: list[T] = []
-        try:
-            results.append(own())
-        except BaseException as raised:
-            problem = raised
-        try:
-            results += self._receive()
-        except Exception as raised:
-            problem = problem or raised
+        with self.memory.turn:
+            self.memory.settle()
+            try:
+                self.memory.begin(Kind.COMMAND)
+                for other in self._others:
+                    other.send(name, arguments)
+            except BaseException:
+                self.memory.end()  # a rank that got no command would wait for it
+                raise
+            try:
+                results.append(own())
+            except BaseException as raised:
+                problem = raised
+            try:
+                results += self._receive()
+            except Exception as raised:
+                problem = problem or raised
         if problem is not None:
             raise problem
         return results
@@ -95,6 +99,9 @@ class RankProcesses:
 
     def owners(self, own: MemoryOwners) -> OwnedMemory:
         return GroupOwners(own, self.everywhere)
+
+    def adapters(self, own: CpuLora) -> StepAdapters:
+        return GroupAdapters(own, self.everywhere, self._staging)
 
     def check(self) -> None:
         self.memory.check()

@@ -110,6 +110,22 @@ class LoadedRunner(ABC):
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
 
+    def begin_recording(self) -> None:
+        """Let the other processes that compute for this one record their steps."""
+        return
+
+    def end_recording(self) -> None:
+        """Let them stop."""
+        return
+
+    def write_recording(self, path: Path) -> None:
+        """Let them write what they have recorded.
+
+        Args:
+            path: where this process writes its own trace; see `profile.path_of_rank`.
+        """
+        return
+
     def read_lora(self, directory: str) -> object:
         """Read an adapter into the form in which steps compute with it, which has a `digest`.
 

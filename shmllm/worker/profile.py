@@ -1,8 +1,8 @@
 """Runs steps under torch's profiler.
 
 This module owns one profiling session: the first recorded step, the number of steps, and the trace
-file. The profiled runner replaces the engine's runner during a session only, so that steps outside
-of sessions cost nothing more.
+files: each process that computes has one. The profiled runner replaces the engine's runner during a
+session only, so that steps outside of sessions cost nothing more.
 """
 
 from __future__ import annotations
@@ -15,6 +15,41 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from shmllm.core.plan import StepPlan, StepResult
 
+SUFFIX = ".pt.trace.json.gz"
+"""The end of the name of a trace."""
+
+
+class Recording:
+    """Torch's profile of this process. It begins at once.
+
+    It records the calling thread and what it calls.
+    """
+
+    def __init__(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+        self._profile.start()
+
+    def end(self) -> None:
+        """Stop recording."""
+        self._profile.stop()
+
+    def write(self, path: Path) -> None:
+        """Write the trace, a Chrome trace as JSON, compressed if its name ends in .gz."""
+        self._profile.export_chrome_trace(str(path))
+
+
+def path_of_rank(path: Path, rank: int) -> Path:
+    """Return where another rank writes its trace.
+
+    Args:
+        path: where rank 0 writes its own, which ends in `SUFFIX`.
+        rank: the number of the rank.
+    """
+    return path.with_name(f"{path.name.removesuffix(SUFFIX)}-rank{rank}{SUFFIX}")
+
 
 class ProfiledRunner:
     """A runner that records its steps. On a CPU the steps of a session do not overlap: the
@@ -22,7 +57,8 @@ class ProfiledRunner:
 
     Args:
         runner: the runner that executes the steps.
-        path: the file for the trace, a Chrome trace as JSON, compressed if its name ends in .gz.
+        path: the file for the trace, which ends in `SUFFIX`. Other ranks write theirs beside it;
+            see `path_of_rank`.
         delay: the number of steps to skip first.
         most: the number of steps to record; 0 for all until `finish`.
 
@@ -40,7 +76,7 @@ class ProfiledRunner:
         self._delay = delay
         self._most = most
         self._num_recorded = 0
-        self._profile: Any = None
+        self._recording: Recording | None = None
         self._has_ended = False
         if not delay:
             self._begin()
@@ -49,7 +85,7 @@ class ProfiledRunner:
         if self._delay:
             self._delay -= 1
         elif not self._has_ended:
-            if self._profile is None:
+            if self._recording is None:
                 self._begin()
             return _ProfiledStep(self, plan)
         return self.runner.submit(plan)
@@ -88,12 +124,13 @@ class ProfiledRunner:
         self.runner.close()
 
     def finish(self) -> bool:
-        """Stop recording and write the trace. Returns False if recording never began, because
+        """Stop recording and write the traces. Returns False if recording never began, because
         fewer steps ran than the delay."""
-        if self._profile is None:
+        if self._recording is None:
             return False
         self._end()
-        self._profile.export_chrome_trace(str(self.path))
+        self._recording.write(self.path)
+        self.runner.write_recording(self.path)
         return True
 
     def count_step(self) -> None:
@@ -103,18 +140,16 @@ class ProfiledRunner:
             self._end()
 
     def _begin(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
-        self._profile.start()
+        self._recording = Recording()
+        self.runner.begin_recording()
         self.runner.observe(record_function)
 
     def _end(self) -> None:
-        if not self._has_ended:
+        if self._recording is not None and not self._has_ended:
             self._has_ended = True
             self.runner.observe(None)
-            self._profile.stop()
+            self.runner.end_recording()
+            self._recording.end()
 
 
 class _ProfiledStep:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +262,33 @@ def test_functions_run_in_all_ranks(llm: LLM) -> None:
     tokens_of(llm)
 
 
+def kernels_in(path: Path) -> Counter[str]:
+    """How often each name is in a trace."""
+    with gzip.open(path, "rt") as file:
+        return Counter(str(event.get("name")) for event in json.load(file)["traceEvents"])
+
+
+def test_each_rank_writes_its_part_of_a_profile(
+    llm: LLM, alone: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm, "profile_directory", str(tmp_path))
+    llm.start_profile("mine", delay_iterations=2, max_iterations=3)
+    assert tokens_of(llm) == tokens_of(alone)
+    path = Path(llm.stop_profile())
+    other = path.with_name(path.name.replace(".pt.", "-rank1.pt."))
+    assert {path, other} == set(tmp_path.iterdir())
+    first, second = kernels_in(path), kernels_in(other)
+    both = ["embed", "attend", "sum_parts"] if llm.facts.tensor_parallel_size > 1 else ["publish"]
+    for name in both:
+        assert first[name] == second[name] > 0, name
+    assert first["embed"] == 3
+    llm.start_profile("mine", delay_iterations=200)
+    assert tokens_of(llm) == tokens_of(alone)
+    with pytest.raises(RequestError, match="before it began"):
+        llm.stop_profile()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def interrupt(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
@@ -297,8 +327,11 @@ def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
         ({"pipeline_parallel_size": 2}, "tensor_parallel_size 2 and pipeline_parallel_size 2 "),
         ({"tensor_parallel_size": 3, "num_threads": 3}, "does not divide .*possible: 1, 2, 4"),
         ({"tensor_parallel_size": 4, "num_threads": 2}, "num_threads is 2; possible: 1 to 2"),
-        ({"enable_lora": True}, "enable_lora is not possible with tensor_parallel_size 2"),
         ({"model_impl": "transformers"}, "model_impl='transformers' is not possible"),
+        (
+            {"enable_lora": True, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
+            "enable_lora is not possible with pipeline_parallel_size 2",
+        ),
         ({"load_format": "dummy", "kv_cache_memory_bytes": 4}, "kv_cache_memory_bytes is 4 "),
     ],
 )

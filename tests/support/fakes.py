@@ -306,6 +306,15 @@ class FakeRunner:
     def observe(self, observe: object) -> None:
         """It has no kernels that could be looked at."""
 
+    def begin_recording(self) -> None:
+        """There are no other processes."""
+
+    def end_recording(self) -> None:
+        """As `begin_recording`."""
+
+    def write_recording(self, path: object) -> None:
+        """As `begin_recording`."""
+
     def check_params(self, params: SamplingParams) -> None:
         """There are no custom logits processors."""
 

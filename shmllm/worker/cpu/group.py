@@ -6,6 +6,7 @@ must not know processes: `parallel.memory` shares memory between them.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -60,6 +61,8 @@ class CpuGroup(SharedArrays, Protocol):
         num_stages: into how many stages the layers are divided.
         step: (1,) int64, the number of the step.
         ended: (1,) int64, not 0 when the group has ended, because one of its processes has.
+        turn: held while the ranks of a tensor parallel group do something, a step or a command:
+            kernels read the number of the step, so no other may begin.
     """
 
     rank: int
@@ -68,6 +71,9 @@ class CpuGroup(SharedArrays, Protocol):
     num_stages: int
     step: LongArray
     ended: LongArray
+
+    @property
+    def turn(self) -> AbstractContextManager[object]: ...
 
     def divide(self, config: ModelConfig) -> ModelConfig:
         """Return the configuration of this process's part of a model.
@@ -103,6 +109,7 @@ class Alone:
         self.shard = WHOLE
         self.step: LongArray = np.zeros(1, np.int64)
         self.ended: LongArray = np.zeros(1, np.int64)
+        self.turn: AbstractContextManager[object] = nullcontext()
 
     def divide(self, config: ModelConfig) -> ModelConfig:
         return config

@@ -1,7 +1,8 @@
 """Low-rank adapters on a CPU: their matrices in the layout of the kernels, and the step's rows.
 
-This module owns the kernels behind each product and the tables that they read. It must not know
-requests, nor which adapters are kept.
+This module owns the kernels behind each product and the tables that they read. The ranks of a group
+share these tables, which rank 0 fills: that of the entries has a part for each rank, with addresses
+in its memory. This module must not know requests, nor which adapters are kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shmllm.models.layers import Linear
 from shmllm.models.lora import LoraProduct, LoraWeights, make_lora
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.arrays import LongArray
+from shmllm.worker.cpu.group import Alone, CpuGroup
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.expert_lora import SHRINK_PAIRS, ExpertAdapters
 from shmllm_kernels.cpu.lora import (
@@ -41,15 +43,16 @@ class CpuAdapter:
 
     Attributes:
         digest, num_bytes: as those of `LoraWeights`.
-        entries: (products,) int64, the addresses of its entries; 0: it changes nothing there.
+        entries: (ranks, products) int64, the addresses of its entries in the memory of each rank;
+            0: it changes nothing there. One rank makes one row.
     """
 
     def __init__(self, weights: LoraWeights, num_products: int) -> None:
         self.digest, self.num_bytes = weights.digest, weights.num_bytes
-        self.entries: LongArray = np.zeros(num_products, np.int64)
+        self.entries: LongArray = np.zeros((1, num_products), np.int64)
         self._kept: list[object] = []  # the memory at these addresses
         for index, product in weights.products.items():
-            self.entries[index] = self._lay_out(product)
+            self.entries[0, index] = self._lay_out(product)
 
     def _lay_out(self, product: LoraProduct) -> int:
         a, first, segments = product.a.contiguous(), 0, []
@@ -75,6 +78,7 @@ class CpuLora:
         max_rank: the largest rank.
         max_tokens: the largest number of tokens in a step.
         dtype: the dtype of the adapters' matrices.
+        group: the group of which this process is a rank; None: it is alone.
 
     Attributes:
         targets: as given.
@@ -90,16 +94,24 @@ class CpuLora:
         max_rank: int,
         max_tokens: int,
         dtype: torch.dtype,
+        group: CpuGroup | None = None,
     ) -> None:
         self.targets, self.max_rank, self.dtype = targets, max_rank, dtype
         self.kind = str(dtype).removeprefix("torch.")
+        group = group or Alone()
+        shard = group.shard
         num_units = max_loras + max_tokens // UNIT_ROWS
-        self._num_units = np.zeros(1, np.int64)
-        self._units = np.zeros((num_units, UNIT_WORDS), np.int64)
-        self._table = np.zeros((max_loras, len(targets.products)), np.int64)
-        self.order = np.arange(max_tokens)
+        self._num_units: LongArray = group.array("lora units in a step", 1)
+        self._units: LongArray = group.array("lora units", num_units, UNIT_WORDS)
+        size = shard.size, max_loras, len(targets.products)
+        self._tables: LongArray = group.array("lora entries", *size)
+        self._table: LongArray = self._tables[shard.rank]
+        self.order: LongArray = group.array("lora order", max_tokens)
         self._natural_order = np.arange(max_tokens)
-        self._places = np.full(max_tokens, -1)
+        self._places: LongArray = group.array("lora places", max_tokens)
+        if shard.rank == 0:
+            self.order[:] = self._natural_order
+            self._places[:] = -1
         most = max((each.num_parts for each in targets.products), default=0)
         self._shrunk = torch.empty(max_tokens, most * max_rank)
         self._numbers = np.arange(ROWS_AT_ONCE)
@@ -192,21 +204,21 @@ class CpuLora:
         return self._of_pairs[size]
 
     def fill(self, adapters: Sequence[CpuAdapter | None], counts: LongArray) -> None:
-        """Set the adapters of a step.
+        """Set the adapters of a step, in all ranks of the group. Only rank 0 does that.
 
         Args:
             adapters: that of each request, or None.
             counts: (requests,) int64, the number of tokens of each request.
         """
-        self._adapters = list(dict.fromkeys(filter(None, adapters)))
+        used, self._adapters = self._adapters, list(dict.fromkeys(filter(None, adapters)))
         if not self._adapters:
             num_tokens = int(counts.sum())
             self.order[:num_tokens] = self._natural_order[:num_tokens]
             self._num_units[0] = 0
             return
         places = {adapter: place for place, adapter in enumerate(self._adapters)}
-        for adapter, place in places.items():
-            self._table[place] = adapter.entries
+        if used != self._adapters:
+            self._tables[:, : len(places)] = np.stack([each.entries for each in places], axis=1)
         of_requests = np.array([-1 if each is None else places[each] for each in adapters])
         of_tokens = np.repeat(of_requests, counts)
         order = np.argsort(of_tokens, kind="stable")

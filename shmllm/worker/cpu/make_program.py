@@ -83,7 +83,7 @@ def check_model(
         program.check_model(config, load, dtype, packed)
 
 
-def make_lora(config: EngineConfig, loaded: LoadedModel) -> CpuLora | None:
+def make_lora(config: EngineConfig, loaded: LoadedModel, group: CpuGroup) -> CpuLora | None:
     """Make what computes with adapters; None: the options say that there are none."""
     lora, model = config.lora, loaded.model
     if not lora.enable_lora:
@@ -91,7 +91,8 @@ def make_lora(config: EngineConfig, loaded: LoadedModel) -> CpuLora | None:
     assert isinstance(model, DecoderModel), "the options refuse adapters of others"
     dtype = model.dtype if lora.lora_dtype == "auto" else getattr(torch, lora.lora_dtype)
     max_tokens = config.scheduler.max_num_batched_tokens
-    return CpuLora(LoraTargets(model), lora.max_loras, lora.max_lora_rank, max_tokens, dtype)
+    targets, sizes = LoraTargets(model), (lora.max_loras, lora.max_lora_rank, max_tokens)
+    return CpuLora(targets, *sizes, dtype, group)
 
 
 def make_program(

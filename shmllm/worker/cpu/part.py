@@ -97,7 +97,7 @@ class CpuPart:
             self.kv_cache,
             size.num_states,
         )
-        self.lora = make_lora(self._config, self.loaded)
+        self.lora = make_lora(self._config, self.loaded, self._group)
         self.program = make_program(
             self._config,
             self.loaded,

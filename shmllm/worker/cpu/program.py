@@ -128,12 +128,7 @@ class CpuProgram:
             logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
         with self._of_all_ranks(Kind.STEP, self._meetings):
-            if self.observe is None:
-                self._kernels.replay()
-            else:
-                for index, label in enumerate(self._kernels.labels):
-                    with self.observe(label):
-                        self._kernels.replay_one(index)
+            self.play(Kind.STEP, 0)
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
 
@@ -142,13 +137,14 @@ class CpuProgram:
         """Let the other ranks compute their parts while the block computes this one's. An exception
         that has kept the block from that, such as an interrupt, ends the group: the others would
         wait for it."""
-        self._group.begin(kind)
-        try:
-            yield
-        except BaseException:
-            if meetings.are_needed and not meetings.have_ended:
-                self._group.end()
-            raise
+        with self._group.turn:
+            self._group.begin(kind)
+            try:
+                yield
+            except BaseException:
+                if meetings.are_needed and not meetings.have_ended:
+                    self._group.end()
+                raise
         self._group.check()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -161,7 +157,7 @@ class CpuProgram:
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
             with self._of_all_ranks(Kind.SCORING, self._scoring_meetings):
-                self._scoring.replay()
+                self.play(Kind.SCORING, 0)
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits
 
@@ -175,5 +171,12 @@ class CpuProgram:
         return self.inputs
 
     def play(self, kind: Kind, slot: int) -> None:
-        """Compute this process's part of a step that another rank of its group has begun."""
-        (self._scoring if kind is Kind.SCORING else self._kernels).replay()
+        """Compute this process's part of a step that its group has begun."""
+        if kind is Kind.SCORING:
+            self._scoring.replay()
+        elif self.observe is None:
+            self._kernels.replay()
+        else:
+            for index, label in enumerate(self._kernels.labels):
+                with self.observe(label):
+                    self._kernels.replay_one(index)

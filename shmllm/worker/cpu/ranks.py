@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from shmllm.models.fields import Fields
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.group import Alone, CpuGroup
+from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 
 T = TypeVar("T")
+
+
+class StepAdapters(Protocol):
+    """The low-rank adapters of a step."""
+
+    def adapter_of(self, config: Fields, tensors: Fields) -> CpuAdapter:
+        """See `worker.loaded_runner.AdapterMaker`."""
+
+    def fill(self, adapters: Sequence[CpuAdapter | None], counts: LongArray) -> None:
+        """See `CpuLora.fill`."""
 
 
 class Ranks(Protocol):
@@ -50,6 +63,9 @@ class Ranks(Protocol):
     def owners(self, own: MemoryOwners) -> OwnedMemory:
         """Return the memory of all ranks."""
 
+    def adapters(self, own: CpuLora) -> StepAdapters:
+        """Return the adapters of all ranks."""
+
     def check(self) -> None:
         """Raise if one has ended."""
 
@@ -84,6 +100,9 @@ class NoRanks:
         pass
 
     def owners(self, own: MemoryOwners) -> OwnedMemory:
+        return own
+
+    def adapters(self, own: CpuLora) -> StepAdapters:
         return own
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ class CpuRunner(LoadedRunner):
         weight_bytes = loaded.weights.num_bytes + ranks.build(size)
         if ranks.memory.size > 1:
             loaded.model.followers = ranks
-        self._adapters = self._lora = part.lora
+        self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
@@ -245,7 +246,21 @@ class CpuRunner(LoadedRunner):
         self.processors = self._sampler.processors = made
 
     def observe(self, observe: Observe | None) -> None:
-        self._program.observe = observe
+        """See `LoadedRunner.observe`. The other ranks run their kernels one by one, too."""
+
+        def own() -> None:
+            self._program.observe = observe
+
+        self._ranks.everywhere(own, "observe", observe is not None)
+
+    def begin_recording(self) -> None:
+        self._ranks.everywhere(_nothing, "begin_recording")
+
+    def end_recording(self) -> None:
+        self._ranks.everywhere(_nothing, "end_recording")
+
+    def write_recording(self, path: Path) -> None:
+        self._ranks.everywhere(_nothing, "write_recording", path.absolute())
 
     def submit(self, plan: StepPlan) -> DeferredStep | ThreadedStep:
         """Start a step on the thread if steps overlap; else the step runs in its `result`. While
@@ -334,3 +349,7 @@ class CpuRunner(LoadedRunner):
             scores.k,
             self._scores_probabilities,
         )
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,65 @@
+"""The low-rank adapters of all ranks of a group: each has its share of those of rank 0."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from shmllm.models.fields import Fields
+from shmllm.parallel.owners import Everywhere
+from shmllm.parallel.staging import Staging
+from shmllm.worker.arrays import LongArray
+from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
+
+
+class GroupAdapters:
+    """See `worker.cpu.ranks.StepAdapters`. The other ranks free their shares of an adapter that
+    nothing in this process refers to any more, before the next step that has other requests than
+    the one before, or before the next adapter is made.
+
+    Args:
+        own: the adapters of this process.
+        everywhere: `Ranks.everywhere`.
+        staging: the memory for tensors.
+    """
+
+    def __init__(self, own: CpuLora, everywhere: Everywhere, staging: Staging) -> None:
+        self._own = own
+        self._everywhere = everywhere
+        self._staging = staging
+        self._numbers = itertools.count()
+        self._unused: SimpleQueue[int] = SimpleQueue()  # any allocation may put something there
+
+    def adapter_of(self, config: Fields, tensors: Fields) -> CpuAdapter:
+        """See `AdapterMaker.adapter_of`. All ranks have the adapter, or none."""
+        self._drop_unused()
+        adapter, number = self._own.adapter_of(config, tensors), next(self._numbers)
+        weakref.finalize(adapter, self._unused.put, number).atexit = False
+        for batch in self._staging.batches(tensors.values.items()):
+            self._everywhere(_nothing, "take_lora", number, batch)
+        _, *others = self._everywhere(_nothing, "make_lora", number, config)
+        adapter.entries = np.concatenate([adapter.entries, *others])
+        return adapter
+
+    def fill(self, adapters: Sequence[CpuAdapter | None], counts: LongArray) -> None:
+        """See `CpuLora.fill`."""
+        self._own.fill(adapters, counts)
+        self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Let the others free what is not used here any more."""
+        numbers = []
+        with suppress(Empty):
+            while True:
+                numbers.append(self._unused.get_nowait())
+        if numbers:
+            self._everywhere(_nothing, "drop_loras", numbers)
+
+
+def _nothing() -> None:
+    pass

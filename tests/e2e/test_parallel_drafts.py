@@ -1,0 +1,110 @@
+"""Drafts and structured outputs in engines with several ranks: bits of ranks that do not draft."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.determinism import said
+from support.reference_models import make_model
+from support.variants import slow
+
+from shmllm import LLM, SamplingParams
+from shmllm.params.sampling import StructuredOutputsParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+RANKS: dict[str, Any] = {
+    "tensor_parallel_size": 2,
+    "num_threads": 2,
+    "multiprocess": False,
+    "kv_cache_memory_bytes": 2**25,
+}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix"},
+}
+DRAFTING = {"adaptive": False, "num_speculative_tokens": 4}
+SUM = r"[1-9]\d{0,2}( \+ [1-9]\d{0,2}){3,9}"
+TEXTS = [
+    "def f(a, b):\n    return a + b\n" * 4,
+    "1 + 1 + 1 + 1 + ",
+    "abc abc abc ab",
+    "import os\n",
+]
+
+
+def params_of(number: int, **options: Any) -> SamplingParams:
+    return SamplingParams(
+        temperature=[0, 0, 0.7][number % 3],
+        seed=number,
+        max_tokens=24,
+        logprobs=2,
+        prompt_logprobs=1 if number % 4 == 3 else None,
+        **options,
+    )
+
+
+def ask(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> list[Any]:
+    return [said(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def stats_of(llm: LLM) -> Any:
+    return llm._client._core.scheduler.stats  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with LLM("tiny", **RANKS) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_leave_the_bits_of_ranks(drafter: str, plain: LLM) -> None:
+    grammar = {"structured_outputs": StructuredOutputsParams(regex=SUM)}
+    prompts = [TEXTS[number % len(TEXTS)] for number in range(12)]
+    params = [params_of(number, **(grammar if number % 2 else {})) for number in range(12)]
+    options = {"max_num_batched_tokens": 40, "speculative_config": DRAFTERS[drafter] | DRAFTING}
+    with LLM("tiny", **RANKS, **options) as llm:
+        assert ask(llm, prompts, params) == ask(plain, prompts, params)
+        assert stats_of(llm).accepted_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", slow("mixtral"), slow("deepseek_v3")])
+def test_wrong_drafts_leave_states_and_caches_of_all_ranks(kind: str, tmp_path: Path) -> None:
+    make_model(kind, tmp_path)
+    prompts = [{"prompt_token_ids": [7, 8, 9 + number] * (3 + number)} for number in range(8)]
+    params = [params_of(number, ignore_eos=True) for number in range(8)]
+    with LLM(str(tmp_path), **RANKS) as llm:
+        expected = ask(llm, prompts, params)
+    config = DRAFTERS["ngram"] | DRAFTING
+    with LLM(str(tmp_path), **RANKS, speculative_config=config) as llm:
+        assert ask(llm, prompts, params) == expected
+        assert stats_of(llm).draft_tokens > stats_of(llm).accepted_tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_structured_outputs_match(temperature: float, plain: LLM) -> None:
+    grammar = StructuredOutputsParams(regex=SUM)
+    params = [
+        SamplingParams(
+            temperature=temperature, seed=seed, max_tokens=200, structured_outputs=grammar
+        )
+        for seed in range(8)
+    ]
+    prompts = [TEXTS[seed % len(TEXTS)] for seed in range(8)]
+    for output in plain.generate(prompts, params, use_tqdm=False):
+        (found,) = output.outputs
+        assert found.finish_reason == "stop"
+        assert re.fullmatch(SUM, found.text), found.text
+
+
+def test_structured_outputs_of_overlapped_steps(plain: LLM) -> None:
+    grammar = {"structured_outputs": StructuredOutputsParams(regex=SUM)}
+    params = [params_of(number, **grammar) for number in range(8)]
+    prompts = [TEXTS[number % len(TEXTS)] for number in range(8)]
+    with LLM("tiny", **RANKS, async_scheduling=True) as llm:
+        assert ask(llm, prompts, params) == ask(plain, prompts, params)
