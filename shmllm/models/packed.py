@@ -216,6 +216,15 @@ class PackedMatrix(QuantizedMatrix):
             found.append(whole[..., at : at + own.shape[-1]])
         return found[0], found[1]
 
+    def copy_columns(self, values: Tensor, columns: slice) -> None:
+        ends = {columns.start, columns.stop} - {values.shape[-1]}
+        if any(end % self.packing.group for end in ends):
+            raise EngineStartError(
+                f"rows rounded to {self.kind} cannot be divided at column {max(ends):,}, within a "
+                f"group of {self.packing.group}: take another number of ranks, or 8 bits"
+            )
+        super().copy_columns(values, columns)
+
     def _round(self, values: Tensor, integers: Tensor, scales: Tensor) -> None:
         padded = values.new_zeros(len(values), -(-self._width // RUN) * RUN)
         padded[:, : self._width] = values

@@ -120,7 +120,10 @@ def test_other_numbers_of_ranks_and_threads(
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LLM]:
     kind, options = request.param
     directory = tmp_path_factory.mktemp(kind)
-    make_model(kind, directory, intermediate_size=256, max_position_embeddings=1024)
+    sizes = {"intermediate_size": 256, "max_position_embeddings": 1024}
+    if "moe" in kind:  # whole groups of 4 bits
+        sizes |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}
+    make_model(kind, directory, **sizes)
     settings = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
     with LLM(str(directory), tensor_parallel_size=2, **settings, **options) as llm:
         yield llm
@@ -132,3 +135,9 @@ def test_bits_do_not_depend_on_what_runs_beside_a_request(ranks: LLM) -> None:
     alone = ask_one_by_one(ranks, requests)
     assert ask(ranks, requests) == alone
     assert ask_shuffled(ranks, requests, seed=2) == alone
+
+
+def test_rows_are_not_divided_within_a_group_of_4_bits(tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    with pytest.raises(EngineStartError, match="int4 cannot be divided at column 48, within a "):
+        LLM(str(tmp_path), **RANKS, quantization="int4")
