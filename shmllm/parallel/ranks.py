@@ -46,7 +46,7 @@ class RankProcesses:
         self.memory.on_check = self._raise_end
         self._staging = Staging.create()
         self._others: list[RankProcess] = []
-        self._is_closing = False
+        self._is_closing = self._is_calling = False
         self._report: Callable[[int], None] | None = None
         self._closing, self._close = os.pipe()
         try:
@@ -67,6 +67,11 @@ class RankProcesses:
         problem: BaseException | None = None
         results: list[T] = []
         with self.memory.turn:
+            if self._is_calling:
+                raise RuntimeError(
+                    "a function that runs in all ranks cannot call what itself runs in all ranks: "
+                    "call that by itself"
+                )
             self.memory.settle()
             try:
                 self.memory.begin(Kind.COMMAND)
@@ -75,10 +80,13 @@ class RankProcesses:
             except BaseException:
                 self.memory.end()  # a rank that got no command would wait for it
                 raise
+            self._is_calling = True
             try:
                 results.append(own())
             except BaseException as raised:
                 problem = raised
+            finally:
+                self._is_calling = False
             try:
                 results += self._receive()
             except Exception as raised:
