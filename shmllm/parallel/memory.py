@@ -51,7 +51,7 @@ NUM_KINDS = 512
 """More than the steps that may be under way."""
 HEADER_BYTES = 24576
 MOST_RANKS = 64
-POLLS = 2000
+POLLS = 8000
 """How often a rank yields its core before it sleeps: about 2 ms, longer than rank 0 needs
 between two steps."""
 PARK_S = 0.25

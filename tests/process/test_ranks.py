@@ -249,6 +249,11 @@ def fail_in_rank_1(worker: Any) -> None:
         raise ValueError("no such thing")
 
 
+def read_in_rank_0(worker: Any, name: str) -> None:
+    if worker.rank == 0:
+        worker.get_weight(name)
+
+
 def test_functions_run_in_all_ranks(llm: LLM) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     before = weight_of(llm, name)
@@ -259,6 +264,8 @@ def test_functions_run_in_all_ranks(llm: LLM) -> None:
     assert llm.collective_rpc("check_health") == [None]
     with pytest.raises(CallError, match="rank 1: ValueError: no such thing"):
         llm.collective_rpc(fail_in_rank_1)
+    with pytest.raises(CallError, match="cannot call what itself runs in all ranks"):
+        llm.collective_rpc(read_in_rank_0, args=(name,))
     tokens_of(llm)
 
 
