@@ -21,7 +21,7 @@ import mmap
 import os
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.shard import WHOLE, Shard
 from shmllm.models.sharding import shard_config, stage_config
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.group import Kind
+from shmllm.worker.group import Kind
 
 STEP, ENDED = 0, 128
 LINE_BYTES = 64
@@ -56,7 +56,7 @@ Place = tuple[int, tuple[int, ...], str]
 
 
 class GroupMemory:
-    """The memory of a group, in one of its processes; see `worker.cpu.group.CpuGroup`.
+    """The memory of a group, in one of its processes; see `worker.group.Group`.
 
     Args:
         fd: the descriptor of the file; this object closes it.
@@ -67,7 +67,7 @@ class GroupMemory:
     Attributes:
         places: by the name of an array, its place. The other ranks get those of rank 0.
 
-    Its other attributes are those of `CpuGroup`.
+    Its other attributes are those of `Group`.
     """
 
     def __init__(self, fd: int, rank: int, size: int, is_pipeline: bool) -> None:
@@ -76,6 +76,7 @@ class GroupMemory:
         self.shard = WHOLE if is_pipeline else Shard(rank, size)
         self.num_stages = size if is_pipeline else 1
         self.places: dict[str, Place] = {}
+        self._num_told = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         if rank == 0:
             os.ftruncate(fd, HEADER_BYTES)
@@ -96,13 +97,13 @@ class GroupMemory:
         self.on_check: Callable[[], None] = _nothing
 
     @classmethod
-    def create(cls, size: int, is_pipeline: bool) -> GroupMemory:
+    def create(cls, size: int, is_pipeline: bool = False) -> Self:
         """Create the memory of a group of `size` ranks; this process is rank 0."""
         fd = os.memfd_create("shmllm-ranks", os.MFD_CLOEXEC)
         return cls(fd, 0, size, is_pipeline)
 
     def divide(self, config: ModelConfig) -> ModelConfig:
-        """See `CpuGroup.divide`."""
+        """See `Group.divide`."""
         if self.num_stages > 1:
             return stage_config(config, self.rank, self.size)
         return shard_config(config, self.shard)
@@ -117,12 +118,29 @@ class GroupMemory:
             self._arrays[name] = self._map(self._place(name, shape, dtype))
         return self._arrays[name]
 
+    def found(self, name: str) -> npt.NDArray[Any]:
+        """Return an array that rank 0 has made.
+
+        Raises:
+            SegmentError: it has not made one of that name.
+        """
+        if name not in self.places:
+            raise SegmentError(f"rank 0 has no {name!r}")
+        _, shape, dtype = self.places[name]
+        return self.array(name, *shape, dtype=dtype)
+
+    def new_places(self) -> dict[str, Place]:
+        """Return the places of the arrays that were made since the last call."""
+        new = dict(list(self.places.items())[self._num_told :])
+        self._num_told = len(self.places)
+        return new
+
     def floats(self, name: str, *shape: int) -> Tensor:
         """As `array`, a tensor of float32."""
         return torch.from_numpy(self.array(name, *shape, dtype="float32"))
 
     def begin(self, kind: Kind, slot: int = 0) -> None:
-        """See `CpuGroup.begin`."""
+        """See `Group.begin`."""
         number = self._step.load() + 1
         self._kinds.store(number % NUM_KINDS, slot * len(Kind) + kind)
         self._step.store(number)

@@ -19,11 +19,11 @@ from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.group import CpuGroup
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.products import activation_dtype, uses_tiles
+from shmllm.worker.group import Group
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import Workspace
@@ -101,7 +101,7 @@ def make_program(
     batch: StepTables,
     num_threads: int,
     lora: CpuLora | None = None,
-    group: CpuGroup | None = None,
+    group: Group | None = None,
 ) -> Program:
     """Make the program of a loaded model.
 

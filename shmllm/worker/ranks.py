@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from shmllm.worker.cpu.group import Alone, CpuGroup
+from shmllm.worker.group import Alone, Group
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 
@@ -23,7 +23,7 @@ class Ranks(Protocol):
     """
 
     @property
-    def memory(self) -> CpuGroup: ...
+    def memory(self) -> Group: ...
 
     num_threads: int
 
@@ -36,6 +36,10 @@ class Ranks(Protocol):
         Raises:
             Exception: what `own` raised, or else the first of the others.
         """
+
+    def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        """As `everywhere`, where all wait for each other: if one raises, the group ends, so that
+        none waits for ever."""
 
     def call(
         self, own: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -75,6 +79,9 @@ class NoRanks:
         return 0
 
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        return [own()]
+
+    def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         return [own()]
 
     def call(
