@@ -54,6 +54,7 @@ class Share:
         grids = []
         for dimension, (place, size) in enumerate(zip(self._places, self.shape, strict=True)):
             index = torch.arange(size)[place] if isinstance(place, slice) else place
+            index = index.to(values.device)
             grids.append(index.view([-1 if d == dimension else 1 for d in range(own.dim())]))
         values[tuple(grids)] = own
 

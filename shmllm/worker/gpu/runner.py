@@ -262,7 +262,6 @@ class GpuRunner(RankedRunner):
         self._timers.rotate()
         timer = self._timers[0]
         timer.begin()
-        self._program.begin()
         self.batch.update(plan)
         self._part.copy_states(plan.state_copies)
         self.sampler.update(plan)
@@ -272,7 +271,7 @@ class GpuRunner(RankedRunner):
             self._drafter.draft(plan)
         inputs = self.batch.inputs(plan)
         self._prompt_embeds.update(plan)
-        self._prompt_embeds.copy_into(self._program.embeds, inputs.token_ids, inputs)
+        embeds = self._prompt_embeds.find(inputs.token_ids, inputs)
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         is_decode = num_tokens == num_requests
         mode, descriptor = self._part.dispatcher.dispatch(
@@ -283,6 +282,9 @@ class GpuRunner(RankedRunner):
             sizes = mode, descriptor, max_query_len
             told = StepMessage(*sizes, packed, plan.is_repeat, changes, plan.state_copies)
             self._ranks.memory.begin(Kind.STEP, self._messages.write(told))
+        # Copies may wait for the device, which waits for the other ranks: they know the step now.
+        self._program.begin()
+        self._prompt_embeds.copy(self._program.embeds, embeds)
         self.inputs.launch(packed, descriptor, plan.is_repeat)
         if self._lora is not None and not plan.is_repeat:
             self._lora.send([request.adapter for request in plan.requests], inputs.counts)
