@@ -82,15 +82,15 @@ def _make_gpu_runner(
 
 
 def check_gpus(option: str, index: int, size: int) -> None:
-    """Raise EngineStartError if there are not as many GPUs as ranks that can be used, from the one
-    of an index on.
+    """Raise EngineStartError if there are not as many GPUs as ranks that can be used and that can
+    meet, from the one of an index on.
 
     Args:
         option: the option that asks for them, with its value.
         index: the index of the first one.
         size: their number.
     """
-    from shmllm.worker.gpu.device import find_cuda_problem
+    from shmllm.worker.gpu.device import find_cuda_problem, find_link_problem
 
     count = max(torch.cuda.device_count() - index, 0)
     if count < size:
@@ -101,6 +101,8 @@ def check_gpus(option: str, index: int, size: int) -> None:
     for each in range(index, index + size):
         if problem := find_cuda_problem(each):
             raise EngineStartError(f"{option}: {problem}")
+    if problem := find_link_problem(range(index, index + size)):
+        raise EngineStartError(f"{option}: {problem}; leave the option out, or pass device='cpu'")
 
 
 def _make_cpu_runner(

@@ -101,6 +101,17 @@ class GroupConformance:
         assert torch.equal(group.outs[0], want)
         assert torch.equal(group.outs[1], want)
 
+    def test_each_rank_may_add_a_part_of_the_rows_in_place(self, draw, device, dtype):
+        group = Group(2, 4, 32, dtype, device)
+        want = fill(draw, group.parts[0])
+        row_bytes = 32 * dtype.itemsize
+        own = [group.parts[0][rank][2 * rank : 2 * rank + 2] for rank in range(2)]
+        offsets = [group.offsets[0] + 2 * rank * row_bytes for rank in range(2)]
+        sum_parts(own[1], offsets[1], group.peers[1], sums=False)
+        sum_parts(own[0], offsets[0], group.peers[0])
+        sum_parts(own[1], offsets[1], group.peers[1], arrives=False)
+        assert torch.equal(torch.cat(own), want)
+
     def test_meetings_of_other_sizes_do_not_disturb_each_other(self, draw, device, dtype):
         """Programs that a small meeting does not have keep their numbers."""
         group = Group(2, 2, 2 * BLOCK, dtype, device)

@@ -23,6 +23,7 @@ from torch import Tensor
 MOST_PROGRAMS = 128
 """The largest number of programs of a meeting; each has a word in the memory of each rank."""
 WORD_BYTES = 8
+PART_ALIGNMENT_BYTES = 16
 BLOCK = 4096
 """The number of elements that a program adds at a time."""
 NUM_WARPS = 16
@@ -168,7 +169,8 @@ def sum_parts(
 
     Args:
         out: [rows, width], contiguous, 16-byte aligned: float32, float16, bfloat16 or int64. It
-            must not be part of what the ranks share.
+            may be this rank's own part, if no other rank reads that, and must not overlap other
+            memory that the ranks share.
         offset: where the parts begin in the memory of each rank, in bytes, divisible by 16. Each
             part has the shape and the dtype of ``out``.
         peers: the memory of the ranks.
@@ -181,7 +183,7 @@ def sum_parts(
     link, one for the word and one for the part: 4 us. 2 launches a layer.
     """
     assert out.is_contiguous(), "out must be contiguous"
-    assert offset % 16 == 0, "parts begin at aligned addresses"
+    assert offset % PART_ALIGNMENT_BYTES == 0, "parts begin at aligned addresses"
     programs = min(triton.cdiv(out.numel(), BLOCK), MOST_PROGRAMS)
     if programs == 0:
         return

@@ -38,6 +38,7 @@ from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.parallel.rank_process import RankDeadError
 from shmllm.parallel.ranks import RankProcesses
 from shmllm.wire.messages import Method
+from shmllm.worker.gpu import group
 from shmllm.worker.gpu.runner import GpuRunner
 
 TESTS = Path(__file__).resolve().parents[3]
@@ -172,13 +173,27 @@ def test_a_decode_step_meets_the_others_once_outside_of_its_graph(
     engine.run()
 
 
-def test_more_ranks_than_key_value_heads_share_them(llama: Any, make: Any) -> None:
-    """97 tokens of the vocabulary have no equal parts either."""
+@pytest.mark.parametrize("large_bytes", [slow(group.LARGE_BYTES), 4 * 32 * 4])
+def test_four_ranks_equal_transformers(
+    llama: Any,
+    make: Any,
+    gpu_device: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    large_bytes: int,
+) -> None:
+    """They share two key-value heads, 97 tokens have no equal parts, and sums of four tokens and
+    more are divided."""
+    monkeypatch.setattr(group, "LARGE_BYTES", large_bytes)
+    monkeypatch.setenv("LARGE_BYTES", str(large_bytes))
     reference, directory = llama
     engine = make(make_config(directory, mode="NONE"), size=4)
+    gpu_device.launched.clear()
     engine.add(0, PROMPTS[0])
     engine.run()
     assert engine.tokens[0] == expected(reference, PROMPTS[0], 4)
+    num_gathers = 4  # of logits
+    is_divided = gpu_device.launched.count("_meet") > num_gathers
+    assert is_divided == (large_bytes == 4 * 32 * 4)
 
 
 def test_other_requests_do_not_change_a_requests_tokens(llama: Any, make: Any) -> None:
