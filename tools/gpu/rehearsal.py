@@ -28,8 +28,7 @@ def interpret() -> None:
 @contextmanager
 def open_device(settings: Settings, index: int = 0) -> Iterator[Device]:
     """Opens the device of an index. In a rehearsal, engines in this process run on the fake GPU
-    inside the
-    context."""
+    inside the context."""
     if not settings.rehearsal:
         yield CudaDevice(index)
         return
