@@ -7,7 +7,8 @@ own, so its pages are taken when they are written first, on the memory node of w
     offset   word            written by      read by
     0        STEP            rank 0          all: the number of the last step that may run
     128      ENDED           rank 0          all: not 0 when the group has ended
-    4352     for each rank, PARKED and a doorbell
+    4352     for each rank, PARKED, TAKEN and a doorbell; that rank writes both words, and TAKEN
+             is the number of the last step whose kind it has read
     20480    KINDS           rank 0          all: what each of the last NUM_KINDS steps is
     24576    arrays, each on pages of its own
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Callable
 from math import prod
 from typing import Any, Self
@@ -43,11 +45,15 @@ STEP, ENDED = 0, 128
 LINE_BYTES = 64
 BELLS = 4352
 BELL_BYTES = LINE_BYTES + DOORBELL_BYTES
+TAKEN = WORD_BYTES
+"""The offset of the word behind PARKED."""
 KINDS = 20480
 NUM_KINDS = 512
-"""More than the steps that may be under way."""
+"""The most steps that rank 0 may have begun and another rank not."""
 HEADER_BYTES = 24576
 MOST_RANKS = 64
+LOOK_S = 0.0005
+"""How often rank 0 looks whether a rank that is so far behind has begun a step."""
 PARK_S = 0.25
 """The longest sleep of a rank that waits for a step."""
 
@@ -93,6 +99,10 @@ class GroupMemory:
         self._parked: dict[int, PlainWord] = {
             each: Word(self._header, BELLS + BELL_BYTES * each) for each in ranks
         }
+        self._taken: dict[int, PlainWord] = {
+            each: Word(self._header, BELLS + BELL_BYTES * each + TAKEN) for each in ranks
+        }
+        self._all_have_taken = 0
         self._bells: dict[int, Doorbell] = {each: open_doorbell(self._bell(each)) for each in ranks}
         self.on_check: Callable[[], None] = _nothing
 
@@ -142,10 +152,19 @@ class GroupMemory:
     def begin(self, kind: Kind, slot: int = 0) -> None:
         """See `Group.begin`."""
         number = self._step.load() + 1
+        self._wait_for_place(number)
         self._kinds.store(number % NUM_KINDS, slot * len(Kind) + kind)
         self._step.store(number)
         for rank, parked in self._parked.items():
             wake_if_parked(parked, self._bells[rank])
+
+    def _wait_for_place(self, number: int) -> None:
+        """Wait until all ranks have read the kind of the step that is overwritten."""
+        while number - self._all_have_taken > NUM_KINDS:
+            self._all_have_taken = min(word.load() for word in self._taken.values())
+            if number - self._all_have_taken > NUM_KINDS:
+                self.check()
+                time.sleep(LOOK_S)
 
     def check(self) -> None:
         """Raise if the group has ended: what a step computed is undefined then."""
@@ -179,6 +198,7 @@ class GroupMemory:
             return None
         self._last = number
         slot, kind = divmod(self._kinds.load(number % NUM_KINDS) - 1, len(Kind))
+        self._taken[self.rank].store(number)
         return Kind(kind + 1), slot
 
     def close(self) -> None:

@@ -215,12 +215,19 @@ def _failure(problem: Exception) -> bytes:
         return pickle.dumps((False, plain, traceback.format_exc()))
 
 
-def _end_with(pidfd: int) -> None:
-    """End this process when the engine ends, whatever it does then."""
+def _end_with(pidfd: int, at_end: list[Callable[[], None]]) -> None:
+    """End this process when the engine ends, whatever it does then.
+
+    Args:
+        pidfd: that of the engine.
+        at_end: called before, so that no GPU waits for a rank that has ended.
+    """
 
     def watch() -> None:
         while not wait_for_end(pidfd, 3600):
             pass
+        for call in at_end:
+            call()
         os._exit(0)
 
     threading.Thread(target=watch, name="shmllm-engine-watcher", daemon=True).start()
@@ -232,7 +239,8 @@ def run(arguments: list[str]) -> int:
     rank, size, memory_fd, staging_fd, read_fd, write_fd, pidfd = map(int, arguments)
     for fd in (memory_fd, staging_fd, read_fd, write_fd, pidfd):
         os.set_inheritable(fd, False)
-    _end_with(pidfd)
+    at_end: list[Callable[[], None]] = []
+    _end_with(pidfd, at_end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stderr is not None:
         faulthandler.enable()
@@ -241,6 +249,7 @@ def run(arguments: list[str]) -> int:
     staging = Staging(staging_fd)
     try:
         memory, part = _make_part(config, memory_fd, rank, size)
+        at_end.append(memory.end)
         server = RankServer(part, memory, staging)
     except Exception as problem:
         replies.send_bytes(_failure(problem))

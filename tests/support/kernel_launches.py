@@ -56,7 +56,7 @@ from shmllm_kernels.gpu.routing import (
     scale_chosen,
     sort_pairs,
 )
-from shmllm_kernels.gpu.row_copies import embed, gather_rows
+from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.states import Requests
@@ -241,6 +241,8 @@ def step() -> None:
     embed(x, x.clone(), ids, ids)
     embed(x, x.clone(), ids, ids, 64.0)
     embed(x, x.clone(), ids, ids, learned=LearnedPositions(x.clone(), ids))
+    for keeps in (True, False):
+        embed(x, x.clone(), ids, ids, share=TableShare(4, keeps))
     gather_rows(x, x.clone(), ids)
     of_layers = empty(4, 35 * 256)
     per_layer.embed_per_layer(

@@ -18,7 +18,9 @@ from conformance.gpu_engine import (
     PROMPTS,
     SCALE,
     SHAPE,
+    DeviceMemorySharing,
     Engine,
+    EngineCalls,
     assert_same_logprobs,
     expected,
     make_config,
@@ -33,6 +35,7 @@ from support.variants import slow
 from shmllm.config.engine import EngineConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
+from shmllm.frontend.weight_push import WeightPush
 from shmllm.parallel import rank_process
 from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.parallel.rank_process import RankDeadError
@@ -245,6 +248,27 @@ def test_graphs_work_after_sleep_and_with_new_weights(llama: Any, make: Any) -> 
     assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(engine.runner.read_weight(name), other.state_dict()[name])
+
+
+@pytest.mark.slow
+def test_new_weights_come_through_memory_of_the_first_gpu(
+    llama: Any, make: Any, gpu_device: FakeGpu
+) -> None:
+    reference, directory = llama
+    engine = make(make_config(directory, num_seqs=2))
+    other = reference_model("llama", SCALE, **SHAPE | KV_HEADS | {"rope_theta": 10000.0})
+    weights = {}
+    for name, weight in other.named_parameters():
+        weight.data = weight.detach().flip(0) if "proj" in name else weight.detach()
+        weights[name] = weight.detach().to(gpu_device.torch_device)
+    sharing = DeviceMemorySharing(gpu_device)
+    engine.core.weights.sharing = sharing
+    push = WeightPush(EngineCalls(engine), engine.runner.info, sharing)
+    assert len(push.update(weights)) == len(engine.runner.model.named_weights())
+    engine.add(0, PROMPTS[1])
+    engine.run()
+    assert engine.tokens[0] == expected(other, PROMPTS[1], 4)
+    assert engine.tokens[0] != expected(reference, PROMPTS[1], 4)
 
 
 def test_functions_run_on_each_rank(llama: Any, make: Any) -> None:
