@@ -39,10 +39,9 @@ from shmllm.frontend.weight_push import WeightPush
 from shmllm.parallel import rank_process
 from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.parallel.rank_process import RankDeadError
-from shmllm.parallel.ranks import RankProcesses
 from shmllm.wire.messages import Method
-from shmllm.worker.gpu import group
-from shmllm.worker.gpu.runner import GpuRunner
+from shmllm.worker import make_runner
+from shmllm.worker.gpu import device, group
 
 TESTS = Path(__file__).resolve().parents[3]
 KV_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -51,20 +50,15 @@ KV_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 class RankedEngine(Engine):
     """An engine whose ranks have fake GPUs."""
 
-    def __init__(self, config: EngineConfig, device: FakeGpu, size: int = 2) -> None:
-        config = replace(config, device="cuda:0", parallel=ParallelConfig(size))
-        memory = GpuGroupMemory.create(size)
-        self.ranks = RankProcesses(config, memory)
-        try:
-            runner = GpuRunner(config, device, None, None, self.ranks, memory)
-            self.use(config, runner)
-        except BaseException:
-            self.ranks.close()
-            raise
+    def __init__(self, config: EngineConfig, size: int = 2) -> None:
+        config = replace(config, parallel=ParallelConfig(size))
+        self.use(config, make_runner._make_gpu_runner(config, 0, None, None))
 
 
 @pytest.fixture(autouse=True)
-def _fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_ranks(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_runner, "check_gpus", lambda option, index, size: None)
+    monkeypatch.setattr(device, "CudaDevice", lambda index: gpu_device)
     monkeypatch.setattr(rank_process, "RANK_MODULE", "support.fake_gpu_rank")
     monkeypatch.setattr(GpuGroupMemory, "make_sharing", FakeGpuSharing)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
@@ -77,16 +71,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 @pytest.fixture
-def make(gpu_device: FakeGpu) -> Iterator[Any]:
+def make() -> Iterator[Callable[..., RankedEngine]]:
     engines = []
 
     def start(config: EngineConfig, **options: Any) -> RankedEngine:
-        engines.append(RankedEngine(config, gpu_device, **options))
+        engines.append(RankedEngine(config, **options))
         return engines[-1]
 
     yield start
     for engine in engines:
-        engine.ranks.close()
+        engine.runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +292,7 @@ def test_the_end_of_a_rank_ends_the_steps_that_wait_for_it(llama: Any, make: Any
     engine = make(make_config(llama[1]))
     engine.add(0, PROMPTS[0], max_tokens=30)
     engine.step()
-    (rank,) = engine.ranks._others
+    (rank,) = engine.runner._ranks._others
     os.kill(rank.pid, signal.SIGKILL)
     with pytest.raises(RankDeadError, match=rf"rank 1 .pid {rank.pid}. was ended by SIGKILL"):
         engine.run()
@@ -313,5 +307,12 @@ def test_a_rank_that_cannot_be_built_ends_the_start(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(gpu_device, "end_capture", fail)
+    before = _children()
     with pytest.raises(EngineStartError, match="graph of 4 tokens cannot be captured"):
         make(make_config(llama[1]))
+    assert _children() == before
+
+
+def _children() -> list[str]:
+    """The pids of this process's children."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
