@@ -45,11 +45,11 @@ from shmllm.config.parallel import ParallelConfig  # noqa: E402
 from shmllm.engine.core import EngineCore  # noqa: E402
 from shmllm.frontend.model_files import resolve_model  # noqa: E402
 from shmllm.parallel.memory import GroupMemory  # noqa: E402
-from shmllm.parallel.rank import WAIT_POLICY  # noqa: E402
 from shmllm.params.request import EngineCoreRequest  # noqa: E402
 from shmllm.params.sampling import SamplingParams  # noqa: E402
-from shmllm.worker.cpu.group import Kind  # noqa: E402
+from shmllm.worker.group import Kind  # noqa: E402
 from shmllm.worker.make_runner import make_runner  # noqa: E402
+from shmllm_kernels.cpu.group import AwaitMore  # noqa: E402
 
 
 def make_core(model: str, dtype: Any, requests: int, threads: int, ranks: int) -> EngineCore:
@@ -111,7 +111,8 @@ def begin_latencies(count: int) -> list[float]:
     os.sched_setaffinity(0, {min(USABLE) if pid else max(USABLE)})
     if not pid:
         other = GroupMemory(os.dup(memory.fd), 1, 2, is_pipeline=False)
-        waiter = other.waiter(WAIT_POLICY)
+        other.look = AwaitMore(other.step.ctypes.data)
+        waiter = other.waiter()
         while not other.has_ended:
             if other.next_step(waiter) is not None:
                 seen[0] = time.perf_counter_ns()

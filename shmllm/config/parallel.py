@@ -14,8 +14,8 @@ class ParallelConfig(Section):
 
     tensor_parallel_size: int = option(
         1,
-        "Processes that each compute a part of every layer, on a CPU. They divide num_threads and "
-        "kv_cache_memory_bytes between them.",
+        "Processes that each compute a part of every layer. On a CPU they divide num_threads and "
+        "kv_cache_memory_bytes between them; else each has a GPU, with a KV cache of that size.",
         Whole(1, 64),
     )
     pipeline_parallel_size: int = option(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -26,6 +27,7 @@ from shmllm.errors import DeviceMemoryError
 
 GRANULARITY_BYTES = 2 * 2**20
 HANDLE_BYTES = 64
+_PORTABLE, _MAPPED = 1, 2  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that the driver takes
 
 
@@ -50,6 +52,27 @@ class CudaSharing:
 
     def open(self, handle: str, num_bytes: int, device: Any) -> MappedMemory:
         return MappedMemory(handle, num_bytes, _Driver(device, self._driver))
+
+    def map_host(self, address: int, num_bytes: int, device: Any) -> Any:
+        """Let a GPU read memory of the host, which must stay mapped as long as this process lives.
+
+        Args:
+            address: where it begins.
+            num_bytes: its size.
+            device: the GPU.
+
+        Returns:
+            (num_bytes,) uint8, the memory as the GPU sees it. It does not own the memory.
+
+        Raises:
+            DeviceMemoryError: the driver refuses it.
+        """
+        driver = _Driver(device, self._driver)
+        page = address // mmap.PAGESIZE * mmap.PAGESIZE
+        size = -(-(address + num_bytes - page) // mmap.PAGESIZE) * mmap.PAGESIZE
+        driver.call("cuMemHostRegister", page, size, _PORTABLE | _MAPPED)
+        begin = int(driver.call("cuMemHostGetDevicePointer", page, 0))
+        return driver.tensor_at(begin + address - page, num_bytes)
 
     def synchronize(self, device: Any) -> None:
         """Wait for the work of this thread's current stream."""

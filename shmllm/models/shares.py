@@ -90,7 +90,7 @@ class Share:
         grids = []
         for dimension in range(own.dim()):
             shape = [-1 if d == dimension else 1 for d in range(own.dim())]
-            grids.append(self._indices(dimension).view(shape))
+            grids.append(self._indices(dimension).to(values.device).view(shape))
         values[tuple(grids)] = own
 
     def _indices(self, dimension: int) -> Tensor:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +15,13 @@ from shmllm.models.fields import Fields
 from shmllm.parallel.owners import Everywhere
 from shmllm.parallel.staging import Staging
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
+
+if TYPE_CHECKING:
+    from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
 
 
 class GroupAdapters:
-    """See `worker.cpu.ranks.StepAdapters`. The other ranks free their shares of an adapter that
+    """See `worker.ranks.StepAdapters`. The other ranks free their shares of an adapter that
     nothing in this process refers to any more, before the next step that has other requests than
     the one before, or before the next adapter is made.
 

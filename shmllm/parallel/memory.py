@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Callable
 from math import prod
 from threading import RLock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +40,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.shard import WHOLE, Shard
 from shmllm.models.sharding import shard_config, stage_config
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.group import Kind
-from shmllm_kernels.cpu.group import AwaitMore
+from shmllm.worker.group import Kind
 
 STEP, ENDED, LEFT = 0, 128, 192
 LINE_BYTES = 64
@@ -48,21 +48,25 @@ BELLS = 8192
 BELL_BYTES = LINE_BYTES + DOORBELL_BYTES
 KINDS = 20480
 NUM_KINDS = 512
-"""More than the steps that may be under way."""
+"""The most steps that rank 0 may have begun and another rank not."""
 HEADER_BYTES = 24576
 MOST_RANKS = 64
+LOOK_S = 0.0005
+"""How often rank 0 looks whether a rank that is so far behind has left a step."""
 POLLS = 8000
-"""How often a rank yields its core before it sleeps: about 2 ms, longer than rank 0 needs
-between two steps."""
+"""How often a rank that has `look` yields its core before it sleeps: about 2 ms, longer than rank 0
+needs between two steps."""
 PARK_S = 0.25
 """The longest sleep of a rank that waits for a step."""
+SLEEP = WaitPolicy(0, 0, PARK_S, PARK_S)
+LOOK_AND_SLEEP = WaitPolicy(5_000, 2_000_000, PARK_S, PARK_S)
 
 Place = tuple[int, tuple[int, ...], str]
 """The offset, the shape and the dtype name of an array."""
 
 
 class GroupMemory:
-    """The memory of a group, in one of its processes; see `worker.cpu.group.CpuGroup`.
+    """The memory of a group, in one of its processes; see `worker.group.Group`.
 
     Args:
         fd: the descriptor of the file; this object closes it.
@@ -72,8 +76,10 @@ class GroupMemory:
 
     Attributes:
         places: by the name of an array, its place. The other ranks get those of rank 0.
+        look: waits for a step for a while without Python's lock; see
+            `shmllm_kernels.cpu.group.AwaitMore`. None: this rank looks for steps in Python.
 
-    Its other attributes are those of `CpuGroup`.
+    Its other attributes are those of `Group`.
     """
 
     def __init__(self, fd: int, rank: int, size: int, is_pipeline: bool) -> None:
@@ -82,6 +88,7 @@ class GroupMemory:
         self.shard = WHOLE if is_pipeline else Shard(rank, size)
         self.num_stages = size if is_pipeline else 1
         self.places: dict[str, Place] = {}
+        self._num_told = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         if rank == 0:
             os.ftruncate(fd, _whole_pages(HEADER_BYTES))
@@ -95,23 +102,24 @@ class GroupMemory:
             for other in range(1, size):
                 initialise_doorbell(self._bell(other), f"/shmllm-{os.getpid()}-rank-{other}")
         self._last = 0
-        self._await_more = AwaitMore(self.step.ctypes.data)
+        self.look: Callable[[int, int], int] | None = None
         ranks = [rank] if rank else range(1, size)
         self._parked: dict[int, PlainWord] = {
             each: Word(self._header, BELLS + BELL_BYTES * each) for each in ranks
         }
+        self._all_have_left = 0
         self._bells: dict[int, Doorbell] = {each: open_doorbell(self._bell(each)) for each in ranks}
         self.on_check: Callable[[], None] = _nothing
         self.turn = RLock()
 
     @classmethod
-    def create(cls, size: int, is_pipeline: bool) -> GroupMemory:
+    def create(cls, size: int, is_pipeline: bool = False) -> Self:
         """Create the memory of a group of `size` ranks; this process is rank 0."""
         fd = os.memfd_create("shmllm-ranks", os.MFD_CLOEXEC)
         return cls(fd, 0, size, is_pipeline)
 
     def divide(self, config: ModelConfig) -> ModelConfig:
-        """See `CpuGroup.divide`."""
+        """See `Group.divide`."""
         if self.num_stages > 1:
             return stage_config(config, self.rank, self.size)
         return shard_config(config, self.shard)
@@ -126,13 +134,31 @@ class GroupMemory:
             self._arrays[name] = self._map(self._place(name, shape, dtype))
         return self._arrays[name]
 
+    def found(self, name: str) -> npt.NDArray[Any]:
+        """Return an array that rank 0 has made.
+
+        Raises:
+            SegmentError: it has not made one of that name.
+        """
+        if name not in self.places:
+            raise SegmentError(f"rank 0 has no {name!r}")
+        _, shape, dtype = self.places[name]
+        return self.array(name, *shape, dtype=dtype)
+
+    def new_places(self) -> dict[str, Place]:
+        """Return the places of the arrays that were made since the last call."""
+        new = dict(list(self.places.items())[self._num_told :])
+        self._num_told = len(self.places)
+        return new
+
     def floats(self, name: str, *shape: int) -> Tensor:
         """As `array`, a tensor of float32."""
         return torch.from_numpy(self.array(name, *shape, dtype="float32"))
 
     def begin(self, kind: Kind, slot: int = 0) -> None:
-        """See `CpuGroup.begin`."""
+        """See `Group.begin`."""
         number = self._step.load() + 1
+        self._wait_for_place(number)
         self._kinds.store(number % NUM_KINDS, slot * len(Kind) + kind)
         # SYNC POINT: step begun. Without the fence in this store, a rank could see the new step and
         # older inputs.
@@ -141,7 +167,7 @@ class GroupMemory:
             wake_if_parked(parked, self._bells[rank])
 
     def settle(self, step: int | None = None) -> None:
-        """See `CpuGroup.settle`."""
+        """See `Group.settle`."""
         step = self._step.load() if step is None else step
         for left in self._left[1:]:
             # SYNC POINT: step left. Without this wait, a thread of that rank that comes late could
@@ -149,6 +175,14 @@ class GroupMemory:
             while left.load() < step and not self._ended.load():
                 os.sched_yield()
         self.check()
+
+    def _wait_for_place(self, number: int) -> None:
+        """Wait until all ranks have left the step whose kind is overwritten."""
+        while number - self._all_have_left > NUM_KINDS:
+            self._all_have_left = min(word.load() for word in self._left[1:])
+            if number - self._all_have_left > NUM_KINDS:
+                self.check()
+                time.sleep(LOOK_S)
 
     def check(self) -> None:
         """Raise if the group has ended: what a step computed is undefined then."""
@@ -166,8 +200,9 @@ class GroupMemory:
         """Whether the group has ended."""
         return bool(self._ended.load())
 
-    def waiter(self, policy: WaitPolicy) -> Waiter:
+    def waiter(self) -> Waiter:
         """Return what waits for steps in this rank."""
+        policy = LOOK_AND_SLEEP if self.look is None else SLEEP
         return Waiter(self._parked[self.rank], self._bells[self.rank], policy)
 
     def next_step(self, waiter: Waiter) -> tuple[Kind, int] | None:
@@ -181,9 +216,8 @@ class GroupMemory:
         """
         number, load = self._last + 1, self._step.load
         # SYNC POINT: step begun. The fence in this load is in front of all loads of the inputs.
-        if self._await_more(self._last, POLLS) < number and not waiter.wait(
-            lambda: load() >= number, PARK_S
-        ):
+        found = load() if self.look is None else self.look(self._last, POLLS)
+        if found < number and not waiter.wait(lambda: load() >= number, PARK_S):
             return None
         self._last = number
         slot, kind = divmod(self._kinds.load(number % NUM_KINDS) - 1, len(Kind))

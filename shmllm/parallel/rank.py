@@ -13,10 +13,10 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,33 +24,52 @@ from torch.profiler import record_function
 
 from shmllm.config.engine import EngineConfig
 from shmllm.ipc.liveness import wait_for_end
-from shmllm.ipc.wait import WaitPolicy
 from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
-from shmllm.parallel.cores import cores_of, threads_of_a_rank
-from shmllm.parallel.memory import PARK_S, GroupMemory, Place
+from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.staging import StagedTensor, Staging
-from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.cpu.group import Kind
-from shmllm.worker.cpu.lora import CpuAdapter
-from shmllm.worker.cpu.part import CpuPart
-from shmllm.worker.cpu.pipeline import CpuPipeline
-from shmllm.worker.cpu.program import CpuProgram
-from shmllm.worker.cpu.runner import TABLES
+from shmllm.worker.arrays import LongArray
+from shmllm.worker.group import Kind
+from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.profile import Recording, path_of_rank
 
-WAIT_POLICY = WaitPolicy(0, 0, PARK_S, PARK_S)
-"""How a rank waits for a step that has not come while it looked for it: it sleeps."""
+if TYPE_CHECKING:
+    from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
+
+T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Tables:
-    """See `worker.batch.StepTables`."""
+class RankPart(Protocol):
+    """A rank's part of a model, on its device.
 
-    block_tables: IntArray
-    max_samples: int
+    Attributes:
+        loaded: the weights.
+        torch_device: where they are.
+        lora: what makes and applies low-rank adapters, if the engine has them.
+    """
+
+    @property
+    def loaded(self) -> LoadedModel: ...
+
+    @property
+    def lora(self) -> CpuLora | None: ...
+
+    torch_device: torch.device
+
+    def size_cache(self) -> CacheSize:
+        """Return the size of the KV cache that fits, of which all ranks get the smallest."""
+
+    def build(self, size: CacheSize) -> MemoryOwners:
+        """Make the KV cache and the program. Returns the memory of this process."""
+
+    def play(self, kind: Kind, slot: int) -> None:
+        """Compute this rank's part of a step, or of a scoring."""
+
+    def observe(self, observe: Observe | None) -> None:
+        """See `LoadedRunner.observe`."""
 
 
 class RankWorker:
@@ -64,11 +83,11 @@ class RankWorker:
         device: the torch.device of the weights.
     """
 
-    def __init__(self, rank: int, part: CpuPart) -> None:
+    def __init__(self, rank: int, part: RankPart) -> None:
         self.rank = self.local_rank = rank
         self.model = part.loaded.model
         self.model_runner = part.loaded
-        self.device = torch.device("cpu")
+        self.device = part.torch_device
 
     def get_model(self) -> Any:
         """The model, as the method of vLLM's worker returns it."""
@@ -79,52 +98,42 @@ class RankServer:
     """What a rank can be told to do, by the names of the methods.
 
     Args:
-        config: the configuration of the engine.
+        part: its part of the model.
         memory: the memory of the group.
         staging: the memory for new weights.
     """
 
-    def __init__(self, config: EngineConfig, memory: GroupMemory, staging: Staging) -> None:
-        num_threads = threads_of_a_rank(config.num_threads, config.parallel)
-        cores = cores_of(memory.rank, num_threads, memory.size)
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-        self._config = config
+    def __init__(self, part: RankPart, memory: GroupMemory, staging: Staging) -> None:
         self._memory = memory
         self._staging = staging
-        self._part = CpuPart(config, memory, num_threads)
-        self._model = self._part.loaded.model
-        self._worker = RankWorker(memory.rank, self._part)
+        self._part = part
+        self._model = part.loaded.model
+        self._worker = RankWorker(memory.rank, part)
         self._recording: Recording | None = None
         self._loras: dict[int, CpuAdapter] = {}
         self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
     def play(self, kind: Kind, slot: int) -> None:
         """Compute this rank's part of a step."""
-        if kind is Kind.STEP:
-            self._part.copy_states(self._program.inputs_of(slot))
-        self._program.play(kind, slot)
+        self._part.play(kind, slot)
 
-    def build(self, size: CacheSize, places: dict[str, Place]) -> int:
-        """Make the KV cache and the program. Returns the size of the weights.
+    def size_cache(self) -> CacheSize:
+        """See `RankPart.size_cache`. The group ends if it raises, so that none waits for this
+        rank."""
+        return self._or_end(self._part.size_cache)
 
-        Args:
-            size: the size of the cache.
-            places: where rank 0 has made the arrays that the ranks share.
-        """
-        self._memory.places = places
-        tables = self._memory.array(TABLES, *places[TABLES][1], dtype="int32")
-        num_rows, max_drafts = tables.shape[1], self._config.max_drafts
-        self._part.build(size, _Tables(tables, num_rows + max_drafts))
-        program = self._part.program
-        assert isinstance(program, CpuProgram | CpuPipeline), "the options refuse other models"
-        self._program = program
-        weights = self._part.loaded.weights
-        workspaces = [self._program.buffers]
-        self._owners = MemoryOwners(
-            self._model, weights, self._part.kv_cache, workspaces, self._part.pool
-        )
-        return weights.num_bytes
+    def build(self, size: CacheSize) -> int:
+        """Make the KV cache and the program. Returns the size of the weights. The group ends if it
+        raises."""
+        self._owners = self._or_end(lambda: self._part.build(size))
+        return self._part.loaded.weights.num_bytes
+
+    def _or_end(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BaseException:
+            self._memory.end()
+            raise
 
     def release(self, part: SleepState, keep: bool) -> None:
         """See `MemoryOwners`, as for the following."""
@@ -140,7 +149,7 @@ class RankServer:
         return self._owners.measure()
 
     def call(self, data: bytes) -> Any:
-        """Run a function; see `worker.cpu.ranks.Ranks.call`."""
+        """Run a function; see `worker.ranks.Ranks.call`."""
         import cloudpickle  # type: ignore[import-untyped]
 
         function, args, kwargs = cloudpickle.loads(data)
@@ -151,7 +160,7 @@ class RankServer:
 
     def read_weight(self, name: str) -> Tensor:
         """Return a weight of which this rank has a part, with zeros elsewhere."""
-        return self._model.destinations()[name][0].clone()
+        return self._model.destinations()[name][0].clone().cpu()
 
     def write(self, batch: list[StagedTensor]) -> None:
         """Write this rank's part of new weights."""
@@ -189,7 +198,7 @@ class RankServer:
 
     def observe(self, is_observed: bool) -> None:
         """Run kernels one by one, so that a recording has each, or all of a step in one call."""
-        self._program.observe = record_function if is_observed else None
+        self._part.observe(record_function if is_observed else None)
 
     def begin_recording(self) -> None:
         """Record the steps of this rank from now on."""
@@ -219,11 +228,25 @@ class RankServer:
         self._model.weights_damaged()
 
 
+def _make_part(
+    config: EngineConfig, memory_fd: int, rank: int, size: int
+) -> tuple[GroupMemory, RankPart]:
+    """Load this rank's part of the model. Only the modules of its device are imported."""
+    if config.device.startswith("cuda"):
+        from shmllm.parallel.gpu_rank import make_gpu_part
+
+        return make_gpu_part(config, memory_fd, rank, size)
+    from shmllm.parallel.cpu_rank import CpuRankPart
+
+    memory = GroupMemory(memory_fd, rank, size, config.parallel.pipeline_parallel_size > 1)
+    return memory, CpuRankPart(config, memory)
+
+
 def serve(
     server: RankServer, memory: GroupMemory, commands: Connection, replies: Connection
 ) -> None:
     """Do what rank 0 says, until it closes the pipe or ends the group."""
-    waiter = memory.waiter(WAIT_POLICY)
+    waiter = memory.waiter()
     while not memory.has_ended:
         found = memory.next_step(waiter)
         if found is None:
@@ -234,9 +257,10 @@ def serve(
             memory.has_left()
             continue
         try:
-            name, arguments = pickle.loads(commands.recv_bytes())
+            name, arguments, places = pickle.loads(commands.recv_bytes())
         except EOFError:
             return
+        memory.places.update(places)
         reply = _reply(server, name, arguments)
         memory.has_left()
         replies.send_bytes(reply)
@@ -257,12 +281,19 @@ def _failure(problem: Exception) -> bytes:
         return pickle.dumps((False, plain, traceback.format_exc()))
 
 
-def _end_with(pidfd: int) -> None:
-    """End this process when the engine ends, whatever it does then."""
+def _end_with(pidfd: int, at_end: list[Callable[[], None]]) -> None:
+    """End this process when the engine ends, whatever it does then.
+
+    Args:
+        pidfd: that of the engine.
+        at_end: called before, so that no GPU waits for a rank that has ended.
+    """
 
     def watch() -> None:
         while not wait_for_end(pidfd, 3600):
             pass
+        for call in at_end:
+            call()
         os._exit(0)
 
     threading.Thread(target=watch, name="shmllm-engine-watcher", daemon=True).start()
@@ -274,16 +305,18 @@ def run(arguments: list[str]) -> int:
     rank, size, memory_fd, staging_fd, read_fd, write_fd, pidfd = map(int, arguments)
     for fd in (memory_fd, staging_fd, read_fd, write_fd, pidfd):
         os.set_inheritable(fd, False)
-    _end_with(pidfd)
+    at_end: list[Callable[[], None]] = []
+    _end_with(pidfd, at_end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stderr is not None:
         faulthandler.enable()
     commands, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     config = EngineConfig.from_json(commands.recv_bytes().decode())
-    is_pipeline = config.parallel.pipeline_parallel_size > 1
-    memory, staging = GroupMemory(memory_fd, rank, size, is_pipeline), Staging(staging_fd)
+    staging = Staging(staging_fd)
     try:
-        server = RankServer(config, memory, staging)
+        memory, part = _make_part(config, memory_fd, rank, size)
+        at_end.append(memory.end)
+        server = RankServer(part, memory, staging)
     except Exception as problem:
         replies.send_bytes(_failure(problem))
         return 2

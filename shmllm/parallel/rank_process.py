@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -18,7 +19,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.environment import engine_environment
 from shmllm.errors import EngineStartError, ShmLLMError
 from shmllm.ipc.liveness import is_stopped, wait_for_end
-from shmllm.parallel.memory import GroupMemory
+from shmllm.parallel.memory import GroupMemory, Place
 from shmllm.parallel.staging import Staging
 
 RANK_MODULE = "shmllm.parallel"
@@ -29,6 +30,12 @@ DEATH_GRACE_S = 1.0
 
 class RankDeadError(ShmLLMError):
     """A process of a group has ended, and with it the group."""
+
+
+def device_of(first: str, rank: int) -> str:
+    """Return the device of a rank, by that of rank 0."""
+    name, _, index = first.partition(":")
+    return f"cuda:{int(index or 0) + rank}" if name == "cuda" else first
 
 
 class RankProcess:
@@ -66,16 +73,22 @@ class RankProcess:
         self._commands = Connection(self_write, readable=False)
         self._replies = Connection(self_read, writable=False)
         self._num_owed = 1  # results that are to come: the first says that the rank has loaded
-        self._commands.send_bytes(config.to_json().encode())
+        own = replace(config, device=device_of(config.device, rank))
+        self._commands.send_bytes(own.to_json().encode())
 
-    def send(self, name: str, arguments: tuple[Any, ...]) -> None:
+    def send(self, name: str, arguments: tuple[Any, ...], places: dict[str, Place]) -> None:
         """Send a command: the rank runs the method of that name of its `RankServer`.
+
+        Args:
+            name: the name of the method.
+            arguments: its arguments.
+            places: where the arrays lie that were made since the last command.
 
         Raises:
             RankDeadError: the process has ended.
         """
         try:
-            self._commands.send_bytes(pickle.dumps((name, arguments)))
+            self._commands.send_bytes(pickle.dumps((name, arguments, places)))
         except OSError as problem:
             raise RankDeadError(self.describe_end()) from problem
         self._num_owed += 1

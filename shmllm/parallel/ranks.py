@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -17,11 +17,13 @@ from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.owners import GroupOwners
 from shmllm.parallel.rank_process import RankDeadError, RankProcess
 from shmllm.parallel.staging import Staging
-from shmllm.worker.cpu.group import Kind
-from shmllm.worker.cpu.lora import CpuLora
-from shmllm.worker.cpu.ranks import StepAdapters
+from shmllm.worker.group import Kind
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
+from shmllm.worker.ranks import StepAdapters
+
+if TYPE_CHECKING:
+    from shmllm.worker.cpu.lora import CpuLora
 
 T = TypeVar("T")
 LOOK_S = 0.25
@@ -29,24 +31,28 @@ LOOK_S = 0.25
 
 
 class RankProcesses:
-    """See `worker.cpu.ranks.Ranks`.
+    """See `worker.ranks.Ranks`.
 
     Args:
-        config: the configuration of the engine.
+        config: the configuration of the engine, whose device is that of rank 0.
+        memory: the memory of the group, which this object closes; None: that of ranks on CPUs.
 
     Raises:
-        EngineStartError: there are fewer threads than ranks.
+        EngineStartError: CPUs have fewer threads than ranks.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, memory: GroupMemory | None = None) -> None:
         parallel = config.parallel
         size = parallel.num_processes
-        self.num_threads = threads_of_a_rank(config.num_threads, parallel)
-        self.memory = GroupMemory.create(size, parallel.pipeline_parallel_size > 1)
+        self.num_threads = 1
+        if not config.device.startswith("cuda"):
+            self.num_threads = threads_of_a_rank(config.num_threads, parallel)
+        is_pipeline = parallel.pipeline_parallel_size > 1
+        self.memory = memory or GroupMemory.create(size, is_pipeline)
         self.memory.on_check = self._raise_end
         self._staging = Staging.create()
         self._others: list[RankProcess] = []
-        self._is_closing = self._is_calling = False
+        self._is_closing = self._is_calling = self._have_loaded = False
         self._report: Callable[[int], None] | None = None
         self._closing, self._close = os.pipe()
         try:
@@ -59,9 +65,7 @@ class RankProcesses:
         self._watcher.start()
 
     def build(self, size: CacheSize) -> int:
-        self._receive()  # they have loaded their weights
-        others = self.everywhere(int, "build", size, self.memory.places)
-        return sum(others)
+        return sum(self.everywhere(int, "build", size))
 
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         problem: BaseException | None = None
@@ -72,11 +76,15 @@ class RankProcesses:
                     "a function that runs in all ranks cannot call what itself runs in all ranks: "
                     "call that by itself"
                 )
+            if not self._have_loaded:
+                self._receive()  # they have loaded their weights
+                self._have_loaded = True
             self.memory.settle()
             try:
                 self.memory.begin(Kind.COMMAND)
+                places = self.memory.new_places()
                 for other in self._others:
-                    other.send(name, arguments)
+                    other.send(name, arguments, places)
             except BaseException:
                 self.memory.end()  # a rank that got no command would wait for it
                 raise
@@ -94,6 +102,16 @@ class RankProcesses:
         if problem is not None:
             raise problem
         return results
+
+    def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        def run() -> T:
+            try:
+                return own()
+            except BaseException:
+                self.memory.end()
+                raise
+
+        return self.everywhere(run, name, *arguments)
 
     def call(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
         return self.everywhere(own, "call", pickled())

@@ -50,17 +50,59 @@ def _make_runner(
     config: EngineConfig, on_load: Progress | None, on_capture: Progress | None
 ) -> LoadedRunner:
     gpu, warning = choose_device(config.device)
-    if gpu is not None and config.parallel.num_processes > 1:
-        raise EngineStartError(
-            f"{config.parallel.option} is for the CPU: pass device='cpu', or leave it out"
-        )
     if gpu is not None:
-        from shmllm.worker.gpu.device import CudaDevice
-        from shmllm.worker.gpu.runner import GpuRunner
-
-        return GpuRunner(config, CudaDevice(gpu), on_load, on_capture)
+        return _make_gpu_runner(config, gpu, on_load, on_capture)
     warnings = [] if warning is None else [warning]
     return _make_cpu_runner(config, on_load, [*warnings, *options_ignored_on_cpu(config)])
+
+
+def _make_gpu_runner(
+    config: EngineConfig, index: int, on_load: Progress | None, on_capture: Progress | None
+) -> LoadedRunner:
+    """Load a model on the GPU of an index, and on those behind it if several ranks compute it."""
+    from shmllm.worker.gpu.device import CudaDevice
+    from shmllm.worker.gpu.runner import GpuRunner
+
+    size, option = config.parallel.num_processes, config.parallel.option
+    if size == 1:
+        return GpuRunner(config, CudaDevice(index), on_load, on_capture)
+    if config.parallel.pipeline_parallel_size > 1:
+        raise EngineStartError(f"{option} is for the CPU: pass device='cpu', or leave it out")
+    check_gpus(option, index, size)
+    from shmllm.parallel.gpu_memory import GpuGroupMemory
+    from shmllm.parallel.ranks import RankProcesses
+
+    memory = GpuGroupMemory.create(size)
+    ranks = RankProcesses(replace(config, device=f"cuda:{index}"), memory)
+    try:
+        return GpuRunner(config, CudaDevice(index), on_load, on_capture, ranks, memory)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def check_gpus(option: str, index: int, size: int) -> None:
+    """Raise EngineStartError if there are not as many GPUs as ranks that can be used and that can
+    meet, from the one of an index on.
+
+    Args:
+        option: the option that asks for them, with its value.
+        index: the index of the first one.
+        size: their number.
+    """
+    from shmllm.worker.gpu.device import find_cuda_problem, find_link_problem
+
+    count = max(torch.cuda.device_count() - index, 0)
+    if count < size:
+        raise EngineStartError(
+            f"{option} needs {size} GPUs from cuda:{index} on, one for each rank, and CUDA finds "
+            f"{count}; possible: 1 to {count}, or device='cpu'"
+        )
+    for each in range(index, index + size):
+        if problem := find_cuda_problem(each):
+            raise EngineStartError(f"{option}: {problem}")
+    if problem := find_link_problem(range(index, index + size)):
+        raise EngineStartError(f"{option}: {problem}; leave the option out, or pass device='cpu'")
 
 
 def _make_cpu_runner(
@@ -74,7 +116,7 @@ def _make_cpu_runner(
     from shmllm.worker.cpu.pipelined_runner import PipelinedRunner
 
     make = CpuRunner if config.parallel.pipeline_parallel_size == 1 else PipelinedRunner
-    ranks = RankProcesses(config)
+    ranks = RankProcesses(replace(config, device="cpu"))
     try:
         return make(config, on_load, warnings, ranks)
     except BaseException:

@@ -16,6 +16,10 @@ LARGEST = 1e15
 """Larger embeddings overflow: RMS norms add up squares in float32."""
 
 
+FoundEmbeds = tuple[slice, torch.Tensor]
+"""Some of a step's tokens, and their embeddings, (tokens, hidden)."""
+
+
 class EmbedsByRow:
     """The prompt embeddings by row. A step without such requests costs one comparison.
 
@@ -43,9 +47,13 @@ class EmbedsByRow:
             token_ids: (T or more,) int64; set to EMBEDDED for tokens with embeddings.
             inputs: the step's inputs, with T tokens.
         """
-        if not self._by_row:
-            return
-        for index, row in enumerate(inputs.rows.tolist()):
+        self.copy(hidden, self.find(token_ids, inputs))
+
+    def find(self, token_ids: LongArray, inputs: StepInputs) -> list[FoundEmbeds]:
+        """Return the embeddings of a step's tokens, and set the tokens to EMBEDDED; see
+        `copy_into`."""
+        found: list[FoundEmbeds] = []
+        for index, row in enumerate(inputs.rows.tolist() if self._by_row else ()):
             given = self._by_row.get(row)
             if given is None:
                 continue
@@ -53,10 +61,16 @@ class EmbedsByRow:
             start = int(inputs.positions[first])
             count = min(int(inputs.counts[index]), len(given) - start)
             if count > 0:
-                hidden[first : first + count] = given[start : start + count]
-                if self._scale != 1:
-                    hidden[first : first + count] *= self._scale
                 token_ids[first : first + count] = EMBEDDED
+                found.append((slice(first, first + count), given[start : start + count]))
+        return found
+
+    def copy(self, hidden: torch.Tensor, found: list[FoundEmbeds]) -> None:
+        """Copy what `find` returned to `hidden`, (T or more, hidden)."""
+        for tokens, given in found:
+            hidden[tokens] = given
+            if self._scale != 1:
+                hidden[tokens] *= self._scale
 
 
 def check_prompt_embeds(

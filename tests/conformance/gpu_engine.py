@@ -95,8 +95,11 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, device: Device | None) -> None:
-        runner = CpuRunner(config) if device is None else GpuRunner(config, device)
-        self.runner: Any = runner
+        self.use(config, CpuRunner(config) if device is None else GpuRunner(config, device))
+
+    def use(self, config: EngineConfig, runner: Any) -> None:
+        """Run requests with a runner."""
+        self.runner = runner
         self.core = EngineCore(config, runner)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, FinishReason] = {}

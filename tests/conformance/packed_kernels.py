@@ -18,7 +18,7 @@ from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.packings import PACKINGS, PackedRows
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.routing import combine, sort_pairs
-from shmllm_kernels.gpu.row_copies import embed
+from shmllm_kernels.gpu.row_copies import TableShare, embed
 from shmllm_kernels.reference import moe as plain
 from shmllm_kernels.reference.step import LearnedPositions
 from shmllm_kernels.reference.step import embed as plain_embed
@@ -128,6 +128,11 @@ class PackedKernelsConformance:
             embed(out, rows_of(matrix), ids, last, scale, added)
             plain_embed(want, values_of(matrix), ids, last, scale, added)
             assert torch.equal(out, want)
+        share, moved = TableShare(4, keeps=False), torch.where(ids >= 0, ids + 4, ids)
+        out, want = before.clone(), torch.zeros_like(before)
+        embed(out, rows_of(matrix), moved, last + 4, share=share)
+        plain_embed(want, values_of(matrix), ids, last)
+        assert torch.equal(out, want)
 
     @pytest.mark.parametrize(
         "kind",

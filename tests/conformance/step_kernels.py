@@ -15,7 +15,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.rope import attention_factor, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.row_copies import embed, gather_rows
+from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference import step as plain
 from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
@@ -93,6 +93,26 @@ class StepConformance:
         embed(out, table, ids, last.to(draw.device))
         assert out[:5].isnan().all()
         assert torch.equal(out[5], table[4])
+
+    @pytest.mark.parametrize("has_positions", [False, True])
+    def test_the_shares_of_a_table_give_the_embeddings_once(self, draw, dtype, has_positions):
+        """Also those that a prompt gave, which the first rank has, and those of positions."""
+        table, last = draw.normal(9, 40, dtype=dtype), torch.tensor([6, 2], device=draw.device)
+        ids = torch.tensor([0, -1, -2, 8, -3, 5, 4], device=draw.device)
+        learned = None
+        if has_positions:
+            learned = LearnedPositions(draw.normal(9, 40, dtype=dtype), draw.integers(0, 9, 7))
+        given = draw.normal(7, 40, dtype=dtype)
+        want = given.clone()
+        embed(want, table, ids, last, 1.7, learned)
+        first, second = given.clone(), poisoned(7, 40, dtype=dtype, device=draw.device)
+        embed(first, table[:5], ids, last, 1.7, learned, TableShare(0, keeps=True))
+        embed(second, table[5:], ids, last, 1.7, None, TableShare(5, keeps=False))
+        assert not second[[0, 1, 4, 6]].any(), "what this rank does not have"
+        if has_positions:
+            assert_close(first + second, want, 2e-3, 2e-3)
+        else:
+            assert torch.equal(first + second, want)
 
     def test_embed_from_and_into_strided_rows(self, draw, dtype):
         wide, out = draw.normal(9, 40, dtype=dtype), draw.normal(4, 50, dtype=dtype)

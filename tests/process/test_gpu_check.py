@@ -265,6 +265,14 @@ def test_the_kernels_that_read_packed_weights_are_rehearsed(tmp_path):
     assert "| 40 x 256 | q4_k |" in (tmp_path / "gpu-check.md").read_text()
 
 
+def test_the_sums_of_two_ranks_are_rehearsed(tmp_path):
+    done = check("--rehearse", "--only", "ranks", "--out", str(tmp_path), timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "gpu-check.json").read_text())["parts"]["ranks"]["figures"]
+    assert figures["sums"].keys() == {"1", "3"}
+    assert all({"us", "nccl_us"} == each.keys() for each in figures["sums"].values())
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     done = check("--rehearse", "--out", str(tmp_path / "file" / "out"), timeout=60)

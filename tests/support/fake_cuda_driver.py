@@ -203,6 +203,11 @@ class FakeDriver:
         self._registered[address] = size
         return (Code.CUDA_SUCCESS,)
 
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[Code, int]:
+        require(address in self._registered, "registered")
+        require(flags == 0, "the only flags")
+        return Code.CUDA_SUCCESS, address
+
     def cuMemHostUnregister(self, address: int) -> tuple[Code]:
         require(address in self._registered, "registered")
         del self._registered[address]

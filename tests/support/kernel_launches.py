@@ -40,6 +40,7 @@ from shmllm_kernels.gpu.configs import (
 from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
 from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
@@ -55,7 +56,7 @@ from shmllm_kernels.gpu.routing import (
     scale_chosen,
     sort_pairs,
 )
-from shmllm_kernels.gpu.row_copies import embed, gather_rows
+from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.states import Requests
@@ -152,6 +153,9 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "waits": waits_in_loops(ptx),
         "is_double": ".f64" in ptx,
         "contractions": ptx.count("fma.rn"),
+        "releases": ptx.count("atom.global.sys.release"),
+        "acquires": ptx.count("ld.global.sys.acquire"),
+        "wide_loads": ptx.count("ld.global.v4"),
     }
     print(json.dumps(line), flush=True)
 
@@ -237,6 +241,8 @@ def step() -> None:
     embed(x, x.clone(), ids, ids)
     embed(x, x.clone(), ids, ids, 64.0)
     embed(x, x.clone(), ids, ids, learned=LearnedPositions(x.clone(), ids))
+    for keeps in (True, False):
+        embed(x, x.clone(), ids, ids, share=TableShare(4, keeps))
     gather_rows(x, x.clone(), ids)
     of_layers = empty(4, 35 * 256)
     per_layer.embed_per_layer(
@@ -247,6 +253,17 @@ def step() -> None:
     sizes = StepSizes(4, 2, 2)
     packed = empty(3 * sum(sizes), dtype=torch.int64)
     unpack_step(StepTensors.allocate(sizes, "cpu"), packed, sizes, sizes)
+
+
+def meetings() -> None:
+    """Launch the sums of 2 and of 8 ranks."""
+    word = empty(1, dtype=torch.int64)
+    for size in (2, 8):
+        peers = Peers(1, size, word, make_counts(word.device), word)
+        for dtype in (*HALVES, torch.int64):
+            sum_parts(empty(4, 4096, dtype=dtype), 1024, peers)
+        meet(peers, waits=True)
+        meet(peers, waits=False)
 
 
 def routers() -> None:
@@ -487,6 +504,7 @@ def main() -> None:
         adapters()
         adapters_of_experts(facts, key)
         routers()
+        meetings()
         latents(facts, key, "all-attention" in parts)
     chosen = [("int4", torch.bfloat16), ("q5_k", torch.float16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]

@@ -110,6 +110,13 @@ PARTS = (
         interpreted=True,
     ),
     Part(
+        "ranks",
+        "ranks_part:run",
+        120,
+        "two GPUs, if there are so many: equal tokens, sums beside NCCL's",
+        interpreted=True,
+    ),
+    Part(
         "tune",
         "tune:run",
         540,

@@ -26,16 +26,19 @@ def interpret() -> None:
 
 
 @contextmanager
-def open_device(settings: Settings) -> Iterator[Device]:
-    """Opens the device. In a rehearsal, engines in this process run on the fake GPU inside the
-    context."""
+def open_device(settings: Settings, index: int = 0) -> Iterator[Device]:
+    """Opens the device of an index. In a rehearsal, engines in this process run on the fake GPU
+    inside the context."""
     if not settings.rehearsal:
-        yield CudaDevice()
+        yield CudaDevice(index)
         return
     from support.fake_gpu import FakeGpu
+    from support.fake_gpu_sharing import FakeGpuSharing
 
+    from shmllm.parallel.gpu_memory import GpuGroupMemory
     from shmllm.worker import make_runner
 
+    GpuGroupMemory.make_sharing = FakeGpuSharing
     original = make_runner.make_runner
     with FakeGpu() as device:
         make_runner.make_runner = lambda config, *progress: _runner(config, device, *progress)

@@ -53,6 +53,7 @@ class Settings:
         stages: numbers of iterations whose loads are in flight.
         tiny_requests, tiny_prompt, tiny_tokens: the load of the tiny engine: requests, tokens of
             each prompt, and generated tokens.
+        summed_rows: the numbers of rows of the sums of two ranks.
         most_kernels: the number of kernels that the part `compile` compiles; None: all.
     """
 
@@ -88,6 +89,7 @@ class Settings:
     tiny_requests: int
     tiny_prompt: int
     tiny_tokens: int
+    summed_rows: tuple[int, ...]
     most_kernels: int | None
 
     @property
@@ -168,6 +170,7 @@ REAL = Settings(
     tiny_requests=3,
     tiny_prompt=12,
     tiny_tokens=8,
+    summed_rows=(1, 16, 128, 1024, 8192),
     most_kernels=None,
 )
 REHEARSAL = Settings(
@@ -203,6 +206,7 @@ REHEARSAL = Settings(
     tiny_requests=2,
     tiny_prompt=5,
     tiny_tokens=2,
+    summed_rows=(1, 3),
     most_kernels=2,
 )
 

@@ -27,6 +27,7 @@ def markdown(record: dict[str, Any]) -> str:
         _ablations(record),
         _kernels(record),
         _packed(record),
+        _ranks(record),
         _profiles(record),
         _proposed(record),
         _failures(record),
@@ -222,6 +223,14 @@ def _packed(record: dict[str, Any]) -> str:
     named = [name for n in numbers for name in (f"{n} rows GB/s", f"{n} rows, times torch")]
     title = "## Products with packed weights (GB/s of the packed matrix)\n\n"
     return title + _table(("matrix", "weights", *named), rows) if rows else ""
+
+
+def _ranks(record: dict[str, Any]) -> str:
+    """Returns the time of sums of two ranks, by number of rows."""
+    sums = figure(record["parts"], "ranks", "sums") or {}
+    rows = [(count, each["us"], each["nccl_us"]) for count, each in sums.items()]
+    title = "## Sums of the parts of two GPUs\n\n"
+    return title + _table(("rows", "us", "NCCL us"), rows) if rows else ""
 
 
 def _proposed(record: dict[str, Any]) -> str:

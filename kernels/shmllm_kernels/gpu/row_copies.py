@@ -5,6 +5,7 @@ They compute the same as `reference.step`. Rows of a packed table are unpacked (
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,20 @@ BLOCK = 1024
 """The number of elements in a tile."""
 
 
+@dataclass(frozen=True, slots=True)
+class TableShare:
+    """The rows of a table that a rank of a group has.
+
+    Attributes:
+        first: the index of the first one.
+        keeps: whether rows of ``out`` that are embeddings of a prompt stay; else they become 0, so
+            that the sum over the ranks has them once.
+    """
+
+    first: int
+    keeps: bool
+
+
 @triton.jit
 def source_of(indices_ptr, last_tokens_ptr, row, is_row, HAS_SAMPLED: tl.constexpr):
     """Returns the index of each row's source; -1: it has none."""
@@ -30,6 +45,12 @@ def source_of(indices_ptr, last_tokens_ptr, row, is_row, HAS_SAMPLED: tl.constex
         sampled = tl.load(last_tokens_ptr - 2 - index, mask=index < -1, other=-1)
         index = tl.where(index < -1, sampled, index)
     return index
+
+
+@triton.jit
+def place_of(index, first, IS_SHARE: tl.constexpr):
+    """Returns the row of an index in a table whose first row has the index `first`."""
+    return tl.where(index < 0, -1, index - first) if IS_SHARE else index
 
 
 @triton.jit
@@ -43,9 +64,14 @@ def _store(
     scale,
     HAS_SCALE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
+    IS_SHARE: tl.constexpr,
+    KEEPS: tl.constexpr,
 ):
     """Stores a tile of rows that were found, scaled, plus what is added to these and to those of
-    the index -1."""
+    the index -1. With a share of the table the other rows become 0."""
+    if IS_SHARE:
+        values = tl.where(found, values, 0.0)
+        found = (index != -1) | (not KEEPS)
     if HAS_SCALE:
         values = (values.to(tl.float32) * scale).to(values.dtype)
     mask = is_inside & found
@@ -58,7 +84,7 @@ def _store(
     tl.store(out, values, mask=mask)
 
 
-@triton.jit(do_not_specialize=["count", "num_rows"])
+@triton.jit(do_not_specialize=["count", "num_rows", "first"])
 def _copy_rows(
     out_ptr,
     source_ptr,
@@ -72,29 +98,36 @@ def _copy_rows(
     out_stride,
     addends_stride,
     scale,
+    first,
     source_stride,
     HAS_SAMPLED: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
+    IS_SHARE: tl.constexpr,
+    KEEPS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     index = source_of(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)[:, None]
-    found = (index >= 0) & (index < num_rows)
+    place = place_of(index, first, IS_SHARE)
+    found = (place >= 0) & (place < num_rows)
     is_inside = (row < count)[:, None] & (column < dim)
-    source = source_ptr + index * source_stride + column
+    source = source_ptr + place * source_stride + column
     values = tl.load(source, mask=is_inside & found, other=0.0)
     addends = addends_ptr + column
     if HAS_POSITIONS:
         position = tl.load(positions_ptr + row, mask=row < count, other=0)[:, None]
         addends = addends_ptr + position * addends_stride + column
     out = out_ptr + row[:, None] * out_stride + column
-    _store(out, values, index, found, is_inside, addends, scale, HAS_SCALE, HAS_POSITIONS)
+    _store(
+        out, values, index, found, is_inside, addends, scale, HAS_SCALE, HAS_POSITIONS, IS_SHARE,
+        KEEPS,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count", "num_rows"])
+@triton.jit(do_not_specialize=["count", "num_rows", "first"])
 def _unpack_rows(
     out_ptr,
     codes_ptr,
@@ -108,22 +141,26 @@ def _unpack_rows(
     out_stride,
     addends_stride,
     scale,
+    first,
     parameters_ptr,
     codes_stride,
     parameters_stride,
     HAS_SAMPLED: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
+    IS_SHARE: tl.constexpr,
+    KEEPS: tl.constexpr,
     PACKING: tl.constexpr,
     RUNS: tl.constexpr,
 ):
     """A program unpacks RUNS runs of a row."""
     row = tl.program_id(0).to(tl.int64)
     index = source_of(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)
-    found = (index >= 0) & (index < num_rows)
+    place = place_of(index, first, IS_SHARE)
+    found = (place >= 0) & (place < num_rows)
     run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
     is_there = found & (run * 64 < dim)
-    source = index + tl.zeros((RUNS,), tl.int64)
+    source = place + tl.zeros((RUNS,), tl.int64)
     code_rows = codes_ptr + source * codes_stride
     parameter_rows = parameters_ptr + source * parameters_stride
     for half in tl.static_range(2):
@@ -135,7 +172,7 @@ def _unpack_rows(
         out = out_ptr + row * out_stride + column
         _store(
             out, values.to(out_ptr.dtype.element_ty), index, found, column < dim, addends, scale,
-            HAS_SCALE, HAS_POSITIONS,
+            HAS_SCALE, HAS_POSITIONS, IS_SHARE, KEEPS,
         )  # fmt: skip
 
 
@@ -146,6 +183,7 @@ def embed(
     last_tokens: Tensor,
     scale: float = 1.0,
     learned: LearnedPositions | None = None,
+    share: TableShare | None = None,
 ) -> None:
     """Writes the embeddings of a step's tokens, multiplied by a factor, plus those of their
     positions.
@@ -161,6 +199,8 @@ def embed(
         last_tokens: [rows] int64, the token that was last sampled for each row.
         scale: the factor, applied in float32.
         learned: the embeddings of positions, or None.
+        share: which rows of a larger table ``table`` has, and ids that it does not have give rows
+            of 0; None: all.
 
     Moves 2 * tokens * hidden elements, 16 KiB for a row of 4,096. One launch a step: 2 us for one
     token, 31 us for 8,192.
@@ -174,7 +214,7 @@ def embed(
         )
         assert learned.table.dtype is out.dtype, "out must have the dtype of the positions' table"
         assert learned.table.stride(1) == 1, "rows must be contiguous"
-    _launch(out, table, token_ids, last_tokens, scale, learned)
+    _launch(out, table, token_ids, last_tokens, scale, learned, share)
 
 
 def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
@@ -200,6 +240,7 @@ def _launch(
     last_tokens: Tensor | None,
     scale: float,
     learned: LearnedPositions | None,
+    share: TableShare | None = None,
 ) -> None:
     count, dim = out.shape
     assert source.shape[1:] == (dim,), "rows of out and source differ in length"
@@ -219,11 +260,14 @@ def _launch(
         out.stride(0),
         added.table.stride(0),
         scale,
+        0 if share is None else share.first,
     ]
     flags = {
         "HAS_SAMPLED": last_tokens is not None,
         "HAS_SCALE": scale != 1,
         "HAS_POSITIONS": learned is not None,
+        "IS_SHARE": share is not None,
+        "KEEPS": share is None or share.keeps,
     }
     if isinstance(source, PackedRows):
         _launch_packed(out, source, operands, flags)

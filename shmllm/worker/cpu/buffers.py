@@ -14,9 +14,9 @@ from shmllm.models.layers import Allocator
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
-from shmllm.worker.cpu.group import Alone, CpuGroup
 from shmllm.worker.cpu.mamba import MambaBuffers
 from shmllm.worker.cpu.products import rounded_bytes
+from shmllm.worker.group import Alone, Group
 
 SCORED_ROWS = 64
 """The number of rows whose logits are computed at a time for the log-probabilities of prompts."""
@@ -58,7 +58,7 @@ class CpuBuffers:
         max_tokens: int,
         max_samples: int,
         activation_dtype: str = "float32",
-        group: CpuGroup | None = None,
+        group: Group | None = None,
     ) -> None:
         self._group = group or Alone()
         counter = CountingAllocator()

@@ -11,9 +11,10 @@ from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
-from shmllm.worker.cpu.group import Alone, Meetings
+from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
+from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.experts import (
     ADAPTED_DOWN,

@@ -1,136 +1,20 @@
-"""What the ranks of a tensor parallel group share on a CPU, and the kernels in which they meet.
+"""The kernels in which the ranks of a group meet on a CPU.
 
-This module owns the interface of a group's memory, and where a program has sums over the ranks. It
-must not know processes: `parallel.memory` shares memory between them.
+This module owns where a program has sums over the ranks. It must not know processes:
+`parallel.memory` shares memory between them.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from enum import IntEnum
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig
 from shmllm.models.matrices import Matrix, addresses
-from shmllm.models.shard import WHOLE, Shard
 from shmllm.worker.arrays import LongArray
+from shmllm.worker.group import Group
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.group import AWAIT, LINE_BYTES, MEET, PUBLISH, SUM_PARTS, TAKE
 
 LINE_WORDS = LINE_BYTES // 8
-
-
-class Kind(IntEnum):
-    """What the ranks do in a step.
-
-    STEP: a step of the model. SCORING: logits of some hidden states. COMMAND: something else, which
-    each is told by itself.
-    """
-
-    STEP = 1
-    SCORING = 2
-    COMMAND = 3
-
-
-class SharedArrays(Protocol):
-    """Memory that all ranks of a group find by names."""
-
-    def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
-        """Return an array of zeros that all ranks share by its name."""
-
-    def floats(self, name: str, *shape: int) -> Tensor:
-        """As `array`, a tensor of float32."""
-
-    def settle(self) -> None:
-        """Wait until the other ranks have left the step that read these arrays last: before that,
-        this process must not write them. Raises as `CpuGroup.check`."""
-
-
-class CpuGroup(SharedArrays, Protocol):
-    """The memory of a group.
-
-    Attributes:
-        rank: the number of this process in it.
-        size: the number of processes.
-        shard: its place if the ranks divide each layer.
-        num_stages: into how many stages the layers are divided.
-        step: (1,) int64, the number of the step.
-        ended: (1,) int64, not 0 when the group has ended, because one of its processes has.
-        turn: held while the ranks of a tensor parallel group do something, a step or a command:
-            kernels read the number of the step, so no other may begin.
-    """
-
-    rank: int
-    size: int
-    shard: Shard
-    num_stages: int
-    step: LongArray
-    ended: LongArray
-
-    @property
-    def turn(self) -> AbstractContextManager[object]: ...
-
-    def divide(self, config: ModelConfig) -> ModelConfig:
-        """Return the configuration of this process's part of a model.
-
-        Raises:
-            EngineStartError: the model cannot be divided so.
-        """
-
-    def settle(self, step: int | None = None) -> None:
-        """As `SharedArrays.settle`: wait until the other ranks have left a step, or all steps."""
-
-    def begin(self, kind: Kind, slot: int = 0) -> None:
-        """Let the other ranks begin a step; this process has written what they read.
-
-        Args:
-            kind: what they do.
-            slot: which of a pipeline's batches it is.
-        """
-
-    def check(self) -> None:
-        """Raise if the group has ended: what the step has computed is undefined then."""
-
-    def end(self) -> None:
-        """End the group: this process cannot compute its part of a step that has begun."""
-
-
-class Alone:
-    """The memory of a process that is no part of a group."""
-
-    rank, size, num_stages = 0, 1, 1
-
-    def __init__(self) -> None:
-        self.shard = WHOLE
-        self.step: LongArray = np.zeros(1, np.int64)
-        self.ended: LongArray = np.zeros(1, np.int64)
-        self.turn: AbstractContextManager[object] = nullcontext()
-
-    def divide(self, config: ModelConfig) -> ModelConfig:
-        return config
-
-    def array(self, name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
-        return np.zeros(shape, dtype)
-
-    def floats(self, name: str, *shape: int) -> Tensor:
-        return torch.zeros(shape)
-
-    def settle(self, step: int | None = None) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def begin(self, kind: Kind, slot: int = 0) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
 
 
 class Meetings:
@@ -153,7 +37,7 @@ class Meetings:
         self,
         program: KernelProgram,
         name: str,
-        group: CpuGroup,
+        group: Group,
         partial: frozenset[int] = frozenset(),
         max_rows: int = 0,
         width: int = 0,
@@ -240,7 +124,7 @@ class Link:
         step: (1,) int64, the number of the batch's step.
     """
 
-    def __init__(self, program: KernelProgram, name: str, group: CpuGroup, step: LongArray) -> None:
+    def __init__(self, program: KernelProgram, name: str, group: Group, step: LongArray) -> None:
         self._program = program
         self._group = group
         words = group.array(f"{name} stages", group.size, LINE_WORDS)

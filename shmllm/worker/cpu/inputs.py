@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.cpu.group import Alone, SharedArrays
+from shmllm.worker.group import Alone, SharedArrays
 from shmllm_kernels.cpu import latent_attention
 from shmllm_kernels.cpu.attention import count_pieces
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS

@@ -19,7 +19,7 @@ from shmllm.models.layers import Linear
 from shmllm.models.lora import LoraProduct, LoraWeights, make_lora
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.group import Alone, CpuGroup
+from shmllm.worker.group import Alone, Group
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.expert_lora import SHRINK_PAIRS, ExpertAdapters
 from shmllm_kernels.cpu.lora import (
@@ -94,7 +94,7 @@ class CpuLora:
         max_rank: int,
         max_tokens: int,
         dtype: torch.dtype,
-        group: CpuGroup | None = None,
+        group: Group | None = None,
     ) -> None:
         self.targets, self.max_rank, self.dtype = targets, max_rank, dtype
         self.kind = str(dtype).removeprefix("torch.")

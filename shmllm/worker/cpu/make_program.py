@@ -19,11 +19,11 @@ from shmllm.models.lora_targets import LoraTargets
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.group import CpuGroup
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.products import activation_dtype, uses_tiles
+from shmllm.worker.group import Group
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import Workspace
@@ -83,7 +83,7 @@ def check_model(
         program.check_model(config, load, dtype, packed)
 
 
-def make_lora(config: EngineConfig, loaded: LoadedModel, group: CpuGroup) -> CpuLora | None:
+def make_lora(config: EngineConfig, loaded: LoadedModel, group: Group) -> CpuLora | None:
     """Make what computes with adapters; None: the options say that there are none."""
     lora, model = config.lora, loaded.model
     if not lora.enable_lora:
@@ -102,7 +102,7 @@ def make_program(
     batch: StepTables,
     num_threads: int,
     lora: CpuLora | None = None,
-    group: CpuGroup | None = None,
+    group: Group | None = None,
 ) -> Program:
     """Make the program of a loaded model.
 

@@ -29,7 +29,7 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
-from shmllm.worker.cpu.group import Alone, Meetings
+from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.latent_attention import LatentAttentionOps
 from shmllm.worker.cpu.lora import CpuLora
@@ -37,6 +37,7 @@ from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, dtype_name, kind_of, weights_of
 from shmllm.worker.cpu.states import States
+from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import (
     ATTEND,

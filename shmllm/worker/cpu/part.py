@@ -11,13 +11,13 @@ from shmllm.config.engine import EngineConfig
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
-from shmllm.worker.cpu.group import CpuGroup
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.make_program import Program, check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.draft_loading import load_draft
+from shmllm.worker.group import Group
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheShape, CacheSize
 
@@ -53,7 +53,7 @@ class CpuPart:
     def __init__(
         self,
         config: EngineConfig,
-        group: CpuGroup,
+        group: Group,
         num_threads: int,
         on_progress: Progress | None = None,
     ) -> None:

@@ -20,10 +20,11 @@ from shmllm.worker.arrays import IntArray
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.group import CpuGroup, Kind, Link
+from shmllm.worker.cpu.group import Link
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.cpu.products import Products, instruction_of
+from shmllm.worker.group import Group, Kind
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
@@ -35,7 +36,7 @@ class _SlotMemory:
         step: (1,) int64, the number of the slot's step.
     """
 
-    def __init__(self, group: CpuGroup, name: str) -> None:
+    def __init__(self, group: Group, name: str) -> None:
         self._group = group
         self._name = name
         self.step = self.array("step", 1)
@@ -74,7 +75,7 @@ class _Slot:
         num_threads: int,
         activation_dtype: str,
         uses_tiles: bool,
-        group: CpuGroup,
+        group: Group,
         max_tokens: int,
     ) -> None:
         memory, config = _SlotMemory(group, name), model.config
@@ -153,7 +154,7 @@ class CpuPipeline:
         num_threads: int,
         activation_dtype: str,
         uses_tiles: bool,
-        group: CpuGroup,
+        group: Group,
     ) -> None:
         self.observe: Observe | None = None
         self.activation_dtype = activation_dtype

@@ -15,9 +15,9 @@ from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu.pipeline import CpuPipeline
-from shmllm.worker.cpu.ranks import Ranks
 from shmllm.worker.cpu.runner import CpuRunner
 from shmllm.worker.loading import Progress
+from shmllm.worker.ranks import Ranks
 
 
 class PipelinedStep:

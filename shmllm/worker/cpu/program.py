@@ -15,7 +15,7 @@ from shmllm.models.features import Feature, check_features
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.group import Alone, CpuGroup, Kind, Meetings
+from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
@@ -25,6 +25,7 @@ from shmllm.worker.cpu.products import (
     instruction_of,
     uses_tiles,
 )
+from shmllm.worker.group import Alone, Group, Kind
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
@@ -79,7 +80,7 @@ class CpuProgram:
         activation_dtype: str = "float32",
         uses_tiles: bool = False,
         lora: CpuLora | None = None,
-        group: CpuGroup | None = None,
+        group: Group | None = None,
     ) -> None:
         self._group = group = group or Alone()
         self.observe: Observe | None = None

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +24,14 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.part import CpuPart
-from shmllm.worker.cpu.ranks import NoRanks, Ranks
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
-from shmllm.worker.loaded_runner import LoadedRunner, Observe
+from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import Progress, make_info
 from shmllm.worker.memory_owners import MemoryOwners, Workspace
+from shmllm.worker.ranked_runner import RankedRunner
+from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
@@ -43,7 +42,6 @@ NOT_DETERMINISTIC = (
 )
 TABLES = "block tables"
 """The name of the block tables in the memory of a group."""
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Execute = Callable[[StepPlan], StepResult]
 
 
@@ -94,7 +92,7 @@ class ThreadedStep:
         return replace(self._execute(self._plan), computing_ns=None)
 
 
-class CpuRunner(LoadedRunner):
+class CpuRunner(RankedRunner):
     """A loaded model with its KV cache on a CPU. Steps overlap if they run on a thread.
 
     If other ranks compute parts of the model, they do what this runner does: see `Ranks`.
@@ -119,10 +117,9 @@ class CpuRunner(LoadedRunner):
         began = time.monotonic()
         if ranks is None:
             ranks = NoRanks(config.num_threads or len(os.sched_getaffinity(0)))
-        self._ranks = ranks
         self._part = part = CpuPart(config, ranks.memory, ranks.num_threads, on_progress)
         loaded = part.loaded
-        super().__init__(config, loaded)
+        super().__init__(config, loaded, ranks)
         self.kv_groups = part.shape.groups
         size = part.size_cache()
         self._vocab_size = loaded.config.vocab_size
@@ -137,8 +134,6 @@ class CpuRunner(LoadedRunner):
         )
         part.build(size, self._batch)
         weight_bytes = loaded.weights.num_bytes + ranks.build(size)
-        if ranks.memory.size > 1:
-            loaded.model.followers = ranks
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
@@ -191,50 +186,6 @@ class CpuRunner(LoadedRunner):
             workspaces.append(buffers)
         return drafter
 
-    def check(self) -> None:
-        """Raise if another rank has ended."""
-        self._ranks.check()
-
-    def watch(self, report: Callable[[int], None]) -> None:
-        """See `Ranks.watch`."""
-        self._ranks.watch(report)
-
-    def everywhere(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
-        """See `LoadedRunner.everywhere`. Each rank's function sees its part of the model."""
-        followers, self.model.followers = self.model.followers, None
-        try:
-            return self._ranks.call(own, pickled)
-        finally:
-            self.model.followers = followers
-
-    def read_weight(self, name: str) -> torch.Tensor:
-        """See `LoadedRunner.read_weight`. Each rank has zeros where others have their parts."""
-        own = super().read_weight
-        found = self._ranks.everywhere(lambda: own(name), "read_weight", name)
-        kind = found[0].dtype
-        bits, *others = (each.view(_BITS[kind.itemsize]) for each in found)
-        for each in others:
-            bits |= each
-        return bits.view(kind)
-
-    def close(self) -> None:
-        """End the other ranks."""
-        self._ranks.close()
-
-    def reload_weights(self, directory: str | None) -> str:
-        model = self.model
-        try:
-            own = self._ranks.everywhere(
-                lambda: self._part.loaded.reload(directory), "reload", directory
-            )
-        except Exception:
-            # Weights that only some of the ranks have read are of no use.
-            versions = self._ranks.everywhere(lambda: model.weights_version, "weights_version")
-            if len(set(versions)) > 1:
-                self._ranks.everywhere(model.weights_damaged, "damage_weights")
-            raise
-        return own[0]
-
     def _not_deterministic(self, config: EngineConfig) -> list[str]:
         if config.load.deterministic and not self._program.deterministic:
             return [NOT_DETERMINISTIC]
@@ -252,15 +203,6 @@ class CpuRunner(LoadedRunner):
             self._program.observe = observe
 
         self._ranks.everywhere(own, "observe", observe is not None)
-
-    def begin_recording(self) -> None:
-        self._ranks.everywhere(_nothing, "begin_recording")
-
-    def end_recording(self) -> None:
-        self._ranks.everywhere(_nothing, "end_recording")
-
-    def write_recording(self, path: Path) -> None:
-        self._ranks.everywhere(_nothing, "write_recording", path.absolute())
 
     def submit(self, plan: StepPlan) -> DeferredStep | ThreadedStep:
         """Start a step on the thread if steps overlap; else the step runs in its `result`. While
@@ -349,7 +291,3 @@ class CpuRunner(LoadedRunner):
             scores.k,
             self._scores_probabilities,
         )
-
-
-def _nothing() -> None:
-    pass

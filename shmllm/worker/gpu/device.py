@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from importlib import import_module
+from itertools import permutations
 from typing import Any, Protocol
 
 import torch
@@ -280,4 +282,29 @@ def find_cuda_problem(index: int = 0) -> str:
             f"{capability[0]}.{capability[1]}, and the kernels need "
             f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}"
         )
+    return ""
+
+
+def find_link_problem(indices: Sequence[int], bindings: Any = None) -> str:
+    """Return one sentence that says why GPUs cannot meet as the ranks of a group; empty if they
+    can. They read each other's memory, and change words in it atomically.
+
+    Args:
+        indices: the indices of the GPUs.
+        bindings: the module `cuda.bindings.driver`, or a fake in tests; None imports it.
+    """
+    try:
+        driver = bindings or import_module("cuda.bindings.driver")
+    except ImportError:
+        return "the package cuda-bindings is missing"
+    kinds = driver.CUdevice_P2PAttribute
+    needed = {
+        kinds.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: "map the memory of",
+        kinds.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: "change memory atomically on",
+    }
+    for one, other in permutations(indices, 2):
+        for kind, what in needed.items():
+            result, value = driver.cuDeviceGetP2PAttribute(kind, one, other)
+            if result != driver.CUresult.CUDA_SUCCESS or not value:
+                return f"cuda:{one} cannot {what} cuda:{other}, which NVLink allows"
     return ""

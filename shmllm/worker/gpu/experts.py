@@ -9,6 +9,7 @@ from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
+from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
@@ -83,6 +84,7 @@ class ExpertOps:
         buffers: the buffers of each mixture.
         products: chooses tile sizes.
         lora: the adapters of the step; None: there are none.
+        meetings: launches sums over the ranks of a group; None: the process is alone.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class ExpertOps:
         buffers: dict[MoESpec, ExpertBuffers],
         products: GpuProducts,
         lora: GpuLora | None = None,
+        meetings: NoMeetings | None = None,
     ) -> None:
+        self._meetings = meetings or NoMeetings()
         self._buffers = buffers
         self._products = products
         self._lora = lora
@@ -142,10 +146,15 @@ class ExpertOps:
             configs[0], first,
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
-        down(rows.flatten(0, 1), activated, weights[1], moe.down_proj.bias, pairs, configs[1], last)
-        out = buffers.out[:num_tokens]
-        combine(out, rows, routing.weights, shared, routing.shared_gates)
-        return out
+        meetings, out = self._meetings, buffers.out[:num_tokens]
+        is_partial = meetings.is_partial(moe.down_proj.weight)
+        target = meetings.part(num_tokens) if is_partial else out
+        bias = moe.down_proj.bias
+        if is_partial and not meetings.has_rest:
+            bias = shared = None
+        down(rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last)
+        combine(target, rows, routing.weights, shared, routing.shared_gates)
+        return meetings.sum_parts(out) if is_partial else out
 
     def _shrink(
         self, linear: ExpertLinear, x: Tensor, spec: MoESpec, block_m: int, by_token: bool

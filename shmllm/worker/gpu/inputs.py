@@ -11,6 +11,7 @@ but one. `DraftLaunches`, which sends the inputs of a model that drafts, keeps t
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,6 +28,53 @@ from shmllm_kernels.reference.step import StepSizes, StepTensors
 
 MAX_STEPS_IN_FLIGHT = 2
 """The largest number of steps that were sent and whose results have not been taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """The inputs of a step, as they are copied to the device.
+
+    Attributes:
+        numbers: (n,) int64, all inputs, one behind the other.
+        sizes: the step's sizes, without padding.
+        has_embeds: see `GpuInputs`.
+    """
+
+    numbers: LongArray
+    sizes: StepSizes
+    has_embeds: bool
+
+    @classmethod
+    def of(cls, inputs: StepInputs) -> PackedStep:
+        """Pack the inputs of a step."""
+        numbers = np.concatenate((
+            inputs.token_ids, inputs.positions, inputs.slot_mapping.ravel(),
+            inputs.first_tokens, inputs.context_lens, inputs.rows,
+            inputs.sample_tokens, inputs.sample_rows, inputs.sample_positions,
+        ))  # fmt: skip
+        sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
+        return cls(numbers, sizes, bool((inputs.token_ids == EMBEDDED).any()))
+
+
+def packed_numbers(num_groups: int, max_tokens: int, max_requests: int, max_samples: int) -> int:
+    """Return the most numbers of a `PackedStep`; see `GpuInputs`."""
+    return (2 + num_groups) * max_tokens + 3 * max_requests + 3 * max_samples
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChanges:
+    """Changed entries of the block tables.
+
+    Attributes:
+        indices: (n,) int64, their places in the flat tables, by row.
+        block_ids: (n,) int32.
+    """
+
+    indices: LongArray
+    block_ids: IntArray
+
+
+NO_CHANGES = BlockChanges(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 class GpuInputs:
@@ -76,8 +124,8 @@ class GpuInputs:
         self._are_stale = True  # the tables in the order of the step's requests
         self._nothing = torch.zeros(1, dtype=torch.int64, device=where)
         self._transfers = Transfers(device)
-        count = (2 + num_groups) * max_tokens + 3 * max_requests + 3 * max_samples
-        size = count * torch.int64.itemsize
+        sizes = max_tokens, max_requests, max_samples
+        size = packed_numbers(num_groups, *sizes) * torch.int64.itemsize
         self._staged = deque(
             torch.empty(size, dtype=torch.uint8, device=where) for _ in range(MAX_STEPS_IN_FLIGHT)
         )
@@ -90,9 +138,17 @@ class GpuInputs:
             plan: the plan of the large model's step, whose inputs, and those of steps of a model
                 that drafts for it, are sent later.
         """
-        changes = _changed_blocks(plan, *self._blocks_by_row.shape)
-        if changes:
-            self._blocks_by_row.view(-1).index_copy_(0, *self._transfers.send(*changes))
+        self.change_blocks(self.changes_of(plan))
+
+    def changes_of(self, plan: StepPlan) -> BlockChanges:
+        """Return the blocks of a step's new requests, and its appended blocks."""
+        return _changed_blocks(plan, *self._blocks_by_row.shape)
+
+    def change_blocks(self, changes: BlockChanges) -> None:
+        """Launch the copy of changed entries."""
+        if len(changes.indices):
+            sent = self._transfers.send(changes.indices, changes.block_ids)
+            self._blocks_by_row.view(-1).index_copy_(0, *sent)
             self._are_stale = True
 
     def send(
@@ -105,16 +161,15 @@ class GpuInputs:
             descriptor: the padded sizes.
             is_repeat: whether the step's requests are those of the call before, in their order.
         """
-        packed = np.concatenate((
-            inputs.token_ids, inputs.positions, inputs.slot_mapping.ravel(),
-            inputs.first_tokens, inputs.context_lens, inputs.rows,
-            inputs.sample_tokens, inputs.sample_rows, inputs.sample_positions,
-        ))  # fmt: skip
+        self.launch(PackedStep.of(inputs), descriptor, is_repeat)
+
+    def launch(
+        self, packed: PackedStep, descriptor: BatchDescriptor, is_repeat: bool = False
+    ) -> None:
+        """As `send`, with packed inputs."""
         self._staged.rotate()
-        sent = self._transfers.send_ahead(self._staged[0], packed)
-        sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
-        self.num_samples = sizes.num_samples
-        self.has_embeds = bool((inputs.token_ids == EMBEDDED).any())
+        sent, sizes = self._transfers.send_ahead(self._staged[0], packed.numbers), packed.sizes
+        self.num_samples, self.has_embeds = sizes.num_samples, packed.has_embeds
         unpack_step(self.step, sent, sizes, self._padded(descriptor))
         if self._are_stale or not is_repeat:
             self._are_stale = False
@@ -134,20 +189,17 @@ class GpuInputs:
         return StepSizes(descriptor.num_tokens, len(self.step.rows), descriptor.num_samples)
 
 
-def _changed_blocks(
-    plan: StepPlan, num_groups: int, num_rows: int, width: int
-) -> tuple[LongArray, IntArray] | tuple[()]:
-    """Return the indices of changed entries in the flat block tables, whose rows have `width`
-    entries, and the block ids; () if there are none."""
+def _changed_blocks(plan: StepPlan, num_groups: int, num_rows: int, width: int) -> BlockChanges:
+    """Return the changed entries of block tables whose rows have `width` entries."""
     starts = [0] * num_groups
     changes = [(request.row, starts, request.block_ids) for request in plan.new_requests]
     changes += [(append.row, append.firsts, append.block_ids) for append in plan.block_appends]
     if not changes:
-        return ()
+        return NO_CHANGES
     indices = [
         np.arange(len(ids)) + ((group * num_rows + row) * width + first)
         for row, firsts, of_groups in changes
         for group, (first, ids) in enumerate(zip(firsts, of_groups, strict=True))
     ]
     block_ids = [np.array(ids, np.int32) for _, _, of_groups in changes for ids in of_groups]
-    return np.concatenate(indices), np.concatenate(block_ids)
+    return BlockChanges(np.concatenate(indices), np.concatenate(block_ids))

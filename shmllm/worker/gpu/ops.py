@@ -28,6 +28,7 @@ from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.latent_attention import LatentAttentionOps
 from shmllm.worker.gpu.lora import GpuLora
@@ -47,7 +48,7 @@ from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.row_copies import embed, gather_rows
+from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.reference.rope_write import HeadNorms
@@ -63,19 +64,26 @@ class GpuLogitsOps:
     """Launches the operations of `models.ops.LogitsOps`.
 
     Args:
-        logits: [rows, vocab], the result.
+        logits: [rows, vocab], the result; rank 0 of a group has it.
         products: launches matrix products.
+        meetings: launches the meetings of the ranks of a group; None: the process is alone.
     """
 
-    def __init__(self, logits: Tensor, products: GpuProducts) -> None:
+    def __init__(
+        self, logits: Tensor, products: GpuProducts, meetings: NoMeetings | None = None
+    ) -> None:
         self._logits = logits
         self._products = products
+        self._meetings = meetings or NoMeetings()
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        self._products.linear(self._logits, x, linear)
+        self._products.linear(self._meetings.logits(self._logits), x, linear)
+        self._meetings.gather(self._logits)
         return self._logits
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
+        if not self._meetings.has_rest:
+            return x
         if scale != 1:
             x.mul_(scale)
         return x if cap is None else x.div_(cap).tanh_().mul_(cap)
@@ -92,9 +100,11 @@ class GpuOps:
         buffers: the buffers for the results.
         device: the device.
         lora: launches what adapters add to products; None: nothing.
+        meetings: launches sums over the ranks of a group; None: the process is alone.
 
     Attributes:
         products: launches matrix products.
+        meetings: as given.
     """
 
     def __init__(
@@ -105,14 +115,16 @@ class GpuOps:
         buffers: GpuBuffers,
         device: torch.device,
         lora: GpuLora | None = None,
+        meetings: NoMeetings | None = None,
     ) -> None:
         self._lora = lora
+        self.meetings = meetings or NoMeetings()
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
         self.products = GpuProducts(buffers.attention.deterministic)
         self._latents = LatentAttentionOps(cache, inputs, buffers)
-        self._experts = ExpertOps(buffers.experts, self.products, lora)
+        self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)
@@ -132,6 +144,7 @@ class GpuOps:
                 replay. A later launch uses the sizes of the latest call of `begin`, except the
                 number of tokens.
         """
+        self.meetings.restart()
         self._descriptor = descriptor
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
@@ -157,13 +170,20 @@ class GpuOps:
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         num_tokens, step = self._descriptor.num_tokens, self._inputs.step
-        out = self._buffers.hidden[:num_tokens]
+        meetings, out = self.meetings, self._buffers.hidden[:num_tokens]
+        part, share = out, None
+        if meetings.are_needed:
+            part = meetings.part(num_tokens)
+            share = TableShare(embedding.first_token, meetings.has_rest)
         token_ids, positions = step.token_ids[:num_tokens], step.positions[:num_tokens]
         table, learned = embedding.positions, None
-        if table is not None:
+        if table is not None and meetings.has_rest:
             learned = LearnedPositions(table, positions)
         last_tokens = self._inputs.last_tokens
-        embed(out, rows_of(embedding.table), token_ids, last_tokens, embedding.scale, learned)
+        rows, scale = rows_of(embedding.table), embedding.scale
+        embed(part, rows, token_ids, last_tokens, scale, learned, share)
+        if meetings.are_needed:
+            meetings.sum_parts(out)
         for rope, frequencies in self._frequencies.items():
             tables = self._angles(rope, num_tokens)
             rope_tables(*tables, positions, frequencies, attention_factor(rope))
@@ -217,7 +237,10 @@ class GpuOps:
         return self._per_layer.gate(x, layer)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        out = self._buffers.product(linear.weight.shape[0])[: len(x)]
+        out, meetings = self._buffers.product(linear.weight.shape[0])[: len(x)], self.meetings
+        if meetings.is_partial(linear.weight):
+            self.products.linear(meetings.part(len(x)), x, linear, has_bias=meetings.has_rest)
+            return meetings.sum_parts(out)
         self.products.linear(out, x, linear)
         if self._lora is not None:
             self._lora.add(out, x, linear)

@@ -37,15 +37,16 @@ class GpuProducts:
     def __init__(self, deterministic: bool) -> None:
         self._deterministic = deterministic
 
-    def linear(self, out: Tensor, x: Tensor, linear: Linear) -> None:
+    def linear(self, out: Tensor, x: Tensor, linear: Linear, *, has_bias: bool = True) -> None:
         """Compute ``out = x @ weight.T + bias`` without allocating memory.
 
         Args:
             out: [rows, out].
             x: [rows, in].
             linear: the weights; a product for each part whose format differs.
+            has_bias: whether the bias is added, if there is one.
         """
-        begin, bias = 0, linear.bias
+        begin, bias = 0, linear.bias if has_bias else None
         for part in parts_of(linear.weight):
             end = begin + len_of(part)
             own = None if bias is None else bias[begin:end]

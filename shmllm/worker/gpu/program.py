@@ -23,6 +23,7 @@ from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
+from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps, call_now
@@ -116,6 +117,17 @@ class Program(Protocol):
         """
         ...
 
+    @property
+    def embeds(self) -> Tensor:
+        """Where embeddings that a prompt gives are written between `begin` and `run`, [max_tokens,
+        hidden]."""
+        ...
+
+    def begin(self) -> None:
+        """Launch the beginning of a step, or of `compute_logits`. The ranks of a group meet in it,
+        and get the tokens that rank 0 has sampled."""
+        ...
+
     def run(
         self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int
     ) -> tuple[Tensor, Tensor]:
@@ -150,6 +162,7 @@ class GpuProgram:
         device: the device.
         dispatcher: decides what to capture.
         lora: the adapters of the step; None: there are none.
+        meetings: launches the meetings of the ranks of a group; None: the process is alone.
     """
 
     def __init__(
@@ -161,13 +174,17 @@ class GpuProgram:
         device: Device,
         dispatcher: GraphDispatcher,
         lora: GpuLora | None = None,
+        meetings: NoMeetings | None = None,
     ) -> None:
+        self._meetings = meetings = meetings or NoMeetings()
+        meetings.compute(model.partial)
         self._model = model
         self._inputs = inputs
         self._buffers = buffers
         self._device = device
         self._dispatcher = dispatcher
-        self._ops = GpuOps(model.config, cache, inputs, buffers, device.torch_device, lora)
+        where = device.torch_device
+        self._ops = GpuOps(model.config, cache, inputs, buffers, where, lora, meetings)
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
         self._piecewise: dict[int, PiecewiseGraph] = {}
 
@@ -180,8 +197,10 @@ class GpuProgram:
         shapes += [descriptor for _, descriptor in self._dispatcher.captures()]
         for descriptor in shapes:
             self._inputs.idle(descriptor)
+            self.begin()
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
         for count in ROWS_OF_PRODUCTS if has_packed else ():
+            self.begin()
             self.compute_logits(self._buffers.normed[:count])  # of prompts
         self._device.synchronize()
 
@@ -204,6 +223,14 @@ class GpuProgram:
         num_bytes = max(free_bytes - self._device.free_bytes(), 0)
         return CaptureReport(time.monotonic() - began, num_bytes, num_graphs)
 
+    @property
+    def embeds(self) -> Tensor:
+        found = self._meetings.embeds
+        return self._buffers.hidden if found is None else found
+
+    def begin(self) -> None:
+        self._meetings.begin(self._inputs.last_tokens)
+
     def run(
         self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int
     ) -> tuple[Tensor, Tensor]:
@@ -223,12 +250,14 @@ class GpuProgram:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = hidden.new_empty(len(hidden), self._model.config.vocab_size)
-        return self._model.logits(GpuLogitsOps(logits, self._ops.products), hidden).float()
+        return self._model.logits(
+            GpuLogitsOps(logits, self._ops.products, self._meetings), hidden
+        ).float()
 
     def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
         logits = self._buffers.logits[: len(rows)]
-        return self._model.logits(GpuLogitsOps(logits, self._ops.products), rows)
+        return self._model.logits(GpuLogitsOps(logits, self._ops.products, self._meetings), rows)
 
     def _try_capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
         try:

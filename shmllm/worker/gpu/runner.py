@@ -16,25 +16,26 @@ import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
-from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.draft_loading import ReloadedArena, load_draft
-from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
+from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
-from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
-from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
-from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
-from shmllm.worker.gpu.program import auto_dtype, check_model
+from shmllm.worker.gpu.group import DeviceGroup
+from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, PackedStep
+from shmllm.worker.gpu.part import GpuPart
+from shmllm.worker.gpu.program import CaptureReport
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
-from shmllm.worker.gpu.step_resources import StepResources
+from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, slot_of_rows
 from shmllm.worker.gpu.transfers import PendingArrays
+from shmllm.worker.group import Kind
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
-from shmllm.worker.loaded_runner import LoadedRunner, Observe
-from shmllm.worker.loading import Progress, load_model, make_info
+from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.loading import Progress, make_info
 from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.ranked_runner import RankedRunner
+from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
 
@@ -121,6 +122,7 @@ class GpuStep:
     def result(self) -> StepResult:
         """Wait for the step, and store its tokens in the batch."""
         device_ns = self._timer.wait_ns()
+        self._runner.check_group()
         scores = [pending.result() for pending in self._prompt_scores]
         result, vectors = StepResult([]), self._pool()
         if self._sampled is not None:
@@ -150,7 +152,7 @@ class GpuStep:
         self._timer.end()
 
 
-class GpuRunner(LoadedRunner):
+class GpuRunner(RankedRunner):
     """A loaded model with its KV cache on a GPU.
 
     Args:
@@ -158,6 +160,8 @@ class GpuRunner(LoadedRunner):
         device: the GPU.
         on_load: called with (bytes read, bytes in all) while weights are read.
         on_capture: called with (sizes captured, sizes in all) while graphs are captured.
+        ranks: the other ranks; None: this process computes the whole model.
+        group: the memory of the group, if there are other ranks.
 
     Attributes:
         device: as given.
@@ -176,41 +180,35 @@ class GpuRunner(LoadedRunner):
         device: Device,
         on_load: Progress | None = None,
         on_capture: Progress | None = None,
+        ranks: Ranks | None = None,
+        group: DeviceGroup | None = None,
     ) -> None:
         began = time.monotonic()
         self.device = device
+        ranks = ranks or NoRanks(num_threads=1)
         is_drafting = config.speculative.most_drafted > 0
         overlaps = config.scheduler.async_scheduling is not False and not is_drafting
         self.max_in_flight = 2 if overlaps else 1
-        memory = DeviceMemory(device)
-        loaded = load_model(config.load, memory, auto_dtype, check_model, on_load)
-        super().__init__(config, loaded, loaded.config.embeds_scale)
-        self._dispatcher = _make_dispatcher(config)
-        draft = load_draft(config, loaded, memory, auto_dtype, check_model)
-        resources = StepResources.allocate(config, loaded, draft, device)
-        drafts = resources.drafts
+        self._part = part = GpuPart(config, device, group, on_load)
+        loaded, draft = part.loaded, part.draft
+        super().__init__(config, loaded, ranks, loaded.config.embeds_scale)
+        sizes = ranks.together(part.size_cache, "size_cache")
+        size = min(sizes, key=lambda each: each.num_blocks)
+        resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers
         self._adapters = self._lora = resources.lora
-        shape = resources.shape
-        num_captured = len(self._dispatcher.captures()) * loaded.config.num_layers
-        self.kv_groups = shape.groups
-        size = memory.size_cache(
-            config.cache,
-            shape,
-            loaded.max_model_len,
-            sum(each.weights.resident_bytes for each in (loaded, draft) if each is not None),
-            estimate_graph_bytes(num_captured + (0 if drafts is None else drafts.num_captured)),
-            resources.run_largest,
-        )
-        num_bytes = cache_bytes(shape, loaded.dtype, size.num_blocks, size.num_states)
-        kv_cache = memory.make_arena(num_bytes, "the KV cache")
-        self._cache = cache = GpuKVCache(
-            loaded.config, loaded.dtype, shape, size.num_blocks, kv_cache, size.num_states
-        )
-        self._program = resources.make_program(cache, self._dispatcher)
+        self.kv_groups = resources.shape.groups
+        self._messages = None if group is None else StepMessages(group, resources)
+        reports: list[CaptureReport] = []
+
+        def build() -> int:
+            reports.append(part.build(size, on_capture))
+            return loaded.weights.num_bytes
+
+        weight_bytes = ranks.together(build, "build", size)
+        cache, self._program, captured = part.cache, part.program, reports[0]
         with torch.inference_mode():
-            captured = self._program.capture(on_capture)
             self.sampler.warm_up(self._buffers.logits)
             self._drafter: StepDrafter | None = None
             if drafts is not None:
@@ -219,23 +217,24 @@ class GpuRunner(LoadedRunner):
                 captured += further
         self._timers = deque(StepTimer(device) for _ in range(MAX_STEPS_IN_FLIGHT))
         self._score_prompt = PromptScorer(
-            self.batch, self.sampler.scorer, self.sampler.transfers, self._program.compute_logits
+            self.batch, self.sampler.scorer, self.sampler.transfers, self._compute_logits
         )
-        self.memory = MemoryOwners(
+        own = MemoryOwners(
             self.model,
             loaded.weights,
-            kv_cache,
+            part.kv_cache,
             (self.pooler, self.masks),
-            memory,
+            part.pool,
             (self._buffers.arena, *(() if drafts is None else drafts.buffers)),
             captured.num_bytes,
             () if draft is None else (ReloadedArena(draft),),
         )
+        self.memory = ranks.owners(own)
         self.info = make_info(
             config,
             loaded,
             size,
-            shape,
+            resources.shape,
             num_threads=1,
             load_seconds=time.monotonic() - began,
             deterministic=False,
@@ -243,8 +242,10 @@ class GpuRunner(LoadedRunner):
             kv_cache_dtype=loaded.dtype_name,
             device=device.name,
             device_uuid=device.uuid,
+            num_ranks=ranks.memory.shard.size,
+            weight_bytes=sum(weight_bytes),
             async_scheduling=overlaps,
-            graphs=f"{self._dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
+            graphs=f"{part.dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
             warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
         )
 
@@ -262,24 +263,31 @@ class GpuRunner(LoadedRunner):
         timer = self._timers[0]
         timer.begin()
         self.batch.update(plan)
-        for source, target in plan.state_copies:
-            self._cache.copy_state(source, target)
+        self._part.copy_states(plan.state_copies)
         self.sampler.update(plan)
-        self.inputs.update(plan)
+        changes = self.inputs.changes_of(plan)
+        self.inputs.change_blocks(changes)
         if self._drafter is not None:
             self._drafter.draft(plan)
         inputs = self.batch.inputs(plan)
         self._prompt_embeds.update(plan)
-        self._prompt_embeds.copy_into(self._buffers.hidden, inputs.token_ids, inputs)
+        embeds = self._prompt_embeds.find(inputs.token_ids, inputs)
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         is_decode = num_tokens == num_requests
-        mode, descriptor = self._dispatcher.dispatch(
+        mode, descriptor = self._part.dispatcher.dispatch(
             num_tokens, num_requests, is_decode, plan.num_drafts
         )
-        self.inputs.send(inputs, descriptor, plan.is_repeat)
+        packed, max_query_len = PackedStep.of(inputs), 1 if is_decode else int(inputs.counts.max())
+        if self._messages is not None:
+            sizes = mode, descriptor, max_query_len
+            told = StepMessage(*sizes, packed, plan.is_repeat, changes, plan.state_copies)
+            self._ranks.memory.begin(Kind.STEP, self._messages.write(told))
+        # Copies may wait for the device, which waits for the other ranks: they know the step now.
+        self._program.begin()
+        self._prompt_embeds.copy(self._program.embeds, embeds)
+        self.inputs.launch(packed, descriptor, plan.is_repeat)
         if self._lora is not None and not plan.is_repeat:
             self._lora.send([request.adapter for request in plan.requests], inputs.counts)
-        max_query_len = 1 if is_decode else int(inputs.counts.max())
         hidden, logits = self._program.run(mode, descriptor, max_query_len)
         scores = [self._score_prompt(hidden, inputs, wanted) for wanted in plan.prompt_scores]
         states = None
@@ -287,22 +295,23 @@ class GpuRunner(LoadedRunner):
             states = self.sampler.transfers.fetch(hidden[:num_tokens].float())
         return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states)
 
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
+        """As `Program.compute_logits`, for hidden states of the last step, on all ranks."""
+        if self._messages is not None:
+            first = hidden.data_ptr() - self._buffers.normed.data_ptr()
+            row_bytes = hidden.shape[1] * hidden.itemsize
+            slot = slot_of_rows(first // row_bytes, len(hidden))
+            self._ranks.memory.begin(Kind.SCORING, slot)
+        self._program.begin()
+        return self._program.compute_logits(hidden)
+
+    def check_group(self) -> None:
+        """Raise if the group has ended: what the step has computed is undefined then."""
+        self._ranks.memory.check()
+
     def follow(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, counts: Sequence[int] | None
     ) -> None:
         """Let the model that drafts see a step, if there is one; see `StepDrafter.follow`."""
         if self._drafter is not None:
             self._drafter.follow(plan, inputs, hidden, counts)
-
-
-def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
-    graphs, scheduler = config.graphs, config.scheduler
-    is_ours = config.load.model_impl != "transformers"
-    return GraphDispatcher(
-        graphs.effective_mode if is_ours else CudaGraphMode.NONE,
-        graphs.capture_sizes,
-        scheduler.max_num_seqs,
-        scheduler.max_num_batched_tokens,
-        graphs.max_capture_size,
-        config.max_drafts,
-    )

@@ -6,7 +6,7 @@ captured graphs contain them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +22,7 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_model import DraftModelResources
 from shmllm.worker.gpu.draft_resources import DraftResources
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
+from shmllm.worker.gpu.group import DeviceGroup, GpuMeetings, NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.multi_token_prediction import FurtherResources
@@ -48,6 +49,7 @@ class StepResources:
         lora: the adapters of a step; None: there are none.
         has_processors: whether there are custom logits processors.
         drafts: the objects that compute the steps of a model that drafts; None: no model does.
+        meetings: the meetings of the ranks of a group. Only rank 0 samples.
     """
 
     loaded: LoadedModel
@@ -61,10 +63,16 @@ class StepResources:
     lora: GpuLora | None = None
     has_processors: bool = False
     drafts: DraftResources | None = None
+    meetings: NoMeetings = field(default_factory=NoMeetings)
 
     @classmethod
     def allocate(
-        cls, config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None, device: Device
+        cls,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        draft: LoadedModel | None,
+        device: Device,
+        group: DeviceGroup | None = None,
     ) -> StepResources:
         """Make the objects for the largest step that the scheduler's limits allow.
 
@@ -73,6 +81,10 @@ class StepResources:
             loaded: the model.
             draft: the model that drafts for it; None: there is none.
             device: the device.
+            group: the group of which this process is a rank; None: it is alone.
+
+        Raises:
+            EngineStartError: the ranks cannot share memory of their devices.
         """
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
@@ -119,6 +131,9 @@ class StepResources:
             _make_lora(config, loaded, device) if config.lora.enable_lora else None,
             bool(config.plugins.logits_processors),
             made,
+            NoMeetings()
+            if group is None
+            else GpuMeetings(group, model, loaded.dtype, *sizes, device),
         )
 
     def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> Program:
@@ -126,7 +141,7 @@ class StepResources:
         model = self.loaded.model
         common = cache, self.inputs, self.buffers, self.device
         if isinstance(model, DecoderModel):
-            return GpuProgram(model, *common, dispatcher, self.lora)
+            return GpuProgram(model, *common, dispatcher, self.lora, self.meetings)
         # It imports transformers, which takes seconds.
         from shmllm.models.transformers_impl.model import TransformersModel
         from shmllm.worker.gpu.transformers_program import GpuTransformersProgram
@@ -150,11 +165,17 @@ class StepResources:
         program = self.make_program(cache, GraphDispatcher(CudaGraphMode.NONE, None, rows, tokens))
         largest = BatchDescriptor(tokens, rows, uniform=False, num_drafts=drafts)
         self.inputs.idle(largest)
+        program.begin()
         hidden, logits = program.run(CudaGraphMode.NONE, largest, tokens)
-        self.sampler.warm_up(logits)
         scorer = self.sampler.scorer
+        if not self.meetings.has_rest:
+            program.begin()
+            program.compute_logits(hidden[: scorer.rows_at_once])
+            return
+        self.sampler.warm_up(logits)
         # If all rows ask, no row is copied to leave out others.
         scorer.run_largest(logits, max(len(logits) - 1, 1), self.max_logprobs)
+        program.begin()
         of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
         scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
         del of_prompt

@@ -60,6 +60,13 @@ class GpuTransformersProgram:
         self._device.synchronize()
         return CaptureReport(time.monotonic() - began, 0, 0)
 
+    @property
+    def embeds(self) -> Tensor:
+        return self._buffers.hidden
+
+    def begin(self) -> None:
+        pass
+
     def run(
         self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int
     ) -> tuple[Tensor, Tensor]:

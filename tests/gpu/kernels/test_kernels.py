@@ -7,6 +7,7 @@ from conformance.attention_tiles import AttentionTilesConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
+from conformance.group_kernels import GroupConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.lora_kernels import LoraConformance
 from conformance.mamba_kernels import MambaConformance
@@ -36,6 +37,10 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestExpertLora(ExpertLoraConformance):
+    pass
+
+
+class TestGroup(GroupConformance):
     pass
 
 

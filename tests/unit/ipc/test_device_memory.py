@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import inspect
+import mmap
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,15 @@ def test_a_handle_is_refused_in_its_own_process_and_after_the_end_of_its_memory(
     exported.close()
     with pytest.raises(DeviceMemoryError, match="cuIpcOpenMemHandle failed"):
         engine.open(exported.handle, SIZE, HOST)
+
+
+def test_a_gpu_reads_a_word_of_the_host(gpu):
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    words = torch.frombuffer(pages, dtype=torch.int64)
+    word = words[mmap.PAGESIZE // 8 + 16 :][:1]
+    mapped = CudaSharing(gpu[0]).map_host(word.data_ptr(), 8, HOST).view(torch.int64)
+    word[0] = 7
+    assert mapped.tolist() == [7]
 
 
 def test_a_size_beyond_the_end_of_the_memory_is_refused(gpu):

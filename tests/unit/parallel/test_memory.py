@@ -14,11 +14,12 @@ import pytest
 from support.waiting import join_all, wait_until
 
 from shmllm.errors import SegmentError
-from shmllm.parallel.memory import MOST_RANKS, GroupMemory
-from shmllm.parallel.rank import WAIT_POLICY, serve
+from shmllm.parallel.memory import MOST_RANKS, NUM_KINDS, GroupMemory
+from shmllm.parallel.rank import serve
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.cpu.group import Kind
 from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.group import Kind
+from shmllm_kernels.cpu.group import AwaitMore
 
 # How long a test looks whether something does not happen.
 LOOK_S = 0.1
@@ -42,6 +43,7 @@ class Group:
     def __init__(self) -> None:
         self.first = GroupMemory.create(2, is_pipeline=False)
         self.second = GroupMemory(os.dup(self.first.fd), 1, 2, is_pipeline=False)
+        self.second.look = AwaitMore(self.second.step.ctypes.data)
         self.server: Any = FakeServer()
         self.commands, theirs = Pipe()
         self.thread = start(lambda: serve(self.server, self.second, theirs, theirs))
@@ -115,7 +117,7 @@ def test_a_command_is_left_before_its_reply_comes(group: Group) -> None:
     group.server.go.set()
     group.server.answer = lambda: 5
     group.first.begin(Kind.COMMAND)
-    group.commands.send(("answer", ()))
+    group.commands.send(("answer", (), {}))
     assert group.commands.recv() == (True, 5, "")
     group.first.settle()
 
@@ -140,7 +142,7 @@ def test_the_words_of_all_ranks_lie_apart() -> None:
     settling = start(first.settle)
     for other in others:
         assert settling.is_alive()
-        assert other.next_step(other.waiter(WAIT_POLICY)) == (Kind.SCORING, 0)
+        assert other.next_step(other.waiter()) == (Kind.SCORING, 0)
         other.has_left()
     join_all([settling])
     for memory in (*others, first):
@@ -155,3 +157,70 @@ def test_a_rank_that_asks_for_another_array_than_rank_0_is_refused(group: Group)
     for wrong in ((4,), (3, 1)):
         with pytest.raises(SegmentError, match="rank 0 has"):
             GroupMemory.array(group.second, "others", *wrong)
+
+
+@pytest.fixture
+def ranks() -> Iterator[tuple[GroupMemory, GroupMemory]]:
+    first = GroupMemory.create(2)
+    second = GroupMemory(os.dup(first.fd), 1, 2, is_pipeline=False)
+    yield first, second
+    second.close()
+    first.close()
+
+
+def test_a_rank_gets_all_steps_in_their_order(ranks: tuple[GroupMemory, GroupMemory]) -> None:
+    first, second = ranks
+    waiter = second.waiter()
+    begun = [(Kind(1 + n % 3), n) for n in range(NUM_KINDS)]
+    for kind, slot in begun:
+        first.begin(kind, slot)
+    assert [second.next_step(waiter) for _ in begun] == begun
+
+
+def test_no_step_is_overwritten_before_a_rank_has_left_it(
+    ranks: tuple[GroupMemory, GroupMemory],
+) -> None:
+    first, second = ranks
+    waiter = second.waiter()
+    for slot in range(NUM_KINDS):
+        first.begin(Kind.STEP, slot)
+    further = threading.Thread(target=first.begin, args=(Kind.SCORING, NUM_KINDS))
+    further.start()
+    further.join(0.05)
+    assert further.is_alive()
+    assert second.next_step(waiter) == (Kind.STEP, 0)
+    second.has_left()
+    further.join(5)
+    assert not further.is_alive()
+    found = [second.next_step(waiter) for _ in range(NUM_KINDS)]
+    assert found[0] == (Kind.STEP, 1)
+    assert found[-1] == (Kind.SCORING, NUM_KINDS)
+
+
+def test_the_end_of_the_group_ends_the_wait_for_a_place(
+    ranks: tuple[GroupMemory, GroupMemory],
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("rank 1 has ended")
+
+    first, _ = ranks
+    first.on_check = fail
+    for slot in range(NUM_KINDS):
+        first.begin(Kind.STEP, slot)
+    first.end()
+    with pytest.raises(RuntimeError, match="rank 1 has ended"):
+        first.begin(Kind.STEP)
+
+
+def test_other_ranks_find_arrays_whose_places_they_know(
+    ranks: tuple[GroupMemory, GroupMemory],
+) -> None:
+    first, second = ranks
+    first.array("numbers", 3)[1] = 7
+    with pytest.raises(SegmentError, match="rank 0 has no 'numbers'"):
+        second.found("numbers")
+    second.places.update(first.new_places())
+    assert second.found("numbers").tolist() == [0, 7, 0]
+    first.array("more", 2)
+    assert list(first.new_places()) == ["more"]
+    assert first.new_places() == {}

@@ -63,6 +63,7 @@ def parts() -> dict[str, Any]:
             "torch.mm": {"1": {"us": 10.0, "bytes_per_s": 3.36e12}},
             "int4": {"1": {"us": 4.0, "bytes_per_s": 2.36e12, "times": 2.5}},
         }}),
+        "ranks": part(sums={"16": {"us": 5.25, "nccl_us": 21.5}}),
         "transformers-8b": part(generate={"64": theirs}),
     }  # fmt: skip
 
@@ -162,6 +163,7 @@ def test_the_record_and_its_table(parts, tmp_path):
     assert "| Llama-3.1-8B | 16 | 0.8 | 1.5 | not measured |" in text
     assert "| matrix | weights | 1 rows GB/s | 1 rows, times torch |" in text
     assert "| 8192 x 2048 | int4 | 2360 | 2.5 |" in text
+    assert "| rows | us | NCCL us |\n| --- | --- | --- |\n| 16 | 5.25 | 21.5 |" in text
     assert "- `tests::x`: AssertionError: | 3" in text
     assert "| engine-1b | failed | 1 | RuntimeError: no |" in text
 
@@ -207,8 +209,8 @@ def test_kernels_are_compiled_before_an_engine_is_timed():
 
 def test_what_helps_to_mend_comes_before_what_does_not():
     names = [part.name.partition("-")[0] for part in select([])]
-    order = ["first", "environment", "compile", "engine", "tests", "kernels", "packed", "tune"]
-    assert list(dict.fromkeys(names)) == [*order, "transformers", "ablations"]
+    order = ["first", "environment", "compile", "engine", "tests", "kernels", "packed", "ranks"]
+    assert list(dict.fromkeys(names)) == [*order, "tune", "transformers", "ablations"]
 
 
 def test_each_part_fits_into_a_command_of_ten_minutes():

@@ -40,3 +40,13 @@ def test_a_gpu_s_runner_loads_no_module_of_a_cpu_s():
     assert modules >= GPU_ONLY
     assert not modules & CPU_ONLY
     assert "transformers" not in modules
+
+
+def test_a_rank_loads_only_the_modules_of_its_device():
+    (modules,) = modules_after_importing("shmllm.parallel.gpu_rank")
+    assert modules >= GPU_ONLY
+    assert not modules & CPU_ONLY
+    before, modules = modules_after_importing("shmllm.parallel.rank", "shmllm.parallel.cpu_rank")
+    assert not before & (CPU_ONLY | GPU_ONLY)
+    assert modules >= CPU_ONLY
+    assert not modules & GPU_ONLY

@@ -11,9 +11,10 @@ from support.variants import slow
 from shmllm import LLM
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig
 from shmllm.config.graphs import GraphConfig
+from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.gpu import device as gpu_device
-from shmllm.worker.make_runner import choose_device, options_ignored_on_cpu
+from shmllm.worker.make_runner import check_gpus, choose_device, make_runner, options_ignored_on_cpu
 
 
 @pytest.fixture
@@ -53,6 +54,32 @@ def test_a_requested_gpu_that_cannot_be_used_is_an_error_with_the_reason(machine
 def test_auto_ignores_a_gpu_that_cannot_be_used_with_a_warning(machine):
     machine(1, "it is too old")
     assert choose_device("auto") == (None, "the GPU is not used: it is too old")
+
+
+@pytest.mark.parametrize(("count", "index", "found"), [(1, 0, 1), (3, 2, 1), (0, 0, 0)])
+def test_fewer_gpus_than_ranks_are_refused_with_their_number(machine, count, index, found):
+    machine(count)
+    wanted = f"needs 2 GPUs from cuda:{index} on, one for each rank, and CUDA finds {found}; "
+    with pytest.raises(EngineStartError, match=wanted):
+        check_gpus("tensor_parallel_size 2", index, 2)
+
+
+def test_gpus_that_cannot_meet_are_refused(machine, monkeypatch):
+    machine(4)
+    monkeypatch.setattr(
+        gpu_device, "find_link_problem", lambda indices: f"{list(indices)} have no link"
+    )
+    with pytest.raises(EngineStartError, match=r"size 2: \[1, 2\] have no link; leave the option"):
+        check_gpus("tensor_parallel_size 2", 1, 2)
+
+
+def test_a_pipeline_is_for_cpus(machine):
+    machine(2)
+    config = EngineConfig(
+        LoadConfig("m"), device="cuda", parallel=ParallelConfig(pipeline_parallel_size=2)
+    )
+    with pytest.raises(EngineStartError, match="pipeline_parallel_size 2 is for the CPU"):
+        make_runner(config)
 
 
 def test_options_for_gpus_have_a_warning_on_a_cpu():

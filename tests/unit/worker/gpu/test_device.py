@@ -16,7 +16,7 @@ import torch
 
 from shmllm.errors import EngineStartError
 from shmllm.worker.gpu import device as module
-from shmllm.worker.gpu.device import CudaDevice, find_cuda_problem
+from shmllm.worker.gpu.device import CudaDevice, find_cuda_problem, find_link_problem
 
 
 def like(real):
@@ -332,3 +332,35 @@ def test_a_gpu_without_enough_memory_gets_no_arena(cuda, monkeypatch):
     monkeypatch.setattr(module, "CudaArena", refuse)
     with pytest.raises(EngineStartError, match="no memory"):
         CudaDevice().make_arena(100, "a test")
+
+
+class FakeLinks:
+    """The part of the CUDA driver that knows links: GPUs of one pair have one, and can map the
+    memory of one more."""
+
+    CUdevice_P2PAttribute = SimpleNamespace(
+        CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED=2,
+        CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED=3,
+    )
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+
+    def cuDeviceGetP2PAttribute(self, kind, one, other):
+        if {one, other} == {1, 2}:
+            return 0, 1
+        return 0, int(kind == 2 and {one, other} == {2, 3})
+
+
+def test_gpus_with_a_link_can_meet():
+    assert find_link_problem([1, 2], FakeLinks()) == ""
+
+
+@pytest.mark.parametrize(
+    ("indices", "problem"),
+    [
+        ([0, 1], "cuda:0 cannot map the memory of cuda:1, which NVLink allows"),
+        ([2, 3], "cuda:2 cannot change memory atomically on cuda:3, which NVLink allows"),
+        ([1, 2, 3], "cuda:1 cannot map the memory of cuda:3, which NVLink allows"),
+    ],
+)
+def test_gpus_without_a_link_are_named(indices, problem):
+    assert find_link_problem(indices, FakeLinks()) == problem

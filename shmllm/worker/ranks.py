@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from shmllm.models.fields import Fields
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.group import Alone, CpuGroup
-from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
+from shmllm.worker.group import Alone, Group
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
+
+if TYPE_CHECKING:
+    from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
 
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ class Ranks(Protocol):
     """
 
     @property
-    def memory(self) -> CpuGroup: ...
+    def memory(self) -> Group: ...
 
     num_threads: int
 
@@ -49,6 +51,10 @@ class Ranks(Protocol):
         Raises:
             Exception: what `own` raised, or else the first of the others.
         """
+
+    def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        """As `everywhere`, where all wait for each other: if one raises, the group ends, so that
+        none waits for ever."""
 
     def call(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
         """See `LoadedRunner.everywhere`."""
@@ -88,6 +94,9 @@ class NoRanks:
         return 0
 
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
+        return [own()]
+
+    def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         return [own()]
 
     def call(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:

@@ -1,0 +1,77 @@
+"""The part of a model that a rank other than 0 computes on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from shmllm.config.engine import EngineConfig
+from shmllm.parallel.gpu_memory import GpuGroupMemory
+from shmllm.worker.gpu.device import CudaDevice, Device
+from shmllm.worker.gpu.part import GpuPart
+from shmllm.worker.gpu.step_messages import StepMessages
+from shmllm.worker.group import Kind
+from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.loading import LoadedModel
+from shmllm.worker.memory import CacheSize
+from shmllm.worker.memory_owners import MemoryOwners
+
+make_device: Callable[[int], Device] = CudaDevice
+"""Makes the device of an index; tests replace it."""
+
+
+def make_gpu_part(
+    config: EngineConfig, memory_fd: int, rank: int, size: int
+) -> tuple[GpuGroupMemory, GpuRankPart]:
+    """Load a rank's part of a model.
+
+    Args:
+        config: the configuration of the engine, with this rank's device.
+        memory_fd, rank, size: see `GroupMemory`.
+
+    Raises:
+        EngineStartError: see `GpuPart`; or there is no such GPU.
+    """
+    memory = GpuGroupMemory(memory_fd, rank, size)
+    device = make_device(int(config.device.partition(":")[2]))
+    return memory, GpuRankPart(GpuPart(config, device, memory), memory)
+
+
+class GpuRankPart:
+    """See `rank.RankPart`.
+
+    Args:
+        part: the part.
+        memory: the memory of the group.
+    """
+
+    lora = None
+
+    def __init__(self, part: GpuPart, memory: GpuGroupMemory) -> None:
+        self._part = part
+        self._memory = memory
+        self.torch_device: torch.device = part.device.torch_device
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self._part.loaded
+
+    def size_cache(self) -> CacheSize:
+        return self._part.size_cache()
+
+    def build(self, size: CacheSize) -> MemoryOwners:
+        part = self._part
+        self._messages = StepMessages(self._memory, part.resources)
+        report = part.build(size)
+        part.device.synchronize()
+        loaded, buffers = part.loaded, [part.resources.buffers.arena]
+        return MemoryOwners(
+            loaded.model, loaded.weights, part.kv_cache, (), part.pool, buffers, report.num_bytes
+        )
+
+    def play(self, kind: Kind, slot: int) -> None:
+        self._part.follow(self._messages, kind, slot)
+
+    def observe(self, observe: Observe | None) -> None:
+        """Do nothing: torch's profiler records a GPU's kernels by itself."""

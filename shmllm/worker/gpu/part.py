@@ -1,0 +1,139 @@
+"""The part of a model that a process computes on a GPU: its weights, its KV cache and its program.
+
+A process that is no rank of a group computes the whole model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shmllm.config.engine import EngineConfig
+from shmllm.config.graphs import CudaGraphMode
+from shmllm.worker.arena import Arena
+from shmllm.worker.draft_loading import load_draft
+from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
+from shmllm.worker.gpu.group import DeviceGroup
+from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
+from shmllm.worker.gpu.program import CaptureReport, Program, auto_dtype, check_model
+from shmllm.worker.gpu.step_messages import StepMessages, rows_of_slot
+from shmllm.worker.gpu.step_resources import StepResources
+from shmllm.worker.group import Kind
+from shmllm.worker.loading import Progress, load_model
+from shmllm.worker.memory import CacheSize
+
+
+class GpuPart:
+    """
+    Args:
+        config: the engine's configuration.
+        device: the GPU.
+        group: the group of which this process is a rank; None: it is alone.
+        on_load: called with (bytes read, bytes in all) while weights are read.
+
+    Attributes:
+        device: as given.
+        pool: the device's memory.
+        loaded: the model, or the part of it.
+        draft: the model that drafts, or None.
+        dispatcher: decides which graphs there are, the same on all ranks.
+        resources: the objects that compute steps, after `size_cache`.
+        kv_cache: the arena of the KV cache, after `build`, as the following.
+        cache: the KV cache.
+        program: computes steps.
+
+    Raises:
+        EngineStartError: the model cannot be loaded or divided, does not fit into the memory, or
+            has no kernels for a GPU.
+    """
+
+    resources: StepResources
+    kv_cache: Arena
+    cache: GpuKVCache
+    program: Program
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        device: Device,
+        group: DeviceGroup | None = None,
+        on_load: Progress | None = None,
+    ) -> None:
+        self._config = config
+        self._group = group
+        self.device = device
+        self.pool = DeviceMemory(device)
+        divide = None if group is None else group.divide
+        load = config.load
+        self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_load, divide)
+        self.dispatcher = _make_dispatcher(config)
+        self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
+
+    def size_cache(self) -> CacheSize:
+        """Make the objects that compute steps, and return the size of the KV cache that fits. All
+        ranks of a group do this at the same time."""
+        loaded, draft = self.loaded, self.draft
+        self.resources = resources = StepResources.allocate(
+            self._config, loaded, draft, self.device, self._group
+        )
+        num_captured = len(self.dispatcher.captures()) * loaded.config.num_layers
+        if resources.drafts is not None:
+            num_captured += resources.drafts.num_captured
+        return self.pool.size_cache(
+            self._config.cache,
+            resources.shape,
+            loaded.max_model_len,
+            sum(each.weights.resident_bytes for each in (loaded, draft) if each is not None),
+            estimate_graph_bytes(num_captured),
+            resources.run_largest,
+        )
+
+    def build(self, size: CacheSize, on_capture: Progress | None = None) -> CaptureReport:
+        """Make the KV cache and the program, and capture its graphs. All ranks of a group do this
+        at the same time.
+
+        Args:
+            size: the size of the cache.
+            on_capture: called with (sizes captured, sizes in all).
+        """
+        loaded, shape = self.loaded, self.resources.shape
+        num_bytes = cache_bytes(shape, loaded.dtype, size.num_blocks, size.num_states)
+        self.kv_cache = self.pool.make_arena(num_bytes, "the KV cache")
+        self.cache = GpuKVCache(
+            loaded.config, loaded.dtype, shape, size.num_blocks, self.kv_cache, size.num_states
+        )
+        self.program = self.resources.make_program(self.cache, self.dispatcher)
+        with torch.inference_mode():
+            return self.program.capture(on_capture)
+
+    def copy_states(self, copies: list[tuple[int, int]]) -> None:
+        """Launch the copies of blocks of states, each from one to another."""
+        for source, target in copies:
+            self.cache.copy_state(source, target)
+
+    @torch.inference_mode()
+    def follow(self, messages: StepMessages, kind: Kind, slot: int) -> None:
+        """Launch this rank's part of a step, or of a scoring, that rank 0 has begun."""
+        self.program.begin()
+        if kind is Kind.SCORING:
+            self.program.compute_logits(self.resources.buffers.normed[rows_of_slot(slot)])
+            return
+        step, inputs = messages.read(slot), self.resources.inputs
+        inputs.change_blocks(step.changes)
+        self.copy_states(step.state_copies)
+        inputs.launch(step.packed, step.descriptor, step.is_repeat)
+        self.program.run(step.mode, step.descriptor, step.max_query_len)
+
+
+def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
+    graphs, scheduler = config.graphs, config.scheduler
+    is_ours = config.load.model_impl != "transformers"
+    return GraphDispatcher(
+        graphs.effective_mode if is_ours else CudaGraphMode.NONE,
+        graphs.capture_sizes,
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        graphs.max_capture_size,
+        config.max_drafts,
+    )

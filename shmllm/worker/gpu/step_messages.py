@@ -1,0 +1,122 @@
+"""What rank 0 tells the other ranks of a step on GPUs, in memory that all share.
+
+Two steps may be under way, and each has a slot. Rank 0 writes a slot again when it has taken the
+result of the step before the last one. That step had met all ranks on the device, so all have read
+its slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from shmllm.config.graphs import CudaGraphMode
+from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, BlockChanges, PackedStep, packed_numbers
+from shmllm.worker.gpu.step_resources import StepResources
+from shmllm.worker.group import SharedArrays
+from shmllm_kernels.reference.step import StepSizes
+
+NUM_SCORED_BITS = 31
+_MODES = list(CudaGraphMode)
+NUMBERS = 16
+"""The number of int64 of a step besides its arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMessage:
+    """A step.
+
+    Attributes:
+        mode, descriptor, max_query_len: see `program.Program.run`.
+        packed: its inputs.
+        is_repeat: see `GpuInputs.launch`.
+        changes: the changed entries of the block tables.
+        state_copies: the blocks of states to copy first, each a source and a target.
+    """
+
+    mode: CudaGraphMode
+    descriptor: BatchDescriptor
+    max_query_len: int
+    packed: PackedStep
+    is_repeat: bool
+    changes: BlockChanges
+    state_copies: list[tuple[int, int]]
+
+
+class StepMessages:
+    """The slots, in one rank.
+
+    Args:
+        arrays: the memory of the group.
+        resources: the objects that compute steps, which have the same sizes on all ranks.
+    """
+
+    def __init__(self, arrays: SharedArrays, resources: StepResources) -> None:
+        num_groups, num_rows, width = resources.inputs.block_tables.shape
+        sizes = len(resources.buffers.hidden), num_rows, len(resources.buffers.logits)
+        num_packed = packed_numbers(num_groups, *sizes)
+        num_entries = num_groups * num_rows * width
+        slots = MAX_STEPS_IN_FLIGHT
+        self._next = 0
+
+        def array(name: str, *shape: int, dtype: str = "int64") -> npt.NDArray[Any]:
+            return arrays.array(f"steps: {name}", slots, *shape, dtype=dtype)
+
+        self._numbers: LongArray = array("numbers", NUMBERS)
+        self._packed: LongArray = array("inputs", num_packed)
+        self._indices: LongArray = array("changed entries", num_entries)
+        self._block_ids: IntArray = array("blocks", num_entries, dtype="int32")
+        self._copies: LongArray = array("copied states", 2 * num_rows, 2)
+
+    def write(self, step: StepMessage) -> int:
+        """Write a step. Returns its slot."""
+        slot, self._next = self._next, (self._next + 1) % MAX_STEPS_IN_FLIGHT
+        descriptor, packed, changes = step.descriptor, step.packed, step.changes
+        copies = step.state_copies
+        numbers = [
+            _MODES.index(step.mode),
+            *(descriptor.num_tokens, descriptor.num_reqs),
+            *(int(descriptor.uniform), descriptor.num_drafts),
+            *(step.max_query_len, int(step.is_repeat)),
+            *packed.sizes,
+            *(len(packed.numbers), int(packed.has_embeds)),
+            *(len(changes.indices), len(copies)),
+        ]
+        self._numbers[slot, : len(numbers)] = numbers
+        self._packed[slot, : len(packed.numbers)] = packed.numbers
+        self._indices[slot, : len(changes.indices)] = changes.indices
+        self._block_ids[slot, : len(changes.indices)] = changes.block_ids
+        if copies:
+            self._copies[slot, : len(copies)] = copies
+        return slot
+
+    def read(self, slot: int) -> StepMessage:
+        """Return the step of a slot, whose arrays are views of it."""
+        mode, tokens, requests, uniform, drafts, longest, is_repeat, *rest = self._numbers[
+            slot
+        ].tolist()
+        sizes, (num_packed, has_embeds, num_changes, num_copies) = rest[:3], rest[3:7]
+        return StepMessage(
+            _MODES[mode],
+            BatchDescriptor(tokens, requests, bool(uniform), drafts),
+            longest,
+            PackedStep(self._packed[slot, :num_packed], StepSizes(*sizes), bool(has_embeds)),
+            bool(is_repeat),
+            BlockChanges(self._indices[slot, :num_changes], self._block_ids[slot, :num_changes]),
+            [(source, target) for source, target in self._copies[slot, :num_copies].tolist()],
+        )
+
+
+def slot_of_rows(first: int, count: int) -> int:
+    """Return the slot of a scoring: which hidden states of the step before it are scored."""
+    return first << NUM_SCORED_BITS | count
+
+
+def rows_of_slot(slot: int) -> slice:
+    """Return the rows of `slot_of_rows`."""
+    first = slot >> NUM_SCORED_BITS
+    return slice(first, first + (slot & ((1 << NUM_SCORED_BITS) - 1)))

@@ -1,0 +1,318 @@
+"""Two ranks, each with a fake GPU in a process of its own, compute what one computes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance.gpu_drafts import MIXED, ScriptedDrafter, draft_with, drafting_config
+from conformance.gpu_engine import (
+    PROMPTS,
+    SCALE,
+    SHAPE,
+    DeviceMemorySharing,
+    Engine,
+    EngineCalls,
+    assert_same_logprobs,
+    expected,
+    make_config,
+)
+from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
+from conformance.gpu_program import VARIANTS
+from support.fake_gpu import FakeGpu
+from support.fake_gpu_sharing import FakeGpuSharing
+from support.model_helpers import reference_model, save
+from support.variants import slow
+
+from shmllm.config.engine import EngineConfig
+from shmllm.config.parallel import ParallelConfig
+from shmllm.errors import EngineStartError
+from shmllm.frontend.weight_push import WeightPush
+from shmllm.parallel import rank_process
+from shmllm.parallel.gpu_memory import GpuGroupMemory
+from shmllm.parallel.rank_process import RankDeadError
+from shmllm.wire.messages import Method
+from shmllm.worker import make_runner
+from shmllm.worker.gpu import device, group
+
+TESTS = Path(__file__).resolve().parents[3]
+KV_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+class RankedEngine(Engine):
+    """An engine whose ranks have fake GPUs."""
+
+    def __init__(self, config: EngineConfig, size: int = 2) -> None:
+        config = replace(config, parallel=ParallelConfig(size))
+        self.use(config, make_runner._make_gpu_runner(config, 0, None, None))
+
+
+@pytest.fixture(autouse=True)
+def _fake_ranks(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_runner, "check_gpus", lambda option, index, size: None)
+    monkeypatch.setattr(device, "CudaDevice", lambda index: gpu_device)
+    monkeypatch.setattr(rank_process, "RANK_MODULE", "support.fake_gpu_rank")
+    monkeypatch.setattr(GpuGroupMemory, "make_sharing", FakeGpuSharing)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    made = reference_model("llama", SCALE, **SHAPE | KV_HEADS)
+    return made, save(made, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., RankedEngine]]:
+    engines = []
+
+    def start(config: EngineConfig, **options: Any) -> RankedEngine:
+        engines.append(RankedEngine(config, **options))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.runner.close()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the directory of a model of a family."""
+
+    @cache
+    def make_family(family: str) -> Path:
+        made = reference_model(family, SCALE, **PROGRAM_SHAPE | VARIANTS[family])
+        return save(made, tmp_path_factory.mktemp(family))
+
+    return make_family
+
+
+def ask_everything(engine: Engine) -> None:
+    """Requests of all kinds, in steps with chunks of prompts and decodes."""
+    hidden = engine.runner.model.config.hidden_size
+    embeds = torch.randn(5, hidden, generator=torch.Generator().manual_seed(2))
+    engine.add(0, PROMPTS[0], logprobs=3, prompt_logprobs=2)
+    engine.add(1, PROMPTS[1], temperature=0.9, seed=7, max_tokens=6)
+    engine.add(2, PROMPTS[2], repetition_penalty=1.7, temperature=1.1, top_k=9, seed=3)
+    engine.add(3, [0] * 5, embeds=embeds)
+    engine.run()
+
+
+FAMILIES = [
+    "qwen2_moe",
+    *map(slow, ("llama", "gpt2", "gpt_oss", "qwen3_next", "deepseek_v3", "gemma4", "mamba2")),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_equal_one(
+    saved: Callable[[str], Path], make: Any, gpu_device: FakeGpu, family: str
+) -> None:
+    config = make_config(saved(family), budget=16)
+    config = replace(config, cache=replace(config.cache, memory_bytes=2**21))
+    engines = make(config), Engine(config, gpu_device)
+    for engine in engines:
+        ask_everything(engine)
+    ours, alone = engines
+    assert ours.tokens == alone.tokens
+    assert alone.logprobs.keys() == {0}
+    assert_same_logprobs(ours, alone)
+    mine, theirs = (
+        np.concatenate([part.logprobs for part in engine.prompt_logprobs[0]]) for engine in engines
+    )
+    assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "mode", ["FULL_AND_PIECEWISE", *map(slow, ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY"))]
+)
+def test_greedy_tokens_equal_those_of_transformers(
+    llama: Any, make: Any, gpu_device: FakeGpu, mode: str
+) -> None:
+    reference, directory = llama
+    engine = make(make_config(directory, mode=mode))
+    info = engine.runner.info
+    assert info.tensor_parallel_size == 2
+    assert info.num_parameters == sum(each.numel() for each in reference.parameters())
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(number, prompt)
+    engine.run()
+    wanted = [expected(reference, prompt, 4) for prompt in PROMPTS]
+    assert [engine.tokens[number] for number in range(len(PROMPTS))] == wanted
+    assert ("graph" in gpu_device.launched) == (mode != "NONE")
+
+
+def test_a_decode_step_meets_the_others_once_outside_of_its_graph(
+    llama: Any, make: Any, gpu_device: FakeGpu
+) -> None:
+    engine = make(make_config(llama[1]))
+    engine.add(0, [5], temperature=0.7, max_tokens=9)
+    engine.add(1, [7], max_tokens=9)
+    for _ in range(5):
+        engine.step()
+    gpu_device.may_wait = False
+    gpu_device.launched.clear()
+    engine.step()
+    assert gpu_device.launched == [
+        *("copy", "_sum_parts"),
+        *("copy ahead", "_unpack_step", "graph"),
+        *("summarise_chunks", "choose_tokens", "copy"),
+    ]
+    gpu_device.may_wait = True
+    engine.run()
+
+
+@pytest.mark.parametrize("large_bytes", [slow(group.LARGE_BYTES), 4 * 32 * 4])
+def test_four_ranks_equal_transformers(
+    llama: Any,
+    make: Any,
+    gpu_device: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    large_bytes: int,
+) -> None:
+    """They share two key-value heads, 97 tokens have no equal parts, and sums of four tokens and
+    more are divided."""
+    monkeypatch.setattr(group, "LARGE_BYTES", large_bytes)
+    monkeypatch.setenv("LARGE_BYTES", str(large_bytes))
+    reference, directory = llama
+    engine = make(make_config(directory, mode="NONE"), size=4)
+    gpu_device.launched.clear()
+    engine.add(0, PROMPTS[0])
+    engine.run()
+    assert engine.tokens[0] == expected(reference, PROMPTS[0], 4)
+    num_gathers = 4  # of logits
+    is_divided = gpu_device.launched.count("_meet") > num_gathers
+    assert is_divided == (large_bytes == 4 * 32 * 4)
+
+
+def test_other_requests_do_not_change_a_requests_tokens(llama: Any, make: Any) -> None:
+    """Preemption, an abort and a prefix-cache hit, while steps overlap."""
+    reference, directory = llama
+    prompts = {0: [5] * 9, 1: [9, 8, 7, 6], 2: [11] * 7, 3: [5] * 9 + [4]}
+    engine = make(make_config(directory, num_blocks=5, num_seqs=3))
+    assert engine.runner.max_in_flight == 2
+    for number in range(3):
+        engine.add(number, prompts[number], max_tokens=8)
+    for _ in range(4):
+        engine.step()
+    engine.core.abort(0, [2])
+    engine.add(3, prompts[3], max_tokens=5)
+    engine.run()
+    for number, count in ((0, 8), (1, 8), (3, 5)):
+        assert engine.tokens[number] == expected(reference, prompts[number], count)
+    assert engine.core.scheduler.stats.prefix_hit_tokens > 0
+
+
+def test_graphs_work_after_sleep_and_with_new_weights(llama: Any, make: Any) -> None:
+    reference, directory = llama
+    engine = make(make_config(directory, num_seqs=2))
+    wanted = expected(reference, PROMPTS[1], 4)
+    engine.add(0, PROMPTS[1])
+    engine.step()
+    engine.core.settle()
+    before = engine.runner.memory.measure()
+    engine.call(Method.SLEEP, {"level": 1, "mode": "keep"})
+    asleep = engine.runner.memory.measure()
+    assert before.weights > asleep.weights == 0
+    assert asleep.kv_cache == 0
+    engine.call(Method.WAKE_UP)
+    engine.run()
+    assert engine.tokens[0] == wanted
+
+    other = reference_model("llama", SCALE, **SHAPE | KV_HEADS | {"rope_theta": 10000.0})
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            if "proj" in name:
+                weight.copy_(weight.flip(0))
+    engine.call(Method.SLEEP, {"level": 2, "mode": "keep"})
+    engine.call(Method.WAKE_UP)
+    engine.core.settle()
+    engine.runner.model.load_weights(other.state_dict().items())
+    engine.core.weights.weights_changed()
+    engine.add(1, PROMPTS[1])
+    engine.run()
+    assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert torch.equal(engine.runner.read_weight(name), other.state_dict()[name])
+
+
+@pytest.mark.slow
+def test_new_weights_come_through_memory_of_the_first_gpu(
+    llama: Any, make: Any, gpu_device: FakeGpu
+) -> None:
+    reference, directory = llama
+    engine = make(make_config(directory, num_seqs=2))
+    other = reference_model("llama", SCALE, **SHAPE | KV_HEADS | {"rope_theta": 10000.0})
+    weights = {}
+    for name, weight in other.named_parameters():
+        weight.data = weight.detach().flip(0) if "proj" in name else weight.detach()
+        weights[name] = weight.detach().to(gpu_device.torch_device)
+    sharing = DeviceMemorySharing(gpu_device)
+    engine.core.weights.sharing = sharing
+    push = WeightPush(EngineCalls(engine), engine.runner.info, sharing)
+    assert len(push.update(weights)) == len(engine.runner.model.named_weights())
+    engine.add(0, PROMPTS[1])
+    engine.run()
+    assert engine.tokens[0] == expected(other, PROMPTS[1], 4)
+    assert engine.tokens[0] != expected(reference, PROMPTS[1], 4)
+
+
+def test_functions_run_on_each_rank(llama: Any, make: Any) -> None:
+    engine = make(make_config(llama[1], mode="NONE"))
+    found = engine.runner.everywhere(lambda: 0, lambda worker: worker.rank)
+    assert found == [0, 1]
+
+
+@pytest.mark.slow
+def test_drafted_tokens_are_verified_by_all_ranks(
+    saved: Callable[[str], Path], make: Any, gpu_device: FakeGpu
+) -> None:
+    config = drafting_config(saved("llama"), "FULL_AND_PIECEWISE")
+    config = replace(config, cache=replace(config.cache, memory_bytes=2**21))
+    found = []
+    for engine in (make(config), Engine(config, gpu_device)):
+        draft_with(engine, ScriptedDrafter({0: [3, 50] * 20, 1: [2] * 40}, MIXED))
+        for number in (0, 1):
+            engine.add(number, PROMPTS[number], temperature=0.7, seed=number, max_tokens=9)
+        engine.run()
+        assert engine.core.scheduler.stats.draft_tokens > 0
+        found.append(engine.tokens)
+    assert found[0] == found[1]
+
+
+def test_the_end_of_a_rank_ends_the_steps_that_wait_for_it(llama: Any, make: Any) -> None:
+    engine = make(make_config(llama[1]))
+    engine.add(0, PROMPTS[0], max_tokens=30)
+    engine.step()
+    (rank,) = engine.runner._ranks._others
+    os.kill(rank.pid, signal.SIGKILL)
+    with pytest.raises(RankDeadError, match=rf"rank 1 .pid {rank.pid}. was ended by SIGKILL"):
+        engine.run()
+
+
+def test_a_rank_that_cannot_be_built_ends_the_start(
+    llama: Any, make: Any, gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank waits for the first one in its launches by then."""
+
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gpu_device, "end_capture", fail)
+    before = _children()
+    with pytest.raises(EngineStartError, match="graph of 4 tokens cannot be captured"):
+        make(make_config(llama[1]))
+    assert _children() == before
+
+
+def _children() -> list[str]:
+    """The pids of this process's children."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
