@@ -40,6 +40,7 @@ from shmllm.parallel import rank_process
 from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.parallel.rank_process import RankDeadError
 from shmllm.wire.messages import Method
+from shmllm.wire.rpc import RpcCall, pickle_call
 from shmllm.worker import make_runner
 from shmllm.worker.gpu import device, group
 
@@ -267,7 +268,8 @@ def test_new_weights_come_through_memory_of_the_first_gpu(
 
 def test_functions_run_on_each_rank(llama: Any, make: Any) -> None:
     engine = make(make_config(llama[1], mode="NONE"))
-    found = engine.runner.everywhere(lambda: 0, lambda worker: worker.rank)
+    call = RpcCall(lambda worker: worker.rank, (), {})
+    found = engine.runner.everywhere(lambda: 0, lambda: pickle_call(call))
     assert found == [0, 1]
 
 
