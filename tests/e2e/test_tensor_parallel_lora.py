@@ -39,7 +39,7 @@ RANKS: dict[str, Any] = {
 }
 SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, logprobs=0)
 WHICH = list(range(18))
-MORE = "phi3", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v3"
+MORE = "gpt2", "phi3", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v3"
 
 
 def scores_of(output: RequestOutput) -> list[float]:
@@ -60,7 +60,7 @@ def logits_of(llm: LLM, adapted: Adapted, loras: Any) -> list[list[float]]:
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [("llama", 2), ("llama", 4), ("mixtral", 2), ("gpt2", 2), *(slow(kind, 2) for kind in MORE)],
+    [("llama", 2), ("mixtral", 2), slow("llama", 4), *(slow(kind, 2) for kind in MORE)],
 )
 def test_ranks_compute_what_one_process_computes(kind: str, size: int, tmp_path: Path) -> None:
     """Four ranks share two key-value heads."""
@@ -139,7 +139,7 @@ def llm(shared_engine: LLM) -> Iterator[LLM]:
     "options",
     [
         {},
-        {"max_num_batched_tokens": 23, "enable_prefix_caching": False},
+        slow({"max_num_batched_tokens": 23, "enable_prefix_caching": False}),
         {"async_scheduling": True, "max_loras": 2, "max_cpu_loras": 3},
         {"speculative_config": {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}},
         slow({"dtype": "bfloat16"}),

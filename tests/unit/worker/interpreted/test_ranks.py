@@ -171,7 +171,7 @@ def test_a_decode_step_meets_the_others_once_outside_of_its_graph(
     engine.run()
 
 
-@pytest.mark.parametrize("large_bytes", [slow(group.LARGE_BYTES), 4 * 32 * 4])
+@pytest.mark.parametrize("large_bytes", list(map(slow, (group.LARGE_BYTES, 4 * 32 * 4))))
 def test_four_ranks_equal_transformers(
     llama: Any,
     make: Any,
