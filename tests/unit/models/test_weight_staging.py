@@ -30,6 +30,7 @@ class Model:
             (2, 3), torch.float32, lambda shape, kind: torch.zeros(shape).to(kind)
         )
         self.c = torch.full((3, 2), -1.0)
+        self.followers = None
         self.missing = set()
         self.is_asleep = False
         self.num_losses = self.weights_version = 0
@@ -48,6 +49,12 @@ class Model:
     def weights_changed(self, names):
         self.missing -= set(names)
         self.weights_version += 1
+
+    def write(self, update, written=()):
+        self.weights_changed([*written, *(name for name, _ in update)])
+        for name, tensor in update:
+            for view in self.destinations()[name]:
+                view.copy_(tensor)
 
     def lose(self):
         """As a sleep at level 2, with all parts awake again."""
@@ -101,6 +108,14 @@ def test_missing_weights_are_written_where_they_belong_if_they_are_one_plain_ten
     assert staged.copy_into_place() == NAMES
     assert_new(model)
     assert not model.missing
+
+
+def test_missing_weights_wait_for_the_end_if_other_ranks_get_them_too(model):
+    model.followers = object()
+    model.lose()
+    staged = StagedWeights(model)
+    put(staged, "a")
+    assert not model.a.any()
 
 
 def test_no_memory_is_taken_for_weights_that_are_written_where_they_belong(model, monkeypatch):
