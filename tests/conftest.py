@@ -42,8 +42,11 @@ LONG_MARKERS = ("clients", "gpu", "slow", "stress")
 TESTS = Path(__file__).parent
 SLOWEST_FILES = (
     "unit/worker/test_gpu_interpreted.py",
+    "e2e/test_tensor_parallel_lora.py",
     "unit/kernels/test_triton.py",
     "unit/kernels/test_triton_compiles.py",
+    "process/test_ranks.py",
+    "e2e/test_parallel.py",
     "process/test_examples.py",
     "process/test_kill_matrix.py",
     "e2e/test_embeddings.py",

@@ -127,7 +127,7 @@ class DraftModelConformance:
         ("mode", "is_right", "names"),
         [
             ("FULL_AND_PIECEWISE", True, SOME),
-            ("NONE", False, SOME),
+            slow("NONE", False, SOME),
             *(slow(mode, False, ALL) for mode in ("FULL_AND_PIECEWISE", "PIECEWISE", "FULL")),
             *(slow(mode, True, ALL) for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY")),
         ],
@@ -152,7 +152,7 @@ class DraftModelConformance:
         assert drafts > 50
         assert accepted > 20 if is_right else accepted < drafts / 3
 
-    @pytest.mark.parametrize(("mode", "budget"), [("FULL_AND_PIECEWISE", 32), ("NONE", 6)])
+    @pytest.mark.parametrize(("mode", "budget"), [("FULL_AND_PIECEWISE", 32), slow("NONE", 6)])
     def test_a_model_that_drafts_for_itself_is_always_right(
         self, directory: Path, gpu_device: Device, mode: str, budget: int
     ) -> None:
@@ -269,6 +269,7 @@ class DraftModelConformance:
         drafts, accepted = num_drafted(ours)
         assert drafts == accepted > 20
 
+    @pytest.mark.slow
     def test_new_weights_of_the_large_model_leave_it_alone(
         self, directory: Path, gpu_device: Device, tmp_path: Path
     ) -> None:
@@ -294,7 +295,7 @@ class FurtherLayerConformance:
         ("mode", "count", "budget"),
         [
             ("FULL_AND_PIECEWISE", 1, 32),
-            ("NONE", 3, 6),
+            slow("NONE", 3, 6),
             slow("FULL_AND_PIECEWISE", 3, 32),
             slow("PIECEWISE", 3, 32),
             slow("FULL", 2, 32),
@@ -354,6 +355,7 @@ class FurtherLayerConformance:
         assert num_drafted(ours) == (0, 0)
         assert ours.tokens == plain.tokens
 
+    @pytest.mark.slow
     def test_preempted_requests(self, further: Path, gpu_device: Device) -> None:
         names = ["greedy", "drawn with penalties", "drawn", "filtered"]
         config = latent_config(further, "NONE")

@@ -71,7 +71,7 @@ class TestDraftModel(DraftModelConformance):
         first = [*SENT, TABLES, "graph", *SAMPLED]
         assert found == [*first, *SENT, "graph", *SAMPLED, *first]
 
-    @pytest.mark.parametrize("mode", ["NONE", slow(GRAPHS), slow("FULL")])
+    @pytest.mark.parametrize("mode", list(map(slow, ("NONE", GRAPHS, "FULL"))))
     def test_nothing_is_compiled_while_it_drafts(
         self, directory: Path, other: Path, gpu_device: FakeGpu, mode: str
     ) -> None:
