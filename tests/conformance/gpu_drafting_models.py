@@ -253,6 +253,7 @@ class DraftModelConformance:
         drafts, accepted = num_drafted(ours)
         assert drafts == accepted > 40
 
+    @pytest.mark.slow
     def test_requests_go_on_after_a_sleep(self, directory: Path, gpu_device: Device) -> None:
         config = drafting_config(directory, "NONE", num_blocks=200)
         plain = Engine(without_drafts(config), gpu_device)
@@ -323,7 +324,7 @@ class FurtherLayerConformance:
     @pytest.mark.parametrize(
         ("mode", "count", "names"),
         [
-            ("FULL_AND_PIECEWISE", 2, SOME),
+            slow("FULL_AND_PIECEWISE", 2, SOME),
             slow("FULL_AND_PIECEWISE", 3, ALL),
             slow("NONE", 1, ALL),
             slow("FULL", 3, ALL),

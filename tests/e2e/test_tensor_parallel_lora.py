@@ -117,7 +117,7 @@ def test_ranks_compute_what_peft_merges(kind: str, tmp_path: Path) -> None:
     assert scores_of(plain) != pytest.approx(expected, abs=1e-2 * largest, rel=0)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mixtral"])
+@pytest.fixture(scope="module", params=["mixtral", slow("qwen3")])
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     path = tmp_path_factory.mktemp("adapted")
     return Adapted(request.param, path, tensor_parallel_size=2, num_threads=2)

@@ -127,7 +127,7 @@ def test_no_process_has_a_socket(llm: LLM) -> None:
         assert not [name for name in open_files(pid) if name.startswith("socket:")]
 
 
-@pytest.mark.parametrize("when", ["generating", "idle", "asleep"])
+@pytest.mark.parametrize("when", ["generating", slow("idle"), "asleep"])
 def test_the_end_of_a_rank_ends_the_engine_with_its_name(own: LLM, when: str) -> None:
     rank, ended = rank_of(own), [0.0]
 

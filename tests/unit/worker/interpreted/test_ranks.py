@@ -194,6 +194,7 @@ def test_four_ranks_equal_transformers(
     assert is_divided == (large_bytes == 4 * 32 * 4)
 
 
+@pytest.mark.slow
 def test_other_requests_do_not_change_a_requests_tokens(llama: Any, make: Any) -> None:
     """Preemption, an abort and a prefix-cache hit, while steps overlap."""
     reference, directory = llama
