@@ -52,6 +52,7 @@ class Request:
             prefix cache.
         pooling: how to make a vector of the prompt's hidden states; None to generate tokens.
         arrival: the number of requests that were added to the scheduler before it.
+        awaits_token: whether it was preempted while a step samples its next token.
         constraint: the state of its grammar. It survives a preemption, because it follows the
             tokens and not their computation.
         next_prompt_logprob: the first prompt position whose log-probability has not been planned
@@ -76,6 +77,7 @@ class Request:
         "acceptance",
         "adapter",
         "arrival",
+        "awaits_token",
         "bad_words",
         "block_hashes",
         "block_tables",
@@ -152,6 +154,7 @@ class Request:
         self.row = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0
+        self.awaits_token = False
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.queued_ns = monotonic_ns()

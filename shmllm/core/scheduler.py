@@ -224,6 +224,7 @@ class Scheduler:
             request = plan.requests[index]
             if request.status is RequestStatus.FINISHED:
                 continue
+            request.awaits_token = False
             if sample in result.failures:
                 self.fail(request, result.failures[sample])
                 any_finished = True
@@ -365,7 +366,7 @@ class Scheduler:
         while self._rows.free and self._has_room(plan, most_requests):
             excluded = self._rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
-            if request is None:
+            if request is None or request.awaits_token:
                 break
             if request.lora_id and (problem := self.adapters.prepare(request)) is not None:
                 self.fail(request, problem)
@@ -410,6 +411,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._release(request)
         request.status = RequestStatus.WAITING
+        request.awaits_token = bool(request.num_in_flight)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.stats.preemptions += 1

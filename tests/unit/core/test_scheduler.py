@@ -922,6 +922,25 @@ def test_requests_get_their_first_tokens_in_the_order_of_their_arrival(shapes):
     assert list(firsts) == list(range(len(shapes)))
 
 
+def test_a_preempted_request_waits_for_its_token_of_another_batch():
+    bench = CheckedBench(
+        num_blocks=6,
+        block_size=1,
+        num_seqs=1,
+        budget=1,
+        caching=False,
+        max_model_len=3,
+        groups=(KVGroup(FullAttention()),) * 2,
+        num_batches=3,
+    )
+    for number, max_tokens in enumerate([1, 2, 1, 1]):
+        bench.add(number, [0], max_tokens=max_tokens)
+    bench.run()
+    assert bench.scheduler.stats.preemptions > 0
+    for (client, number), tokens in bench.tokens.items():
+        assert tokens == bench.expected(number, client)
+
+
 def test_the_batches_of_a_pipeline_share_the_requests():
     bench = Bench(num_seqs=4, num_batches=2)
     for number in range(6):
