@@ -203,6 +203,7 @@ class DraftModelConformance:
         drafts, accepted = num_drafted(ours)
         assert drafts == accepted > 20
 
+    @pytest.mark.slow
     def test_preempted_requests(self, directory: Path, gpu_device: Device) -> None:
         names = ["greedy", "drawn with penalties", "drawn", "filtered"]
         config = drafting_config(directory, "NONE", num_blocks=5)

@@ -62,7 +62,7 @@ def plain() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["ngram", slow("suffix")])
 def test_drafts_leave_the_bits_of_ranks(drafter: str, plain: LLM) -> None:
     grammar = {"structured_outputs": StructuredOutputsParams(regex=SUM)}
     prompts = [TEXTS[number % len(TEXTS)] for number in range(12)]
@@ -86,7 +86,7 @@ def test_wrong_drafts_leave_states_and_caches_of_all_ranks(kind: str, tmp_path: 
         assert stats_of(llm).draft_tokens > stats_of(llm).accepted_tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow(0.0), 1.0])
 def test_structured_outputs_match(temperature: float, plain: LLM) -> None:
     grammar = StructuredOutputsParams(regex=SUM)
     params = [

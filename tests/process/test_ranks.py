@@ -157,7 +157,7 @@ def test_the_end_of_the_engine_ends_its_ranks(own: LLM) -> None:
     assert holds_within(lambda: rank not in engine_processes(RANK_MODULE), SOON_S)
 
 
-@pytest.mark.parametrize("when", ["generating", "idle"])
+@pytest.mark.parametrize("when", ["generating", slow("idle")])
 def test_a_stopped_rank_is_named_and_loses_nothing(llm: LLM, alone: LLM, when: str) -> None:
     expected, rank = tokens_of(alone), rank_of(llm)
     found: list[Any] = []
@@ -198,7 +198,7 @@ time.sleep(600)
     assert holds_within(lambda: engine_processes(RANK_MODULE) <= before, PATIENCE_S)
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [slow(1), 2])
 def test_sleep_frees_the_memory_of_all_ranks(llm: LLM, alone: LLM, level: int) -> None:
     expected, weights = tokens_of(llm), call(llm, "list_weights")
     report = llm.sleep(level=level)
@@ -333,8 +333,8 @@ def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
     [
         ({"pipeline_parallel_size": 2}, "tensor_parallel_size 2 and pipeline_parallel_size 2 "),
         ({"tensor_parallel_size": 3, "num_threads": 3}, "does not divide .*possible: 1, 2, 4"),
-        ({"tensor_parallel_size": 4, "num_threads": 2}, "num_threads is 2; possible: 1 to 2"),
-        ({"model_impl": "transformers"}, "model_impl='transformers' is not possible"),
+        slow({"tensor_parallel_size": 4, "num_threads": 2}, "num_threads is 2; possible: 1 to 2"),
+        slow({"model_impl": "transformers"}, "model_impl='transformers' is not possible"),
         (
             {"enable_lora": True, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
             "enable_lora is not possible with pipeline_parallel_size 2",
