@@ -40,7 +40,11 @@ def make_runner(
     named = replace(config.plugins, logits_processors=tuple(classes))
     runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
     if classes:
-        runner.use_processors(classes)
+        try:
+            runner.use_processors(classes)
+        except BaseException:
+            runner.close()
+            raise
     warnings = (*runner.info.warnings, *problems, *unused)
     runner.info = replace(runner.info, logits_processors=tuple(classes), warnings=warnings)
     return runner

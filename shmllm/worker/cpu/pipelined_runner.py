@@ -51,10 +51,10 @@ class PipelinedStep:
     @torch.inference_mode()
     def result(self) -> StepResult:
         """Wait for the last stage, and sample."""
-        found = self._pipeline.finish(self._slot, self._inputs)
-        result = self._runner.complete(self._plan, self._inputs, *found)
-        result.computing_ns = self._runner.take_computing_ns()
-        return result
+        runner, plan, inputs = self._runner, self._plan, self._inputs
+        masks = runner.masks.begin(plan.constraints, plan.drafts)
+        hidden, logits = self._pipeline.finish(self._slot, inputs)
+        return runner.complete(plan, inputs, masks, hidden, logits, runner.take_prepared_ns())
 
 
 class PipelinedRunner(CpuRunner):
@@ -88,8 +88,8 @@ class PipelinedRunner(CpuRunner):
         slot = self._pipeline.start(inputs)
         return PipelinedStep(self, self._pipeline, plan, inputs, slot)
 
-    def take_computing_ns(self) -> tuple[int, int] | None:
-        """Since when this process has computed its stage of one step and waited for the others'
-        of another, and the time now; None: no step was submitted meanwhile."""
+    def take_prepared_ns(self) -> int | None:
+        """Return since when this process has computed its stage of one step and waited for the
+        others' of another; None: no step was submitted meanwhile."""
         began, self._prepared_ns = self._prepared_ns, None
-        return None if began is None else (began, time.perf_counter_ns())
+        return began

@@ -139,8 +139,8 @@ class CpuProgram:
         that has kept the block from that, such as an interrupt, ends the group: the others would
         wait for it."""
         with self._group.turn:
-            self._group.begin(kind)
             try:
+                self._group.begin(kind)
                 yield
             except BaseException:
                 if meetings.are_needed and not meetings.have_ended:

@@ -26,6 +26,7 @@ from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_loading import ReloadedArena
+from shmllm.worker.grammar_masks import PendingMasks
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import Progress, make_info
@@ -216,12 +217,10 @@ class CpuRunner(RankedRunner):
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
         inputs = self.prepare(plan)
+        masks = self.masks.begin(plan.constraints, plan.drafts)
         prepared_ns = time.perf_counter_ns()
         hidden, logits = self._program.run(inputs)
-        executed_ns = time.perf_counter_ns()
-        result = self.complete(plan, inputs, hidden, logits)
-        result.computing_ns = prepared_ns, executed_ns
-        return result
+        return self.complete(plan, inputs, masks, hidden, logits, prepared_ns)
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Write the inputs of a plan's step to where the program reads them."""
@@ -245,26 +244,31 @@ class CpuRunner(RankedRunner):
         self,
         plan: StepPlan,
         inputs: StepInputs,
+        masks: PendingMasks | None,
         hidden: torch.Tensor,
         logits: torch.Tensor,
+        prepared_ns: int | None,
     ) -> StepResult:
         """Sample the tokens that a plan asks for.
 
         Args:
             plan: the plan.
             inputs: what `prepare` returned.
+            masks: what `GrammarMasks.begin` returned.
             hidden, logits: what the program returned; see `Program.run`.
+            prepared_ns: when computing began; None: it is not known.
         """
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
+        computing_ns = None if prepared_ns is None else (prepared_ns, time.perf_counter_ns())
         if not plan.samples:
             self._follow(plan, inputs, hidden, None)
-            return StepResult([], None, prompt_logprobs, vectors)
-        masks = self.masks.begin(plan.constraints, plan.drafts)
+            return StepResult([], None, prompt_logprobs, vectors, computing_ns)
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         result = accept(plan, sampled)
         result.prompt_logprobs, result.vectors = prompt_logprobs, vectors
+        result.computing_ns = computing_ns
         self._follow(plan, inputs, hidden, result.counts)
         return result
 
