@@ -52,9 +52,10 @@ class Request:
             prefix cache.
         pooling: how to make a vector of the prompt's hidden states; None to generate tokens.
         arrival: the number of requests that were added to the scheduler before it.
-        awaits_token: whether it was preempted while a step samples its next token.
         constraint: the state of its grammar. It survives a preemption, because it follows the
             tokens and not their computation.
+        last_step: the number of the last step for which the scheduler has decided to compute
+            tokens of it, unchanged steps apart; -1: none.
         next_prompt_logprob: the first prompt position whose log-probability has not been planned
             yet. It only grows, so a recomputed request reports no position twice.
         queued_ns: when the request was created, in ns of CLOCK_MONOTONIC.
@@ -77,7 +78,6 @@ class Request:
         "acceptance",
         "adapter",
         "arrival",
-        "awaits_token",
         "bad_words",
         "block_hashes",
         "block_tables",
@@ -87,6 +87,7 @@ class Request:
         "drafting",
         "embeds",
         "end_ids",
+        "last_step",
         "lora_id",
         "max_tokens",
         "next_prompt_logprob",
@@ -154,7 +155,7 @@ class Request:
         self.row = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0
-        self.awaits_token = False
+        self.last_step = -1
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.queued_ns = monotonic_ns()

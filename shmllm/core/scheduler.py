@@ -4,10 +4,10 @@ Every running request catches up with its own tokens under one token budget. A d
 needs one token, and a prompt gets a chunk: as many tokens as the budget leaves. Running requests
 come first, in the order in which they were admitted. Waiting requests follow: first come, first
 served within a front end, and round robin between front ends, but for those whose adapter would be
-one too many in a step. If no block is free, the scheduler
-preempts the request that was admitted last; it gives up its blocks and waits ahead of all others to
-be recomputed. Under the policy "priority" all three orders are that of (priority, arrival), and the
-scheduler preempts the last running request in that order.
+one too many in a step. If no block is free, the scheduler preempts the request that was admitted
+last; it gives up its blocks and waits ahead of all others to be recomputed. Under the policy
+"priority" all three orders are that of (priority, arrival), and the scheduler preempts the last
+running request in that order.
 
 A step may be planned while the previous step still runs. The plan then includes a token whose value
 is not known yet, and the scheduler notices one step late that a request has ended.
@@ -32,13 +32,10 @@ from shmllm.core.priority_queue import PriorityQueue, sort_key
 from shmllm.core.request import Request, RequestStatus
 from shmllm.core.rows import Rows
 from shmllm.core.scheduler_stats import Failure, SchedulerStats
-from shmllm.core.steady_decode import SteadyDecode
+from shmllm.core.steady_decode import SteadySteps
 from shmllm.core.step_outputs import StepOutputs, attach_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs.columns import FinishReason, OutputColumns
-
-STEADY_AFTER_STEPS = 4
-"""How many unchanged steps the scheduler waits before it tries a SteadyDecode."""
 
 
 class Scheduler:
@@ -48,8 +45,8 @@ class Scheduler:
         kv_cache: allocates and frees the requests' blocks.
         max_loras: the largest number of different adapters in a step.
         max_drafts: the largest number of drafted tokens in a step.
-        num_batches: how many batches of a pipeline are under way at a time. A request is in one of
-            them, and each has up to max_num_seqs requests.
+        num_batches: how many batches of a pipeline are under way at a time. A request samples in
+            one of them, and each has up to max_num_seqs requests.
 
     Attributes:
         adapters: the adapters of the running requests.
@@ -67,20 +64,19 @@ class Scheduler:
         num_batches: int = 1,
     ) -> None:
         self._num_batches = num_batches
-        self._max_requests = config.max_num_seqs
+        # With more rows than tokens in the budget, the last rows would starve.
+        self._max_requests = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._budget = config.max_num_batched_tokens
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
-        # With more rows than tokens in the budget, the last rows would starve.
-        most = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._rows = Rows(most * num_batches)
+        self._rows = Rows(self._max_requests * num_batches)
         self._kv_cache = kv_cache
         self._is_by_priority = config.policy == "priority"
         self._waiting = PriorityQueue() if self._is_by_priority else WaitingQueue()
         self._num_added = 0
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
-        self._steady: SteadyDecode | None = None
-        self._num_unchanged_steps = 0
+        self._steady = SteadySteps(kv_cache)
+        self._last_applied = -1
         self.adapters = AdapterRoom(max_loras)
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
@@ -160,7 +156,7 @@ class Scheduler:
     def pause_client(self, client: int) -> None:
         """Stop scheduling a front end's requests: its output ring has no room."""
         self._waiting.paused.add(client)
-        self._end_steady()
+        self._steady.end()
 
     def resume_client(self, client: int) -> None:
         """Schedule a front end's requests again."""
@@ -182,10 +178,11 @@ class Scheduler:
             The plan. Its `num_tokens` is 0 if there is nothing to compute.
         """
         plan = StepPlan(step=self.stats.steps)
-        if self._plan_steady(plan) or not self._schedule_running(plan):
-            self._schedule_waiting(plan)
+        most = self._most_requests()
+        if self._plan_steady(plan) or not self._schedule_running(plan, most):
+            self._schedule_waiting(plan, most)
         self._drafts.offered = {}
-        plan.is_repeat = self._steady is not None and self._steady.num_steps > 1
+        plan.is_repeat = self._steady.is_repeating
         if plan.num_tokens:
             self.stats.steps += 1
             plan.left_rows = self._rows.take_left()
@@ -199,11 +196,9 @@ class Scheduler:
         Returns:
             The columns of each front end for which the step produced anything.
         """
-        outputs: dict[int, OutputColumns] | None = None
-        if result.failures:
-            self._end_steady()
-        if self._steady is not None and plan.step >= self._steady.first_step:
-            outputs = self._steady.apply(plan.step, result.token_ids)
+        self._last_applied = plan.step
+        self._rows.release(plan.step)
+        outputs = self._steady.apply(plan, result)
         if outputs is None:
             outputs = self._apply_each(plan, result)
         if result.logprobs is not None:
@@ -224,7 +219,6 @@ class Scheduler:
             request = plan.requests[index]
             if request.status is RequestStatus.FINISHED:
                 continue
-            request.awaits_token = False
             if sample in result.failures:
                 self.fail(request, result.failures[sample])
                 any_finished = True
@@ -259,7 +253,7 @@ class Scheduler:
     def replace_adapter(self, lora_id: int, adapter: Any) -> None:
         """Let running requests continue with other contents of their adapter. They keep their keys
         and values, and register no more blocks."""
-        self._end_steady()
+        self._steady.end()
         for request in self._running:
             if request.lora_id == lora_id:
                 request.adapter = adapter
@@ -275,7 +269,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError if rows, queues and blocks are inconsistent."""
         self._kv_cache.check_integrity()
-        rows = [*(request.row for request in self._running), *self._rows.free]
+        rows = [*(request.row for request in self._running), *self._rows.unused]
         assert len(set(rows)) == len(rows), "a row is used twice"
         assert len(self._requests) == len(self._running) + len(self._waiting)
         assert self._running or not self._kv_cache.has_used_blocks, "blocks leaked"
@@ -288,36 +282,15 @@ class Scheduler:
 
     def _plan_steady(self, plan: StepPlan) -> bool:
         """Plan an unchanged step if possible. Returns whether it was."""
-        if self._drafts.offered:
-            self._end_steady()
-        if self._steady is None:
-            self._num_unchanged_steps += 1
-            if self._num_unchanged_steps % STEADY_AFTER_STEPS or not self._can_be_steady():
-                return False
-            self._steady = SteadyDecode(plan.step, self._running, self._kv_cache)
-        if self._steady.plan(plan):
-            return True
-        self._end_steady()
-        return False
+        if self._num_batches > 1 or self._drafts.offered or self._waiting.paused:
+            self._steady.end()
+            return False
+        return self._steady.plan(plan, self._running)
 
-    def _can_be_steady(self) -> bool:
-        return (
-            0 < len(self._running) <= self._budget
-            and self._num_batches == 1
-            and not self._waiting.paused
-            and not self._drafts.offered
-            and all(request.is_only_decoding for request in self._running)
-            and len({request.num_in_flight for request in self._running}) == 1
-        )
-
-    def _end_steady(self) -> None:
-        self._steady = None
-        self._num_unchanged_steps = 0
-
-    def _schedule_running(self, plan: StepPlan) -> bool:
+    def _schedule_running(self, plan: StepPlan, most_requests: int) -> bool:
         """Plan tokens of the running requests. Returns whether a request was preempted."""
         preempted = False
-        index, most_requests = 0, self._most_requests()
+        index = 0
         while index < len(self._running) and self._has_room(plan, most_requests):
             request = self._running[index]
             index += 1
@@ -353,20 +326,22 @@ class Scheduler:
     def _most_requests(self) -> int:
         """The largest number of requests in the next step. The batches of a pipeline share what
         there is."""
-        if self._num_batches == 1:
-            return self._max_requests
         count = len(self._running) + len(self._waiting)
         return min(self._max_requests, -(-count // self._num_batches))
+
+    def _is_in_flight(self, request: Request) -> bool:
+        """Whether a step computes tokens of the request, and its result has not been applied. A
+        request that was preempted meanwhile waits for it: it may have its next token."""
+        return request.last_step > self._last_applied
 
     def _has_room(self, plan: StepPlan, most_requests: int) -> bool:
         return plan.num_tokens < self._budget and len(plan.requests) < most_requests
 
-    def _schedule_waiting(self, plan: StepPlan) -> None:
-        most_requests = self._most_requests()
+    def _schedule_waiting(self, plan: StepPlan, most_requests: int) -> None:
         while self._rows.free and self._has_room(plan, most_requests):
             excluded = self._rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
-            if request is None or request.awaits_token:
+            if request is None or self._is_in_flight(request):
                 break
             if request.lora_id and (problem := self.adapters.prepare(request)) is not None:
                 self.fail(request, problem)
@@ -382,7 +357,7 @@ class Scheduler:
             self._plan_tokens(plan, request, count)
 
     def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit) -> None:
-        self._end_steady()
+        self._steady.end()
         request.row = self._rows.take(request.client)
         self.adapters.enter(request)
         request.status = RequestStatus.RUNNING
@@ -405,13 +380,13 @@ class Scheduler:
         self, plan: StepPlan, request: Request, count: int, drafts: Sequence[int] = ()
     ) -> None:
         request.num_computed_tokens += count
+        request.last_step = plan.step
         self._kv_cache.register_full_blocks(request)
         plan.add_tokens(request, count, drafts)
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
         request.status = RequestStatus.WAITING
-        request.awaits_token = bool(request.num_in_flight)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.stats.preemptions += 1
@@ -443,9 +418,11 @@ class Scheduler:
         self.observer.ended(request, reason)
 
     def _release(self, request: Request) -> None:
-        self._end_steady()
+        self._steady.end()
         self._drafts.release(request)
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
-        self._rows.give_back(request.row, request.client)
+        # A pipeline samples a batch by the state of its rows when it has the next one's inputs.
+        is_used = self._num_batches > 1 and self._is_in_flight(request)
+        self._rows.give_back(request.row, request.client, request.last_step if is_used else None)
         self.adapters.leave(request)

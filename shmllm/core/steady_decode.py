@@ -16,9 +16,72 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shmllm.core.kv_cache_manager import KVCacheManager
-from shmllm.core.plan import StepPlan
+from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request
 from shmllm.outputs.columns import FinishReason, OutputColumns
+
+STEADY_AFTER_STEPS = 4
+"""How many unchanged steps pass before a SteadyDecode is tried."""
+
+
+class SteadySteps:
+    """Plans and applies steps by a SteadyDecode while that is possible.
+
+    Args:
+        kv_cache: allocates the requests' blocks.
+    """
+
+    def __init__(self, kv_cache: KVCacheManager) -> None:
+        self._kv_cache = kv_cache
+        self._decode: SteadyDecode | None = None
+        self._num_unchanged = 0
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the last plan differs from the one before in positions and blocks only."""
+        return self._decode is not None and self._decode.num_steps > 1
+
+    def plan(self, plan: StepPlan, running: Sequence[Request]) -> bool:
+        """Plan one token for each running request if the step can be an unchanged one.
+
+        Args:
+            plan: an empty plan.
+            running: the running requests; the same ones as in the last call, unless `end` was
+                called since then.
+
+        Returns:
+            Whether it can; otherwise the plan is still empty.
+        """
+        if self._decode is None:
+            self._num_unchanged += 1
+            if self._num_unchanged % STEADY_AFTER_STEPS or not _can_be_steady(running):
+                return False
+            self._decode = SteadyDecode(plan.step, running, self._kv_cache)
+        if self._decode.plan(plan):
+            return True
+        self.end()
+        return False
+
+    def apply(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns] | None:
+        """See `SteadyDecode.apply`; None also if another step is applied, or one with failures."""
+        if result.failures:
+            self.end()
+        if self._decode is None or plan.step < self._decode.first_step:
+            return None
+        return self._decode.apply(plan.step, result.token_ids)
+
+    def end(self) -> None:
+        """Forget the running requests: the next step is not an unchanged one."""
+        self._decode = None
+        self._num_unchanged = 0
+
+
+def _can_be_steady(running: Sequence[Request]) -> bool:
+    return (
+        len(running) > 0
+        and all(request.is_only_decoding for request in running)
+        and len({request.num_in_flight for request in running}) == 1
+    )
 
 
 class SteadyDecode:

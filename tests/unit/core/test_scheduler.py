@@ -183,6 +183,10 @@ def columns(plan):
     return list(zip(numbers, plan.starts, plan.counts, strict=True))
 
 
+def columns_of_rows(plan):
+    return zip(plan.requests, plan.rows, strict=True)
+
+
 def sampling(plan):
     return [plan.requests[index] for index in plan.samples]
 
@@ -694,6 +698,9 @@ class CheckedBench(Bench):
         unknown = {id(r) for other, _ in self.in_flight for r in sampling(other)}
         if self.num_batches > 1:
             assert not unknown & {id(r) for r in plan.requests}, "its next token is not known"
+            used = {row: r for other, _ in self.in_flight for r, row in columns_of_rows(other)}
+            assert all(used.get(row, r) is r for r, row in columns_of_rows(plan)), "a row is used"
+            assert used.keys().isdisjoint(plan.left_rows), "a row that is used was left"
         admitted = {new.row: new for new in plan.new_requests}
         appended = {append.row: append for append in plan.block_appends}
         for index, (request, row, start, count) in enumerate(
@@ -939,6 +946,21 @@ def test_a_preempted_request_waits_for_its_token_of_another_batch():
     assert bench.scheduler.stats.preemptions > 0
     for (client, number), tokens in bench.tokens.items():
         assert tokens == bench.expected(number, client)
+
+
+def test_a_batch_in_flight_keeps_the_row_of_a_request_that_was_aborted():
+    bench = Bench(num_seqs=1, num_batches=2)
+    for number in range(3):
+        bench.add(number, 3)
+    first = bench.scheduler.schedule()
+    bench.abort(0)
+    second, third = bench.scheduler.schedule(), bench.scheduler.schedule()
+    assert (first.rows, second.rows, third.rows) == ([0], [1], [])
+    assert not third.left_rows
+    bench.scheduler.apply(first, bench.runner.execute(first))
+    bench.scheduler.check_integrity()
+    fourth = bench.scheduler.schedule()
+    assert (fourth.rows, fourth.left_rows) == ([0], [0])
 
 
 def test_the_batches_of_a_pipeline_share_the_requests():

@@ -9,7 +9,7 @@ import pytest
 from support.variants import slow
 
 from shmllm.config.engine import SchedulerConfig
-from shmllm.core import scheduler as module
+from shmllm.core import steady_decode as module
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request

@@ -13,7 +13,7 @@ import pytest
 from support.fakes import FakeConstraint, FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
-from shmllm.core import scheduler
+from shmllm.core import steady_decode
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
@@ -319,7 +319,7 @@ def disturb(rng, engine, wanted):
 @pytest.mark.parametrize("run_after_steps", [1, 4])
 @pytest.mark.parametrize("seed", range(25))
 def test_random_requests_get_the_tokens_of_solo_runs(monkeypatch, seed, run_after_steps):
-    monkeypatch.setattr(scheduler, "STEADY_AFTER_STEPS", run_after_steps)
+    monkeypatch.setattr(steady_decode, "STEADY_AFTER_STEPS", run_after_steps)
     rng = random.Random(seed)
     engine = random_engine(rng, lambda: rng.randrange(3))
     wanted = {}
@@ -345,7 +345,7 @@ def test_random_requests_get_the_tokens_of_solo_runs(monkeypatch, seed, run_afte
 
 @pytest.mark.parametrize("paused", [0, 1])
 def test_only_some_requests_have_a_token_in_flight(make, monkeypatch, paused):
-    monkeypatch.setattr(scheduler, "STEADY_AFTER_STEPS", 1)
+    monkeypatch.setattr(steady_decode, "STEADY_AFTER_STEPS", 1)
     engine = make(num_blocks=64)
     for client, length in ((0, 20), (1, 8), (2, 12)):
         engine.add(0, [client + 1] * 5, client=client, max_tokens=length)
