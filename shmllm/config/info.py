@@ -96,6 +96,11 @@ class EngineInfo:
         return f"{self.num_threads} threads{ranks}"
 
     @property
+    def num_rows(self) -> int:
+        """The largest number of requests that run at once: those of all batches of a pipeline."""
+        return self.max_num_seqs * self.pipeline_parallel_size
+
+    @property
     def num_processes(self) -> int:
         """The number of processes that compute."""
         return self.tensor_parallel_size * self.pipeline_parallel_size

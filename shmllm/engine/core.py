@@ -3,8 +3,8 @@
 If the runner overlaps steps, the core schedules and submits a step while the previous one runs, and
 then applies the previous one's results: two steps are submitted at a time. The parts of a step that
 depend on the previous step's tokens wait for `Step.release`. If the runner is a pipeline, as many
-steps are submitted as it has batches, each of other requests. Else every step ends before the next
-one is scheduled.
+steps are submitted as it has batches, and a request samples in one of them at a time. Else every
+step ends before the next one is scheduled.
 
 This module contains no transport, no signals and no process; those are in `engine.process`. The
 same core runs in the caller's process for `LLM(multiprocess=False)`.

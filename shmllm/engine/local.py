@@ -25,6 +25,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.core.observer import NULL_OBSERVER
 from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
+from shmllm.engine.runner import Runner
 from shmllm.engine.tracer import EngineTracer
 from shmllm.engine.worker import Worker
 from shmllm.errors import CallError, ShmLLMError
@@ -59,6 +60,7 @@ class LocalEngineClient:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._runner: Runner | None = None
         self._events: list[EngineOutput] = []
         self._recorder: Recorder | None = None
         self.sharing: DeviceSharing = LocalSharing()
@@ -73,9 +75,8 @@ class LocalEngineClient:
         """Load the model. Raises EngineStartError."""
         from shmllm.worker.make_runner import make_runner
 
-        self._core = EngineCore(
-            self._config, make_runner(self._config, progress.on_load, progress.on_capture)
-        )
+        self._runner = make_runner(self._config, progress.on_load, progress.on_capture)
+        self._core = EngineCore(self._config, self._runner)
         self._core.weights.sharing = self.sharing
         self._worker = Worker(self._core)
         self.info = self._core.info
@@ -178,8 +179,8 @@ class LocalEngineClient:
 
     def close(self) -> None:
         self._events.clear()
-        if hasattr(self, "_core"):
-            self._core.runner.close()
+        if self._runner is not None:
+            self._runner.close()
 
     def _take_call_effects(self) -> None:
         """Queue the outputs of requests that a call ended, and a new weight version."""

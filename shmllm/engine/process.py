@@ -1,4 +1,4 @@
-"""The engine process: its main loop, its signals and its front ends.
+"""The engine process: its main loop and its front ends.
 
 One turn of the loop accepts new front ends and dismisses those that left, takes their records, runs
 one step and publishes its outputs. If there is nothing to do, the process parks. The loop never
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import sys
 import time
 import traceback
-from enum import Enum, auto
 from pathlib import Path
-from types import FrameType
 
 from shmllm.config.engine import ClientConfig, EngineConfig
 from shmllm.engine import garbage
 from shmllm.engine.calls import failure_of, reply_to
 from shmllm.engine.client_acceptor import ClientAcceptor
 from shmllm.engine.core import EngineCore
+from shmllm.engine.ending import Ending
 from shmllm.engine.output_publisher import OutputPublisher
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.rpc_server import RpcServer
@@ -61,19 +59,6 @@ SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 STALL_DUMP_AFTER_S = 5.0
 
 
-class Phase(Enum):
-    """
-    RUNNING   -> DRAINING   an operator stops the engine with time to drain; no new requests
-    RUNNING   -> STOPPING   a first signal, or the private engine's front end has ended
-    DRAINING  -> STOPPING   all requests have ended, or the time is over
-    STOPPING                running requests are aborted and the process ends
-    """
-
-    RUNNING = auto()
-    DRAINING = auto()
-    STOPPING = auto()
-
-
 class EngineProcess:
     """
     Args:
@@ -102,16 +87,12 @@ class EngineProcess:
         self._tracing = EngineTracing(self._sessions, path)
         self._publisher = OutputPublisher(self._sessions)
         self._next_liveness = 0.0
-        self._phase = Phase.RUNNING
-        self._stop_request: float | None = None
-        self._drain_deadline = 0.0
+        self._ending = Ending(self._page, self._waiter.wake, self._withdraw)
         self._reporter = Reporter(self._page)
         self._init: Text | None = None
         self._core: EngineCore | None = None
         self._rpc_server: RpcServer | None = None
         self._dumps_stalls = os.environ.get("SHMLLM_STALL_DUMP") == "1"
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop_by_signal)
 
     def run_private(self, session: Session) -> int:
         """Serve one front end, which sends the configuration.
@@ -130,7 +111,7 @@ class EngineProcess:
                 import shmllm.worker.make_runner  # noqa: F401
 
             self._await_init()
-            if self._phase is not Phase.RUNNING or self._init is None:
+            if not self._ending.is_running or self._init is None:
                 return 0
             failed = self._load(EngineConfig.from_json(self._init.json))
             if failed is not None:
@@ -156,8 +137,12 @@ class EngineProcess:
             print(traceback.format_exc(), file=sys.stderr)
             return self._record_crash()
         finally:
-            if self._path is not None:
-                registry.withdraw(self._control, self._path)
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Take the engine's name back, if it has one."""
+        if self._path is not None:
+            registry.withdraw(self._control, self._path)
 
     def _record_crash(self) -> int:
         """Write the traceback to the control page. Returns the exit code."""
@@ -165,16 +150,8 @@ class EngineProcess:
         self._page.set_state(EngineState.FAILED)
         return 1
 
-    def _stop_by_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._phase is Phase.STOPPING:
-            if self._path is not None:
-                registry.withdraw(self._control, self._path)
-            os._exit(128 + number)
-        self._phase = Phase.STOPPING
-        self._waiter.wake()
-
     def _await_init(self) -> None:
-        while self._init is None and self._phase is Phase.RUNNING:
+        while self._init is None and self._ending.is_running:
             self._tend_sessions()
             self._take_requests()
             if self._init is None:
@@ -218,13 +195,13 @@ class EngineProcess:
         """End a process that still loads, if an operator, a signal or its front end's end asks for
         that. Front ends that already ask to attach wait until the engine is ready."""
         self._tend_sessions()
-        if self._phase is not Phase.RUNNING:
+        if not self._ending.is_running:
             raise SystemExit(0)
 
     def _serve(self) -> int:
         core = self._core
         assert core is not None
-        while self._phase is not Phase.STOPPING:
+        while not self._ending.is_stopping:
             self._page.beat()
             if self._dumps_stalls:
                 faulthandler.dump_traceback_later(STALL_DUMP_AFTER_S)
@@ -233,7 +210,7 @@ class EngineProcess:
             self._take_requests()
             if core.has_unfinished and self._step(core):
                 continue
-            if self._phase is Phase.DRAINING and not core.has_unfinished:
+            if self._ending.is_draining and not core.has_unfinished:
                 break
             self._reporter.write_state(core)
             self._waiter.wait(
@@ -249,7 +226,7 @@ class EngineProcess:
     def _has_work(self) -> bool:
         return (
             any(s.has_work() for s in self._sessions.values())
-            or self._phase is Phase.STOPPING
+            or self._ending.is_stopping
             or self._acceptor.has_pending()
         )
 
@@ -262,7 +239,7 @@ class EngineProcess:
     def _tend_sessions(self) -> None:
         """Obey the operator, publish what waits for room, and dismiss front ends that have ended
         within the liveness period."""
-        self._obey_operator()
+        self._ending.obey_operator()
         self._flush_stuck_sessions()
         now = time.monotonic()
         if now < self._next_liveness and not self._acceptor.has_leaving():
@@ -276,19 +253,8 @@ class EngineProcess:
             session.maintain()
         self._acceptor.dismiss_ended()
         if self._path is None and not self._sessions:
-            self._phase = Phase.STOPPING
-        if self._phase is Phase.DRAINING and now >= self._drain_deadline:
-            self._phase = Phase.STOPPING
-
-    def _obey_operator(self) -> None:
-        """Stop if `shmllm engine stop` asks for it. A later request can shorten the drain."""
-        drain_s = self._page.stop_request()
-        if drain_s == self._stop_request or self._phase is Phase.STOPPING:
-            return
-        self._stop_request = drain_s
-        if drain_s is not None:
-            self._drain_deadline = time.monotonic() + drain_s
-            self._phase = Phase.DRAINING if drain_s > 0 else Phase.STOPPING
+            self._ending.stop()
+        self._ending.end_drain(now)
 
     def _holds_up_others(self, place: int) -> bool:
         return (
@@ -399,7 +365,7 @@ class EngineProcess:
     def _add(self, core: EngineCore, session: Session, request: EngineCoreRequest) -> None:
         request.embeds = session.take_embeds(request.number)
         rejected: Rejected | None = Rejected(request.number, SHUTTING_DOWN)
-        if self._phase is Phase.RUNNING:
+        if self._ending.is_running:
             rejected = core.add(session.place, request)
         if rejected is not None:
             self._tracing.observer.rejected(session.place, rejected.number)

@@ -190,8 +190,8 @@ class LLM(EngineControls):
             sampling_params: one for all prompts, or an iterable aligned with the prompts.
             ordered: yield results in the order of the prompts. A slow request delays the results
                 after it, of which at most four times `max_in_flight` are kept.
-            max_in_flight: how many prompts are in flight at once. None means twice
-                `max_num_seqs`, so that the next prompts already wait in the engine.
+            max_in_flight: how many prompts are in flight at once. None means twice as
+                many as run at once, so that the next prompts already wait in the engine.
             on_error: what happens with a prompt that cannot be served: "raise" ends the stream;
                 "yield" yields an output with finish_reason "error" and the message in `error`.
             output_kind: what the outputs contain: FINAL_ONLY yields the complete result once;

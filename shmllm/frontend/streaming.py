@@ -35,7 +35,7 @@ OnError = Literal["raise", "yield"]
 CHUNK_SIZE = 32
 """The largest number of prompts to submit between two polls."""
 IN_FLIGHT_FACTOR = 2
-"""The default of `max_in_flight`, as a multiple of the engine's `max_num_seqs`."""
+"""The default of `max_in_flight`, as a multiple of the engine's `num_rows`."""
 REORDER_FACTOR = 4
 """The number of results that an ordered stream may hold back, as a multiple of max_in_flight."""
 
@@ -261,7 +261,7 @@ def stream(
     """The generator of `LLM.stream`. Checks its arguments immediately, not at the first result."""
     front_end.dispatcher.check_open()
     if max_in_flight is None:
-        max_in_flight = IN_FLIGHT_FACTOR * front_end.info.max_num_seqs
+        max_in_flight = IN_FLIGHT_FACTOR * front_end.info.num_rows
     if not isinstance(max_in_flight, int) or max_in_flight < 1:
         raise RequestError(f"max_in_flight must be a whole number from 1, got {max_in_flight!r}")
     if on_error not in get_args(OnError):

@@ -18,7 +18,6 @@ from shmllm.parallel.owners import GroupOwners
 from shmllm.parallel.rank_process import RankDeadError, RankProcess
 from shmllm.parallel.staging import Staging
 from shmllm.worker.group import Kind
-from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 from shmllm.worker.ranks import StepAdapters
 
@@ -64,9 +63,6 @@ class RankProcesses:
         self._watcher = threading.Thread(target=self._watch, name="shmllm-ranks", daemon=True)
         self._watcher.start()
 
-    def build(self, size: CacheSize) -> int:
-        return sum(self.everywhere(int, "build", size))
-
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         problem: BaseException | None = None
         results: list[T] = []
@@ -103,6 +99,9 @@ class RankProcesses:
             raise problem
         return results
 
+    def elsewhere(self, name: str, *arguments: Any) -> None:
+        self.everywhere(_nothing, name, *arguments)
+
     def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         def run() -> T:
             try:
@@ -121,16 +120,13 @@ class RankProcesses:
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         for batch in self._staging.batches(tensors):
-            self.everywhere(_nothing, "write", batch)
+            self.elsewhere("write", batch)
 
     def owners(self, own: MemoryOwners) -> OwnedMemory:
         return GroupOwners(own, self.everywhere)
 
     def adapters(self, own: CpuLora) -> StepAdapters:
         return GroupAdapters(own, self.everywhere, self._staging)
-
-    def check(self) -> None:
-        self.memory.check()
 
     def close(self) -> None:
         if self._is_closing:

@@ -1,7 +1,8 @@
 """The base class of the runners: a loaded model, and what a runner needs on every device.
 
 This module owns the parts of a runner that live on the host whatever device computes: token masks
-of grammars, prompt embeddings, and the pooler. It must not know how a step is computed.
+of grammars, prompt embeddings, the pooler, and what other ranks do between steps. It must not know
+how a step is computed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import OwnedMemory
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.prompt_embeds import EmbedsByRow, check_prompt_embeds
+from shmllm.worker.ranks import Ranks
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Observe = Callable[[str], AbstractContextManager[object]]
 """Makes a context manager from a kernel's label; a profiler records what runs inside it."""
@@ -61,6 +65,7 @@ class LoadedRunner(ABC):
     Args:
         config: the engine's configuration.
         loaded: the model.
+        ranks: the other ranks, which may have parts of the model.
         embeds_scale: the factor of prompts' embeddings; 1 if a step multiplies them itself.
 
     Attributes:
@@ -82,16 +87,18 @@ class LoadedRunner(ABC):
     processors: CustomProcessors | None = None
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, embeds_scale: float = 1.0
+        self, config: EngineConfig, loaded: LoadedModel, ranks: Ranks, embeds_scale: float = 1.0
     ) -> None:
-        num_rows = config.scheduler.max_num_seqs
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._loaded = loaded
+        self._ranks = ranks
+        if ranks.memory.size > 1:
+            loaded.model.followers = ranks
         self._adapters: AdapterMaker | None = None
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow(embeds_scale)
         self.masks = GrammarMasks(self._grammars, config.max_samples)
-        self.pooler = Pooler(num_rows, loaded.config.hidden_size)
+        self.pooler = Pooler(config.num_rows, loaded.config.hidden_size)
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> SubmittedStep:
@@ -111,12 +118,12 @@ class LoadedRunner(ABC):
         runner whose kernels torch's profiler sees by itself ignores the call."""
 
     def begin_recording(self) -> None:
-        """Let the other processes that compute for this one record their steps."""
-        return
+        """Let the other ranks record their steps."""
+        self._ranks.elsewhere("begin_recording")
 
     def end_recording(self) -> None:
         """Let them stop."""
-        return
+        self._ranks.elsewhere("end_recording")
 
     def write_recording(self, path: Path) -> None:
         """Let them write what they have recorded.
@@ -124,7 +131,7 @@ class LoadedRunner(ABC):
         Args:
             path: where this process writes its own trace; see `profile.path_of_rank`.
         """
-        return
+        self._ranks.elsewhere("write_recording", path.absolute())
 
     def read_lora(self, directory: str) -> object:
         """Read an adapter into the form in which steps compute with it, which has a `digest`.
@@ -144,31 +151,44 @@ class LoadedRunner(ABC):
         )
 
     def check(self) -> None:
-        """Raise if a process that computes for this one has ended."""
-        return
+        """Raise if another rank has ended."""
+        self._ranks.memory.check()
 
     def watch(self, report: Callable[[int], None]) -> None:
-        """Call `report`, on any thread, with the pid of a process that computes for this one when
-        a signal has stopped it, and with 0 when it goes on."""
-        return
+        """See `Ranks.watch`."""
+        self._ranks.watch(report)
 
     def everywhere(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
-        """Run a function in each other process that computes for this one, with that process's
-        worker as its first argument, and `own` in this one. Returns the results, by rank.
+        """Run a function in each other rank, with that rank's worker as its first argument, and
+        `own` in this one. Each has its part of the model. Returns the results, by rank.
 
         Args:
             own: what this process runs.
             pickled: returns the function, its arguments and its keyword arguments as a pickle.
         """
-        return [own()]
+        followers, self.model.followers = self.model.followers, None
+        try:
+            return self._ranks.call(own, pickled)
+        finally:
+            self.model.followers = followers
 
     def read_weight(self, name: str) -> torch.Tensor:
-        """Return a copy of one of the model's `destinations`."""
-        return self.model.destinations()[name][0].clone()
+        """Return a copy of one of the model's `destinations`. Each rank has zeros where others have
+        their parts."""
+        found = self._ranks.everywhere(
+            self.model.destinations()[name][0].clone, "read_weight", name
+        )
+        if len(found) == 1:
+            return found[0]
+        kind = found[0].dtype
+        bits, *others = (each.cpu().view(_BITS[kind.itemsize]) for each in found)
+        for each in others:
+            bits |= each
+        return bits.view(kind)
 
     def close(self) -> None:
-        """End the processes that compute for this one."""
-        return
+        """End the other ranks."""
+        self._ranks.close()
 
     @property
     def model(self) -> Model:
@@ -177,7 +197,16 @@ class LoadedRunner(ABC):
 
     def reload_weights(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""
-        return self._loaded.reload(directory)
+        model, loaded = self.model, self._loaded
+        try:
+            own, *_ = self._ranks.everywhere(lambda: loaded.reload(directory), "reload", directory)
+        except Exception:
+            # Weights that only some of the ranks have read are of no use.
+            versions = self._ranks.everywhere(lambda: model.weights_version, "weights_version")
+            if len(set(versions)) > 1:
+                self._ranks.everywhere(model.weights_damaged, "damage_weights")
+            raise
+        return own
 
     def keeps_state_of(self, row: int) -> bool:
         """Whether a custom logits processor keeps a state for a row's request, so that it must not

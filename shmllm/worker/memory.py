@@ -160,7 +160,7 @@ class CacheShape:
             cache.block_size,
             max(layer_bytes),
             scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens,
-            2 * scheduler.max_num_seqs + config.max_drafting,
+            2 * config.num_rows + config.max_drafting,
             -(-max(model.layer_state_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES,
         )
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from shmllm.models.fields import Fields
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Alone, Group
-from shmllm.worker.memory import CacheSize
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 
 if TYPE_CHECKING:
@@ -42,15 +41,15 @@ class Ranks(Protocol):
 
     num_threads: int
 
-    def build(self, size: CacheSize) -> int:
-        """Let the others make their caches and programs. Returns the size of their weights."""
-
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         """Run a method of each other rank, and meanwhile `own`. Returns all results, by rank.
 
         Raises:
             Exception: what `own` raised, or else the first of the others.
         """
+
+    def elsewhere(self, name: str, *arguments: Any) -> None:
+        """As `everywhere`, in the others only."""
 
     def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         """As `everywhere`, where all wait for each other: if one raises, the group ends, so that
@@ -72,9 +71,6 @@ class Ranks(Protocol):
     def adapters(self, own: CpuLora) -> StepAdapters:
         """Return the adapters of all ranks."""
 
-    def check(self) -> None:
-        """Raise if one has ended."""
-
     def close(self) -> None:
         """End the others."""
 
@@ -90,11 +86,11 @@ class NoRanks:
         self.memory = Alone()
         self.num_threads = num_threads
 
-    def build(self, size: CacheSize) -> int:
-        return 0
-
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         return [own()]
+
+    def elsewhere(self, name: str, *arguments: Any) -> None:
+        pass
 
     def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         return [own()]
@@ -113,9 +109,6 @@ class NoRanks:
 
     def adapters(self, own: CpuLora) -> StepAdapters:
         return own
-
-    def check(self) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -12,7 +12,7 @@ from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
 from support.reference_models import MAX_TOKENS, VARIANTS, ReferenceModel, make_model
 from support.variants import slow
 
-from shmllm import LLM, EngineStartError, SamplingParams
+from shmllm import LLM, EngineStartError, PoolingParams, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -22,6 +22,7 @@ RANKED = [kind if kind == "qwen3_next" else slow(kind) for kind in VARIANTS]
 STAGED = [kind if kind == "deepseek_v3" else slow(kind) for kind in VARIANTS if kind != "gemma4"]
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, logprobs=0)
+MEAN = PoolingParams(pooling_type="MEAN")
 
 
 def ask_greedy(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
@@ -87,6 +88,18 @@ def test_batches_of_a_pipeline_do_not_disturb_each_other(
         assert ask(llm, requests) == alone
         assert ask_shuffled(llm, requests, seed=6) == alone
         assert (llm.get_metrics()["preemptions"] > 0) == bool(options)
+
+
+def test_vectors_of_all_batches_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    """Means of prompts in chunks, of more requests than there are in a batch."""
+    make_model("llama", tmp_path)
+    prompts = [{"prompt_token_ids": list(range(1, 20 + length))} for length in range(9)]
+    found = []
+    for options in ({}, {"pipeline_parallel_size": 2, "max_num_seqs": 2}):
+        with LLM(str(tmp_path), **LOCAL, max_num_batched_tokens=16, **options) as llm:
+            outputs = llm.embed(prompts, pooling_params=MEAN, use_tqdm=False)
+            found.append([output.outputs.embedding for output in outputs])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("reference", ["llama", slow("qwen2_moe")], indirect=True)

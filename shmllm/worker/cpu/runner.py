@@ -28,10 +28,9 @@ from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.grammar_masks import PendingMasks
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
-from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, make_info
 from shmllm.worker.memory_owners import MemoryOwners, Workspace
-from shmllm.worker.ranked_runner import RankedRunner
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
@@ -93,7 +92,7 @@ class ThreadedStep:
         return replace(self._execute(self._plan), computing_ns=None)
 
 
-class CpuRunner(RankedRunner):
+class CpuRunner(LoadedRunner):
     """A loaded model with its KV cache on a CPU. Steps overlap if they run on a thread.
 
     If other ranks compute parts of the model, they do what this runner does: see `Ranks`.
@@ -133,8 +132,9 @@ class CpuRunner(RankedRunner):
             max_drafts=config.max_drafts,
             make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
-        part.build(size, self._batch)
-        weight_bytes = loaded.weights.num_bytes + ranks.build(size)
+
+        part.build(size, self._batch)  # first: the others get the arrays that this one makes
+        weight_bytes = sum(ranks.everywhere(lambda: loaded.weights.num_bytes, "build", size))
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)

@@ -31,10 +31,9 @@ from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, slot_of_r
 from shmllm.worker.gpu.transfers import PendingArrays
 from shmllm.worker.group import Kind
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
-from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, make_info
 from shmllm.worker.memory_owners import MemoryOwners
-from shmllm.worker.ranked_runner import RankedRunner
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
@@ -152,7 +151,7 @@ class GpuStep:
         self._timer.end()
 
 
-class GpuRunner(RankedRunner):
+class GpuRunner(LoadedRunner):
     """A loaded model with its KV cache on a GPU.
 
     Args:
