@@ -15,7 +15,8 @@ the cores. This module must not know what kernels compute.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from shmllm_kernels.cpu.memory import word
 from shmllm_kernels.cpu.object_code import addresses_of
 from shmllm_kernels.cpu.simd import INT64
 
+Observe = Callable[[str], AbstractContextManager[object]]
 _FUNCTION_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 _ROW_WORDS = 24  # three cache lines, so that the counters of two kernels never share one
@@ -186,17 +188,28 @@ class KernelProgram:
             row[: len(operands)] = operands
         self._counters = self._rows[:, _TAKEN:]
 
-    def replay(self, num_threads: int | None = None) -> None:
-        """Runs all kernels, in order."""
-        self._run(0, len(self._entries), num_threads or self.num_threads)
+    def replay(
+        self,
+        num_threads: int | None = None,
+        *,
+        kernels: range | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        """Runs kernels, in order.
 
-    def replay_some(self, kernels: range) -> None:
-        """Runs consecutive kernels, in order."""
-        self._run(kernels.start, len(kernels), self.num_threads)
-
-    def replay_one(self, index: int) -> None:
-        """Runs one kernel. Calling this for every kernel computes the same as `replay`, slower."""
-        self._run(index, 1, self.num_threads)
+        Args:
+            num_threads: the number of threads; None: `self.num_threads`.
+            kernels: the consecutive kernels to run; None: all.
+            observe: makes the context manager inside which each kernel runs, from its label. That
+                computes the same, slower: the kernels run one by one. None: nobody looks.
+        """
+        kernels, wanted = kernels or range(len(self._entries)), num_threads or self.num_threads
+        if observe is None:
+            self._run(kernels.start, len(kernels), wanted)
+            return
+        for index in kernels:
+            with observe(self.labels[index]):
+                self._run(index, 1, wanted)
 
     def _run(self, first: int, count: int, wanted: int) -> None:
         if len(self._rows) < len(self._entries):

@@ -208,7 +208,7 @@ class CpuPipeline:
         self._next = (number + 1) % self.num_slots
         slot.fill_tables(self._batch.block_tables, inputs, self._block_size)
         slot.step[0] = self._group.step[0] + 1
-        self._play(slot.kernels)
+        slot.kernels.replay(observe=self.observe)
         self._group.begin(Kind.STEP, number)
         return number
 
@@ -225,7 +225,8 @@ class CpuPipeline:
 
     def play(self, kind: Kind, slot: int) -> None:
         """Compute this stage's part of a step that the first stage has begun."""
-        self._play(self._scoring if kind is Kind.SCORING else self._slots[slot].kernels)
+        kernels = self._scoring if kind is Kind.SCORING else self._slots[slot].kernels
+        kernels.replay(observe=self.observe)
 
     def inputs_of(self, slot: int) -> CpuInputs:
         """Return the inputs of a slot's step."""
@@ -245,11 +246,3 @@ class CpuPipeline:
             self._group.check()
             logits[begin : begin + len(rows)] = self._scored_logits[: len(rows)]
         return logits
-
-    def _play(self, kernels: KernelProgram) -> None:
-        if self.observe is None:
-            kernels.replay()
-            return
-        for index, label in enumerate(kernels.labels):
-            with self.observe(label):
-                kernels.replay_one(index)

@@ -175,9 +175,5 @@ class CpuProgram:
         """Compute this process's part of a step that its group has begun."""
         if kind is Kind.SCORING:
             self._scoring.replay()
-        elif self.observe is None:
-            self._kernels.replay()
         else:
-            for index, label in enumerate(self._kernels.labels):
-                with self.observe(label):
-                    self._kernels.replay_one(index)
+            self._kernels.replay(observe=self.observe)

@@ -97,10 +97,5 @@ class CpuTransformersProgram:
 
     def _run(self, rows: Tensor, layer: AttentionHeads) -> Tensor:
         kernels, out = self._recorded[layer.layer]
-        if self.observe is None:
-            self._kernels.replay_some(kernels)
-        else:
-            for index in kernels:
-                with self.observe(self._kernels.labels[index]):
-                    self._kernels.replay_one(index)
+        self._kernels.replay(kernels=kernels, observe=self.observe)
         return out[: len(rows)]
