@@ -6,8 +6,8 @@
 In each round every case decodes the same number of steps, and the time of a forward pass is its
 smallest and its median: `1 thread`, the base; `N threads` of one process, each bound to a core; and
 `N ranks` of one thread each. The machine should have nothing else to do. --neighbour keeps one core
-busy with another process meanwhile. --begin measures nothing but how long after the begin of a step
-another rank sees it: the counterpart of sending it a plan.
+busy with another process meanwhile. --begin measures nothing but how long after the beginning of a
+step another rank sees it: the counterpart of sending it a plan.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def neighbour(is_wanted: bool) -> Iterator[None]:
 
 
 def begin_latencies(count: int) -> list[float]:
-    """The microseconds from the begin of a step to another process that sees it."""
+    """The microseconds from the beginning of a step to another process that sees it."""
     memory = GroupMemory.create(2, is_pipeline=False)
     seen = memory.array("seen", 1)
     pid = os.fork()
@@ -142,7 +142,7 @@ def begin_latencies(count: int) -> list[float]:
 @click.option("--steps", default=24, help="Steps that each request decodes in a round.")
 @click.option("--rounds", default=5, help="Rounds.")
 @click.option("--neighbour", "is_disturbed", is_flag=True, help="Keep a core busy meanwhile.")
-@click.option("--begin", is_flag=True, help="Measure the begin of steps only.")
+@click.option("--begin", is_flag=True, help="Measure the beginning of steps only.")
 @click.option("--json", "json_file", type=click.File("w"), help="Also write the JSON to FILE.")
 def main(
     model: str, dtype: str, size: int, requests: tuple[int, ...], context: int, steps: int,
@@ -156,7 +156,15 @@ def main(
         return
     sizes = {"1 thread": (1, 1), f"{size} threads": (size, 1), f"{size} ranks": (size, size)}
     cores = {name: make_core(model, dtype, max(requests), *each) for name, each in sizes.items()}
-    record: dict[str, Any] = {"machine": describe_machine(), "forward_ms": {}, "ratios": {}}
+    info = cores["1 thread"].info
+    record: dict[str, Any] = {
+        "machine": describe_machine(),
+        "model": {"type": info.model_type, "parameters": info.num_parameters, "dtype": info.dtype},
+        "context": context,
+        "has_neighbour": is_disturbed,
+        "forward_ms": {},
+        "ratios": {},
+    }
     try:
         with neighbour(is_disturbed):
             for count in requests:

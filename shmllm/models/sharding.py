@@ -133,8 +133,8 @@ def _sizes(config: ModelConfig) -> list[int]:
 def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
     """Returns the configuration of a stage's part of a model.
 
-    The stages get consecutive layers, of about equal numbers of parameters; the LM head counts for
-    the last one, because it multiplies in each step as a layer does.
+    The stages get consecutive layers, so that they cost about the same; half of the LM head counts
+    for the last one.
 
     Args:
         config: the configuration of the model.
@@ -169,7 +169,9 @@ def _cost(config: ModelConfig, layer: LayerSpec) -> int:
 
 
 def _head(config: ModelConfig) -> int:
-    return config.vocab_size * config.hidden_size
+    """Returns the cost of the LM head, as `_cost`: half of its elements. It computes only the tokens
+    that are sampled, so none of a prompt but the last, and is one large product."""
+    return config.vocab_size * config.hidden_size // 2
 
 
 def _stage_bounds(costs: list[int], head: int, count: int) -> list[int]:
