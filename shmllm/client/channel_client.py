@@ -363,7 +363,7 @@ class ChannelEngineClient:
         self.info = EngineInfo.from_json(ready.json)
         cores = len(os.sched_getaffinity(0))
         policy = WaitPolicy.for_machine(self.info.wait_policy, self.info.num_threads, cores)
-        self._channel.set_policy(policy)
+        self._channel.waiter.set_policy(policy)
         return self.info
 
     def _check_alive(self, call: int | None = None) -> None:

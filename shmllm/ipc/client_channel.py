@@ -10,20 +10,18 @@ from shmllm.ipc import layout
 from shmllm.ipc.channel import ChannelEnd
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.core_waiter import core_doorbell
-from shmllm.ipc.doorbell import open_doorbell
 from shmllm.ipc.error_log import LoggedError
-from shmllm.ipc.layout import ClientState, EngineState, Parked
+from shmllm.ipc.layout import ClientState, EngineState
+from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.ring import BytesLike, RingWriter
 from shmllm.ipc.ring_reader import Decode, RingReader
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
 from shmllm.ipc.stats import Stat
-from shmllm.ipc.wait import Waiter, WaitPolicy, wake_if_parked, wake_if_parked_for_room
+from shmllm.ipc.wait import WaitPolicy, wake_if_parked, wake_if_parked_for_room
 from shmllm.ipc.words import Word
 
-NON_URGENT_DELAY_S = 0.01
-"""A front end that waits for an urgent output checks for other outputs this often, in seconds."""
 STATISTICS_PERIOD_NS = 10_000_000
 """The shortest time between two parks that publish statistics, which takes longer than a park."""
 
@@ -35,15 +33,24 @@ class ClientChannel(ChannelEnd):
         control: the engine's control segment.
         client: this front end's own segment.
         policy: the wait policy for outputs.
+        waiter: waits for outputs, also those of other channels; then `policy` is not used. None:
+            this channel has its own.
 
     Attributes:
+        waiter: waits for outputs.
         slots: the writer of the tensor slots to the engine.
         output_slots: the reader of the tensor slots from the engine.
         requests: the writer of the request ring.
         outputs: the reader of the output ring.
     """
 
-    def __init__(self, control: Segment, client: Segment, policy: WaitPolicy) -> None:
+    def __init__(
+        self,
+        control: Segment,
+        client: Segment,
+        policy: WaitPolicy,
+        waiter: OutputWaiter | None = None,
+    ) -> None:
         memory = client.buffer
         self.requests = RingWriter.over(memory, layout.REQUEST_RING_LAYOUT)
         self.outputs = RingReader.over(memory, layout.OUTPUT_RING_LAYOUT)
@@ -51,20 +58,17 @@ class ClientChannel(ChannelEnd):
         super().__init__(client, self.requests, self.outputs, core_parked, core_doorbell(control))
         self._has_data = self.outputs.has_data
         self._urgent = Word(memory, layout.OUTPUT_URGENT_OFFSET)
-        self._last_urgent_wait_was_empty = False
         self.slots = SlotWriter(memory, layout.REQUEST_SLOT_LAYOUT, client.allocate, client.discard)
         self.output_slots = SlotReader(memory, layout.OUTPUT_SLOT_LAYOUT)
         self._control = ControlView(control)
         self._state = Word(memory, layout.CLIENT_STATE_OFFSET)
         self._heartbeat = Word(memory, layout.CLIENT_HEARTBEAT_OFFSET)
-        self._parked = Word(memory, layout.CLIENT_PARKED_OFFSET)
-        self._doorbell = open_doorbell(
-            client.part(layout.CLIENT_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
-        )
         self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
         self._published_ns = 0
-        self._waiter = Waiter(self._parked, self._doorbell, policy, self._before_park)
+        self._owns_waiter = waiter is None
+        self.waiter = OutputWaiter(client, policy) if waiter is None else waiter
+        self.waiter.on_park.append(self._before_park)
 
     def try_send(self, kind: int, *parts: BytesLike) -> bool:
         """Publish a request and wake the engine if it sleeps.
@@ -116,9 +120,8 @@ class ClientChannel(ChannelEnd):
                     f"of {layout.RING_BYTES} bytes are free in the request ring"
                 )
             free = self.requests.free_bytes
-            self._waiter.wait(
-                lambda free=free: self._has_data() or self.requests.free_bytes > free,  # type: ignore[misc]
-                reason=Parked.FOR_ROOM,
+            self.waiter.wait_for_room(
+                lambda free=free: self._has_data() or self.requests.free_bytes > free  # type: ignore[misc]
             )
 
     def receive(self, decode: Decode) -> int:
@@ -149,37 +152,34 @@ class ClientChannel(ChannelEnd):
 
         Args:
             deadline_s: a time on `time.monotonic()`; None: only the park cap bounds the wait.
-            urgent_only: wait for an urgent output, but no longer than NON_URGENT_DELAY_S. If
-                the ring is still empty then, outputs come slowly, and the next call waits for
-                an output of any kind.
+            urgent_only: wait for an urgent output for a while; see `OutputWaiter.wait`.
 
         Returns:
             Whether the output ring has an unread record.
+        """
+        self.before_wait()
+        has_urgent = self.has_urgent if urgent_only else None
+        return self.waiter.wait(self._has_data, has_urgent, deadline_s)
+
+    def before_wait(self) -> None:
+        """Free the memory of slots that nobody uses any more. A wait calls this first.
+
+        Raises:
+            SegmentError: the channel is closed, or this process is a forked child.
         """
         if self._is_closed or not self._client.is_usable:
             self._raise_unusable()
         if self.slots.has_excess:
             self.slots.reclaim()
-        cap_s = self._waiter.park_cap_s
-        if deadline_s is not None:
-            cap_s = min(deadline_s - time.monotonic(), cap_s)
-        if cap_s <= 0:
-            return self._has_data()
-        if urgent_only and not self._last_urgent_wait_was_empty:
-            self._waiter.wait(self._has_urgent, min(cap_s, NON_URGENT_DELAY_S), Parked.FOR_URGENT)
-            has_data = self._has_data()
-            self._last_urgent_wait_was_empty = not has_data
-            return has_data
-        self._last_urgent_wait_was_empty = False
-        return self._waiter.wait(self._has_data, cap_s)
 
-    def _has_urgent(self) -> bool:
+    def has_data(self) -> bool:
+        """Whether the output ring has an unread record."""
+        return self._has_data()
+
+    def has_urgent(self) -> bool:
+        """Whether it has an urgent one."""
         # SYNC POINT: record published
         return self._has_data() and self._urgent.load() > self.outputs.position
-
-    def set_policy(self, policy: WaitPolicy) -> None:
-        """Use another wait policy from now on."""
-        self._waiter.set_policy(policy)
 
     def beat(self) -> None:
         """Store the current time as the heartbeat of this front end; each park does this as well.
@@ -200,7 +200,7 @@ class ClientChannel(ChannelEnd):
         that did was more than `STATISTICS_PERIOD_NS` ago."""
         self._request_stats.store(self.requests.statistics())
         outputs = self.outputs.statistics()
-        self._output_stats.store(outputs._replace(times_parked=self._waiter.times_parked))
+        self._output_stats.store(outputs._replace(times_parked=self.waiter.times_parked))
 
     @property
     def engine_state(self) -> EngineState:
@@ -242,7 +242,7 @@ class ClientChannel(ChannelEnd):
         """Wake the thread of this process that waits on this channel; if none waits, the next
         park ends at once."""
         if not self._is_closed and self._client.is_usable:
-            self._doorbell.post()
+            self.waiter.wake()
 
     def set_closing(self) -> None:
         """Tell the engine that this front end closes the connection."""
@@ -256,6 +256,10 @@ class ClientChannel(ChannelEnd):
         if not self._is_closed and self._client.is_usable:
             self.publish_statistics()
         self._is_closed = True
+        if self._before_park in self.waiter.on_park:
+            self.waiter.on_park.remove(self._before_park)
+        if self._owns_waiter:
+            self.waiter.close()
         for part in (
             self.requests,
             self.outputs,
@@ -267,9 +271,7 @@ class ClientChannel(ChannelEnd):
             self._state,
             self._heartbeat,
             self._urgent,
-            self._parked,
             self._peer_parked,
-            self._doorbell,
             self._peer_doorbell,
         ):
             part.close()

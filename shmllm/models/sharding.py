@@ -169,8 +169,8 @@ def _cost(config: ModelConfig, layer: LayerSpec) -> int:
 
 
 def _head(config: ModelConfig) -> int:
-    """Returns the cost of the LM head, as `_cost`: half of its elements. It computes only the tokens
-    that are sampled, so none of a prompt but the last, and is one large product."""
+    """Returns the cost of the LM head, as `_cost`: half of its elements. It computes sampled tokens
+    only, so none of a prompt but the last one, and it is one large product."""
     return config.vocab_size * config.hidden_size // 2
 
 

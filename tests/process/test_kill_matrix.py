@@ -89,7 +89,7 @@ def idle():
     outlive()
 
 def parked():
-    say_when(lambda: channel._parked.load() and channel._peer_parked.load())
+    say_when(lambda: channel.waiter._parked.load() and channel._peer_parked.load())
     while True:
         llm._client.poll(1.0).clear()
 

@@ -76,10 +76,10 @@ def test_the_front_end_is_woken_only_when_parked(
     front: ClientChannel, core: CoreChannel, client: Segment
 ) -> None:
     core.try_send(1)
-    assert not front._doorbell.try_wait()
+    assert not front.waiter._doorbell.try_wait()
     _set_parked(client, layout.CLIENT_PARKED_OFFSET)
     core.try_send(1)
-    assert front._doorbell.try_wait()
+    assert front.waiter._doorbell.try_wait()
 
 
 def test_an_output_that_is_not_urgent_does_not_end_a_wait_for_urgent_ones(
@@ -88,12 +88,12 @@ def test_an_output_that_is_not_urgent_does_not_end_a_wait_for_urgent_ones(
     parked = Word(client.buffer, layout.CLIENT_PARKED_OFFSET)
     parked.store(Parked.FOR_URGENT)
     core.try_send(1, is_urgent=False)
-    assert not front._doorbell.try_wait()
+    assert not front.waiter._doorbell.try_wait()
     core.try_send(2)
-    assert front._doorbell.try_wait()
+    assert front.waiter._doorbell.try_wait()
     parked.store(Parked.FOR_DATA)
     core.try_send(3, is_urgent=False)
-    assert front._doorbell.try_wait()
+    assert front.waiter._doorbell.try_wait()
     assert [kind for kind, _ in _take(front)] == [1, 2, 3]
 
 
@@ -102,15 +102,15 @@ def test_every_output_is_urgent_once_the_ring_is_half_full(
 ) -> None:
     Word(client.buffer, layout.CLIENT_PARKED_OFFSET).store(Parked.FOR_URGENT)
     sent = 0
-    while not front._doorbell.try_wait():
+    while not front.waiter._doorbell.try_wait():
         assert core.try_send(1, bytes(1000), is_urgent=False), "the ring is full before the post"
         sent += 1000
     assert 0.45 * layout.RING_BYTES < sent < 0.55 * layout.RING_BYTES
-    assert front._has_urgent()
+    assert front.has_urgent()
     _take(front)
-    assert not front._has_urgent()
+    assert not front.has_urgent()
     core.try_send(1, is_urgent=False)
-    assert not front._doorbell.try_wait()
+    assert not front.waiter._doorbell.try_wait()
 
 
 def test_outputs_count_as_urgent_when_the_ring_refuses_the_next_one(
@@ -123,14 +123,14 @@ def test_outputs_count_as_urgent_when_the_ring_refuses_the_next_one(
     assert core.try_send(2, bytes(200_000), is_urgent=False)
     assert not core.outputs.is_half_full
     Word(client.buffer, layout.CLIENT_PARKED_OFFSET).store(Parked.FOR_URGENT)
-    assert not front._has_urgent()
+    assert not front.has_urgent()
     assert not core.try_send(3, bytes(230_000), is_urgent=False)
-    assert front._has_urgent()
-    assert front._doorbell.try_wait()
+    assert front.has_urgent()
+    assert front.waiter._doorbell.try_wait()
     assert [kind for kind, _ in _take(front)] == [2]
     assert core.try_send(3, is_urgent=False)
-    assert not front._has_urgent()
-    assert not front._doorbell.try_wait()
+    assert not front.has_urgent()
+    assert not front.waiter._doorbell.try_wait()
 
 
 def test_a_wait_for_urgent_outputs(front: ClientChannel, core: CoreChannel) -> None:
@@ -142,9 +142,9 @@ def test_a_wait_for_urgent_outputs(front: ClientChannel, core: CoreChannel) -> N
     assert time.monotonic() - began >= POLICY.park_cap_s
     core.try_send(2)
     core.try_send(1, is_urgent=False)
-    times_parked = front._waiter.times_parked
+    times_parked = front.waiter._waiter.times_parked
     assert front.wait(time.monotonic() + 5, urgent_only=True)
-    assert front._waiter.times_parked == times_parked
+    assert front.waiter._waiter.times_parked == times_parked
     assert [kind for kind, _ in _take(front)] == [1, 2, 1]
     assert not front.wait(time.monotonic() + 0.001, urgent_only=True)
 
@@ -158,7 +158,7 @@ def test_after_an_empty_urgent_wait_the_next_wait_is_for_any_output(
         reasons.append(reason)
         return False
 
-    monkeypatch.setattr(front, "_waiter", SimpleNamespace(wait=wait, park_cap_s=0.1))
+    monkeypatch.setattr(front.waiter, "_waiter", SimpleNamespace(wait=wait, park_cap_s=0.1))
     for _ in range(3):
         front.wait(urgent_only=True)
     core.try_send(1, is_urgent=False)
@@ -239,8 +239,8 @@ def test_the_engine_sees_that_the_front_end_closes(
 
 
 def test_the_policy_can_change(front: ClientChannel) -> None:
-    front.set_policy(WaitPolicy(0, 0, 0.005, 0.01))
-    assert front._waiter.park_cap_s == 0.005
+    front.waiter.set_policy(WaitPolicy(0, 0, 0.005, 0.01))
+    assert front.waiter._waiter.park_cap_s == 0.005
 
 
 def test_a_closed_channel_refuses_every_call(front: ClientChannel, core: CoreChannel) -> None:
@@ -289,8 +289,8 @@ def test_a_connection_works_with_named_doorbells_and_unlinks_them(
         front, core = ClientChannel(control, client, POLICY), CoreChannel(control, client)
         _set_parked(client, layout.CLIENT_PARKED_OFFSET)
         assert core.try_send(1, b"x")
-        assert isinstance(front._doorbell, doorbell.NamedDoorbell)
-        assert front._doorbell.try_wait()
+        assert isinstance(front.waiter._doorbell, doorbell.NamedDoorbell)
+        assert front.waiter._doorbell.try_wait()
         assert _take(front) == [(1, b"x")]
         front.close()
         core.close()

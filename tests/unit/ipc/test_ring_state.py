@@ -119,7 +119,7 @@ def test_each_end_publishes_its_counters(pair: Pair) -> None:
 
 def test_the_front_end_publishes_its_counters_before_it_parks(pair: Pair) -> None:
     assert pair.front.try_send(1, b"abc")
-    assert not pair.front._waiter.wait(lambda: False, 0.001)
+    assert not pair.front.waiter._waiter.wait(lambda: False, 0.001)
     shown = peek(pair.memory, REQUEST_RING_LAYOUT, 0).writer
     assert shown.num_messages == 1
     assert peek(pair.memory, OUTPUT_RING_LAYOUT, 0).reader.times_parked == 1
@@ -131,6 +131,6 @@ def test_parks_soon_after_each_other_publish_the_counters_once(
     shown = []
     for passed_ns in (0, STATISTICS_PERIOD_NS, STATISTICS_PERIOD_NS + 1):
         monkeypatch.setattr(time, "monotonic_ns", lambda now=2**40 + passed_ns: now)
-        assert not pair.front._waiter.wait(lambda: False, 0.001)
+        assert not pair.front.waiter._waiter.wait(lambda: False, 0.001)
         shown.append(peek(pair.memory, OUTPUT_RING_LAYOUT, 0).reader.times_parked)
     assert shown == [1, 1, 3]

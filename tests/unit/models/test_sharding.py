@@ -176,7 +176,13 @@ def test_the_stages_have_each_layer_once(llama: Path, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_layers", "vocab_size", "expected"),
-    [(30, 1, [15, 15]), (30, 8 * 288, [17, 13]), (30, 16 * 288, [19, 11]), (4, 10**6, [3, 1]), (7, 1, [4, 3])],
+    [
+        (30, 1, [15, 15]),
+        (30, 8 * 288, [17, 13]),
+        (30, 16 * 288, [19, 11]),
+        (4, 10**6, [3, 1]),
+        (7, 1, [4, 3]),
+    ],
 )
 def test_the_head_counts_for_the_last_stage(
     llama: Path, num_layers: int, vocab_size: int, expected: list[int]
