@@ -16,6 +16,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError, SegmentError
 from shmllm.ipc import registry
 from shmllm.ipc.access import Access
+from shmllm.ipc.client_bell import name_bell
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.error_log import reason_for
@@ -79,15 +80,26 @@ class AttachedEngineClient(ChannelEngineClient):
     Args:
         name: the name of the engine.
         directory: the directory of the named segments; None for this user's folders.
+        leader: a client that is attached to another engine, whose doorbell wakes this one, too.
 
     Raises:
         SegmentError: the engine does not exist, still starts, has died, belongs to another user,
             or has no free place.
         ProtocolMismatchError: the engine has another version.
         NoSpaceError: there is no room for this front end's segment.
+
+    Attributes:
+        segment_name: the name of this front end's segment at the engine.
     """
 
-    def __init__(self, name: str, directory: Path | None = None) -> None:
+    segment_name: str
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path | None = None,
+        leader: AttachedEngineClient | None = None,
+    ) -> None:
         self._name = name
         self._owner_pid = os.getpid()
         path = registry.control_path(name, directory)
@@ -104,11 +116,15 @@ class AttachedEngineClient(ChannelEngineClient):
             client = Segment.create(SegmentKind.CLIENT, directory=str(path.parent))
             undo.callback(client.close)
             client.take_ownership()
+            if leader is not None:
+                name_bell(client, leader.waiter.segment, leader.segment_name)
             self._place = registry.claim_place(client, name, path.parent)
             client_path = registry.client_path(name, self._place, path.parent)
             undo.callback(registry.withdraw, client, client_path)
-            channel = ClientChannel(control, client, WaitPolicy.named("idle"))
+            waiter = None if leader is None else leader.waiter
+            channel = ClientChannel(control, client, WaitPolicy.named("idle"), waiter)
             undo.callback(channel.close)
+            self.segment_name = client_path.name
             self._nonce = client.nonce
             self._attached_ns = time.time_ns()
             super().__init__(channel, engine)

@@ -25,6 +25,7 @@ from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.error_log import LoggedError
+from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
@@ -88,6 +89,11 @@ class ChannelEngineClient:
     def pid(self) -> int:
         """The pid of the engine process."""
         return self._engine.pid
+
+    @property
+    def waiter(self) -> OutputWaiter:
+        """Waits for outputs of this engine."""
+        return self._channel.waiter
 
     def add(self, request: EngineCoreRequest) -> None:
         if request.embeds is not None:

@@ -3,7 +3,7 @@
 An engine is started by exec, in a session of its own. The caller's script therefore needs no
 `__main__` guard, no signal of the caller's terminal reaches the engine, and the engine inherits
 nothing that the caller initialised (threads, CUDA). A private engine inherits the descriptors of
-its two segments and of the front end's pidfd, and no others.
+its segments and of the front end's pidfd, and no others.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ class ChildEngineHandle:
 
     Args:
         segment_fds: the descriptors of the control segment and of the client segment.
+        bell_fds: that of the segment whose doorbell wakes the front end, if it is another one.
     """
 
-    def __init__(self, segment_fds: Sequence[int]) -> None:
+    def __init__(self, segment_fds: Sequence[int], bell_fds: Sequence[int] = ()) -> None:
         own_pidfd = above_standard_streams(os.pidfd_open(os.getpid()))
         output = _output()
         try:
-            arguments = [str(fd) for fd in (*segment_fds, own_pidfd)]
+            inherited = (*segment_fds, own_pidfd, *bell_fds)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", ENGINE_MODULE, "--private", *arguments],
+                [sys.executable, "-m", ENGINE_MODULE, "--private", *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd="/",
                 env=engine_environment(),
-                pass_fds=(*segment_fds, own_pidfd),
+                pass_fds=inherited,
                 start_new_session=True,
             )
         finally:

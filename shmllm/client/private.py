@@ -17,6 +17,7 @@ from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.access import Access
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.layout import EngineState, SegmentKind
+from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy
@@ -33,6 +34,7 @@ class PrivateEngineClient(ChannelEngineClient):
         config: the configuration of the engine.
         startup_timeout_s: how many seconds the engine may take to become ready.
         shm_directory: a directory in the file system for the segments.
+        waiter: waits for the outputs of this engine and of others; None: of this one only.
 
     Raises:
         NoSpaceError: the file system has no room for the segments.
@@ -44,6 +46,7 @@ class PrivateEngineClient(ChannelEngineClient):
         *,
         startup_timeout_s: float = 600.0,
         shm_directory: str = "/dev/shm",
+        waiter: OutputWaiter | None = None,
     ) -> None:
         self._config = config
         self._startup_timeout_s = startup_timeout_s
@@ -54,9 +57,10 @@ class PrivateEngineClient(ChannelEngineClient):
             client = Segment.create(SegmentKind.CLIENT, directory=shm_directory)
             undo.callback(client.close)
             client.take_ownership()
-            channel = ClientChannel(control, client, WaitPolicy.named("idle"))
+            channel = ClientChannel(control, client, WaitPolicy.named("idle"), waiter)
             undo.callback(channel.close)
-            engine = ChildEngineHandle((control.fd, client.fd))
+            bell_fds = () if waiter is None else (waiter.segment.fd,)
+            engine = ChildEngineHandle((control.fd, client.fd), bell_fds)
             undo.pop_all()
         super().__init__(channel, engine)
         self._process = engine

@@ -1,6 +1,6 @@
 """Starts an engine process.
 
-    python -m shmllm.engine --private CONTROL_FD CLIENT_FD FRONT_END_PIDFD
+    python -m shmllm.engine --private CONTROL_FD CLIENT_FD FRONT_END_PIDFD [BELL_FD]
     python -m shmllm.engine --named NAME CONFIG_JSON
 
 This module imports little, so that Ctrl-C in the terminal of a named engine ends it without a

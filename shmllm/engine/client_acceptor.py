@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shmllm.engine.session import Session, SessionEnd
-from shmllm.errors import IpcError
+from shmllm.errors import IpcError, SegmentError
 from shmllm.ipc import error_log, registry
 from shmllm.ipc.access import Access
+from shmllm.ipc.client_bell import bell_of
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import NUM_CLIENTS, Answer, SegmentKind
 from shmllm.ipc.liveness import open_pidfd
@@ -149,7 +150,25 @@ class ClientAcceptor:
             pidfd = open_pidfd(segment.creator_pid, segment.creator_pid_namespace)
             if pidfd is not None:
                 undo.callback(os.close, pidfd)
-            session = Session(place, self._control, segment, pidfd, self._timeout_s)
+            bell = self._open_bell(segment)
+            if bell is not None:
+                undo.callback(bell.close)
+            session = Session(place, self._control, segment, pidfd, self._timeout_s, bell)
             session.on_error = self._page.errors.record
             undo.pop_all()
         return session
+
+    def _open_bell(self, client: Segment) -> Segment | None:
+        """The segment whose doorbell wakes the front end of another one. Raises IpcError if it
+        cannot be used."""
+        named = bell_of(client)
+        if named is None:
+            return None
+        nonce, name = named
+        assert self._path is not None
+        path = registry.client_path_named(name, self._path.parent)
+        bell = registry.attach(path, SegmentKind.CLIENT, f"the doorbell {name!r}", Access.ALL)
+        if bell.nonce != nonce or bell.creator_pid != client.creator_pid:
+            bell.close()
+            raise SegmentError(f"{name!r} is not the segment of the front end's doorbell")
+        return bell

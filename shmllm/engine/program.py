@@ -21,11 +21,14 @@ from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 
 
-def _run_private(control_fd: int, client_fd: int, front_end_pidfd: int) -> int:
+def _run_private(
+    control_fd: int, client_fd: int, front_end_pidfd: int, bell_fd: int | None = None
+) -> int:
     control = Segment.attach(control_fd, SegmentKind.CONTROL)
     client = Segment.attach(client_fd, SegmentKind.CLIENT)
+    bell = None if bell_fd is None else Segment.attach(bell_fd, SegmentKind.CLIENT)
     os.set_inheritable(front_end_pidfd, False)
-    session = Session(0, control, client, front_end_pidfd, timeout_s=None)
+    session = Session(0, control, client, front_end_pidfd, timeout_s=None, bell=bell)
     return EngineProcess(control, path=None).run_private(session)
 
 

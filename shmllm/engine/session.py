@@ -93,6 +93,8 @@ class Session:
         place: the number of the front end in this engine; its requests have it as `client`.
         control: the engine's segment.
         segment: the front end's segment; the session closes it.
+        bell: the segment whose doorbell wakes the front end, if that is another one; the session
+            closes it.
         pidfd: the pidfd of the front end's process; the session closes it. None if the process is
             in another pid namespace: the session then checks only the segment's ownership lock.
         timeout_s: how many seconds the output ring may stay full, or the process stopped, before
@@ -113,12 +115,14 @@ class Session:
         segment: Segment,
         pidfd: int | None,
         timeout_s: float | None,
+        bell: Segment | None = None,
     ) -> None:
         self.place = place
         self.nonce = segment.nonce
         self.pid = segment.creator_pid
-        self.channel = CoreChannel(control, segment)
+        self.channel = CoreChannel(control, segment, bell)
         self._segment = segment
+        self._bell = bell
         self._pidfd = pidfd
         self._timeout_s = timeout_s
         self._stuck_since = 0.0
@@ -131,10 +135,14 @@ class Session:
         self._embeds: tuple[int, Any] | None = None
 
     @property
+    def _is_lost(self) -> bool:
+        return self._segment.is_lost or (self._bell is not None and self._bell.is_lost)
+
+    @property
     def error(self) -> IpcError | None:
         """The error, if the segment lost its file, or if the front end wrote invalid bytes into it.
         The zeros in a lost segment may be invalid bytes too, but then the loss is the cause."""
-        if self._segment.is_lost:
+        if self._is_lost:
             return SegmentError(f"the segment of front end {self.place} {LOST}")
         return self.protocol_error
 
@@ -309,7 +317,7 @@ class Session:
             holds_up_others: other front ends wait until this one ends a pause or an update of the
                 weights. It may take any time for that, but it must not be stopped.
         """
-        if self._segment.is_lost:
+        if self._is_lost:
             return SessionEnd.LOST_MEMORY
         if self.protocol_error is not None:
             return SessionEnd.BROKEN_PROTOCOL
@@ -362,6 +370,8 @@ class Session:
         self._embeds = None  # the garbage collector may take long to find this object
         self.channel.close()
         self._segment.close()
+        if self._bell is not None:
+            self._bell.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
 

@@ -21,6 +21,7 @@ class CoreChannel(ChannelEnd):
     Args:
         control: the engine's own control segment.
         client: the front end's segment.
+        bell: the CLIENT segment whose doorbell wakes the front end; None: `client`.
 
     Attributes:
         slots: the reader of the tensor slots from the front end.
@@ -29,17 +30,18 @@ class CoreChannel(ChannelEnd):
         outputs: the writer of the output ring.
     """
 
-    def __init__(self, control: Segment, client: Segment) -> None:
+    def __init__(self, control: Segment, client: Segment, bell: Segment | None = None) -> None:
         control.check_usable()
         memory = client.buffer
         self.requests = RingReader.over(memory, layout.REQUEST_RING_LAYOUT)
         self.outputs = RingWriter.over(memory, layout.OUTPUT_RING_LAYOUT)
-        doorbell = client.part(layout.CLIENT_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
+        bell = bell or client
+        doorbell = bell.part(layout.CLIENT_DOORBELL_OFFSET, layout.DOORBELL_BYTES)
         super().__init__(
             client,
             self.outputs,
             self.requests,
-            Word(memory, layout.CLIENT_PARKED_OFFSET),
+            Word(bell.buffer, layout.CLIENT_PARKED_OFFSET),
             open_doorbell(doorbell),
         )
         self.slots = SlotReader(memory, layout.REQUEST_SLOT_LAYOUT)

@@ -80,6 +80,11 @@ a slot is used. The large slots, which are almost the whole size, come last.
     | 0x000000000 | HEADER               | creator  | see above                      |
     | 0x000000080 | CLIENT_STATE         | client   | ClientState                    |
     | 0x000000088 | CLIENT_HEARTBEAT     | client   | CLOCK_MONOTONIC, ns            |
+    | 0x000000090 | CLIENT_BELL          | client   | 0, or the nonce of the segment |
+    |             |                      |          | whose PARKED and DOORBELL the  |
+    |             |                      |          | client waits on                |
+    | 0x000000098 | CLIENT_BELL_NAME     | client   | 96 bytes: its name in the same |
+    |             |                      |          | folder, if it has one          |
     | 0x000000100 | CLIENT_PARKED        | client   | Parked                         |
     | 0x000000180 | CLIENT_DOORBELL      | libc     | posted by the engine           |
     | 0x000000200 | REQUEST_PUBLISHED    | client   | position                       |
@@ -141,7 +146,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -255,6 +260,9 @@ ERROR_TEXT_BYTES = 480
 
 CLIENT_STATE_OFFSET = 0x0080
 CLIENT_HEARTBEAT_OFFSET = 0x0088
+CLIENT_BELL_OFFSET = 0x0090
+CLIENT_BELL_NAME_OFFSET = 0x0098
+CLIENT_BELL_NAME_BYTES = 96
 CLIENT_PARKED_OFFSET = 0x0100
 CLIENT_DOORBELL_OFFSET = 0x0180
 REQUEST_PUBLISHED_OFFSET = 0x0200

@@ -86,6 +86,18 @@ def client_path(name: str, place: int, directory: Path | None = None) -> Path:
     return path.with_name(f"{path.name}.{place}")
 
 
+def client_path_named(name: str, directory: Path) -> Path:
+    """The path of a client's segment by its file's name in a folder.
+
+    Raises:
+        SegmentError: it is no name of a client's segment.
+    """
+    match = _ENTRY.fullmatch(name)
+    if match is None or match[2] is None:
+        raise SegmentError(f"{name!r} is no name of a client's segment")
+    return directory / name
+
+
 def names(directory: Path | None = None) -> list[NamedSegment]:
     """All names of segments, sorted; their owners may be dead."""
     found = []
