@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -172,11 +173,18 @@ class PackedShare:
 
     def write(self, packed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
         """Writes rows that are packed already; see `QuantizedMatrix.write`."""
-        shape, begin = self._own.shape, self._share.columns.start
+        shape = self._own.shape
         rows = self._own.view(prod(shape[:-1]), shape[-1])
         for some, of_file in self._share.row_runs():
-            found = self._own.columns_of(*packed(of_file), begin)
-            rows.integers[some], rows.scales[some] = found
+            run = rows.of_parts(rows.integers[some], rows.scales[some])
+            run.write(partial(self._columns, packed, of_file.start))
+
+    def _columns(
+        self, packed: Callable[[slice], tuple[Tensor, Tensor]], first: int, some: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the share's columns of some rows behind the file's row `first`."""
+        rows = packed(slice(first + some.start, first + some.stop))
+        return self._own.columns_of(*rows, self._share.columns.start)
 
 
 class Elsewhere:

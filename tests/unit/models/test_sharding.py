@@ -14,6 +14,7 @@ from support.variants import slow
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.models import quantized
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
@@ -172,6 +173,21 @@ def test_packed_rows_are_divided_without_being_rounded_again(kind: str) -> None:
     share = Share((10, 512), (rows, torch.arange(256, 512)))
     PackedShare(own, share).write(lambda some: (whole.integers[some], whole.scales[some]))
     assert torch.equal(own.clone(), whole.clone()[rows, 256:])
+
+
+def test_packed_rows_are_divided_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "MOVED_AT_ONCE", 3 * 64)
+    whole = FORMATS["int8"].make((10, 128), torch.float32, allocate).copy_(torch.randn(10, 128))
+    own = FORMATS["int8"].make((8, 64), whole.dtype, allocate)
+    rows, read = torch.tensor([0, 1, 4, 5, 6, 7, 8, 9]), []
+
+    def packed(some: slice) -> tuple[Tensor, Tensor]:
+        read.append((some.start, some.stop))
+        return whole.integers[some], whole.scales[some]
+
+    PackedShare(own, Share((10, 128), (rows, torch.arange(64)))).write(packed)
+    assert sorted(read) == [(0, 2), (4, 7), (7, 10)]
+    assert torch.equal(own.clone(), whole.clone()[rows, :64])
 
 
 @pytest.mark.parametrize(("kind", "begin"), [("int4", 32), ("q4_k", 64), ("q6_k", 128)])
