@@ -18,7 +18,7 @@ from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig, LoadConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model, stored_parts
+from shmllm.models.create import allocate_model, create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
@@ -126,7 +126,7 @@ def load_model(
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
     stored = stored_parts(config, kinds)
-    create_model(config, dtype, counter.allocate, load.rounding, stored)
+    allocate_model(config, dtype, counter.allocate, load.rounding, stored)
     check_weights_fit(counter.num_bytes, load.rounding or dtype_name, pool)
     weights = pool.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.allocate, load.rounding, stored)
