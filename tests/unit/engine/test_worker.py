@@ -154,7 +154,7 @@ def test_the_error_for_an_unknown_method_names_the_nearest_one(worker):
 
 def test_a_function_gets_the_worker(worker):
     seen = worker.run(RpcCall(lambda w: (w.model, w.model_runner, w.rank, str(w.device))))
-    assert seen == (worker.model, worker.model_runner, 0, "cpu")
+    assert seen == [(worker.model, worker.model_runner, 0, "cpu")]
     assert worker.get_model() is worker.model
 
 
