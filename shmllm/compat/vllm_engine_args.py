@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import shmllm.frontend.engine_args
@@ -37,7 +37,13 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The degrees of parallelism, which are all 1."""
+    """The degrees of parallelism.
+
+    Attributes:
+        tensor_parallel_size: the number of processes that divide each layer.
+        pipeline_parallel_size: the number of processes that divide the layers.
+        data_parallel_size: always 1.
+    """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -66,7 +72,7 @@ class VllmConfig:
     model_config: ModelConfig
     scheduler_config: SchedulerConfig
     cache_config: CacheConfig
-    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel_config: ParallelConfig
 
 
 class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
@@ -92,6 +98,7 @@ class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
             self.create_model_config(),
             SchedulerConfig(self.max_num_seqs),
             CacheConfig(self.block_size, self.enable_prefix_caching),
+            ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size),
         )
 
     def create_model_config(self) -> ModelConfig:

@@ -125,20 +125,20 @@ MODULES = {
 
 _NO_SERVER = "there is no server; put shmllm.AsyncLLM behind your own"
 _NO_MEDIA = "there are no image, audio or video models"
-_ONE_PROCESS = "the engine is one process"
+_OWN_PROCESSES = "an engine starts its processes by itself; see tensor_parallel_size"
 
 ABSENT = {
     "vllm.assets": _NO_MEDIA,
     "vllm.attention": "each device has its own attention; `attention_config` is accepted",
     "vllm.benchmarks": "`shmllm bench` measures generation and startup",
     "vllm.compilation": "nothing is compiled; `compilation_config` sets CUDA graphs",
-    "vllm.distributed.parallel_state": _ONE_PROCESS,
+    "vllm.distributed.parallel_state": "LLM.collective_rpc(function), whose worker has a `rank`",
     "vllm.entrypoints.chat_utils": "a message is a dict with `role` and `content`",
     "vllm.entrypoints.openai": _NO_SERVER,
     "vllm.entrypoints.pooling": "LLM.encode, embed and score",
     "vllm.envs": "the options of LLM; no environment variables of vLLM are read",
     "vllm.forward_context": "LLM.collective_rpc and LLM.apply_model run code in the engine",
-    "vllm.initialize_ray_cluster": _ONE_PROCESS,
+    "vllm.initialize_ray_cluster": _OWN_PROCESSES,
     "vllm.model_executor.layers": "LLM.apply_model gives the model, whose class is shmllm's own",
     "vllm.model_executor.model_loader": "LLM.update_weights replaces weights",
     "vllm.multimodal": _NO_MEDIA,
@@ -150,7 +150,7 @@ ABSENT = {
     "vllm.transformers_utils": "transformers.AutoConfig and AutoTokenizer",
     "vllm.usage": "no usage is reported",
     "vllm.v1.core": "the one scheduler has no interface; LLM.get_metrics shows its state",
-    "vllm.v1.executor": _ONE_PROCESS,
+    "vllm.v1.executor": _OWN_PROCESSES,
     "vllm.v1.metrics.loggers.PrometheusStatLogger": "`shmllm engine start --metrics-port`",
     "vllm.v1.worker": "LLM.collective_rpc(function), whose first argument is the worker",
     "vllm.worker": "LLM.collective_rpc(function), whose first argument is the worker",

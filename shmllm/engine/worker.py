@@ -53,11 +53,13 @@ class Worker:
         return weight.device
 
     def run(self, call: RpcCall) -> Any:
-        """Run a method or a function between two steps, and return its result; of a function that
-        several ranks have run, the list of their results.
+        """Run a method or a function between two steps.
 
         If the call changed weights, they get a new version, and the prefix cache is emptied,
         because it was computed with the previous weights.
+
+        Returns:
+            The result of a method; of a function, the list of the results of all ranks, by rank.
 
         Raises:
             Exception: any exception of the method or function.
@@ -69,10 +71,9 @@ class Worker:
             if isinstance(call.method, str):
                 return self._method(call.method)(*call.args, **call.kwargs)
             function = call.method
-            results = self._core.runner.everywhere(
+            return self._core.runner.everywhere(
                 lambda: function(self, *call.args, **call.kwargs), lambda: pickle_call(call)
             )
-            return results if len(results) > 1 else results[0]
         except SystemExit as problem:
             raise RuntimeError(f"the function called exit({problem.code!r})") from problem
         finally:

@@ -87,14 +87,16 @@ class EngineControls:
             raise RequestError(
                 f"collective_rpc takes a name or a function, got {type(method).__name__}"
             )
-        return self._results_of(RpcCall(method, tuple(args), dict(kwargs or {})), timeout)
+        call = RpcCall(method, tuple(args), dict(kwargs or {}))
+        result = self._run_on_worker(call, timeout)
+        return list(result) if call.is_function else [result]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call `func(model)` in the engine; see `collective_rpc`. The model is a
         `shmllm.models.decoder.DecoderModel`."""
         if not callable(func):
             raise RequestError(f"apply_model takes a function, got {type(func).__name__}")
-        return self._results_of(RpcCall(call_on_model, (func,)))
+        return self.collective_rpc(call_on_model, args=(func,))
 
     def start_profile(
         self,
@@ -377,12 +379,6 @@ class EngineControls:
     def _stats(self) -> dict[str, int]:
         self._dispatcher.check_open()
         return self._client.stats()
-
-    def _results_of(self, call: RpcCall, timeout_s: float | None = None) -> list[Any]:
-        """Make a call, and return the results of all ranks that ran it."""
-        result = self._run_on_worker(call, timeout_s)
-        has_several = call.is_function and self._client.info.num_processes > 1
-        return list(result) if has_several else [result]
 
     def _run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """Make one call to the engine's worker and return its result."""

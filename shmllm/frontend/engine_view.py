@@ -98,7 +98,7 @@ class WorkerView:
 
 
 class ExecutorView:
-    """The executor of vLLM's attribute chain, which has one worker."""
+    """The executor of vLLM's attribute chain. Of several ranks, it has the worker of rank 0."""
 
     def __init__(self, host: EngineHost) -> None:
         self.driver_worker = WorkerView(ModelRunnerView(RemoteModel(host)))

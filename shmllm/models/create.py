@@ -27,19 +27,33 @@ def create_model(
     Args:
         config: the model's sizes and options, or those of a rank's part of a model.
         dtype: the dtype of weights, keys and values.
-        allocate: called once for each weight tensor, always in the same order. It may return
-            meta tensors if the caller only needs their sizes.
+        allocate: called once for each weight tensor, always in the same order.
         quantization: what the matrices of all matrix products are rounded to, one of
             `matrices.QUANTIZATIONS`; None: they are not.
         stored: what `stored_parts` returned, if the checkpoint stores matrices packed.
     """
-    parts = None if stored is None else iter(stored)
-    made: list[Allocation] = []
-    model = build(config, Storage(allocate, dtype, quantization, parts, made))
-    model.is_stage = config.stage.layers is not None
+    model, made = allocate_model(config, dtype, allocate, quantization, stored)
     if config.whole is not None:
         model.divide(find_division(config.whole, config), made)
     return model
+
+
+def allocate_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    allocate: Allocator,
+    quantization: str | None = None,
+    stored: Sequence[Sequence[Part]] | None = None,
+) -> tuple[DecoderModel, list[Allocation]]:
+    """Allocates what `create_model` allocates, for a caller who only needs the sizes: `allocate`
+    may return meta tensors. A rank's model does not know yet which part it is.
+
+    Returns:
+        The model, and its weights in the order of their allocation.
+    """
+    parts = None if stored is None else iter(stored)
+    made: list[Allocation] = []
+    return build(config, Storage(allocate, dtype, quantization, parts, made)), made
 
 
 def stored_parts(config: ModelConfig, kinds: Mapping[str, str]) -> list[tuple[Part, ...]] | None:

@@ -40,7 +40,6 @@ class DecoderModel(Model):
     Attributes:
         partial: the addresses of matrices whose products are parts of a sum over the ranks of a
             group.
-        is_stage: whether other stages of a pipeline have some of the weights.
         further: the layers behind the others that are loaded, each of which predicts one token
             further ahead.
     """
@@ -57,18 +56,17 @@ class DecoderModel(Model):
         self._division: Division | None = None
         self._matrix_shares: dict[int, Share] = {}
         self.partial: frozenset[int] = frozenset()
-        self.is_stage = False
+        self._is_stage = config.stage.layers is not None and not storage.has_all
         self.embedding = TokenEmbedding(config, storage)
         self.per_layer: PerLayerInputs | None = None
         if config.per_layer is not None:
             self.per_layer = PerLayerInputs(config, config.per_layer, storage)
-        stage, elsewhere = config.stage, storage.elsewhere()
+        stage = config.stage
         self.layers = [
-            DecoderLayer(config, layer, storage if stage.has(layer) else elsewhere)
+            DecoderLayer(config, layer, storage.kept_if(stage.has(layer)))
             for layer in range(config.num_layers)
         ]
-        of_norm = storage if stage.is_last else elsewhere
-        self.norm = Norm(config.hidden_size, config.norm, of_norm)
+        self.norm = Norm(config.hidden_size, config.norm, storage.kept_if(stage.is_last))
         behind = range(config.num_layers, len(config.loaded_layers))
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
 
@@ -154,7 +152,7 @@ class DecoderModel(Model):
         return self._shares_of(weights)
 
     def _shares_of(self, weights: NamedWeights) -> NamedWeights:
-        if self.is_stage:
+        if self._is_stage:
             return {name: tuple(map(elsewhere_or, views)) for name, views in weights.items()}
         if self._division is None:
             return weights

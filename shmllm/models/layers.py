@@ -94,9 +94,10 @@ class Storage:
         """Allocates a matrix whose rows are looked up. Only a checkpoint quantizes it."""
         return self.exact().whole(*dimensions)
 
-    def elsewhere(self) -> Storage:
-        """Returns the storage of what another stage of a pipeline has: it takes no memory."""
-        return self if self.has_all else replace(self, allocate=_no_memory)
+    def kept_if(self, is_own: bool) -> Storage:
+        """Returns the storage of what this stage of a pipeline has; if it is another's, it takes no
+        memory."""
+        return self if is_own or self.has_all else replace(self, allocate=_no_memory)
 
     def exact(self) -> Storage:
         """Returns the storage of what is only quantized if the checkpoint is."""
@@ -322,19 +323,18 @@ class TokenEmbedding:
     """
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
-        hidden_size = config.hidden_size
+        hidden_size, stage = config.hidden_size, config.stage
         self.first_token, num_tokens = config.own_tokens.start, len(config.own_tokens)
         self.tied = config.tie_word_embeddings
         is_shared = self.tied and storage.quantization is None
-        of_head = storage if config.stage.is_last else storage.elsewhere()
-        storage = storage if config.stage.is_first else storage.elsewhere()
-        self.table = (of_head if is_shared and config.stage.is_last else storage).table(
-            num_tokens, hidden_size
-        )
+        of_table = storage.kept_if(stage.is_first or (is_shared and stage.is_last))
+        of_head = storage.kept_if(stage.is_last).for_head()
+        self.table = of_table.table(num_tokens, hidden_size)
         shared = self.table if is_shared else None
-        self.head = Linear(hidden_size, [num_tokens], False, of_head.for_head(), shared)
+        self.head = Linear(hidden_size, [num_tokens], False, of_head, shared)
         length = config.num_learned_positions
-        self.positions = storage.tensor(length, hidden_size) if length else None
+        of_positions = storage.kept_if(stage.is_first)
+        self.positions = of_positions.tensor(length, hidden_size) if length else None
         self.scale = rounded(config.embedding_scale, storage.dtype)
         self.embeds_scale = rounded(config.embeds_scale, storage.dtype)
 

@@ -6,8 +6,9 @@ matrices a model has, nor files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -103,10 +104,8 @@ class TransposedMatrix:
         """Rounds ``values`` [..., in, out]."""
         if values.shape != self.shape:
             raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
-        *others, rows, width = self.packed.shape
-        every = self.packed.view(-1, rows, width).split_with_sizes([1] * prod(others))
-        for one, some in zip(every, values.reshape(-1, width, rows), strict=True):
-            one.copy_(some.t()[None])  # one at a time: transposed values are copied
+        for one, some in _one_by_one(self.packed, values.transpose(-2, -1)):
+            one.copy_(some)
         return self
 
     def clone(self) -> Tensor:
@@ -140,10 +139,13 @@ class ShardedMatrix:
         divided."""
         if values.shape != self.shape:
             raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
-        if isinstance(self.own, QuantizedMatrix):
-            self.own.copy_columns(self.share.rows_of(values), self.share.columns)
-        else:
-            self.own.copy_(self.share.of(values))
+        own, share = _untransposed(self)
+        if not isinstance(own, QuantizedMatrix):
+            own.copy_(share.of(values))
+            return self
+        rows = share.rows_of(values if own is self.own else values.transpose(-2, -1))
+        for one, some in _one_by_one(own, rows):
+            one.copy_columns(some, share.columns)
         return self
 
     def clone(self) -> Tensor:
@@ -171,11 +173,18 @@ class PackedShare:
 
     def write(self, packed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
         """Writes rows that are packed already; see `QuantizedMatrix.write`."""
-        shape, begin = self._own.shape, self._share.columns.start
+        shape = self._own.shape
         rows = self._own.view(prod(shape[:-1]), shape[-1])
         for some, of_file in self._share.row_runs():
-            found = self._own.columns_of(*packed(of_file), begin)
-            rows.integers[some], rows.scales[some] = found
+            run = rows.of_parts(rows.integers[some], rows.scales[some])
+            run.write(partial(self._columns, packed, of_file.start))
+
+    def _columns(
+        self, packed: Callable[[slice], tuple[Tensor, Tensor]], first: int, some: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the share's columns of some rows behind the file's row `first`."""
+        rows = packed(slice(first + some.start, first + some.stop))
+        return self._own.columns_of(*rows, self._share.columns.start)
 
 
 class Elsewhere:
@@ -282,12 +291,28 @@ def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
 def packed_of(view: Destination) -> QuantizedMatrix | PackedShare | None:
     """Returns the packed matrix that a checkpoint's tensor goes to; None: it is another."""
     if isinstance(view, ShardedMatrix):
-        if isinstance(view.own, TransposedMatrix):
-            return PackedShare(view.own.packed, view.share.transposed())
-        return PackedShare(view.own, view.share) if isinstance(view.own, QuantizedMatrix) else None
+        own, share = _untransposed(view)
+        return PackedShare(own, share) if isinstance(own, QuantizedMatrix) else None
     if isinstance(view, TransposedMatrix):
         return view.packed
     return view if isinstance(view, QuantizedMatrix) else None
+
+
+def _untransposed(view: ShardedMatrix) -> tuple[Matrix, Share]:
+    """Returns a view's memory and its share, of a transposed matrix both as [..., out, in]."""
+    if isinstance(view.own, TransposedMatrix):
+        return view.own.packed, view.share.transposed()
+    return view.own, view.share
+
+
+def _one_by_one(
+    matrix: QuantizedMatrix, values: Tensor
+) -> Iterator[tuple[QuantizedMatrix, Tensor]]:
+    """Yields each [1, out, in] matrix of several [..., out, in], with its values. Writing
+    transposed values copies them, so one at a time takes less memory."""
+    *others, rows, width = matrix.shape
+    every = matrix.view(-1, rows, width).split_with_sizes([1] * prod(others))
+    return zip(every, values.reshape(-1, 1, *values.shape[-2:]), strict=True)
 
 
 def matrix_of(views: Sequence[Destination]) -> Matrix:

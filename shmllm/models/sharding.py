@@ -146,7 +146,8 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
     """
     told = f"pipeline_parallel_size {count} is not possible for {config.architecture}"
     if count > config.num_layers:
-        raise EngineStartError(f"{told}: it has {config.num_layers} layers; possible: 1 to as many")
+        most = config.num_layers
+        raise EngineStartError(f"{told}: it has {most} layers; possible: 1 to {most}")
     if config.per_layer is not None:
         raise EngineStartError(f"{told}: each of its layers reads the tokens; leave it out")
     bounds = _stage_bounds([_cost(config, layer) for layer in config.layers], _head(config), count)

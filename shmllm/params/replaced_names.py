@@ -39,7 +39,7 @@ REPLACED_NAMES = {
     "disable_async_output_proc": "use async_scheduling",
     "num_scheduler_steps": "use async_scheduling",
     "use_v2_block_manager": "there is one block manager",
-    "worker_use_ray": "the engine is one process",
+    "worker_use_ray": "the engine starts its processes by itself; use tensor_parallel_size",
     "preemption_mode": "preempted requests are recomputed",
 }
 """What to do instead, by the old name; it follows a semicolon in the error."""

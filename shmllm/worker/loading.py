@@ -18,7 +18,7 @@ from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig, LoadConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model, stored_parts
+from shmllm.models.create import allocate_model, create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
@@ -126,7 +126,7 @@ def load_model(
     dtype: torch.dtype = getattr(torch, dtype_name)
     counter = CountingAllocator()
     stored = stored_parts(config, kinds)
-    create_model(config, dtype, counter.allocate, load.rounding, stored)
+    allocate_model(config, dtype, counter.allocate, load.rounding, stored)
     check_weights_fit(counter.num_bytes, load.rounding or dtype_name, pool)
     weights = pool.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.allocate, load.rounding, stored)
@@ -149,6 +149,7 @@ def make_info(
     size: CacheSize,
     shape: CacheShape,
     *,
+    weight_bytes: int,
     num_threads: int,
     load_seconds: float,
     deterministic: bool,
@@ -159,7 +160,6 @@ def make_info(
     device_uuid: str = "",
     num_ranks: int = 1,
     num_stages: int = 1,
-    weight_bytes: int | None = None,
     async_scheduling: bool = False,
     graphs: str = "",
     warnings: Sequence[str] = (),
@@ -168,9 +168,9 @@ def make_info(
 
     Args:
         config, loaded, size, shape: those of the process, or of rank 0 of a group.
-        num_ranks: the number of processes that divide each layer.
+        weight_bytes: the size of the weights of all processes of the group.
+        num_ranks: the number of those that divide each layer.
         num_stages: the number of those that divide the layers.
-        weight_bytes: the size of the weights of all of them; None: of one.
     """
     model, max_logprobs = loaded.config, config.logprobs.max_logprobs
     return EngineInfo(
@@ -187,7 +187,7 @@ def make_info(
         max_states_per_request=shape.states_held(size.max_model_len),
         max_blocks_per_request=shape.blocks_for(size.max_model_len) if shape.num_buffers else 0,
         kv_cache_bytes=size.num_bytes * num_ranks,
-        weight_bytes=loaded.weights.num_bytes if weight_bytes is None else weight_bytes,
+        weight_bytes=weight_bytes,
         tensor_parallel_size=num_ranks,
         pipeline_parallel_size=num_stages,
         max_num_seqs=config.scheduler.max_num_seqs,

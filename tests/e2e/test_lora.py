@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import lora_adapters, lora_experts
+from conformance.adapters import AdaptersConformance
+from support import lora_adapters
 from support.adapted_models import (
     GREEDY,
+    WHICH,
     Adapted,
     alone,
     as_prompts,
     ask,
-    choices,
-    sampled,
     tokens_of,
 )
-from support.determinism import said
 from support.engines import assert_idle
 from support.variants import slow
 
@@ -31,14 +30,13 @@ FAMILIES = ["llama", "qwen3", "mixtral", *map(slow, ("phi3", "qwen2_moe", "qwen3
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_greedy_tokens_are_those_of_the_merged_models(kind: str, tmp_path: Path) -> None:
     adapted = Adapted(kind, tmp_path)
-    merged, mixed = adapted.merged(), adapted.mixed()
+    mixed = adapted.mixed()
     with adapted.engine() as llm:
         prompts = as_prompts(adapted.prompts)
         found = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=mixed)
         base = tokens_of(llm.generate(prompts, GREEDY, use_tqdm=False))
     assert [output.lora_request for output in found] == mixed
-    for prompt, lora, tokens in zip(adapted.prompts, mixed, tokens_of(found), strict=True):
-        assert choices(merged[lora], prompt, tokens) == tokens
+    adapted.assert_merged(tokens_of(found))
     changed = sum(a != b for a, b in zip(base, tokens_of(found), strict=True))
     assert changed > len(adapted.prompts) // 2
 
@@ -60,7 +58,8 @@ def llm(shared_engine: LLM) -> Iterator[LLM]:
     assert_idle(shared_engine)
 
 
-WHICH = list(range(18))
+class TestAdapters(AdaptersConformance):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -95,29 +94,6 @@ def test_drafts_leave_the_bits_of_adapters(drafter: str, adapted: Adapted, llm: 
         assert ask(other, adapted, WHICH) == alone(llm, adapted, WHICH)
         stats = other._client._core.scheduler.stats  # type: ignore[attr-defined]
         assert stats.accepted_tokens > 0
-
-
-def test_requests_without_an_adapter_have_the_base_s_bits(adapted: Adapted, llm: LLM) -> None:
-    bases = [index for index, lora in enumerate(adapted.mixed()) if lora is None]
-    with adapted.engine(enable_lora=False) as plain:
-        expected = ask(plain, adapted, bases)
-    found = ask(llm, adapted, WHICH)
-    assert [found[index] for index in bases if index in WHICH] == expected[: len(found) // 9]
-
-
-def test_a_b_of_zeros_has_the_base_s_bits(adapted: Adapted, llm: LLM, tmp_path: Path) -> None:
-    tensors = {
-        name: tensor * 0 if "lora_B" in name else tensor
-        for name, tensor in adapted.tensors[0].items()
-    }
-    parameters = lora_experts.PARAMETERS
-    path = lora_adapters.write(tmp_path / "zeros", tensors, r=1, target_parameters=parameters)
-    prompts, params = as_prompts(adapted.prompts[:6]), sampled(1)
-    base = llm.generate(prompts, params, use_tqdm=False)
-    zeros = LoRARequest("zeros", 100, str(path))
-    found = llm.generate(prompts, params, use_tqdm=False, lora_request=zeros)
-    assert [said(output) for output in found] == [said(output) for output in base]
-    assert llm.remove_lora(100)
 
 
 def test_a_reload_gives_other_tokens_and_no_stale_hit(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
 from support.reference_models import MAX_TOKENS, VARIANTS, ReferenceModel, make_model
+from support.scoring import SCORED, scores_of
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError, PoolingParams, SamplingParams
@@ -21,7 +22,6 @@ RANKS: dict[str, Any] = LOCAL | {"tensor_parallel_size": 2}
 RANKED = [kind if kind == "qwen3_next" else slow(kind) for kind in VARIANTS]
 STAGED = [kind if kind == "deepseek_v3" else slow(kind) for kind in VARIANTS if kind != "gemma4"]
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, logprobs=0)
 MEAN = PoolingParams(pooling_type="MEAN")
 
 
@@ -33,12 +33,7 @@ def ask_greedy(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 def logits_of(llm: LLM, prompts: list[list[int]]) -> list[float]:
     """The logit of each token of the prompts, but for the first ones."""
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], SCORED, use_tqdm=False)
-    return [
-        entry[token].logprob
-        for output in outputs
-        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-        if entry is not None
-    ]
+    return [score for output in outputs for score in scores_of(output)]
 
 
 @pytest.mark.parametrize("reference", RANKED, indirect=True)

@@ -11,24 +11,26 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.adapters import AdaptersConformance
 from support import lora_adapters, lora_experts
 from support.adapted_models import (
     GREEDY,
+    WHICH,
     Adapted,
     alone,
     as_prompts,
     ask,
-    choices,
     sampled,
     tokens_of,
 )
 from support.determinism import said
 from support.engines import assert_idle
 from support.reference_models import make_model
+from support.scoring import SCORED, scores_of
 from support.variants import slow
 from support.waiting import join_all
 
-from shmllm import LLM, LoRARequest, RequestError, RequestOutput, SamplingParams
+from shmllm import LLM, LoRARequest, RequestError
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -37,19 +39,7 @@ RANKS: dict[str, Any] = {
     "tensor_parallel_size": 2,
     "kv_cache_memory_bytes": 2**26,
 }
-SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, logprobs=0)
-WHICH = list(range(18))
 MORE = "gpt2", "phi3", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v3"
-
-
-def scores_of(output: RequestOutput) -> list[float]:
-    """The logits of the tokens of a prompt, but for the first one."""
-    assert output.prompt_logprobs is not None
-    return [
-        entry[token].logprob
-        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-        if entry is not None
-    ]
 
 
 def logits_of(llm: LLM, adapted: Adapted, loras: Any) -> list[list[float]]:
@@ -65,13 +55,12 @@ def logits_of(llm: LLM, adapted: Adapted, loras: Any) -> list[list[float]]:
 def test_ranks_compute_what_one_process_computes(kind: str, size: int, tmp_path: Path) -> None:
     """Four ranks share two key-value heads."""
     adapted = Adapted(kind, tmp_path, logprobs_mode="raw_logits", num_threads=size)
-    merged, mixed = adapted.merged(), adapted.mixed()
+    mixed = adapted.mixed()
     with adapted.engine(tensor_parallel_size=size) as llm:
         prompts = as_prompts(adapted.prompts)
         found = tokens_of(llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=mixed))
         logits = logits_of(llm, adapted, mixed)
-    for prompt, lora, tokens in zip(adapted.prompts, mixed, found, strict=True):
-        assert choices(merged[lora], prompt, tokens) == tokens
+    adapted.assert_merged(found)
     with adapted.engine() as llm:
         expected, base = logits_of(llm, adapted, mixed), logits_of(llm, adapted, None)
     for ours, theirs, plain, lora in zip(logits, expected, base, mixed, strict=True):
@@ -135,6 +124,10 @@ def llm(shared_engine: LLM) -> Iterator[LLM]:
     assert_idle(shared_engine)
 
 
+class TestAdapters(AdaptersConformance):
+    pass
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -179,29 +172,6 @@ def test_ranks_do_one_thing_at_a_time(what: str, adapted: Adapted, llm: LLM) -> 
     join_all([other])
     assert int(memory.step[0]) > step
     llm.remove_lora(102)
-
-
-def test_requests_without_an_adapter_have_the_base_s_bits(adapted: Adapted, llm: LLM) -> None:
-    bases = [index for index in WHICH if adapted.mixed()[index] is None]
-    with adapted.engine(enable_lora=False) as plain:
-        expected = ask(plain, adapted, bases)
-    found = ask(llm, adapted, WHICH)
-    assert [found[index] for index in bases] == expected
-
-
-def test_a_b_of_zeros_has_the_base_s_bits(adapted: Adapted, llm: LLM, tmp_path: Path) -> None:
-    tensors = {
-        name: tensor * 0 if "lora_B" in name else tensor
-        for name, tensor in adapted.tensors[0].items()
-    }
-    parameters = lora_experts.PARAMETERS
-    path = lora_adapters.write(tmp_path / "zeros", tensors, r=1, target_parameters=parameters)
-    prompts, params = as_prompts(adapted.prompts[:6]), sampled(1)
-    base = llm.generate(prompts, params, use_tqdm=False)
-    zeros = LoRARequest("zeros", 100, str(path))
-    found = llm.generate(prompts, params, use_tqdm=False, lora_request=zeros)
-    assert [said(output) for output in found] == [said(output) for output in base]
-    assert llm.remove_lora(100)
 
 
 def test_a_reload_under_the_same_number_reaches_all_ranks(

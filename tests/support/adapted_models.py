@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from support import lora_adapters, lora_experts
 from support.determinism import said
 from support.reference_models import make_model, make_prompts
+from support.scoring import choices
 
 from shmllm import LLM, LoRARequest, SamplingParams
 
@@ -16,6 +16,8 @@ NUM_ADAPTERS = 8
 MAX_TOKENS = 12
 FUSED = ("qkv_proj", "gate_up_proj", "c_attn", "c_fc", "c_proj")
 """Those of Phi-3, and of GPT-2."""
+WHICH = list(range(18))
+"""Prompts whose adapters are each of them, and none, twice."""
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
 
@@ -61,6 +63,12 @@ class Adapted:
             found[lora] = lora_experts.merged(model, changes, 2.0)
         return found
 
+    def assert_merged(self, continuations: list[list[int]]) -> None:
+        """Checks greedy tokens of all prompts, which were given the adapters of `mixed`."""
+        merged = self.merged()
+        for prompt, lora, tokens in zip(self.prompts, self.mixed(), continuations, strict=True):
+            assert choices(merged[lora], prompt, tokens) == tokens
+
     def mixed(self) -> list[LoRARequest | None]:
         """An adapter for each prompt: each of them, and none, in turn."""
         every = [None, *self.loras]
@@ -73,14 +81,6 @@ def as_prompts(prompts: list[list[int]]) -> list[Any]:
 
 def tokens_of(outputs: list[Any]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-@torch.inference_mode()
-def choices(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
-    """transformers' greedy choice after each token of a continuation."""
-    logits = model(torch.tensor([prompt + tokens])).logits[0]
-    found: list[int] = logits[len(prompt) - 1 : -1].argmax(dim=1).tolist()
-    return found
 
 
 def sampled(number: int) -> SamplingParams:

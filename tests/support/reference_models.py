@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from support.scoring import choices
 from support.variants import diagonal, slow
 from transformers import AutoModelForCausalLM
 
@@ -220,16 +221,10 @@ class ReferenceModel:
             return
         for prompt, tokens in zip(self.prompts, continuations, strict=True):
             assert 0 < len(tokens) <= MAX_TOKENS
-            assert self._choices(prompt, tokens) == tokens
+            assert choices(self.model, prompt, tokens) == tokens
             assert EOS not in tokens[:-1]
             assert len(tokens) == MAX_TOKENS or tokens[-1] == EOS
         self._greedy = continuations
-
-    @torch.inference_mode()
-    def _choices(self, prompt: list[int], tokens: list[int]) -> list[int]:
-        logits = self.model(torch.tensor([prompt + tokens])).logits[0]
-        choices: list[int] = logits[len(prompt) - 1 : -1].argmax(dim=1).tolist()
-        return choices
 
 
 def draw_weights(model: Any) -> None:

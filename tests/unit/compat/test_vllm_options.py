@@ -71,6 +71,13 @@ def test_a_configuration_is_made_without_an_engine() -> None:
     assert EngineArgs().create_engine_config().scheduler_config.max_num_seqs == default
 
 
+def test_a_configuration_has_the_number_of_processes() -> None:
+    ranks = EngineArgs(tensor_parallel_size=2).create_engine_config().parallel_config
+    assert (ranks.tensor_parallel_size, ranks.pipeline_parallel_size) == (2, 1)
+    stages = EngineArgs(pipeline_parallel_size=3).create_engine_config().parallel_config
+    assert (stages.tensor_parallel_size, stages.pipeline_parallel_size) == (1, 3)
+
+
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="max_num_seqs"):
         EngineArgs(max_num_sequences=3)

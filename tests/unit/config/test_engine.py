@@ -11,7 +11,10 @@ from support.fakes import info
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.info import EngineInfo
+from shmllm.config.lora import LoraConfig
+from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
+from shmllm.config.speculative import SpeculativeConfig
 from shmllm.errors import EngineStartError
 
 
@@ -70,6 +73,60 @@ from shmllm.errors import EngineStartError
 def test_the_error_for_an_invalid_value_has_the_option_and_the_value(make, words):
     with pytest.raises(EngineStartError, match=words):
         make()
+
+
+RANKS, STAGES = ParallelConfig(2), ParallelConfig(pipeline_parallel_size=3)
+TRANSFORMERS = LoadConfig("m", model_impl="transformers")
+DRAFTS = SpeculativeConfig("draft_model", model="d")
+NGRAM = SpeculativeConfig("ngram")
+MTP = SpeculativeConfig("mtp")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"load": TRANSFORMERS, "parallel": RANKS}, "model_impl='transformers'"),
+        ({"load": TRANSFORMERS, "parallel": STAGES}, "model_impl='transformers'"),
+        ({"speculative": DRAFTS, "parallel": RANKS}, "the speculative method 'draft_model'"),
+        ({"speculative": MTP, "parallel": RANKS}, "the speculative method 'mtp'"),
+        ({"speculative": NGRAM, "parallel": STAGES}, "the speculative method 'ngram'"),
+        ({"lora": LoraConfig(True), "parallel": STAGES}, "enable_lora"),
+        (
+            {"scheduler": SchedulerConfig(async_scheduling=True), "parallel": STAGES},
+            "async_scheduling",
+        ),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(options, words):
+    option = options["parallel"].option
+    message = f"{words} is not possible with {option}: leave one of the two out"
+    with pytest.raises(EngineStartError, match=message):
+        EngineConfig(**{"load": LoadConfig("m")} | options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative": NGRAM, "lora": LoraConfig(True), "parallel": RANKS},
+        {"scheduler": SchedulerConfig(async_scheduling=True), "parallel": RANKS},
+        {"scheduler": SchedulerConfig(async_scheduling=False), "parallel": STAGES},
+    ],
+)
+def test_what_several_processes_can_do_is_accepted(options):
+    assert EngineConfig(LoadConfig("m"), **options).parallel.num_processes > 1
+
+
+def test_ranks_and_stages_together_are_refused():
+    message = "tensor_parallel_size 2 and pipeline_parallel_size 3 are not possible together: leave"
+    with pytest.raises(EngineStartError, match=message):
+        ParallelConfig(2, 3)
+
+
+@pytest.mark.parametrize("size", [0, 65, True])
+def test_a_number_of_processes_has_bounds(size):
+    for option in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(EngineStartError, match=f"{option} must be .* got {size}"):
+            ParallelConfig(**{option: size})
 
 
 FULL = EngineConfig(

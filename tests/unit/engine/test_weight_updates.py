@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from support.fake_model import FakeModel
 from support.fake_sharing import FakeSharing
 from support.fakes import FakeRunner, info
 
@@ -17,8 +18,6 @@ from shmllm.errors import (
     ProtocolMismatchError,
     RequestError,
 )
-from shmllm.models.model import Model
-from shmllm.models.weight_names import model_name
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -27,34 +26,16 @@ ME, OTHER = 3, 4
 PROMPT = list(range(1, 13))
 
 
-class FakeModel(Model):
-    """A model of three weights. The weight "b" has two views."""
-
-    def __init__(self):
-        super().__init__(None, torch.float32)
-        self.weights = {
+@pytest.fixture
+def core():
+    runner = FakeRunner(info())
+    runner.model = FakeModel(
+        {
             "a": (torch.zeros(2),),
             "b": (torch.zeros(2, 3), torch.zeros(3, 2).t()),
             "c": (torch.zeros(4, dtype=torch.float16),),
         }
-
-    def known_name(self, name):
-        return model_name(name, tied=True)
-
-    def _name_weights(self):
-        return self.weights
-
-    def _name_module_weights(self):
-        return {}
-
-    def values(self):
-        return {name: views[0].tolist() for name, views in self.weights.items()}
-
-
-@pytest.fixture
-def core():
-    runner = FakeRunner(info())
-    runner.model = FakeModel()
+    )
     config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
     return EngineCore(config, runner)
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.fake_model import FakeModel
 from support.fakes import FakeRunner, info
 
 from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
@@ -21,41 +22,10 @@ from shmllm.wire import rpc
 from shmllm.wire.rpc import RpcCall, decode_call, decode_result, encode_call, encode_result
 
 
-class FakeModel:
-    """A model of two weights, which counts updates."""
-
-    def __init__(self):
-        self.weights = {"a": (torch.zeros(2),), "b": (torch.zeros(3), torch.zeros(3))}
-        self.weights_version = 0
-        self.config = SimpleNamespace(tie_word_embeddings=False)
-
-    def named_weights(self):
-        return self.weights
-
-    destinations = named_weights
-
-    def weights_changed(self, names):
-        self.weights_version += 1
-
-    def check_awake(self):
-        pass
-
-    def load_weights(self, named):
-        from shmllm.models.weight_update import checked_update
-
-        update = checked_update(self.weights, named, str)
-        for name, tensor in update:
-            for view in self.weights[name]:
-                view.copy_(tensor)
-        if update:
-            self.weights_changed([name for name, _ in update])
-        return {name for name, _ in update}
-
-
 @pytest.fixture
 def core():
     runner = FakeRunner(info())
-    runner.model = FakeModel()
+    runner.model = FakeModel({"a": (torch.zeros(2),), "b": (torch.zeros(3), torch.zeros(3))})
     config = EngineConfig(LoadConfig("nowhere"), scheduler=SchedulerConfig(8, 64))
     return EngineCore(config, runner)
 
@@ -154,7 +124,7 @@ def test_the_error_for_an_unknown_method_names_the_nearest_one(worker):
 
 def test_a_function_gets_the_worker(worker):
     seen = worker.run(RpcCall(lambda w: (w.model, w.model_runner, w.rank, str(w.device))))
-    assert seen == (worker.model, worker.model_runner, 0, "cpu")
+    assert seen == [(worker.model, worker.model_runner, 0, "cpu")]
     assert worker.get_model() is worker.model
 
 

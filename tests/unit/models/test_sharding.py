@@ -14,6 +14,7 @@ from support.variants import slow
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.models import quantized
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
@@ -97,14 +98,43 @@ def llama(tmp_path_factory: Any) -> Path:
     return path
 
 
-def test_rows_are_rounded_before_their_columns_are_divided(llama: Path) -> None:
-    config = ModelConfig.from_directory(llama)
-    model = create_model(config, torch.float32, allocate, "int8")
-    load_weights(model, llama)
-    parts = parts_of(llama, 2, "int8")
-    for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"):
+DIVIDED = {
+    "llama": ("model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"),
+    "gpt2": ("transformer.h.0.mlp.c_proj.weight", "transformer.h.0.attn.c_attn.weight"),
+    "gpt_oss": (
+        "model.layers.0.mlp.experts.down_proj",
+        "model.layers.0.mlp.experts.gate_up_proj",
+    ),
+}
+"""By family, a matrix whose columns ranks divide, and one whose rows. A file of the last two has
+them transposed."""
+
+
+def make_with_inner(kind: str, inner: int, directory: Path) -> ModelConfig:
+    """A model whose feed-forward has that many inner elements."""
+    make_model(kind, directory, **{"n_inner" if kind == "gpt2" else "intermediate_size": inner})
+    return ModelConfig.from_directory(directory)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_rows_are_rounded_before_their_columns_are_divided(
+    kind: str, quantization: str, tmp_path: Path
+) -> None:
+    config = make_with_inner(kind, 128, tmp_path)
+    model = create_model(config, torch.float32, allocate, quantization)
+    load_weights(model, tmp_path)
+    parts = parts_of(tmp_path, 2, quantization)
+    for name in DIVIDED[kind]:
         assert isinstance(parts[0].named_weights()[name][0], ShardedMatrix)
         assert torch.equal(gathered(parts, name), model.named_weights()[name][0].clone()), name
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_rows_are_not_rounded_to_groups_of_two_ranks(kind: str, tmp_path: Path) -> None:
+    make_with_inner(kind, 96, tmp_path)
+    with pytest.raises(EngineStartError, match="int4 cannot be divided at column 48, within a"):
+        parts_of(tmp_path, 2, "int4")
 
 
 def test_ranks_beyond_the_key_value_heads_share_them(llama: Path) -> None:
@@ -143,6 +173,21 @@ def test_packed_rows_are_divided_without_being_rounded_again(kind: str) -> None:
     share = Share((10, 512), (rows, torch.arange(256, 512)))
     PackedShare(own, share).write(lambda some: (whole.integers[some], whole.scales[some]))
     assert torch.equal(own.clone(), whole.clone()[rows, 256:])
+
+
+def test_packed_rows_are_divided_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "MOVED_AT_ONCE", 3 * 64)
+    whole = FORMATS["int8"].make((10, 128), torch.float32, allocate).copy_(torch.randn(10, 128))
+    own = FORMATS["int8"].make((8, 64), whole.dtype, allocate)
+    rows, read = torch.tensor([0, 1, 4, 5, 6, 7, 8, 9]), []
+
+    def packed(some: slice) -> tuple[Tensor, Tensor]:
+        read.append((some.start, some.stop))
+        return whole.integers[some], whole.scales[some]
+
+    PackedShare(own, Share((10, 128), (rows, torch.arange(64)))).write(packed)
+    assert sorted(read) == [(0, 2), (4, 7), (7, 10)]
+    assert torch.equal(own.clone(), whole.clone()[rows, :64])
 
 
 @pytest.mark.parametrize(("kind", "begin"), [("int4", 32), ("q4_k", 64), ("q6_k", 128)])
@@ -196,7 +241,7 @@ def test_the_head_counts_for_the_last_stage(
 
 
 def test_more_stages_than_layers_are_refused(llama: Path) -> None:
-    with pytest.raises(EngineStartError, match="it has 3 layers"):
+    with pytest.raises(EngineStartError, match=r"it has 3 layers; possible: 1 to 3$"):
         stage_config(ModelConfig.from_directory(llama), 0, 4)
 
 

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from support.fake_model import FakeModel
 
 from shmllm.errors import RequestError
 from shmllm.models import weight_staging
@@ -20,56 +21,19 @@ NEW = {
 }
 
 
-class Model:
-    """A model in which "a" is one plain tensor, "b" has two views, and "c" is not contiguous."""
-
-    def __init__(self):
-        self.a = torch.full((2, 3), -1.0)
-        self.b = torch.full((2, 3), -1.0)
-        self.b_too = Int8Matrix.make(
-            (2, 3), torch.float32, lambda shape, kind: torch.zeros(shape).to(kind)
-        )
-        self.c = torch.full((3, 2), -1.0)
-        self.followers = None
-        self.missing = set()
-        self.is_asleep = False
-        self.num_losses = self.weights_version = 0
-
-    def named_weights(self):
-        return {"a": (self.a,), "b": (self.b, self.b_too), "c": (self.c.t(),)}
-
-    destinations = named_weights
-
-    def known_name(self, name):
-        return name
-
-    def written(self, names):
-        return set(names)
-
-    def weights_changed(self, names):
-        self.missing -= set(names)
-        self.weights_version += 1
-
-    def write(self, update, written=()):
-        self.weights_changed([*written, *(name for name, _ in update)])
-        for name, tensor in update:
-            for view in self.destinations()[name]:
-                view.copy_(tensor)
-
-    def lose(self):
-        """As a sleep at level 2, with all parts awake again."""
-        self.missing = set(NAMES)
-        self.num_losses += 1
-        for tensor in (self.a, self.b, self.c):
-            tensor.zero_()
-
-    def values(self):
-        return {name: views[0].clone() for name, views in self.named_weights().items()}
-
-
 @pytest.fixture
 def model():
-    return Model()
+    """A model in which "a" is one plain tensor, "b" has two views, and "c" is not contiguous."""
+    b_too = Int8Matrix.make((2, 3), torch.float32, lambda shape, kind: torch.zeros(shape).to(kind))
+    a, b, c = torch.full((2, 3), -1.0), torch.full((2, 3), -1.0), torch.full((3, 2), -1.0)
+    return FakeModel({"a": (a,), "b": (b, b_too), "c": (c.t(),)})
+
+
+def lose(model):
+    """As a sleep at level 2, with all parts awake again."""
+    model.weights_lost()
+    for name in NAMES:
+        model.weights[name][0].zero_()
 
 
 def put(staged, name, values=None):
@@ -80,7 +44,7 @@ def put(staged, name, values=None):
 
 def assert_new(model, names=NAMES):
     for name in names:
-        assert torch.equal(model.named_weights()[name][0], NEW[name])
+        assert torch.equal(model.weights[name][0], NEW[name])
 
 
 def test_weights_that_are_not_missing_change_at_the_end_only(model):
@@ -89,20 +53,20 @@ def test_weights_that_are_not_missing_change_at_the_end_only(model):
     for name in NAMES:
         put(staged, name)
     staged.check_complete(())
-    assert all(torch.equal(values, before[name]) for name, values in model.values().items())
+    assert model.values() == before
     assert staged.copy_into_place() == NAMES
     assert_new(model)
-    torch.testing.assert_close(model.b_too.clone(), NEW["b"], atol=0.05, rtol=0)
+    torch.testing.assert_close(model.weights["b"][1].clone(), NEW["b"], atol=0.05, rtol=0)
 
 
 def test_missing_weights_are_written_where_they_belong_if_they_are_one_plain_tensor(model):
-    model.lose()
+    lose(model)
     staged = StagedWeights(model)
     for name in NAMES:
         put(staged, name)
     assert_new(model, ["a"])
-    assert not model.b.any()
-    assert not model.c.any()
+    assert not model.weights["b"][0].any()
+    assert not model.weights["c"][0].any()
     assert model.missing == set(NAMES)
     staged.check_complete(NAMES)
     assert staged.copy_into_place() == NAMES
@@ -112,22 +76,22 @@ def test_missing_weights_are_written_where_they_belong_if_they_are_one_plain_ten
 
 def test_missing_weights_wait_for_the_end_if_other_ranks_get_them_too(model):
     model.followers = object()
-    model.lose()
+    lose(model)
     staged = StagedWeights(model)
     put(staged, "a")
-    assert not model.a.any()
+    assert not model.weights["a"][0].any()
 
 
 def test_no_memory_is_taken_for_weights_that_are_written_where_they_belong(model, monkeypatch):
     monkeypatch.setattr(weight_staging, "HostMemory", None)
-    model.lose()
+    lose(model)
     staged = StagedWeights(model)
     put(staged, "a")
     staged.check()
 
 
 def test_an_update_that_fails_leaves_missing_weights_missing(model):
-    model.lose()
+    lose(model)
     staged = StagedWeights(model)
     put(staged, "a", torch.full((2, 3), torch.nan))
     with pytest.raises(RequestError, match="a has values that are not finite"):
@@ -145,32 +109,32 @@ def test_an_update_that_fails_leaves_missing_weights_missing(model):
 def test_another_call_that_touches_a_weight_that_is_being_written_fails_the_update(
     model, what, when
 ):
-    model.lose()
+    lose(model)
     staged = StagedWeights(model)
     staged.put("a", (2, 3), 0, NEW["a"].reshape(-1)[:4])
     if when == "at the end":
         staged.put("a", (2, 3), 4, NEW["a"].reshape(-1)[4:])
     if what == "written":
-        model.a.fill_(9)
+        model.weights["a"][0].fill_(9)
         model.weights_changed(["a"])
     elif what == "lost":
-        model.lose()
+        lose(model)
     else:
         model.is_asleep = True
-    expected = model.a.clone()
+    expected = model.weights["a"][0].clone()
     if when != "at the end":
         staged.put("a", (2, 3), 4, NEW["a"].reshape(-1)[4:])
     with pytest.raises(RequestError, match="a was written or put to sleep by another call"):
         staged.check_complete(())
-    assert torch.equal(model.a, expected)
+    assert torch.equal(model.weights["a"][0], expected)
 
 
 def test_a_sleeping_weight_is_not_written(model):
-    model.lose()
+    lose(model)
     model.is_asleep = True
     staged = StagedWeights(model)
     put(staged, "a")
-    assert not model.a.any()
+    assert not model.weights["a"][0].any()
 
 
 GPU = SPARE_BYTES + 24
