@@ -82,7 +82,7 @@ class ChannelEngineClient:
         self._num_calls = 0
         self._stall_reported = False
         self.sharing: DeviceSharing = CudaSharing()
-        self.connection = channel.nonce
+        self.connection = self.seed = channel.nonce
         self.on_trace: Callable[[str], None] = _ignore_trace
 
     @property

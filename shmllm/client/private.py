@@ -79,7 +79,9 @@ class PrivateEngineClient(ChannelEngineClient):
             EngineStartError: the engine failed, died or did not become ready in time.
         """
         try:
-            return self._become_ready(self._handshake(progress))
+            info = self._become_ready(self._handshake(progress))
+            self.seed = info.seed
+            return info
         except EngineDeadError as death:
             self.close()
             raise EngineStartError(

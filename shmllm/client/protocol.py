@@ -103,6 +103,8 @@ class EngineClient(Protocol):
         info: the information that the engine reports; set by `wait_ready`.
         sharing: shares memory of the engine's GPU with the engine.
         connection: a number that identifies this connection, for traces.
+        seed: the seed of requests that have none: the engine's, or for a front end that shares the
+            engine with others a random one.
         on_trace: called with a trace's directory if the engine asks this front end to record
             there, too.
     """
@@ -110,6 +112,7 @@ class EngineClient(Protocol):
     info: EngineInfo
     sharing: DeviceSharing
     connection: int
+    seed: int
     on_trace: Callable[[str], None]
 
     @property

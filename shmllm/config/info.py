@@ -60,6 +60,7 @@ class EngineInfo:
     kv_cache_bytes: int
     weight_bytes: int
     max_num_seqs: int
+    seed: int = field(default=0, kw_only=True)
     num_threads: int
     wait_policy: WaitPolicyName
     load_seconds: float

@@ -36,12 +36,9 @@ from shmllm.engine.step_timings import StepTimings
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
-from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Rejected
-
-UNSEEDED = 1 << 63
 
 
 def _do_nothing() -> None:
@@ -98,7 +95,6 @@ class EngineCore:
             lambda: self.runner.model, self.weights_written, self.abort_all
         )
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
-        self._next_seed = UNSEEDED | (config.load.seed % 2**31 << 32)
 
     @property
     def observer(self) -> Observer:
@@ -159,7 +155,7 @@ class EngineCore:
         scheduled = Request(
             client,
             request,
-            seed=self._seed_of(request.params),
+            seed=request.seed,
             max_model_len=self.info.max_model_len,
             eos_token_ids=self.info.eos_token_ids,
         )
@@ -167,14 +163,6 @@ class EngineCore:
             return self._grammars.add(scheduled, request.grammar)
         self.scheduler.add(scheduled)
         return None
-
-    def _seed_of(self, params: SamplingParams | Pooling) -> int:
-        if isinstance(params, Pooling):
-            return 0
-        if params.seed is not None:
-            return params.seed
-        self._next_seed += 1
-        return self._next_seed
 
     def _refuse(self, client: int, request: EngineCoreRequest) -> str | None:
         """Why a request cannot be served; None if it can."""

@@ -57,6 +57,7 @@ class LocalEngineClient:
     """
 
     info: EngineInfo
+    seed: int
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -80,6 +81,7 @@ class LocalEngineClient:
         self._core.weights.sharing = self.sharing
         self._worker = Worker(self._core)
         self.info = self._core.info
+        self.seed = self.info.seed
         self.trace(self._recorder)
         return self.info
 

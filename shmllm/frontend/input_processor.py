@@ -80,9 +80,15 @@ class PreparedRequest:
         """The token ids of the prompt; placeholders if it was given as embeddings."""
         return self.submitted.prompt_token_ids  # type: ignore[return-value]
 
-    def message(self, number: int) -> EngineCoreRequest:
-        """The request for the engine, with its number."""
-        return replace(self.submitted, number=number)
+    def message(self, number: int, unseeded: int = 0) -> EngineCoreRequest:
+        """The request for the engine.
+
+        Args:
+            number: its number.
+            unseeded: its seed if its parameters have none.
+        """
+        seed = unseeded if self.params.seed is None else self.params.seed
+        return replace(self.submitted, number=number, seed=seed)
 
     def with_tokens(self, token_ids: list[int]) -> PreparedRequest:
         """The same request with other prompt tokens."""

@@ -36,6 +36,7 @@ class EngineCoreRequest:
         embeds: a (tokens, hidden) tensor that replaces the prompt's token embeddings, or None.
             It is transmitted in a record of its own, ahead of the request.
         lora: the adapter that the request is computed with, or None.
+        seed: the 64 bits, as a signed number, from which its random draws follow.
     """
 
     number: int
@@ -49,3 +50,4 @@ class EngineCoreRequest:
     extra_args: str = ""
     embeds: Any = None
     lora: LoRARequest | None = None
+    seed: int = 0

@@ -27,21 +27,20 @@ from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, To
 from shmllm.params.thinking import ThinkingBudget
 from shmllm.wire.sections import Parts, Sections, column
 
-# number, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes, bytes of
-# extra arguments, adapter bytes
-ADD_HEADER = Struct("<qiIIIIII")
-# seed, temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
+# number, seed, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes,
+# bytes of extra arguments, adapter bytes
+ADD_HEADER = Struct("<qqiIIIIII")
+# temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
 # count), thinking budget, stop ids, biases, allowed ids, bad words, ids of bad words, scored ids,
 # trace ids, ids that begin and end reasoning
-PARAMS = Struct("<qddddddiIIIiiIIIIIIIIIIIII")
+PARAMS = Struct("<ddddddiIIIiiIIIIIIIIIIIII")
 
-HAS_SEED = 1
-IGNORE_EOS = 2
-UNBOUNDED = 4
-HAS_LOGPROBS = 8
-HAS_PROMPT_LOGPROBS = 16
-SKIP_PREFIX_CACHE = 32
+IGNORE_EOS = 1
+UNBOUNDED = 2
+HAS_LOGPROBS = 4
+HAS_PROMPT_LOGPROBS = 8
+SKIP_PREFIX_CACHE = 16
 MAX_INT = 2**31 - 1
 MAX_UINT = 2**32 - 1
 LARGEST_KEPT = 2**14
@@ -78,6 +77,7 @@ def encode_add(request: EngineCoreRequest) -> Parts:
         )
     header = ADD_HEADER.pack(
         request.number,
+        request.seed,
         request.priority,
         len(fixed) + len(sections),
         len(request.prompt_token_ids),
@@ -114,15 +114,13 @@ def _encode_params(
     logprobs, prompt_logprobs = params.logprobs, params.prompt_logprobs
     detection = params.repetition_detection or _NO_DETECTION
     flags = (
-        (HAS_SEED if params.seed is not None else 0)
-        | (IGNORE_EOS if params.ignore_eos else 0)
+        (IGNORE_EOS if params.ignore_eos else 0)
         | (UNBOUNDED if params.max_tokens is None else 0)
         | (HAS_LOGPROBS if logprobs is not None else 0)
         | (HAS_PROMPT_LOGPROBS if prompt_logprobs is not None else 0)
         | (SKIP_PREFIX_CACHE if params.skip_reading_prefix_cache else 0)
     )
     return PARAMS.pack(
-        params.seed or 0,
         params.temperature,
         params.top_p,
         params.min_p,
@@ -152,7 +150,7 @@ def _encode_params(
 
 
 def decode_add(record: memoryview) -> EngineCoreRequest:
-    number, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes, *behind = (
+    number, seed, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes, *behind = (
         ADD_HEADER.unpack_from(record)
     )
     extra_bytes, lora_bytes = behind
@@ -170,7 +168,17 @@ def decode_add(record: memoryview) -> EngineCoreRequest:
         params = copy.copy(params)  # requests without extra arguments share it
         params.extra_args = decode_extra_args(extra)
     return EngineCoreRequest(
-        number, prompt, params, salt, priority, bad_words, grammar, thinking, extra, lora=lora
+        number,
+        prompt,
+        params,
+        salt,
+        priority,
+        bad_words,
+        grammar,
+        thinking,
+        extra,
+        lora=lora,
+        seed=seed,
     )
 
 
@@ -195,7 +203,6 @@ def _decode_params(
 ) -> tuple[SamplingParams, TokenSequences, ThinkingBudget | None]:
     """Decode a parameter byte string. Requests share the result, which nobody modifies."""
     (
-        seed,
         temperature,
         top_p,
         min_p,
@@ -252,8 +259,6 @@ def _decode_params(
         skip_reading_prefix_cache=True if flags & SKIP_PREFIX_CACHE else None,
         trace_decode_token_ids=trace or None,
     )
-    # The constructor reads -1 as None, but a child of a request with n > 1 may have that seed.
-    params.seed = seed if flags & HAS_SEED else None
     thinking = ThinkingBudget(limit, tuple(begin), tuple(end)) if end else None
     return params, bad_words, thinking
 

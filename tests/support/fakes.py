@@ -406,6 +406,7 @@ class FakeEngineClient:
     `steps_per_poll` steps in one poll. A poll with nothing to do returns at once.
 
     Attributes:
+        seeds: those of the requests, in their order.
         most: requests that were there at once, at most.
         refuse: numbers that are refused.
         calls: what was asked, with its argument.
@@ -418,9 +419,11 @@ class FakeEngineClient:
     def __init__(self, steps_per_poll: int, **changes: Any) -> None:
         self.info = info(**{"vocab_size": 600} | changes)
         self.sharing = LocalSharing()
+        self.seed = self.info.seed
         self.steps_per_poll = steps_per_poll
         self.left: dict[int, int] = {}
         self.added: list[int] = []
+        self.seeds: list[int] = []
         self.aborted: list[int] = []
         self.rejected: list[Rejected] = []
         self.refuse: set[int] = set()
@@ -438,6 +441,7 @@ class FakeEngineClient:
 
     def add(self, request: EngineCoreRequest) -> None:
         self.added.append(request.number)
+        self.seeds.append(request.seed)
         if request.number in self.refuse:
             self.rejected.append(Rejected(request.number, "no"))
             return

@@ -9,7 +9,7 @@ from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.core.pausing import PauseMode
-from shmllm.engine.core import UNSEEDED, EngineCore
+from shmllm.engine.core import EngineCore
 from shmllm.outputs.columns import FinishReason
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -229,30 +229,9 @@ def test_different_cache_salts_share_no_prefix():
 @pytest.mark.parametrize("seed", [0, 7, -(2**63), 2**63 - 1])
 def test_the_seed_of_a_request_is_used_unchanged(seed):
     core = make_core()
-    core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1, seed=seed)))
+    core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1), seed=seed))
     run(core)
     assert admitted_seeds(core) == [seed]
-
-
-def test_requests_without_a_seed_get_seeds_that_no_user_can_choose():
-    core = make_core()
-    for number in range(5):
-        core.add(0, EngineCoreRequest(number, [1], SamplingParams(max_tokens=1)))
-    run(core)
-    seeds = admitted_seeds(core)
-    assert len(set(seeds)) == 5
-    assert all(UNSEEDED <= seed < 2**64 for seed in seeds)
-
-
-def test_the_engines_seed_determines_the_seeds_of_requests_without_one():
-    def seeds(seed):
-        core = make_core(seed=seed)
-        core.add(0, EngineCoreRequest(0, [1], SamplingParams(max_tokens=1)))
-        run(core)
-        return admitted_seeds(core)
-
-    assert seeds(1) == seeds(1)
-    assert seeds(1) != seeds(2)
 
 
 def test_a_preempted_request_keeps_its_seed():

@@ -91,6 +91,25 @@ def in_thread(function):
     return thread
 
 
+def seeds_of(tokenizer_of, **facts):
+    engine = FakeEngineClient(steps_per_poll=1, **facts)
+    dispatcher = Dispatcher(engine, OutputProcessor(tokenizer_of("byte_level")))
+    group = RequestGroup()
+    for seed in (None, 7, None):
+        asked = request(1)
+        asked.params.seed = seed
+        dispatcher.submit(group, asked, 0)
+    return engine.seeds
+
+
+def test_requests_without_a_seed_get_different_ones_that_follow_from_the_engines(tokenizer_of):
+    first, given, second = seeds_of(tokenizer_of, seed=1)
+    assert given == 7
+    assert -(2**63) <= first < second < 0
+    assert seeds_of(tokenizer_of, seed=1) == [first, 7, second]
+    assert not {first, second} & set(seeds_of(tokenizer_of, seed=2))
+
+
 def test_a_sender_does_not_wait_for_the_thread_that_polls(dispatcher, engine):
     results = []
 

@@ -41,7 +41,6 @@ from shmllm.wire.messages import (
 )
 
 INF = float("inf")
-GRAMMAR_KIND_OFFSET = 24
 int32 = st.integers(-(2**31), 2**31 - 1)
 token_id = st.integers(0, 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -85,7 +84,6 @@ def params(draw):
         top_p=draw(st.floats(0, 1, exclude_min=True)),
         top_k=draw(st.integers(-1, 2**31 - 1)),
         min_p=draw(st.floats(0, 1)),
-        seed=draw(st.none() | int64.filter(lambda seed: seed != -1)),
         stop_token_ids=draw(st.lists(token_id, max_size=4)),
         ignore_eos=draw(st.booleans()),
         max_tokens=max_tokens,
@@ -208,6 +206,7 @@ MESSAGES = {
             text,
             st.none() | thinking,
             lora=st.none() | adapters,
+            seed=int64,
         ),
     ),
     RecordKind.POOL: (
@@ -373,7 +372,7 @@ def test_an_unknown_method_is_refused():
 
 def test_parameters_out_of_range_are_refused():
     record = bytearray(record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams())))
-    struct.pack_into("<d", record, add.ADD_HEADER.size + 8, float("nan"))
+    struct.pack_into("<d", record, add.ADD_HEADER.size, float("nan"))
     with pytest.raises(ProtocolMismatchError, match="ADD: temperature"):
         decode(RecordKind.ADD, record)
 
@@ -406,16 +405,10 @@ def test_negative_tokens_in_bad_words_are_refused():
         decode(RecordKind.ADD, record_of(RecordKind.ADD, message))
 
 
-def test_a_seed_of_minus_one_is_transmitted_as_a_seed():
-    """The constructor of SamplingParams reads -1 as None, but a child may have this seed."""
-    params = SamplingParams()
-    params.seed = -1
-    assert (
-        decode(
-            RecordKind.ADD, record_of(RecordKind.ADD, EngineCoreRequest(1, [5], params))
-        ).params.seed
-        == -1
-    )
+@pytest.mark.parametrize("seed", [-1, 0, -(2**63), 2**63 - 1])
+def test_each_seed_is_transmitted(seed):
+    message = EngineCoreRequest(1, [5], SamplingParams(), seed=seed)
+    assert decode(RecordKind.ADD, record_of(RecordKind.ADD, message)).seed == seed
 
 
 def test_equal_parameters_are_decoded_once():
@@ -449,12 +442,11 @@ def test_numbers_of_alternatives_are_limited_to_31_bits(name, value):
 
 def test_announced_sections_beyond_the_record_are_refused_without_being_read():
     record = bytearray(record_of(RecordKind.ADD, EngineCoreRequest(1, [5], SamplingParams())))
-    for offset in range(12, add.ADD_HEADER.size, 4):
+    for offset in range(20, add.ADD_HEADER.size, 4):
         damaged = bytearray(record)
         struct.pack_into("<I", damaged, offset, 2**32 - 1)
-        if offset != GRAMMAR_KIND_OFFSET:
-            with pytest.raises(ProtocolMismatchError, match="announces a section"):
-                decode(RecordKind.ADD, damaged)
+        with pytest.raises(ProtocolMismatchError, match="announces a section"):
+            decode(RecordKind.ADD, damaged)
     for offset in range(add.ADD_HEADER.size + add.PARAMS.size - 20, len(record) - 4, 4):
         damaged = bytearray(record)
         struct.pack_into("<I", damaged, offset, 2**32 - 1)
