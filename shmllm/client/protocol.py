@@ -22,7 +22,20 @@ from shmllm.tracing.recorder import Recorder
 from shmllm.wire.messages import Method, Rejected, WeightVersion
 from shmllm.wire.rpc import RpcCall
 
-EngineOutput = OutputColumns | PromptLogprobs | Embeddings | Rejected | WeightVersion
+
+@dataclass(frozen=True, slots=True)
+class StartedOver:
+    """A request begins again at another engine, because its engine has ended: the outputs that
+    `poll` has returned for it come again.
+
+    Attributes:
+        number: the number of the request.
+    """
+
+    number: int
+
+
+EngineOutput = OutputColumns | PromptLogprobs | Embeddings | Rejected | WeightVersion | StartedOver
 """An event that `poll` returns."""
 
 

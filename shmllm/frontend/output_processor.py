@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
-from shmllm.client.protocol import EngineOutput
+from shmllm.client.protocol import EngineOutput, StartedOver
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.request_state import RequestState
@@ -132,6 +132,9 @@ class OutputProcessor:
                 for number, vector in zip(event.numbers, event.vectors, strict=True):
                     if number in self._states:
                         self._states[number].vector = vector
+            elif isinstance(event, StartedOver):
+                if event.number in self._states:
+                    self._states[event.number].start_over()
             elif isinstance(event, WeightVersion):
                 for state in self._states.values():
                     state.change_version(self._version, event.version)
@@ -157,7 +160,9 @@ class OutputProcessor:
             each step.
         """
         states = [self._states.get(number) for number in numbers]
-        if len(steps) == 1 or any(s is not None and s.text_is_urgent for s in states):
+        if len(steps) == 1 or any(
+            s is not None and (s.text_is_urgent or s.num_repeated) for s in states
+        ):
             return False
         times_s = [columns.time_ns / 1e9 for columns in steps]
         by_request = zip(*(columns.token_ids for columns in steps), strict=True)
@@ -224,6 +229,9 @@ class OutputProcessor:
             state = self._states.get(columns.numbers[row])
             if state is not None and (store := state.logprobs) is not None:
                 store.k = k
+                if state.num_repeated:
+                    num_repeated = min(state.num_repeated, columns.counts[row])
+                    token, entry = token + num_repeated, entry + 4 * k * num_repeated
                 for value in values[token:token_end]:  # in this order, whatever a row has
                     store.total += value
                 store.logprobs.extend(values[token:token_end])

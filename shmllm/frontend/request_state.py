@@ -25,6 +25,7 @@ from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutp
 from shmllm.params.sampling import RequestOutputKind
 
 REPETITION_DETECTED = "repetition_detected"
+DIFFERS = "its engine has ended, and another one gave other tokens than those returned before"
 
 
 class RequestState:
@@ -48,6 +49,7 @@ class RequestState:
             unless the caller of `submit` asked for times.
         num_decoded: the number of tokens whose text was decoded.
         num_emitted: the number of tokens that `next_output` has returned.
+        num_repeated: how many of the tokens so far come again, after `start_over`.
         is_retryable: whether the engine refused the request only because it is paused.
         eos_stop_ids: end-of-sequence tokens that may end the completion. `stop_reason` stays
             None then, as in vLLM.
@@ -76,6 +78,7 @@ class RequestState:
         "num_cached_tokens",
         "num_decoded",
         "num_emitted",
+        "num_repeated",
         "number",
         "parent",
         "prompt_logprobs",
@@ -121,6 +124,7 @@ class RequestState:
         self.prompt_logprobs = None if params.prompt_logprobs is None else LogprobStore()
         self.num_decoded = 0
         self.num_emitted = 0
+        self.num_repeated = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -170,6 +174,14 @@ class RequestState:
             Whether the caller must abort the request in the engine, because a stop string
             ended it here.
         """
+        if self.num_repeated:
+            count = min(self.num_repeated, len(token_ids))
+            begin = len(self.token_ids) - self.num_repeated
+            if token_ids[:count] != self.token_ids[begin : begin + count]:
+                self.fail(DIFFERS)
+                return not finish
+            self.num_repeated -= count
+            token_ids = token_ids[count:]
         self.metrics.num_steps += bool(token_ids)
         if len(token_ids) <= 1 or not self.request.params.stop:
             return self._append(token_ids, finish, time_s)
@@ -211,6 +223,12 @@ class RequestState:
         self.metrics.num_steps += len(times_s)
         if self.token_times is not None:
             self.token_times += times_s
+
+    def start_over(self) -> None:
+        """Expect all outputs so far once more."""
+        self.num_repeated = len(self.token_ids)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = LogprobStore()
 
     def fail(self, message: str) -> None:
         """End the completion with an error. Its tokens so far remain."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.tokenizer_helpers import token_id_of
 
+from shmllm.client.protocol import StartedOver
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.request_state import RequestState
@@ -768,3 +769,58 @@ def test_an_ended_request_is_freed_without_the_garbage_collector(processor):
     finally:
         gc.enable()
     assert output.outputs[0].token_ids == [7]
+
+
+def test_tokens_that_come_again_from_another_engine_are_not_repeated(processor, tokenizer):
+    state = add(processor, streaming=True)
+    feed(processor, state, [72, 73, 74])
+    assert state.text.take_delta() == tokenizer.decode([72, 73, 74])
+    processor.process([StartedOver(state.number)])
+    for token_ids in ([72, 73], [74, 75]):
+        processor.process([columns((state.number, token_ids))])
+    steps = [columns((state.number, [token_id])) for token_id in (76, 77)]
+    processor.process([*steps, columns((state.number, [78], LENGTH))])
+    assert completion(state).token_ids == [*range(72, 79)]
+    assert state.text.take_delta() == tokenizer.decode([75, 76, 77, 78])
+
+
+def test_an_end_that_got_lost_comes_with_tokens_that_are_known(processor):
+    state = add(processor)
+    feed(processor, state, [72, 73])
+    processor.process([StartedOver(state.number)])
+    changed, to_abort = processor.process([columns((state.number, [72, 73], LENGTH))])
+    assert (changed, to_abort, ending(state)[1:]) == ([state], [], ("length", None))
+    assert completion(state).token_ids == [72, 73]
+
+
+def test_another_engine_that_gives_other_tokens_ends_the_request_with_an_error(processor):
+    state = add(processor)
+    feed(processor, state, [72, 73])
+    processor.process([StartedOver(state.number)])
+    assert processor.process([columns((state.number, [72, 99, 74]))])[1] == [state.number]
+    assert completion(state).token_ids == [72, 73]
+    assert state.finish_reason == "error" and "other tokens" in state.error
+
+
+def test_logprobs_that_come_again_are_not_repeated(processor):
+    state = add(processor, logprobs=1, prompt_logprobs=0)
+    values = np.array([-0.5, -1.5, -2.5], np.float32)
+
+    def step(token_ids, begin):
+        end = begin + len(token_ids)
+        given = columns((state.number, token_ids))
+        given.logprobs = LogprobColumns(
+            [0], [1], values[begin:end], np.ones(end - begin, np.int32),
+            np.array(token_ids, np.int32), values[begin:end],
+        )  # fmt: skip
+        scored = np.array([-3.0], np.float32), np.ones(1, np.int32)
+        none = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return [*([PromptLogprobs(state.number, 1, 0, *scored, *none)] if not begin else []), given]
+
+    processor.process(step([72, 73], 0))
+    processor.process([StartedOver(state.number), *step([72], 0), *step([73, 74], 1)])
+    assert state.logprobs.logprobs.tolist() == values.tolist()
+    assert state.logprobs.top_ids.tolist() == [72, 73, 74]
+    assert state.logprobs.top_logprobs.tolist() == values.tolist()
+    assert state.logprobs.total == values.sum()
+    assert len(state.prompt_logprobs.logprobs) == 1
