@@ -220,7 +220,8 @@ class GpuMeetings(NoMeetings):
         bounds = [each * len(out) // size for each in range(size + 1)]
         own = parts[rank][bounds[rank] : bounds[rank + 1]]
         skipped = bounds[rank] * out.shape[1] * out.itemsize
-        sum_parts(own, self._offsets[buffer] + skipped, self._peers)
+        most = -(-len(out) // size) * out.shape[1]
+        sum_parts(own, self._offsets[buffer] + skipped, self._peers, most_elements=most)
         meet(self._peers, waits=True)
         for part, begin, end in zip(parts, bounds, bounds[1:], strict=False):
             out[begin:end].copy_(part[begin:end])
