@@ -193,7 +193,8 @@ class GpuRunner(RankedRunner):
         loaded, draft = part.loaded, part.draft
         super().__init__(config, loaded, ranks, loaded.config.embeds_scale)
         sizes = ranks.together(part.size_cache, "size_cache")
-        size = min(sizes, key=lambda each: each.num_blocks)
+        # Blocks are of one size on all ranks. Where layers have only states, num_blocks is 1.
+        size = min(sizes, key=lambda each: each.num_bytes)
         resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers

@@ -46,6 +46,9 @@ from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall, pickle_call
 from shmllm.worker import make_runner
 from shmllm.worker.gpu import device, group
+from shmllm.worker.gpu.part import GpuPart
+from shmllm.worker.memory import CacheSize
+from shmllm.worker.ranks import NoRanks
 from shmllm_kernels.gpu import group as kernels
 
 TESTS = Path(__file__).resolve().parents[3]
@@ -309,6 +312,32 @@ def test_drafted_tokens_are_verified_by_all_ranks(
         assert engine.core.scheduler.stats.draft_tokens > 0
         found.append(engine.tokens)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", ["mamba2", slow("llama")])
+def test_the_cache_is_that_of_the_rank_with_the_least_memory(
+    saved: Callable[[str], Path],
+    gpu_device: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    """Also if layers have only states, and so no blocks of keys and values to compare."""
+
+    def with_another(ranks: NoRanks, own: Callable[[], Any], name: str, *arguments: Any) -> Any:
+        if name != "size_cache":
+            return [own()]
+        less = replace(config.cache, memory_bytes=2**19)
+        found.extend([own(), GpuPart(replace(config, cache=less), gpu_device).size_cache()])
+        return found
+
+    config = make_config(saved(family), mode="NONE")
+    config = replace(config, cache=replace(config.cache, memory_bytes=2**20))
+    found: list[CacheSize] = []
+    monkeypatch.setattr(NoRanks, "together", with_another)
+    info = Engine(config, gpu_device).runner.info
+    more, less = found
+    assert more.num_states + more.num_blocks > less.num_states + less.num_blocks
+    assert (info.kv_cache_bytes, info.num_states) == (less.num_bytes, less.num_states - 1)
 
 
 def test_the_end_of_a_rank_ends_the_steps_that_wait_for_it(llama: Any, make: Any) -> None:
