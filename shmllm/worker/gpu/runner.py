@@ -122,7 +122,7 @@ class GpuStep:
     def result(self) -> StepResult:
         """Wait for the step, and store its tokens in the batch."""
         device_ns = self._timer.wait_ns()
-        self._runner.check_group()
+        self._runner.check()
         scores = [pending.result() for pending in self._prompt_scores]
         result, vectors = StepResult([]), self._pool()
         if self._sampled is not None:
@@ -305,10 +305,6 @@ class GpuRunner(RankedRunner):
             self._ranks.memory.begin(Kind.SCORING, slot)
         self._program.begin()
         return self._program.compute_logits(hidden)
-
-    def check_group(self) -> None:
-        """Raise if the group has ended: what the step has computed is undefined then."""
-        self._ranks.memory.check()
 
     def follow(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, counts: Sequence[int] | None
