@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from shmllm.config.engine import EngineConfig
@@ -56,24 +57,30 @@ class DraftDispatcher:
             request.
 
     Attributes:
-        max_requests, most_further: as given.
+        most_further: as given.
         graphs: the choice.
     """
 
     def __init__(self, config: EngineConfig, max_requests: int, most_further: int) -> None:
-        self.max_requests, self.most_further = max_requests, most_further
-        graphs, tokens = config.graphs, config.scheduler.max_num_batched_tokens
-        mode, sizes = CudaGraphMode.NONE, graphs.capture_sizes
+        self.most_further = most_further
+        graphs, mode = config.graphs, CudaGraphMode.NONE
         if graphs.effective_mode.decode_mode is CudaGraphMode.FULL:
             mode = CudaGraphMode.FULL_DECODE_ONLY
-        if sizes is not None and min(sizes) > min(max_requests, tokens):
-            mode = CudaGraphMode.NONE
-        limits = max_requests, tokens, graphs.max_capture_size
-        self.graphs = GraphDispatcher(mode, sizes, *limits, max_drafts=most_further)
+        self.graphs = GraphDispatcher(
+            mode,
+            graphs.capture_sizes,
+            max_requests,
+            config.scheduler.max_num_batched_tokens,
+            graphs.max_capture_size,
+            max_drafts=most_further,
+        )
 
     def dispatch(self, num_tokens: int, num_requests: int) -> tuple[CudaGraphMode, BatchDescriptor]:
         """Choose the mode and the padded sizes of a step; see `GraphDispatcher.dispatch`. Logits of
-        further tokens are computed, too, where a graph does so."""
+        further tokens, which nobody needs, are computed by graphs only."""
         further = num_tokens - num_requests
         num_drafts = further if further <= self.most_further else 0
-        return self.graphs.dispatch(num_tokens, num_requests, not further, num_drafts)
+        mode, descriptor = self.graphs.dispatch(num_tokens, num_requests, not further, num_drafts)
+        if mode is CudaGraphMode.NONE:
+            descriptor = replace(descriptor, num_drafts=0)
+        return mode, descriptor

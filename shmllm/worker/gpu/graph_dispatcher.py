@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shmllm.config.graphs import CudaGraphMode
-from shmllm.errors import EngineStartError
 
 FINE_SIZES_UP_TO = 256
 LARGEST_MIXED_SIZE = 512
@@ -51,9 +50,6 @@ class GraphDispatcher:
         max_num_tokens: the largest number of tokens in a step.
         max_capture_size: the largest of the default sizes.
         max_drafts: the largest number of drafted tokens in a step.
-
-    Raises:
-        EngineStartError: all sizes are too large for every step.
     """
 
     def __init__(
@@ -82,12 +78,6 @@ class GraphDispatcher:
         most_verified = max_num_seqs + max_drafts if has_decodes and max_drafts else 0
         self._verify_sizes = tuple(size for size in mixed_sizes if 1 < size <= most_verified)
         self._mixed_sizes = tuple(mixed_sizes) if mixed is not CudaGraphMode.NONE else ()
-        if mode is not CudaGraphMode.NONE and not self.captures():
-            raise EngineStartError(
-                f"no step can use a graph of cudagraph_capture_sizes {capture_sizes}: {mode.name} "
-                f"with max_num_seqs={max_num_seqs} and max_num_batched_tokens={max_num_tokens}; "
-                "give smaller sizes, or enforce_eager"
-            )
 
     def captures(self) -> list[tuple[CudaGraphMode, BatchDescriptor]]:
         """Return the graphs to capture, the largest first, so that smaller graphs reuse the memory

@@ -9,6 +9,7 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 from shmllm.worker.draft_loading import load_draft
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
@@ -127,13 +128,17 @@ class GpuPart:
 
 
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
-    graphs, scheduler = config.graphs, config.scheduler
+    graphs, seqs = config.graphs, config.scheduler.max_num_seqs
+    tokens = config.scheduler.max_num_batched_tokens
     is_ours = config.load.model_impl != "transformers"
-    return GraphDispatcher(
-        graphs.effective_mode if is_ours else CudaGraphMode.NONE,
-        graphs.capture_sizes,
-        scheduler.max_num_seqs,
-        scheduler.max_num_batched_tokens,
-        graphs.max_capture_size,
-        config.max_drafts,
+    mode = graphs.effective_mode if is_ours else CudaGraphMode.NONE
+    made = GraphDispatcher(
+        mode, graphs.capture_sizes, seqs, tokens, graphs.max_capture_size, config.max_drafts
     )
+    if mode is not CudaGraphMode.NONE and not made.captures():
+        raise EngineStartError(
+            f"no step can use a graph of cudagraph_capture_sizes {graphs.capture_sizes}: "
+            f"{mode.name} with max_num_seqs={seqs} and max_num_batched_tokens={tokens}; "
+            "give smaller sizes, or enforce_eager"
+        )
+    return made
