@@ -177,7 +177,6 @@ class GpuProgram:
         meetings: NoMeetings | None = None,
     ) -> None:
         self._meetings = meetings = meetings or NoMeetings()
-        meetings.compute(model.partial)
         self._model = model
         self._inputs = inputs
         self._buffers = buffers
