@@ -18,9 +18,7 @@ from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import CaptureReport, Program, auto_dtype, check_model
-from shmllm.worker.gpu.step_messages import StepMessages, rows_of_slot
 from shmllm.worker.gpu.step_resources import StepResources
-from shmllm.worker.group import Kind
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheSize
 
@@ -43,6 +41,7 @@ class GpuPart:
         kv_cache: the arena of the KV cache, after `build`, as the following.
         cache: the KV cache.
         program: computes steps.
+        captured: the cost of its graphs.
 
     Raises:
         EngineStartError: the model cannot be loaded or divided, does not fit into the memory, or
@@ -53,6 +52,7 @@ class GpuPart:
     kv_cache: Arena
     cache: GpuKVCache
     program: Program
+    captured: CaptureReport
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class GpuPart:
             resources.run_largest,
         )
 
-    def build(self, size: CacheSize, on_capture: Progress | None = None) -> CaptureReport:
+    def build(self, size: CacheSize, on_capture: Progress | None = None) -> None:
         """Make the KV cache and the program, and capture its graphs. All ranks of a group do this
         at the same time.
 
@@ -106,25 +106,12 @@ class GpuPart:
         )
         self.program = self.resources.make_program(self.cache, self.dispatcher)
         with torch.inference_mode():
-            return self.program.capture(on_capture)
+            self.captured = self.program.capture(on_capture)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Launch the copies of blocks of states, each from one to another."""
         for source, target in copies:
             self.cache.copy_state(source, target)
-
-    @torch.inference_mode()
-    def follow(self, messages: StepMessages, kind: Kind, slot: int) -> None:
-        """Launch this rank's part of a step, or of a scoring, that rank 0 has begun."""
-        self.program.begin()
-        if kind is Kind.SCORING:
-            self.program.compute_logits(self.resources.buffers.normed[rows_of_slot(slot)])
-            return
-        step, inputs = messages.read(slot), self.resources.inputs
-        inputs.change_blocks(step.changes)
-        self.copy_states(step.state_copies)
-        inputs.launch(step.packed, step.descriptor, step.is_repeat)
-        self.program.run(step.mode, step.descriptor, step.max_query_len)
 
 
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:

@@ -147,7 +147,7 @@ class Program(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
-        [rows, hidden]."""
+        [rows, hidden]. Those of the other ranks of a group are nowhere but on rank 0."""
         ...
 
 
@@ -248,7 +248,8 @@ class GpuProgram:
         return hidden, self._compute_sample_logits(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        logits = hidden.new_empty(len(hidden), self._model.config.vocab_size)
+        width = self._model.config.vocab_size if self._meetings.has_rest else 0
+        logits = hidden.new_empty(len(hidden), width)
         return self._model.logits(
             GpuLogitsOps(logits, self._ops.products, self._meetings), hidden
         ).float()

@@ -24,7 +24,6 @@ from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, PackedStep
 from shmllm.worker.gpu.part import GpuPart
-from shmllm.worker.gpu.program import CaptureReport
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, slot_of_rows
@@ -201,14 +200,13 @@ class GpuRunner(RankedRunner):
         self._adapters = self._lora = resources.lora
         self.kv_groups = resources.shape.groups
         self._messages = None if group is None else StepMessages(group, resources)
-        reports: list[CaptureReport] = []
 
         def build() -> int:
-            reports.append(part.build(size, on_capture))
+            part.build(size, on_capture)
             return loaded.weights.num_bytes
 
         weight_bytes = ranks.together(build, "build", size)
-        cache, self._program, captured = part.cache, part.program, reports[0]
+        cache, self._program, captured = part.cache, part.program, part.captured
         with torch.inference_mode():
             self.sampler.warm_up(self._buffers.logits)
             self._drafter: StepDrafter | None = None
