@@ -16,12 +16,13 @@ from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
 from shmllm.worker.draft_model import DraftModel
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.draft_resources import DraftDispatcher
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
-from shmllm.worker.gpu.program import CaptureReport, GpuProgram
+from shmllm.worker.gpu.program import GpuProgram
 from shmllm.worker.loading import LoadedModel
 
 

@@ -11,9 +11,9 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
-from shmllm.worker.gpu.program import CaptureReport
 from shmllm.worker.step_drafter import StepDrafter
 
 

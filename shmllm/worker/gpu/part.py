@@ -13,11 +13,12 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 from shmllm.worker.draft_loading import load_draft
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
-from shmllm.worker.gpu.program import CaptureReport, Program, auto_dtype, check_model
+from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheSize
