@@ -1,24 +1,28 @@
-"""What a GPU engine needs of a model that drafts when it starts, and the graphs of its steps."""
+"""What a GPU engine needs of a model that drafts when it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
-from shmllm.config.engine import EngineConfig
-from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.draft_launches import DraftLaunches
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
+from shmllm.worker.gpu.graph_dispatcher import DraftDispatcher
 from shmllm.worker.step_drafter import StepDrafter
 
 
 class DraftResources(Protocol):
-    """The objects that compute the steps of a model that drafts, all but the KV cache."""
+    """The objects that compute the steps of a model that drafts, all but the KV cache.
+
+    Attributes:
+        dispatcher: chooses the graphs of its steps.
+    """
+
+    @property
+    def dispatcher(self) -> DraftDispatcher: ...
 
     @property
     def buffers(self) -> Sequence[Arena]:
@@ -44,43 +48,3 @@ class DraftResources(Protocol):
         Raises:
             EngineStartError: a graph cannot be captured, or there is not enough memory.
         """
-
-
-class DraftDispatcher:
-    """Chooses the graphs of steps whose graphs are those of decodes: they replay graphs if decodes
-    of the large model do.
-
-    Args:
-        config: the engine's configuration.
-        max_requests: the largest number of requests in a step.
-        most_further: the most tokens that a step with a graph may have besides one for each
-            request.
-
-    Attributes:
-        most_further: as given.
-        graphs: the choice.
-    """
-
-    def __init__(self, config: EngineConfig, max_requests: int, most_further: int) -> None:
-        self.most_further = most_further
-        graphs, mode = config.graphs, CudaGraphMode.NONE
-        if graphs.effective_mode.decode_mode is CudaGraphMode.FULL:
-            mode = CudaGraphMode.FULL_DECODE_ONLY
-        self.graphs = GraphDispatcher(
-            mode,
-            graphs.capture_sizes,
-            max_requests,
-            config.scheduler.max_num_batched_tokens,
-            graphs.max_capture_size,
-            max_drafts=most_further,
-        )
-
-    def dispatch(self, num_tokens: int, num_requests: int) -> tuple[CudaGraphMode, BatchDescriptor]:
-        """Choose the mode and the padded sizes of a step; see `GraphDispatcher.dispatch`. Logits of
-        further tokens, which nobody needs, are computed by graphs only."""
-        further = num_tokens - num_requests
-        num_drafts = further if further <= self.most_further else 0
-        mode, descriptor = self.graphs.dispatch(num_tokens, num_requests, not further, num_drafts)
-        if mode is CudaGraphMode.NONE:
-            descriptor = replace(descriptor, num_drafts=0)
-        return mode, descriptor

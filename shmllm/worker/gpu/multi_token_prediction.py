@@ -19,8 +19,7 @@ from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.capture import CaptureReport, capture_graphs
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
-from shmllm.worker.gpu.draft_resources import DraftDispatcher
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
@@ -184,7 +183,6 @@ class GpuFurtherSteps:
     ) -> None:
         self._program = program
         self._launches = launches
-        self._dispatcher = resources.dispatcher
         self._kept = resources.kept
         self._buffers = resources.step_buffers
         self._step = resources.inputs.step
@@ -194,7 +192,7 @@ class GpuFurtherSteps:
         self, inputs: StepInputs, hidden: Tensor, rows: LongArray, chosen: LongArray
     ) -> None:
         assert hidden.data_ptr() == self._buffers.normed.data_ptr(), "where the layer reads them"
-        mode, descriptor = self._send(inputs, is_repeat=True)
+        mode, descriptor = self._launches.send(inputs, is_repeat=True)
         self._program.run(mode, descriptor, int(inputs.counts.max()))
         if not len(rows):
             return
@@ -205,7 +203,7 @@ class GpuFurtherSteps:
 
     def advance(self, inputs: StepInputs) -> None:
         inputs = replace(inputs, token_ids=SAMPLED_FOR_ROW - inputs.rows)
-        mode, descriptor = self._send(inputs)
+        mode, descriptor = self._launches.send(inputs)
         rows = self._step.rows[: len(inputs.rows)]
         hidden = self._buffers.normed[: len(inputs.rows)]
         torch.index_select(self._kept, 0, rows, out=hidden)
@@ -221,10 +219,3 @@ class GpuFurtherSteps:
 
     def finish(self) -> None:
         self._launches.finish()
-
-    def _send(
-        self, inputs: StepInputs, is_repeat: bool = False
-    ) -> tuple[CudaGraphMode, BatchDescriptor]:
-        mode, descriptor = self._dispatcher.dispatch(len(inputs.token_ids), len(inputs.rows))
-        self._launches.send(inputs, descriptor, is_repeat)
-        return mode, descriptor

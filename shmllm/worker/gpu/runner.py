@@ -211,7 +211,8 @@ class GpuRunner(RankedRunner):
             self.sampler.warm_up(self._buffers.logits)
             self._drafter: StepDrafter | None = None
             if drafts is not None:
-                launches = DraftLaunches(self.batch, self.inputs, self.sampler, device)
+                shared = self.batch, self.inputs, self.sampler
+                launches = DraftLaunches(*shared, drafts.dispatcher, device)
                 self._drafter, further = drafts.make_drafter(cache, self.batch, launches)
                 captured += further
         self._timers = deque(StepTimer(device) for _ in range(MAX_STEPS_IN_FLIGHT))
