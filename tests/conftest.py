@@ -82,6 +82,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENGINE_MODULE = "shmllm.engine"
 RANK_MODULE = "shmllm.parallel"
+FAKE_GPU_RANK_MODULE = "support.fake_gpu_rank"
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines of this session inherit it
 LEAK_GRACE_S = 5.0
@@ -166,6 +167,11 @@ def engine_processes(module: str = ENGINE_MODULE) -> set[int]:
     return found
 
 
+def _all_processes() -> set[int]:
+    modules = ENGINE_MODULE, RANK_MODULE, FAKE_GPU_RANK_MODULE
+    return set().union(*map(engine_processes, modules))
+
+
 def our_files() -> set[str]:
     """Files of shmllm, relative to /dev/shm, that no process of another session created."""
     paths = [path for folder in find(SHM_DIRECTORY) for path in folder.iterdir()]
@@ -195,12 +201,12 @@ def compiled_kernels() -> None:
 @pytest.fixture
 def no_leaks(compiled_kernels: None) -> Iterator[None]:
     """Fails the test if it leaves a process of an engine or a file in /dev/shm."""
-    processes, files = engine_processes() | engine_processes(RANK_MODULE), our_files()
+    processes, files = _all_processes(), our_files()
     yield
     deadline = time.monotonic() + LEAK_GRACE_S
     while time.monotonic() < deadline:
         # A file whose creator just died may belong to another session: look again.
-        left = (engine_processes() | engine_processes(RANK_MODULE)) - processes
+        left = _all_processes() - processes
         new_files = our_files() - files
         if not left and not new_files:
             break

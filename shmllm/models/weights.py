@@ -150,7 +150,7 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
         if isinstance(first, Tensor) and first.is_contiguous():
             value = first
         else:
-            value = torch.empty(first.shape, dtype=first.dtype)
+            value = torch.empty(first.shape, dtype=first.dtype, device=first.device)
         if (number := neutral_value(first)) is not None:
             value.fill_(number)
         else:

@@ -10,7 +10,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.worker.gpu.device import CudaDevice, Device
 from shmllm.worker.gpu.part import GpuPart
-from shmllm.worker.gpu.step_messages import StepMessages
+from shmllm.worker.gpu.step_messages import StepMessages, rows_of_slot
 from shmllm.worker.group import Kind
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
@@ -63,15 +63,27 @@ class GpuRankPart:
     def build(self, size: CacheSize) -> MemoryOwners:
         part = self._part
         self._messages = StepMessages(self._memory, part.resources)
-        report = part.build(size)
+        part.build(size)
         part.device.synchronize()
         loaded, buffers = part.loaded, [part.resources.buffers.arena]
+        num_bytes = part.captured.num_bytes
         return MemoryOwners(
-            loaded.model, loaded.weights, part.kv_cache, (), part.pool, buffers, report.num_bytes
+            loaded.model, loaded.weights, part.kv_cache, (), part.pool, buffers, num_bytes
         )
 
+    @torch.inference_mode()
     def play(self, kind: Kind, slot: int) -> None:
-        self._part.follow(self._messages, kind, slot)
+        part, program = self._part, self._part.program
+        inputs, buffers = part.resources.inputs, part.resources.buffers
+        program.begin()
+        if kind is Kind.SCORING:
+            program.compute_logits(buffers.normed[rows_of_slot(slot)])
+            return
+        step = self._messages.read(slot)
+        inputs.change_blocks(step.changes)
+        part.copy_states(step.state_copies)
+        inputs.launch(step.packed, step.descriptor, step.is_repeat)
+        program.run(step.mode, step.descriptor, step.max_query_len)
 
     def observe(self, observe: Observe | None) -> None:
         """Do nothing: torch's profiler records a GPU's kernels by itself."""

@@ -85,7 +85,8 @@ class Group(SharedArrays, Protocol):
 
         Args:
             kind: what they do.
-            slot: which of a pipeline's batches it is.
+            slot: which of a pipeline's batches it is; on GPUs, where the step's inputs are, or,
+                of a scoring, which hidden states are scored (`gpu.step_messages`).
         """
 
     def check(self) -> None:

@@ -40,7 +40,7 @@ def assert_tables(tables: torch.Tensor, rows: list[list[int]]) -> None:
 def send(inputs: GpuInputs, batch: InputBatch, plan: StepPlan, descriptor: BatchDescriptor) -> None:
     plan.num_tokens = sum(plan.counts)
     batch.update(plan)
-    inputs.update(plan)
+    inputs.change_blocks(inputs.changes_of(plan))
     inputs.send(batch.inputs(plan), descriptor, plan.is_repeat)
 
 

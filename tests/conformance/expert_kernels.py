@@ -12,14 +12,8 @@ from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.experts import down, gate_and_up
-from shmllm_kernels.gpu.routing import (
-    SortedPairs,
-    combine,
-    max_blocks,
-    route,
-    scale_chosen,
-    sort_pairs,
-)
+from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
+from shmllm_kernels.gpu.routing import combine, route, scale_chosen
 from shmllm_kernels.reference import moe as plain
 
 SMALL = ProductConfig(16, 32, 16, 4, 2)

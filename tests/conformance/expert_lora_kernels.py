@@ -15,7 +15,8 @@ from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.lora import StepUnits
-from shmllm_kernels.gpu.routing import combine, sort_pairs
+from shmllm_kernels.gpu.pairs import sort_pairs
+from shmllm_kernels.gpu.routing import combine
 from shmllm_kernels.reference import moe as plain
 
 UNUSED = (1, 2)

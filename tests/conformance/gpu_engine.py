@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.device import no_waits
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
 from support.model_helpers import reference_model, save
@@ -235,6 +236,62 @@ def assert_same_logprobs(ours: Engine, other: Engine) -> None:
             assert mine[3] == pytest.approx(row[3], abs=1e-4)
 
 
+def launches_of_a_step(engine: Engine, device: Any) -> list[str]:
+    """Compute a step in which the host waits for nothing but tokens, and return its launches on the
+    fake GPU."""
+    device.launched.clear()
+    with no_waits(device):
+        engine.step()
+    return list(device.launched)
+
+
+def other_model(**shape: Any) -> Any:
+    """Return a model of the same shapes as `model`, or of these, with other weights and tokens."""
+    other = reference_model("llama", SCALE, **SHAPE | {"rope_theta": 10000.0} | shape)
+    for name, weight in other.named_parameters():
+        weight.data = weight.detach().flip(0) if "proj" in name else weight.detach()
+    return other
+
+
+def pusher(engine: Engine, device: Device) -> WeightPush:
+    """Return what sends an engine weights through memory of its device."""
+    sharing = engine.core.weights.sharing = DeviceMemorySharing(device)
+    return WeightPush(EngineCalls(engine), engine.runner.info, sharing)
+
+
+def check_sleep_and_new_weights(engine: Engine, reference: Any, other: Any) -> None:
+    """Check that an engine has the tokens of a model after a sleep within a request, and those of
+    another one, whose weights it gets after a sleep without weights.
+
+    Args:
+        engine: the engine.
+        reference: the model of transformers that it has.
+        other: one with other weights.
+    """
+    wanted = expected(reference, PROMPTS[1], 4)
+    engine.add(0, PROMPTS[1])
+    engine.step()
+    engine.core.settle()
+    before = engine.runner.memory.measure()
+    engine.call(Method.SLEEP, {"level": 1, "mode": "keep"})
+    asleep = engine.runner.memory.measure()
+    assert before.weights > asleep.weights == 0
+    assert before.kv_cache > asleep.kv_cache == 0
+    engine.call(Method.WAKE_UP)
+    engine.run()
+    assert engine.tokens[0] == wanted
+
+    engine.call(Method.SLEEP, {"level": 2, "mode": "keep"})
+    engine.call(Method.WAKE_UP)
+    engine.core.settle()
+    names = engine.runner.model.load_weights(other.state_dict().items())
+    engine.core.weights.weights_changed()
+    assert len(names) == len(engine.runner.model.named_weights())
+    engine.add(1, PROMPTS[1])
+    engine.run()
+    assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
+
+
 class EngineConformance:
     @pytest.mark.parametrize(
         ("mode", "overlaps"),
@@ -410,28 +467,7 @@ class EngineConformance:
     ) -> None:
         reference, directory = model
         engine = Engine(make_config(directory, num_seqs=2), gpu_device)
-        wanted = expected(reference, PROMPTS[1], 4)
-        engine.add(0, PROMPTS[1])
-        engine.step()
-        engine.call(Method.SLEEP, {"level": 1, "mode": "keep"})
-        engine.call(Method.WAKE_UP)
-        engine.run()
-        assert engine.tokens[0] == wanted
-
-        other = reference_model("llama", SCALE, **SHAPE | {"rope_theta": 10000.0})
-        with torch.no_grad():
-            for name, weight in other.named_parameters():
-                if "proj" in name:
-                    weight.copy_(weight.flip(0))
-        engine.call(Method.SLEEP, {"level": 2, "mode": "keep"})
-        engine.call(Method.WAKE_UP)
-        engine.core.settle()
-        names = engine.runner.model.load_weights(other.state_dict().items())
-        engine.core.weights.weights_changed()
-        assert len(names) == len(engine.runner.model.named_weights())
-        engine.add(1, PROMPTS[1])
-        engine.run()
-        assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
+        check_sleep_and_new_weights(engine, reference, other_model())
 
     @pytest.mark.parametrize("level", [slow(0), 2])
     def test_new_weights_come_through_memory_of_the_device(
@@ -441,17 +477,13 @@ class EngineConformance:
         engine = Engine(make_config(directory, num_seqs=2), gpu_device)
         engine.add(0, PROMPTS[1])
         engine.step()
-        other = reference_model("llama", SCALE, **SHAPE | {"rope_theta": 10000.0})
-        weights = {}
-        for name, weight in other.named_parameters():
-            weight.data = weight.detach().flip(0) if "proj" in name else weight.detach()
-            weights[name] = weight.detach().to(gpu_device.torch_device)
+        other = other_model()
+        where = gpu_device.torch_device
+        weights = {name: each.detach().to(where) for name, each in other.named_parameters()}
         if level:
             engine.call(Method.SLEEP, {"level": level, "mode": "abort"})
             engine.call(Method.WAKE_UP)
-        sharing = DeviceMemorySharing(gpu_device)
-        engine.core.weights.sharing = sharing
-        push = WeightPush(EngineCalls(engine), engine.runner.info, sharing)
+        push = pusher(engine, gpu_device)
         wrong = {**weights, "model.norm.weight": torch.full_like(weights["model.norm.weight"], inf)}
         with pytest.raises(RequestError, match="finite"):
             push.update(wrong)

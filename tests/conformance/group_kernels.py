@@ -112,6 +112,21 @@ class GroupConformance:
         sum_parts(own[1], offsets[1], group.peers[1], arrives=False)
         assert torch.equal(torch.cat(own), want)
 
+    def test_ranks_may_add_parts_of_other_sizes(self, draw, device, dtype):
+        """A rank whose part has fewer blocks has programs that add nothing."""
+        group = Group(3, 5, BLOCK, dtype, device)
+        want = fill(draw, group.parts[0])
+        begins = (0, 1, 3, 5)
+        own = [group.parts[0][rank][begins[rank] : begins[rank + 1]] for rank in range(3)]
+        offsets = [group.offsets[0] + begin * BLOCK * dtype.itemsize for begin in begins[:3]]
+        each = list(zip(own, offsets, group.peers, strict=True))
+        for out, offset, peers in each:
+            sum_parts(out, offset, peers, most_elements=2 * BLOCK, sums=False)
+        assert all(peers.counts[:3].tolist() == [1, 1, 0] for peers in group.peers)
+        for out, offset, peers in each:
+            sum_parts(out, offset, peers, most_elements=2 * BLOCK, arrives=False)
+        assert torch.equal(torch.cat(own), want)
+
     def test_meetings_of_other_sizes_do_not_disturb_each_other(self, draw, device, dtype):
         """Programs that a small meeting does not have keep their numbers."""
         group = Group(2, 2, 2 * BLOCK, dtype, device)

@@ -16,8 +16,9 @@ from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.gpu.configs import ProductConfig, packed_config
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.packings import PACKINGS, PackedRows
+from shmllm_kernels.gpu.pairs import sort_pairs
 from shmllm_kernels.gpu.products import linear
-from shmllm_kernels.gpu.routing import combine, sort_pairs
+from shmllm_kernels.gpu.routing import combine
 from shmllm_kernels.gpu.row_copies import TableShare, embed
 from shmllm_kernels.reference import moe as plain
 from shmllm_kernels.reference.step import LearnedPositions

@@ -178,7 +178,7 @@ class GpuSteps:
             plan.num_tokens, len(work), longest == 1, plan.num_drafts
         )
         self._spoil_inputs(plan)
-        self.inputs.update(plan)
+        self.inputs.change_blocks(self.inputs.changes_of(plan))
         self.inputs.send(inputs, descriptor, plan.is_repeat)
         return Prepared(mode, descriptor, longest, inputs, plan)
 

@@ -46,16 +46,10 @@ from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
 from shmllm_kernels.gpu.packings import PackedRows
+from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.routing import (
-    SortedPairs,
-    combine,
-    max_blocks,
-    route,
-    scale_chosen,
-    sort_pairs,
-)
+from shmllm_kernels.gpu.routing import combine, route, scale_chosen
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score

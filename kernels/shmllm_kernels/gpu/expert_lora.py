@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.lora import BLOCK_K, BLOCK_RANKS, StepUnits
+from shmllm_kernels.gpu.pairs import SortedPairs, block_of, max_blocks
 from shmllm_kernels.gpu.products import multiply
-from shmllm_kernels.gpu.routing import SortedPairs, block_of, max_blocks
 
 RANKS_AT_ONCE = tl.constexpr(BLOCK_RANKS)
 

@@ -1,6 +1,6 @@
 """Products of tokens with the weights of their experts, all experts in one launch.
 
-`routing.sort_pairs` lays the pairs of a token and an expert out in blocks, each of one expert. A
+`pairs.sort_pairs` lays the pairs of a token and an expert out in blocks, each of one expert. A
 program computes a block and a tile of columns; the grid has room for the most blocks that these
 tokens can make, and programs without a block return. So a captured graph serves every choice of
 experts.
@@ -17,8 +17,8 @@ from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.expert_lora import PairAdapters, add_to_block, operands_of
 from shmllm_kernels.gpu.functions import sigmoid
 from shmllm_kernels.gpu.packings import Rows
+from shmllm_kernels.gpu.pairs import SortedPairs, block_of, max_blocks
 from shmllm_kernels.gpu.products import check_rows, memory_of, multiply, options, strides_of
-from shmllm_kernels.gpu.routing import SortedPairs, block_of, max_blocks
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss", "relu_squared")
 

@@ -162,7 +162,13 @@ def _meet(
 
 
 def sum_parts(
-    out: Tensor, offset: int, peers: Peers, *, arrives: bool = True, sums: bool = True
+    out: Tensor,
+    offset: int,
+    peers: Peers,
+    *,
+    most_elements: int | None = None,
+    arrives: bool = True,
+    sums: bool = True,
 ) -> None:
     """Writes ``reference.group.sum_parts`` of all ranks' parts to ``out``, on each rank, after all
     ranks have launched it. All ranks must launch the same meetings in the same order.
@@ -174,6 +180,9 @@ def sum_parts(
         offset: where the parts begin in the memory of each rank, in bytes, divisible by 16. Each
             part has the shape and the dtype of ``out``.
         peers: the memory of the ranks.
+        most_elements: the number of elements of the largest ``out`` of a rank, if the ranks add
+            parts of several sizes: programs wait for those of the same number, so all ranks launch
+            as many, and those behind the end of a smaller part only meet. None: all are equal.
         arrives: whether the launch tells the others that this rank's part is there. Two launches,
             one that arrives and one that sums, are as one that does both.
         sums: whether the launch waits for the others and adds the parts.
@@ -184,7 +193,9 @@ def sum_parts(
     """
     assert out.is_contiguous(), "out must be contiguous"
     assert offset % PART_ALIGNMENT_BYTES == 0, "parts begin at aligned addresses"
-    programs = min(triton.cdiv(out.numel(), BLOCK), MOST_PROGRAMS)
+    most = out.numel() if most_elements is None else most_elements
+    assert out.numel() <= most, "no part is larger than the largest one"
+    programs = min(triton.cdiv(most, BLOCK), MOST_PROGRAMS)
     if programs == 0:
         return
     _sum_parts[(programs,)](

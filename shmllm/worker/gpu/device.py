@@ -297,6 +297,9 @@ def find_link_problem(indices: Sequence[int], bindings: Any = None) -> str:
         driver = bindings or import_module("cuda.bindings.driver")
     except ImportError:
         return "the package cuda-bindings is missing"
+    success = driver.CUresult.CUDA_SUCCESS
+    if driver.cuInit(0)[0] != success:
+        return "the CUDA driver cannot be used"
     kinds = driver.CUdevice_P2PAttribute
     needed = {
         kinds.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: "map the memory of",
@@ -305,6 +308,6 @@ def find_link_problem(indices: Sequence[int], bindings: Any = None) -> str:
     for one, other in permutations(indices, 2):
         for kind, what in needed.items():
             result, value = driver.cuDeviceGetP2PAttribute(kind, one, other)
-            if result != driver.CUresult.CUDA_SUCCESS or not value:
+            if result != success or not value:
                 return f"cuda:{one} cannot {what} cuda:{other}, which NVLink allows"
     return ""

@@ -10,10 +10,11 @@ from collections import deque
 
 from torch import Tensor
 
+from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, GpuInputs
 from shmllm.worker.gpu.sampler import GpuSampler
 from shmllm.worker.gpu.transfers import PendingArrays
@@ -30,27 +31,39 @@ class DraftLaunches:
         batch: the batch, which gets the drafted tokens.
         inputs: the inputs of a step.
         sampler: samples with the parameters of the batch.
+        dispatcher: chooses the graphs of the steps.
         device: the device.
     """
 
     def __init__(
-        self, batch: InputBatch, inputs: GpuInputs, sampler: GpuSampler, device: Device
+        self,
+        batch: InputBatch,
+        inputs: GpuInputs,
+        sampler: GpuSampler,
+        dispatcher: DraftDispatcher,
+        device: Device,
     ) -> None:
         self._batch = batch
         self._inputs = inputs
         self._sampler = sampler
+        self._dispatcher = dispatcher
         self._unpacked = deque(device.event() for _ in range(MAX_STEPS_IN_FLIGHT))
         self._pending: list[tuple[LongArray, LongArray, PendingArrays]] = []
 
     def send(
-        self, inputs: StepInputs, descriptor: BatchDescriptor, is_repeat: bool = False
-    ) -> None:
-        """As `GpuInputs.send`, for any number of steps: waits until the device has unpacked the
-        inputs of the step before the last one."""
+        self, inputs: StepInputs, is_repeat: bool = False
+    ) -> tuple[CudaGraphMode, BatchDescriptor]:
+        """Choose the mode and the padded sizes of a step, which are returned, and send its inputs.
+
+        As `GpuInputs.send`, for any number of steps: waits until the device has unpacked the inputs
+        of the step before the last one.
+        """
+        mode, descriptor = self._dispatcher.dispatch(len(inputs.token_ids), len(inputs.rows))
         self._unpacked.rotate()
         self._unpacked[0].wait()
         self._inputs.send(inputs, descriptor, is_repeat)
         self._unpacked[0].record()
+        return mode, descriptor
 
     def sample_step(self, logits: Tensor, inputs: StepInputs) -> None:
         """Sample behind the step that was sent last.

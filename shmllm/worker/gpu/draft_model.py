@@ -16,12 +16,12 @@ from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
 from shmllm.worker.draft_model import DraftModel
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
-from shmllm.worker.gpu.draft_resources import DraftDispatcher
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
-from shmllm.worker.gpu.program import CaptureReport, GpuProgram
+from shmllm.worker.gpu.program import GpuProgram
 from shmllm.worker.loading import LoadedModel
 
 
@@ -30,15 +30,11 @@ class GpuDraftSteps:
 
     Args:
         program: the forward pass of the model.
-        dispatcher: chooses the graphs of its steps.
         launches: sends the inputs and samples.
     """
 
-    def __init__(
-        self, program: GpuProgram, dispatcher: DraftDispatcher, launches: DraftLaunches
-    ) -> None:
+    def __init__(self, program: GpuProgram, launches: DraftLaunches) -> None:
         self._program = program
-        self._dispatcher = dispatcher
         self._launches = launches
         self._num_sampled = 0
 
@@ -56,8 +52,7 @@ class GpuDraftSteps:
         self._launches.finish()
 
     def _run(self, inputs: StepInputs, is_repeat: bool) -> Tensor:
-        mode, descriptor = self._dispatcher.dispatch(len(inputs.token_ids), len(inputs.rows))
-        self._launches.send(inputs, descriptor, is_repeat)
+        mode, descriptor = self._launches.send(inputs, is_repeat)
         _, logits = self._program.run(mode, descriptor, int(inputs.counts.max()))
         return logits
 
@@ -139,7 +134,7 @@ class DraftModelResources:
     ) -> tuple[DraftModel, CaptureReport]:
         program = self._make_program(cache, self.dispatcher.graphs)
         captured = program.capture()
-        steps = GpuDraftSteps(program, self.dispatcher, launches)
+        steps = GpuDraftSteps(program, launches)
         group, keys, _ = cache.of_draft(self.loaded.config, self.first).layers[0]
         max_tokens = len(self.step_buffers.hidden)
         return DraftModel(steps, batch, group, len(keys), max_tokens), captured

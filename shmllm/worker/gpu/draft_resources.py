@@ -1,23 +1,28 @@
-"""What a GPU engine needs of a model that drafts when it starts, and the graphs of its steps."""
+"""What a GPU engine needs of a model that drafts when it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from shmllm.config.engine import EngineConfig
-from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.draft_launches import DraftLaunches
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
-from shmllm.worker.gpu.program import CaptureReport
+from shmllm.worker.gpu.graph_dispatcher import DraftDispatcher
 from shmllm.worker.step_drafter import StepDrafter
 
 
 class DraftResources(Protocol):
-    """The objects that compute the steps of a model that drafts, all but the KV cache."""
+    """The objects that compute the steps of a model that drafts, all but the KV cache.
+
+    Attributes:
+        dispatcher: chooses the graphs of its steps.
+    """
+
+    @property
+    def dispatcher(self) -> DraftDispatcher: ...
 
     @property
     def buffers(self) -> Sequence[Arena]:
@@ -43,37 +48,3 @@ class DraftResources(Protocol):
         Raises:
             EngineStartError: a graph cannot be captured, or there is not enough memory.
         """
-
-
-class DraftDispatcher:
-    """Chooses the graphs of steps whose graphs are those of decodes: they replay graphs if decodes
-    of the large model do.
-
-    Args:
-        config: the engine's configuration.
-        max_requests: the largest number of requests in a step.
-        most_further: the most tokens that a step with a graph may have besides one for each
-            request.
-
-    Attributes:
-        max_requests, most_further: as given.
-        graphs: the choice.
-    """
-
-    def __init__(self, config: EngineConfig, max_requests: int, most_further: int) -> None:
-        self.max_requests, self.most_further = max_requests, most_further
-        graphs, tokens = config.graphs, config.scheduler.max_num_batched_tokens
-        mode, sizes = CudaGraphMode.NONE, graphs.capture_sizes
-        if graphs.effective_mode.decode_mode is CudaGraphMode.FULL:
-            mode = CudaGraphMode.FULL_DECODE_ONLY
-        if sizes is not None and min(sizes) > min(max_requests, tokens):
-            mode = CudaGraphMode.NONE
-        limits = max_requests, tokens, graphs.max_capture_size
-        self.graphs = GraphDispatcher(mode, sizes, *limits, max_drafts=most_further)
-
-    def dispatch(self, num_tokens: int, num_requests: int) -> tuple[CudaGraphMode, BatchDescriptor]:
-        """Choose the mode and the padded sizes of a step; see `GraphDispatcher.dispatch`. Logits of
-        further tokens are computed, too, where a graph does so."""
-        further = num_tokens - num_requests
-        num_drafts = further if further <= self.most_further else 0
-        return self.graphs.dispatch(num_tokens, num_requests, not further, num_drafts)

@@ -14,14 +14,8 @@ from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
-from shmllm_kernels.gpu.routing import (
-    SortedPairs,
-    combine,
-    max_blocks,
-    route,
-    scale_chosen,
-    sort_pairs,
-)
+from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
+from shmllm_kernels.gpu.routing import combine, route, scale_chosen
 from shmllm_kernels.reference.moe import Choice
 
 SMALLEST_BLOCK = 16

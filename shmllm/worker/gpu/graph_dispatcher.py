@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
-from shmllm.errors import EngineStartError
 
 FINE_SIZES_UP_TO = 256
 LARGEST_MIXED_SIZE = 512
@@ -51,9 +51,6 @@ class GraphDispatcher:
         max_num_tokens: the largest number of tokens in a step.
         max_capture_size: the largest of the default sizes.
         max_drafts: the largest number of drafted tokens in a step.
-
-    Raises:
-        EngineStartError: all sizes are too large for every step.
     """
 
     def __init__(
@@ -82,12 +79,6 @@ class GraphDispatcher:
         most_verified = max_num_seqs + max_drafts if has_decodes and max_drafts else 0
         self._verify_sizes = tuple(size for size in mixed_sizes if 1 < size <= most_verified)
         self._mixed_sizes = tuple(mixed_sizes) if mixed is not CudaGraphMode.NONE else ()
-        if mode is not CudaGraphMode.NONE and not self.captures():
-            raise EngineStartError(
-                f"no step can use a graph of cudagraph_capture_sizes {capture_sizes}: {mode.name} "
-                f"with max_num_seqs={max_num_seqs} and max_num_batched_tokens={max_num_tokens}; "
-                "give smaller sizes, or enforce_eager"
-            )
 
     def captures(self) -> list[tuple[CudaGraphMode, BatchDescriptor]]:
         """Return the graphs to capture, the largest first, so that smaller graphs reuse the memory
@@ -142,6 +133,46 @@ class GraphDispatcher:
         num_reqs = min(size, self._max_num_seqs)
         num_drafts = 0 if uniform else min(size - num_reqs, self._max_drafts)
         return BatchDescriptor(size, num_reqs, uniform, num_drafts)
+
+
+class DraftDispatcher:
+    """Chooses the graphs of steps whose graphs are those of decodes: they replay graphs if decodes
+    of the large model do.
+
+    Args:
+        config: the engine's configuration.
+        max_requests: the largest number of requests in a step.
+        most_further: the most tokens that a step with a graph may have besides one for each
+            request.
+
+    Attributes:
+        most_further: as given.
+        graphs: the choice.
+    """
+
+    def __init__(self, config: EngineConfig, max_requests: int, most_further: int) -> None:
+        self.most_further = most_further
+        graphs, mode = config.graphs, CudaGraphMode.NONE
+        if graphs.effective_mode.decode_mode is CudaGraphMode.FULL:
+            mode = CudaGraphMode.FULL_DECODE_ONLY
+        self.graphs = GraphDispatcher(
+            mode,
+            graphs.capture_sizes,
+            max_requests,
+            config.scheduler.max_num_batched_tokens,
+            graphs.max_capture_size,
+            max_drafts=most_further,
+        )
+
+    def dispatch(self, num_tokens: int, num_requests: int) -> tuple[CudaGraphMode, BatchDescriptor]:
+        """Choose the mode and the padded sizes of a step; see `GraphDispatcher.dispatch`. Logits of
+        further tokens, which nobody needs, are computed by graphs only."""
+        further = num_tokens - num_requests
+        num_drafts = further if further <= self.most_further else 0
+        mode, descriptor = self.graphs.dispatch(num_tokens, num_requests, not further, num_drafts)
+        if mode is CudaGraphMode.NONE:
+            descriptor = replace(descriptor, num_drafts=0)
+        return mode, descriptor
 
 
 def default_sizes(

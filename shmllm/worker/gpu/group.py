@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import Matrix, addresses
+from shmllm.models.shard import Shard
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.group import Group
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
@@ -76,9 +77,6 @@ class NoMeetings:
     are_needed = False
     has_rest = True
 
-    def compute(self, partial: frozenset[int]) -> None:
-        """Set the addresses of the matrices whose products are parts of sums."""
-
     @property
     def embeds(self) -> Tensor | None:
         """Where embeddings that a prompt gives are written, [max_tokens, hidden], after `begin`;
@@ -131,8 +129,7 @@ class GpuMeetings(NoMeetings):
 
     Args:
         group: the group.
-        config: the configuration of this rank's part of the model.
-        dtype: the dtype of activations.
+        model: this rank's part of the model; the addresses of its weights must not change.
         max_tokens: the largest number of tokens in a step.
         max_rows: the number of rows of `last_tokens`.
         max_samples: the largest number of rows that get logits.
@@ -147,21 +144,21 @@ class GpuMeetings(NoMeetings):
     def __init__(
         self,
         group: DeviceGroup,
-        config: ModelConfig,
-        dtype: torch.dtype,
+        model: DecoderModel,
         max_tokens: int,
         max_rows: int,
         max_samples: int,
         device: Device,
     ) -> None:
         size, rank = group.shard.size, group.shard.rank
+        config, dtype = model.config, model.dtype
         self.has_rest = rank == 0
         self._rank = rank
-        self._partial: frozenset[int] = frozenset()
+        self._partial = model.partial
         self._num_sums = 0
-        vocab = config.vocab_size
-        self._bounds = [each * vocab // size for each in range(size + 1)]
-        most_logits = max(max_samples, ROWS_OF_PRODUCTS[-1]), -(-vocab // size)
+        self._shards = [Shard(each, size) for each in range(size)]
+        self._tokens_of = [each.part_of(config.vocab_size) for each in self._shards]
+        most_logits = max(max_samples, ROWS_OF_PRODUCTS[-1]), max(map(len, self._tokens_of))
         shape = max_tokens, config.hidden_size
         layout = _Layout()
         layout.add(WORD_BYTES * num_words(size))
@@ -174,7 +171,7 @@ class GpuMeetings(NoMeetings):
         self._peers = Peers(
             rank, size, bases.to(where), make_counts(where), group.ended_word(device)
         )
-        self._tokens = _view(own, self._offset_of_tokens, (max_rows,), torch.int64)
+        self._last_tokens = _view(own, self._offset_of_tokens, (max_rows,), torch.int64)
         self._parts_of = [
             [_view(each, offset, shape, dtype) for each in memories] for offset in self._offsets
         ]
@@ -182,16 +179,13 @@ class GpuMeetings(NoMeetings):
         self._logits = [_view(each, of_logits, most_logits, dtype) for each in memories]
         device.synchronize()
 
-    def compute(self, partial: frozenset[int]) -> None:
-        self._partial = partial
-
     @property
     def embeds(self) -> Tensor | None:
         return self._parts[0]
 
     def begin(self, last_tokens: Tensor) -> None:
         if self.has_rest:
-            self._tokens.copy_(last_tokens)
+            self._last_tokens.copy_(last_tokens)
         sum_parts(last_tokens, self._offset_of_tokens, self._peers)
 
     def restart(self) -> None:
@@ -216,17 +210,18 @@ class GpuMeetings(NoMeetings):
 
     def _sum_slices(self, out: Tensor, buffer: int) -> None:
         """Launch a sum of which each rank adds some rows, in place, and copies those of others."""
-        parts, size, rank = self._parts_of[buffer], self._peers.size, self._rank
-        bounds = [each * len(out) // size for each in range(size + 1)]
-        own = parts[rank][bounds[rank] : bounds[rank + 1]]
-        skipped = bounds[rank] * out.shape[1] * out.itemsize
-        sum_parts(own, self._offsets[buffer] + skipped, self._peers)
+        parts, width = self._parts_of[buffer], out.shape[1]
+        slices = [each.part_of(len(out)) for each in self._shards]
+        own, most = slices[self._rank], max(map(len, slices)) * width
+        offset = self._offsets[buffer] + own.start * width * out.itemsize
+        added = parts[self._rank][own.start : own.stop]
+        sum_parts(added, offset, self._peers, most_elements=most)
         meet(self._peers, waits=True)
-        for part, begin, end in zip(parts, bounds, bounds[1:], strict=False):
-            out[begin:end].copy_(part[begin:end])
+        for part, rows in zip(parts, slices, strict=True):
+            out[rows.start : rows.stop].copy_(part[rows.start : rows.stop])
 
     def logits(self, logits: Tensor) -> Tensor:
-        width = self._bounds[self._rank + 1] - self._bounds[self._rank]
+        width = len(self._tokens_of[self._rank])
         if self.has_rest:
             return logits[:, :width]
         return self._logits[self._rank][: len(logits), :width]
@@ -235,9 +230,8 @@ class GpuMeetings(NoMeetings):
         meet(self._peers, waits=self.has_rest)
         if not self.has_rest:
             return
-        for rank, part in enumerate(self._logits[1:], 1):
-            begin, end = self._bounds[rank : rank + 2]
-            logits[:, begin:end].copy_(part[: len(logits), : end - begin])
+        for part, tokens in zip(self._logits[1:], self._tokens_of[1:], strict=True):
+            logits[:, tokens.start : tokens.stop].copy_(part[: len(logits), : len(tokens)])
 
 
 def _view(memory: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -131,21 +131,13 @@ class GpuInputs:
         )
         device.synchronize()  # until work that used this memory before is done
 
-    def update(self, plan: StepPlan) -> None:
-        """Launch the copy of the blocks of a step's new requests, and of its appended blocks.
-
-        Args:
-            plan: the plan of the large model's step, whose inputs, and those of steps of a model
-                that drafts for it, are sent later.
-        """
-        self.change_blocks(self.changes_of(plan))
-
     def changes_of(self, plan: StepPlan) -> BlockChanges:
         """Return the blocks of a step's new requests, and its appended blocks."""
         return _changed_blocks(plan, *self._blocks_by_row.shape)
 
     def change_blocks(self, changes: BlockChanges) -> None:
-        """Launch the copy of changed entries."""
+        """Launch the copy of changed entries. The inputs of the large model's step that changes
+        them, and those of steps of a model that drafts for it, are sent later."""
         if len(changes.indices):
             sent = self._transfers.send(changes.indices, changes.block_ids)
             self._blocks_by_row.view(-1).index_copy_(0, *sent)

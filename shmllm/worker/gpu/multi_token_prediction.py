@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,21 +10,19 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
-from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import Arena
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.capture import CaptureReport, capture_graphs
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
-from shmllm.worker.gpu.draft_resources import DraftDispatcher
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
-from shmllm.worker.gpu.program import CaptureReport
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 
@@ -145,37 +142,26 @@ class FurtherLayerProgram:
         Raises:
             EngineStartError: a graph cannot be captured, or there is not enough memory.
         """
-        began = time.monotonic()
-        with self._device.capturing():
-            self._warm_up()
-            free_bytes = self._device.free_bytes()
-            for _, descriptor in self._dispatcher.captures():
-                self._try_capture(descriptor)
-        num_bytes = max(free_bytes - self._device.free_bytes(), 0)
-        return CaptureReport(time.monotonic() - began, num_bytes, len(self._graphs))
+        captures = self._dispatcher.captures()
+        owner = "the layer that drafts"
+        return capture_graphs(self._device, captures, self._warm_up, self._capture, owner)
 
     def _warm_up(self) -> None:
         sizes = len(self._buffers.hidden), self._buffers.max_requests
         shapes = self._ops.variants(*sizes, self._model.has_packed)
         for descriptor in shapes + [each for _, each in self._dispatcher.captures()]:
             self.run_idle(descriptor)
-        self._device.synchronize()
 
-    def _try_capture(self, descriptor: BatchDescriptor) -> None:
+    def _capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
+        assert mode is CudaGraphMode.FULL, "the layer has no calls between graphs"
         graph = PiecewiseGraph(self._device)
-        try:
-            self._inputs.idle(descriptor)
-            self._ops.begin(descriptor, descriptor.num_tokens)
-            graph.begin()
-            self._forward(descriptor)
-            graph.end()
-        except (RuntimeError, MemoryError) as problem:
-            raise EngineStartError(
-                f"the graph of the layer that drafts {descriptor.num_tokens} tokens cannot be "
-                f"captured: {problem}; smaller cudagraph_capture_sizes need less memory, and "
-                "enforce_eager=True none"
-            ) from problem
+        self._inputs.idle(descriptor)
+        self._ops.begin(descriptor, descriptor.num_tokens)
+        graph.begin()
+        self._forward(descriptor)
+        graph.end()
         self._graphs[descriptor] = graph
+        return graph
 
     def _forward(self, descriptor: BatchDescriptor) -> None:
         hidden = self._buffers.normed[: descriptor.num_tokens]
@@ -197,7 +183,6 @@ class GpuFurtherSteps:
     ) -> None:
         self._program = program
         self._launches = launches
-        self._dispatcher = resources.dispatcher
         self._kept = resources.kept
         self._buffers = resources.step_buffers
         self._step = resources.inputs.step
@@ -207,7 +192,7 @@ class GpuFurtherSteps:
         self, inputs: StepInputs, hidden: Tensor, rows: LongArray, chosen: LongArray
     ) -> None:
         assert hidden.data_ptr() == self._buffers.normed.data_ptr(), "where the layer reads them"
-        mode, descriptor = self._send(inputs, is_repeat=True)
+        mode, descriptor = self._launches.send(inputs, is_repeat=True)
         self._program.run(mode, descriptor, int(inputs.counts.max()))
         if not len(rows):
             return
@@ -218,7 +203,7 @@ class GpuFurtherSteps:
 
     def advance(self, inputs: StepInputs) -> None:
         inputs = replace(inputs, token_ids=SAMPLED_FOR_ROW - inputs.rows)
-        mode, descriptor = self._send(inputs)
+        mode, descriptor = self._launches.send(inputs)
         rows = self._step.rows[: len(inputs.rows)]
         hidden = self._buffers.normed[: len(inputs.rows)]
         torch.index_select(self._kept, 0, rows, out=hidden)
@@ -234,10 +219,3 @@ class GpuFurtherSteps:
 
     def finish(self) -> None:
         self._launches.finish()
-
-    def _send(
-        self, inputs: StepInputs, is_repeat: bool = False
-    ) -> tuple[CudaGraphMode, BatchDescriptor]:
-        mode, descriptor = self._dispatcher.dispatch(len(inputs.token_ids), len(inputs.rows))
-        self._launches.send(inputs, descriptor, is_repeat)
-        return mode, descriptor

@@ -9,17 +9,17 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 from shmllm.worker.draft_loading import load_draft
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
-from shmllm.worker.gpu.program import CaptureReport, Program, auto_dtype, check_model
-from shmllm.worker.gpu.step_messages import StepMessages, rows_of_slot
+from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.step_resources import StepResources
-from shmllm.worker.group import Kind
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheSize
 
@@ -42,6 +42,7 @@ class GpuPart:
         kv_cache: the arena of the KV cache, after `build`, as the following.
         cache: the KV cache.
         program: computes steps.
+        captured: the cost of its graphs.
 
     Raises:
         EngineStartError: the model cannot be loaded or divided, does not fit into the memory, or
@@ -52,6 +53,7 @@ class GpuPart:
     kv_cache: Arena
     cache: GpuKVCache
     program: Program
+    captured: CaptureReport
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class GpuPart:
             resources.run_largest,
         )
 
-    def build(self, size: CacheSize, on_capture: Progress | None = None) -> CaptureReport:
+    def build(self, size: CacheSize, on_capture: Progress | None = None) -> None:
         """Make the KV cache and the program, and capture its graphs. All ranks of a group do this
         at the same time.
 
@@ -105,35 +107,26 @@ class GpuPart:
         )
         self.program = self.resources.make_program(self.cache, self.dispatcher)
         with torch.inference_mode():
-            return self.program.capture(on_capture)
+            self.captured = self.program.capture(on_capture)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Launch the copies of blocks of states, each from one to another."""
         for source, target in copies:
             self.cache.copy_state(source, target)
 
-    @torch.inference_mode()
-    def follow(self, messages: StepMessages, kind: Kind, slot: int) -> None:
-        """Launch this rank's part of a step, or of a scoring, that rank 0 has begun."""
-        self.program.begin()
-        if kind is Kind.SCORING:
-            self.program.compute_logits(self.resources.buffers.normed[rows_of_slot(slot)])
-            return
-        step, inputs = messages.read(slot), self.resources.inputs
-        inputs.change_blocks(step.changes)
-        self.copy_states(step.state_copies)
-        inputs.launch(step.packed, step.descriptor, step.is_repeat)
-        self.program.run(step.mode, step.descriptor, step.max_query_len)
-
 
 def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
-    graphs, scheduler = config.graphs, config.scheduler
+    graphs, seqs = config.graphs, config.scheduler.max_num_seqs
+    tokens = config.scheduler.max_num_batched_tokens
     is_ours = config.load.model_impl != "transformers"
-    return GraphDispatcher(
-        graphs.effective_mode if is_ours else CudaGraphMode.NONE,
-        graphs.capture_sizes,
-        scheduler.max_num_seqs,
-        scheduler.max_num_batched_tokens,
-        graphs.max_capture_size,
-        config.max_drafts,
+    mode = graphs.effective_mode if is_ours else CudaGraphMode.NONE
+    made = GraphDispatcher(
+        mode, graphs.capture_sizes, seqs, tokens, graphs.max_capture_size, config.max_drafts
     )
+    if mode is not CudaGraphMode.NONE and not made.captures():
+        raise EngineStartError(
+            f"no step can use a graph of cudagraph_capture_sizes {graphs.capture_sizes}: "
+            f"{mode.name} with max_num_seqs={seqs} and max_num_batched_tokens={tokens}; "
+            "give smaller sizes, or enforce_eager"
+        )
+    return made

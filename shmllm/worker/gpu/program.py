@@ -6,9 +6,7 @@ which mode a step is run with.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Protocol
 
 from torch import Tensor
@@ -21,6 +19,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.capture import CaptureReport, Progress, capture_graphs
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import NoMeetings
@@ -31,36 +30,6 @@ from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
 from shmllm_kernels.gpu.latent_attention import MAX_RANK
-
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureReport:
-    """The cost of capturing the graphs.
-
-    Attributes:
-        seconds: the time, with the warm-up.
-        num_bytes: the device memory that the graphs take.
-        num_graphs: the number of CUDA graphs; a piecewise graph counts once for each piece.
-    """
-
-    seconds: float
-    num_bytes: int
-    num_graphs: int
-
-    def __add__(self, other: CaptureReport) -> CaptureReport:
-        return CaptureReport(
-            self.seconds + other.seconds,
-            self.num_bytes + other.num_bytes,
-            self.num_graphs + other.num_graphs,
-        )
-
-    def __str__(self) -> str:
-        mib = self.num_bytes / 2**20
-        graphs = "graph" if self.num_graphs == 1 else "graphs"
-        return f"{self.num_graphs:,} {graphs}, {self.seconds:.1f} s, {mib:,.0f} MiB"
-
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
@@ -147,7 +116,7 @@ class Program(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
-        [rows, hidden]."""
+        [rows, hidden]. Those of the other ranks of a group are nowhere but on rank 0."""
         ...
 
 
@@ -177,7 +146,6 @@ class GpuProgram:
         meetings: NoMeetings | None = None,
     ) -> None:
         self._meetings = meetings = meetings or NoMeetings()
-        meetings.compute(model.partial)
         self._model = model
         self._inputs = inputs
         self._buffers = buffers
@@ -202,26 +170,12 @@ class GpuProgram:
         for count in ROWS_OF_PRODUCTS if has_packed else ():
             self.begin()
             self.compute_logits(self._buffers.normed[:count])  # of prompts
-        self._device.synchronize()
 
     def capture(self, on_progress: Progress | None = None) -> CaptureReport:
-        began = time.monotonic()
         captures = self._dispatcher.captures()
-        num_graphs = 0
-
-        def report(done: int) -> None:
-            if on_progress is not None and captures:
-                on_progress(done, len(captures))
-
-        with self._device.capturing():
-            report(0)
-            self.warm_up()  # on the capturing stream: libraries have a workspace for each stream
-            free_bytes = self._device.free_bytes()
-            for done, (mode, descriptor) in enumerate(captures, 1):
-                num_graphs += self._try_capture(mode, descriptor).num_graphs
-                report(done)
-        num_bytes = max(free_bytes - self._device.free_bytes(), 0)
-        return CaptureReport(time.monotonic() - began, num_bytes, num_graphs)
+        return capture_graphs(
+            self._device, captures, self.warm_up, self._capture, "the model", on_progress
+        )
 
     @property
     def embeds(self) -> Tensor:
@@ -249,7 +203,8 @@ class GpuProgram:
         return hidden, self._compute_sample_logits(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        logits = hidden.new_empty(len(hidden), self._model.config.vocab_size)
+        width = self._model.config.vocab_size if self._meetings.has_rest else 0
+        logits = hidden.new_empty(len(hidden), width)
         return self._model.logits(
             GpuLogitsOps(logits, self._ops.products, self._meetings), hidden
         ).float()
@@ -258,16 +213,6 @@ class GpuProgram:
         rows = self._ops.gather_samples(hidden)
         logits = self._buffers.logits[: len(rows)]
         return self._model.logits(GpuLogitsOps(logits, self._ops.products, self._meetings), rows)
-
-    def _try_capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
-        try:
-            return self._capture(mode, descriptor)
-        except (RuntimeError, MemoryError) as problem:
-            raise EngineStartError(
-                f"the {mode.name} graph of {descriptor.num_tokens} tokens cannot be captured: "
-                f"{problem}; smaller cudagraph_capture_sizes need less memory, and "
-                "enforce_eager=True none"
-            ) from problem
 
     def _capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
         graph = PiecewiseGraph(self._device)

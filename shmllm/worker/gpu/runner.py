@@ -24,7 +24,6 @@ from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, PackedStep
 from shmllm.worker.gpu.part import GpuPart
-from shmllm.worker.gpu.program import CaptureReport
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, slot_of_rows
@@ -121,7 +120,7 @@ class GpuStep:
     def result(self) -> StepResult:
         """Wait for the step, and store its tokens in the batch."""
         device_ns = self._timer.wait_ns()
-        self._runner.check_group()
+        self._runner.check()
         scores = [pending.result() for pending in self._prompt_scores]
         result, vectors = StepResult([]), self._pool()
         if self._sampled is not None:
@@ -192,26 +191,27 @@ class GpuRunner(LoadedRunner):
         loaded, draft = part.loaded, part.draft
         super().__init__(config, loaded, ranks, loaded.config.embeds_scale)
         sizes = ranks.together(part.size_cache, "size_cache")
-        size = min(sizes, key=lambda each: each.num_blocks)
+        # Blocks are of one size on all ranks. Where layers have only states, num_blocks is 1.
+        size = min(sizes, key=lambda each: each.num_bytes)
         resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers
         self._adapters = self._lora = resources.lora
         self.kv_groups = resources.shape.groups
         self._messages = None if group is None else StepMessages(group, resources)
-        reports: list[CaptureReport] = []
 
         def build() -> int:
-            reports.append(part.build(size, on_capture))
+            part.build(size, on_capture)
             return loaded.weights.num_bytes
 
         weight_bytes = ranks.together(build, "build", size)
-        cache, self._program, captured = part.cache, part.program, reports[0]
+        cache, self._program, captured = part.cache, part.program, part.captured
         with torch.inference_mode():
             self.sampler.warm_up(self._buffers.logits)
             self._drafter: StepDrafter | None = None
             if drafts is not None:
-                launches = DraftLaunches(self.batch, self.inputs, self.sampler, device)
+                shared = self.batch, self.inputs, self.sampler
+                launches = DraftLaunches(*shared, drafts.dispatcher, device)
                 self._drafter, further = drafts.make_drafter(cache, self.batch, launches)
                 captured += further
         self._timers = deque(StepTimer(device) for _ in range(MAX_STEPS_IN_FLIGHT))
@@ -303,10 +303,6 @@ class GpuRunner(LoadedRunner):
             self._ranks.memory.begin(Kind.SCORING, slot)
         self._program.begin()
         return self._program.compute_logits(hidden)
-
-    def check_group(self) -> None:
-        """Raise if the group has ended: what the step has computed is undefined then."""
-        self._ranks.memory.check()
 
     def follow(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, counts: Sequence[int] | None

@@ -113,6 +113,10 @@ class StepResources:
         sizes = tokens, rows, samples
         deterministic = config.load.deterministic
         buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)
+        meetings = NoMeetings()
+        if group is not None:
+            assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"
+            meetings = GpuMeetings(group, loaded.model, *sizes, device)
         made: DraftResources | None = None
         if draft is not None:
             made = DraftModelResources.allocate(config, draft, model, inputs, device)
@@ -131,9 +135,7 @@ class StepResources:
             _make_lora(config, loaded, device) if config.lora.enable_lora else None,
             bool(config.plugins.logits_processors),
             made,
-            NoMeetings()
-            if group is None
-            else GpuMeetings(group, model, loaded.dtype, *sizes, device),
+            meetings,
         )
 
     def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> Program:

@@ -343,8 +343,19 @@ class FakeLinks:
         CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED=3,
     )
     CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    not_initialized = 3
+
+    def __init__(self, driver_works=True):
+        self.result_of_init = 0 if driver_works else 100
+        self.is_initialized = False
+
+    def cuInit(self, flags):
+        self.is_initialized = self.result_of_init == 0
+        return (self.result_of_init,)
 
     def cuDeviceGetP2PAttribute(self, kind, one, other):
+        if not self.is_initialized:
+            return self.not_initialized, None
         if {one, other} == {1, 2}:
             return 0, 1
         return 0, int(kind == 2 and {one, other} == {2, 3})
@@ -364,3 +375,8 @@ def test_gpus_with_a_link_can_meet():
 )
 def test_gpus_without_a_link_are_named(indices, problem):
     assert find_link_problem(indices, FakeLinks()) == problem
+
+
+def test_no_gpus_can_meet_without_a_driver():
+    links = FakeLinks(driver_works=False)
+    assert find_link_problem([1, 2], links) == "the CUDA driver cannot be used"

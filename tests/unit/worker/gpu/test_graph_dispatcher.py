@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmllm.config.graphs import CudaGraphMode
+from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.graphs import CudaGraphMode, GraphConfig
 from shmllm.errors import EngineStartError
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher, default_sizes
+from shmllm.worker.gpu.graph_dispatcher import (
+    BatchDescriptor,
+    DraftDispatcher,
+    GraphDispatcher,
+    default_sizes,
+)
 
 NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
 # From vLLM's design document on CUDA graphs: for each mode, that of decodes and of other steps.
@@ -255,7 +261,35 @@ def test_a_full_graph_pads_the_requests_and_a_piecewise_graph_does_not() -> None
 @pytest.mark.parametrize(
     ("mode", "size"), [("PIECEWISE", 65), ("FULL", 65), ("FULL_DECODE_ONLY", 9)]
 )
-def test_sizes_that_no_step_can_have_are_refused(mode: str, size: int) -> None:
-    with pytest.raises(EngineStartError, match=r"max_num_seqs=8 and max_num_batched_tokens=64"):
-        GraphDispatcher(CudaGraphMode[mode], [size], 8, 64)
-    assert GraphDispatcher(NONE, [size], 8, 64).captures() == []
+def test_there_are_no_graphs_of_sizes_that_no_step_can_have(mode: str, size: int) -> None:
+    dispatcher = GraphDispatcher(CudaGraphMode[mode], [size], 8, 64)
+    assert dispatcher.captures() == []
+    assert dispatcher.dispatch(8, 8, uniform=True) == (NONE, BatchDescriptor(8, 8, True))
+
+
+def drafting(mode: str, *sizes: int) -> DraftDispatcher:
+    config = EngineConfig(
+        LoadConfig("a model"), scheduler=SchedulerConfig(4, 64), graphs=GraphConfig(mode, sizes)
+    )
+    return DraftDispatcher(config, 4, 3)
+
+
+def test_only_graphs_compute_logits_of_further_tokens() -> None:
+    assert drafting("FULL_AND_PIECEWISE", 7).dispatch(6, 4) == (
+        FULL,
+        BatchDescriptor(7, 4, False, 3),
+    )
+    assert drafting("NONE", 7).dispatch(6, 4) == (NONE, BatchDescriptor(6, 4, False))
+
+
+def test_there_are_no_graphs_where_the_model_has_none_of_its_decodes() -> None:
+    assert drafting("PIECEWISE", 2, 4).graphs.captures() == []
+    assert drafting("FULL_AND_PIECEWISE", 2, 4).dispatch(4, 4) == (
+        FULL,
+        BatchDescriptor(4, 4, True),
+    )
+
+
+def test_a_step_larger_than_every_graph_has_none() -> None:
+    assert drafting("FULL", 40).dispatch(2, 2) == (NONE, BatchDescriptor(2, 2, True))
+    assert drafting("FULL", 4, 8).dispatch(9, 2) == (NONE, BatchDescriptor(9, 2, False))

@@ -15,7 +15,7 @@ from conformance.gpu_drafting_models import (
     with_model,
 )
 from conformance.gpu_drafts import PENALTIES, directory, drafting_config
-from conformance.gpu_engine import PROMPTS, Engine
+from conformance.gpu_engine import PROMPTS, Engine, launches_of_a_step
 from support.fake_gpu import FakeGpu
 from support.kernel_variants import seen_variants
 from support.variants import slow
@@ -49,29 +49,24 @@ def assert_all_compiled_before(config: EngineConfig, device: FakeGpu) -> None:
         assert not set(seen) - before
 
 
-def launches_of_a_step(engine: Engine, device: FakeGpu) -> list[str]:
-    """Return the launches of the third step of two requests, which the host does not wait for but
-    where it takes tokens."""
+def launches_of_the_third_step(engine: Engine, device: FakeGpu) -> list[str]:
+    """Return the launches of the third step of two requests."""
     for number in (0, 1):
         engine.add(number, PROMPTS[2], temperature=0.7, seed=number, max_tokens=20)
     for _ in range(2):
         engine.step()
-    device.may_wait = False
-    device.launched.clear()
-    engine.step()
-    device.may_wait = True
-    return device.launched
+    return launches_of_a_step(engine, device)
 
 
 class TestDraftModel(DraftModelConformance):
     def test_a_drafted_token_is_a_few_launches(self, directory: Path, gpu_device: FakeGpu) -> None:
         """The first step of the draft model, of two tokens for each request, has a graph, too."""
         config = with_model(drafting_config(directory, GRAPHS, num_blocks=200), directory, 2)
-        found = launches_of_a_step(Engine(config, gpu_device), gpu_device)
+        found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
         first = [*SENT, TABLES, "graph", *SAMPLED]
         assert found == [*first, *SENT, "graph", *SAMPLED, *first]
 
-    @pytest.mark.parametrize("mode", list(map(slow, ("NONE", GRAPHS, "FULL"))))
+    @pytest.mark.parametrize("mode", ["FULL", slow("NONE"), slow(GRAPHS)])
     def test_nothing_is_compiled_while_it_drafts(
         self, directory: Path, other: Path, gpu_device: FakeGpu, mode: str
     ) -> None:
@@ -82,13 +77,13 @@ class TestDraftModel(DraftModelConformance):
 class TestFurtherLayer(FurtherLayerConformance):
     def test_a_step_is_a_few_launches(self, further: Path, gpu_device: FakeGpu) -> None:
         config = with_further(latent_config(further, GRAPHS))
-        found = launches_of_a_step(Engine(config, gpu_device), gpu_device)
+        found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
         before = ["copy", TABLES, "aten::mm", *SAMPLED]
         step = [*SENT, TABLES, "graph", *SAMPLED]
         behind = [*SENT, "graph", "copy", TABLES, "aten::index_copy_"]
         assert found == [*before, *step, *behind]
 
-    @pytest.mark.parametrize("mode", list(map(slow, ("NONE", GRAPHS, "FULL"))))
+    @pytest.mark.parametrize("mode", ["NONE", slow(GRAPHS), slow("FULL")])
     def test_nothing_is_compiled_while_it_drafts(
         self, further: Path, gpu_device: FakeGpu, mode: str
     ) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.gpu_engine import Engine, EngineConformance, make_config, model
+from conformance.gpu_engine import (
+    Engine,
+    EngineConformance,
+    launches_of_a_step,
+    make_config,
+    model,
+)
 from support.fake_gpu import FakeGpu
 
 __all__ = ["model"]
@@ -19,10 +25,7 @@ class TestEngine(EngineConformance):
         engine.add(1, [7], max_tokens=9)
         for _ in range(5):
             engine.step()
-        gpu_device.may_wait = False
-        gpu_device.launched.clear()
-        engine.step()
-        assert gpu_device.launched == [
+        assert launches_of_a_step(engine, gpu_device) == [
             "copy ahead",
             "_unpack_step",
             "graph",
@@ -30,7 +33,6 @@ class TestEngine(EngineConformance):
             "choose_tokens",
             "copy",
         ]
-        gpu_device.may_wait = True
         engine.add(2, [5], temperature=0.7, top_k=3)
         engine.run()
         assert {"count_by_distance", "collect_candidates"} < set(gpu_device.launched)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conformance.device import no_waits
 from conformance.gpu_program import (
     VARIANTS,
     ProgramConformance,
@@ -44,12 +45,12 @@ def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
     steps.program.capture()
     add_prompts(steps, {0: 1, 1: 2})
     launched = []
-    gpu_device.may_wait = False
-    for work in ({0: 1}, {1: 2}):
-        step = steps.prepare(work)
-        gpu_device.launched.clear()
-        steps.program.run(step.mode, step.descriptor, step.max_query_len)
-        launched.append(list(gpu_device.launched))
+    with no_waits(gpu_device):
+        for work in ({0: 1}, {1: 2}):
+            step = steps.prepare(work)
+            gpu_device.launched.clear()
+            steps.program.run(step.mode, step.descriptor, step.max_query_len)
+            launched.append(list(gpu_device.launched))
     attention, logits = ["attend", "merge_splits"], ["_copy_rows", "aten::mm"]
     pieces = ["graph", *attention, "graph", *attention, "graph", *logits]
     assert launched == [["graph"], pieces]

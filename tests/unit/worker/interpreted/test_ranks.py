@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,31 +20,37 @@ from conformance.gpu_engine import (
     PROMPTS,
     SCALE,
     SHAPE,
-    DeviceMemorySharing,
     Engine,
-    EngineCalls,
     assert_same_logprobs,
+    check_sleep_and_new_weights,
     expected,
+    launches_of_a_step,
     make_config,
+    other_model,
+    pusher,
 )
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
+from conftest import FAKE_GPU_RANK_MODULE
 from support.fake_gpu import FakeGpu
 from support.fake_gpu_sharing import FakeGpuSharing
 from support.model_helpers import reference_model, save
 from support.variants import slow
+from support.waiting import PATIENCE_S
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
-from shmllm.frontend.weight_push import WeightPush
 from shmllm.parallel import rank_process
 from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.parallel.rank_process import RankDeadError
-from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall, pickle_call
 from shmllm.worker import make_runner
 from shmllm.worker.gpu import device, group
+from shmllm.worker.gpu.part import GpuPart
+from shmllm.worker.memory import CacheSize
+from shmllm.worker.ranks import NoRanks
+from shmllm_kernels.gpu import group as kernels
 
 TESTS = Path(__file__).resolve().parents[3]
 KV_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -56,11 +64,16 @@ class RankedEngine(Engine):
         self.use(config, make_runner._make_gpu_runner(config, 0, None, None))
 
 
+@pytest.fixture
+def compiled_kernels() -> None:
+    """`no_leaks` need not compile the kernels of a CPU: no engine here uses them."""
+
+
 @pytest.fixture(autouse=True)
-def _fake_ranks(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_ranks(no_leaks: None, gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_runner, "check_gpus", lambda option, index, size: None)
     monkeypatch.setattr(device, "CudaDevice", lambda index: gpu_device)
-    monkeypatch.setattr(rank_process, "RANK_MODULE", "support.fake_gpu_rank")
+    monkeypatch.setattr(rank_process, "RANK_MODULE", FAKE_GPU_RANK_MODULE)
     monkeypatch.setattr(GpuGroupMemory, "make_sharing", FakeGpuSharing)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
 
@@ -107,15 +120,21 @@ def ask_everything(engine: Engine) -> None:
     engine.run()
 
 
-FAMILIES = list(
-    map(
-        slow,
-        ("llama", "gpt2", "qwen2_moe", "gpt_oss", "qwen3_next", "deepseek_v3", "gemma4", "mamba2"),
-    )
-)
+@contextmanager
+def ended_in_time(engine: Engine) -> Iterator[None]:
+    """Ends the group of an engine, whose ranks may wait for each other, after PATIENCE_S."""
+    deadline = threading.Timer(PATIENCE_S, engine.runner._ranks.memory.end)
+    deadline.start()
+    try:
+        yield
+    finally:
+        deadline.cancel()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+FAMILIES = ("gpt2", "qwen2_moe", "gpt_oss", "qwen3_next", "deepseek_v3", "gemma4", "mamba2")
+
+
+@pytest.mark.parametrize("family", ["llama", *map(slow, FAMILIES)])
 def test_two_ranks_equal_one(
     saved: Callable[[str], Path], make: Any, gpu_device: FakeGpu, family: str
 ) -> None:
@@ -161,19 +180,15 @@ def test_a_decode_step_meets_the_others_once_outside_of_its_graph(
     engine.add(1, [7], max_tokens=9)
     for _ in range(5):
         engine.step()
-    gpu_device.may_wait = False
-    gpu_device.launched.clear()
-    engine.step()
-    assert gpu_device.launched == [
+    assert launches_of_a_step(engine, gpu_device) == [
         *("copy", "_sum_parts"),
         *("copy ahead", "_unpack_step", "graph"),
         *("summarise_chunks", "choose_tokens", "copy"),
     ]
-    gpu_device.may_wait = True
     engine.run()
 
 
-@pytest.mark.parametrize("large_bytes", list(map(slow, (group.LARGE_BYTES, 4 * 32 * 4))))
+@pytest.mark.parametrize("large_bytes", [4 * 32 * 4, slow(group.LARGE_BYTES)])
 def test_four_ranks_equal_transformers(
     llama: Any,
     make: Any,
@@ -182,14 +197,17 @@ def test_four_ranks_equal_transformers(
     large_bytes: int,
 ) -> None:
     """They share two key-value heads, 97 tokens have no equal parts, and sums of four tokens and
-    more are divided."""
-    monkeypatch.setattr(group, "LARGE_BYTES", large_bytes)
-    monkeypatch.setenv("LARGE_BYTES", str(large_bytes))
+    more are divided: those of 11 into slices of two and of three tokens, which are one block and
+    two."""
+    for module, name, value in ((group, "LARGE_BYTES", large_bytes), (kernels, "BLOCK", 2 * 32)):
+        monkeypatch.setattr(module, name, value)
+        monkeypatch.setenv(name, str(value))
     reference, directory = llama
-    engine = make(make_config(directory, mode="NONE"), size=4)
+    engine = make(make_config(directory, mode="NONE", budget=16), size=4)
     gpu_device.launched.clear()
     engine.add(0, PROMPTS[0])
-    engine.run()
+    with ended_in_time(engine):
+        engine.run()
     assert engine.tokens[0] == expected(reference, PROMPTS[0], 4)
     num_gathers = 4  # of logits
     is_divided = gpu_device.launched.count("_meet") > num_gathers
@@ -217,33 +235,8 @@ def test_other_requests_do_not_change_a_requests_tokens(llama: Any, make: Any) -
 
 def test_graphs_work_after_sleep_and_with_new_weights(llama: Any, make: Any) -> None:
     reference, directory = llama
-    engine = make(make_config(directory, num_seqs=2))
-    wanted = expected(reference, PROMPTS[1], 4)
-    engine.add(0, PROMPTS[1])
-    engine.step()
-    engine.core.settle()
-    before = engine.runner.memory.measure()
-    engine.call(Method.SLEEP, {"level": 1, "mode": "keep"})
-    asleep = engine.runner.memory.measure()
-    assert before.weights > asleep.weights == 0
-    assert asleep.kv_cache == 0
-    engine.call(Method.WAKE_UP)
-    engine.run()
-    assert engine.tokens[0] == wanted
-
-    other = reference_model("llama", SCALE, **SHAPE | KV_HEADS | {"rope_theta": 10000.0})
-    with torch.no_grad():
-        for name, weight in other.named_parameters():
-            if "proj" in name:
-                weight.copy_(weight.flip(0))
-    engine.call(Method.SLEEP, {"level": 2, "mode": "keep"})
-    engine.call(Method.WAKE_UP)
-    engine.core.settle()
-    engine.runner.model.load_weights(other.state_dict().items())
-    engine.core.weights.weights_changed()
-    engine.add(1, PROMPTS[1])
-    engine.run()
-    assert engine.tokens[1] == expected(other, PROMPTS[1], 4) != wanted
+    engine, other = make(make_config(directory, num_seqs=2)), other_model(**KV_HEADS)
+    check_sleep_and_new_weights(engine, reference, other)
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(engine.runner.read_weight(name), other.state_dict()[name])
 
@@ -253,16 +246,11 @@ def test_new_weights_come_through_memory_of_the_first_gpu(
     llama: Any, make: Any, gpu_device: FakeGpu
 ) -> None:
     reference, directory = llama
-    engine = make(make_config(directory, num_seqs=2))
-    other = reference_model("llama", SCALE, **SHAPE | KV_HEADS | {"rope_theta": 10000.0})
-    weights = {}
-    for name, weight in other.named_parameters():
-        weight.data = weight.detach().flip(0) if "proj" in name else weight.detach()
-        weights[name] = weight.detach().to(gpu_device.torch_device)
-    sharing = DeviceMemorySharing(gpu_device)
-    engine.core.weights.sharing = sharing
-    push = WeightPush(EngineCalls(engine), engine.runner.info, sharing)
-    assert len(push.update(weights)) == len(engine.runner.model.named_weights())
+    engine, other = make(make_config(directory, num_seqs=2)), other_model(**KV_HEADS)
+    where = gpu_device.torch_device
+    weights = {name: each.detach().to(where) for name, each in other.named_parameters()}
+    updated = pusher(engine, gpu_device).update(weights)
+    assert len(updated) == len(engine.runner.model.named_weights())
     engine.add(0, PROMPTS[1])
     engine.run()
     assert engine.tokens[0] == expected(other, PROMPTS[1], 4)
@@ -291,6 +279,32 @@ def test_drafted_tokens_are_verified_by_all_ranks(
         assert engine.core.scheduler.stats.draft_tokens > 0
         found.append(engine.tokens)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", ["mamba2", slow("llama")])
+def test_the_cache_is_that_of_the_rank_with_the_least_memory(
+    saved: Callable[[str], Path],
+    gpu_device: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    """Also if layers have only states, and so no blocks of keys and values to compare."""
+
+    def with_another(ranks: NoRanks, own: Callable[[], Any], name: str, *arguments: Any) -> Any:
+        if name != "size_cache":
+            return [own()]
+        less = replace(config.cache, memory_bytes=2**19)
+        found.extend([own(), GpuPart(replace(config, cache=less), gpu_device).size_cache()])
+        return found
+
+    config = make_config(saved(family), mode="NONE")
+    config = replace(config, cache=replace(config.cache, memory_bytes=2**20))
+    found: list[CacheSize] = []
+    monkeypatch.setattr(NoRanks, "together", with_another)
+    info = Engine(config, gpu_device).runner.info
+    more, less = found
+    assert more.num_states + more.num_blocks > less.num_states + less.num_blocks
+    assert (info.kv_cache_bytes, info.num_states) == (less.num_bytes, less.num_states - 1)
 
 
 def test_the_end_of_a_rank_ends_the_steps_that_wait_for_it(llama: Any, make: Any) -> None:
