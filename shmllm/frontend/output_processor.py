@@ -129,21 +129,27 @@ class OutputProcessor:
             elif isinstance(event, PromptLogprobs):
                 self._process_prompt(event)
             elif isinstance(event, Embeddings):
-                for number, vector in zip(event.numbers, event.vectors, strict=True):
-                    if number in self._states:
-                        self._states[number].vector = vector
-            elif isinstance(event, StartedOver):
-                if event.number in self._states:
-                    self._states[event.number].start_over()
+                self._process_embeddings(event)
             elif isinstance(event, WeightVersion):
-                for state in self._states.values():
-                    state.change_version(self._version, event.version)
-                self._version = event.version
+                self._change_version(event.version)
+            elif isinstance(event, StartedOver):
+                if (state := self._states.get(event.number)) is not None:
+                    state.start_over()
             elif (ended := self._states.pop(event.number, None)) is not None:
                 ended.fail(event.message)
                 ended.is_retryable = event.is_retryable
                 ended.close(self._version)
                 changed[ended.number] = ended
+
+    def _process_embeddings(self, embeddings: Embeddings) -> None:
+        for number, vector in zip(embeddings.numbers, embeddings.vectors, strict=True):
+            if number in self._states:
+                self._states[number].vector = vector
+
+    def _change_version(self, version: int | str) -> None:
+        for state in self._states.values():
+            state.change_version(self._version, version)
+        self._version = version
 
     def _process_plain(
         self, numbers: list[int], steps: list[Any], changed: dict[int, RequestState]

@@ -799,7 +799,8 @@ def test_another_engine_that_gives_other_tokens_ends_the_request_with_an_error(p
     processor.process([StartedOver(state.number)])
     assert processor.process([columns((state.number, [72, 99, 74]))])[1] == [state.number]
     assert completion(state).token_ids == [72, 73]
-    assert state.finish_reason == "error" and "other tokens" in state.error
+    assert state.finish_reason == "error"
+    assert "other tokens" in state.error
 
 
 def test_logprobs_that_come_again_are_not_repeated(processor):
