@@ -28,6 +28,7 @@ from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.staging import StagedTensor, Staging
+from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
 from shmllm.worker.loaded_runner import Observe
@@ -231,7 +232,11 @@ class RankServer:
 def _make_part(
     config: EngineConfig, memory_fd: int, rank: int, size: int
 ) -> tuple[GroupMemory, RankPart]:
-    """Load this rank's part of the model. Only the modules of its device are imported."""
+    """Load plugins, whose problems rank 0 reports, and this rank's part of the model. Only the
+    modules of its device are imported."""
+    search_also(config.plugins.search_path)
+    keep_vllm_names(is_needed=bool(config.plugins.logits_processors))
+    load_general_plugins()
     if config.device.startswith("cuda"):
         from shmllm.parallel.gpu_rank import make_gpu_part
 
