@@ -122,7 +122,8 @@ class CpuRunner(RankedRunner):
         loaded = part.loaded
         super().__init__(config, loaded, ranks)
         self.kv_groups = part.shape.groups
-        size = part.size_cache()
+        sizes = ranks.together(part.size_cache, "size_cache")
+        size = min(sizes, key=lambda each: (each.num_blocks, each.num_states))
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(
             config.num_rows,
