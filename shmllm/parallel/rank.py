@@ -286,6 +286,10 @@ def _failure(problem: Exception) -> bytes:
         return pickle.dumps((False, plain, traceback.format_exc()))
 
 
+def _nothing() -> None:
+    pass
+
+
 def _end_with(pidfd: int, at_end: list[Callable[[], None]]) -> None:
     """End this process when the engine ends, whatever it does then.
 
@@ -317,7 +321,7 @@ def run(arguments: list[str]) -> int:
         faulthandler.enable()
     commands, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     config = EngineConfig.from_json(commands.recv_bytes().decode())
-    staging = Staging(staging_fd)
+    staging = Staging(staging_fd, _nothing)
     try:
         memory, part = _make_part(config, memory_fd, rank, size)
         at_end.append(memory.end)
