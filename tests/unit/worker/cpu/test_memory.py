@@ -50,7 +50,7 @@ def test_rank_0_checks_the_sum_and_each_other_rank_its_own_part(free):
     free(8 * MIB)
     first, second = HostMemory(2, 2), HostMemory(2)
     check_weights_fit(4 * MIB, "float32", first)
-    with pytest.raises(EngineStartError, match="need 5 MiB .* 4 MiB of memory for each of 2 pro"):
+    with pytest.raises(EngineStartError, match=r"need 5 MiB .* 4 MiB of memory for each of 2 pro"):
         check_weights_fit(5 * MIB, "float32", first)
     free(4 * MIB)  # rank 0 has loaded its part
     check_weights_fit(4 * MIB, "float32", second)
