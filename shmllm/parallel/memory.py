@@ -177,11 +177,14 @@ class GroupMemory:
         self.check()
 
     def _wait_for_place(self, number: int) -> None:
-        """Wait until all ranks have left the step whose kind is overwritten."""
+        """Wait until all ranks have left the step whose kind is overwritten, or the group has
+        ended."""
         while number - self._all_have_left > NUM_KINDS:
             self._all_have_left = min(word.load() for word in self._left[1:])
             if number - self._all_have_left > NUM_KINDS:
-                self.check()
+                if self.has_ended:
+                    self.check()
+                    return
                 time.sleep(LOOK_S)
 
     def check(self) -> None:
