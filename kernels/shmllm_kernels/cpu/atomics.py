@@ -6,7 +6,7 @@ import platform
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.language import as_value, emitted
+from shmllm_kernels.cpu.language import as_value, compiled, emitted
 from shmllm_kernels.cpu.simd import INT32, INT64, function
 
 SPINS = 500
@@ -47,3 +47,14 @@ def pause(builder):
 def yield_core(builder):
     """Lets another thread run on this core, if one wants to."""
     builder.call(function(builder, "sched_yield", INT32, []), [])
+
+
+@compiled
+def wait_a_moment(spins):
+    """Waits in a loop that has looked `spins` times, from 0: a moment, or, after SPINS times, until
+    other threads have run on this core. Returns spins + 1."""
+    if spins < SPINS:
+        pause()
+    else:
+        yield_core()
+    return spins + 1

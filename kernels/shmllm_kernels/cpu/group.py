@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 
-from shmllm_kernels.cpu.atomics import SPINS, load_acquire, pause, store_release, yield_core
+from shmllm_kernels.cpu.atomics import SPINS, load_acquire, store_release, wait_a_moment
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, word
@@ -37,13 +37,9 @@ def _await(operands, rank):
     step, place = word(word(operands, 1), 0), word(operands, 2) + rank * LINE_BYTES
     spins = 0
     while load_acquire(place) < step:
-        spins += 1
-        if spins < SPINS:
-            pause()
-        else:
-            yield_core()
-            if load_acquire(word(operands, 5)) != 0:
-                return
+        spins = wait_a_moment(spins)
+        if (spins > SPINS) & (load_acquire(word(operands, 5)) != 0):
+            return
 
 
 @compiled
@@ -138,13 +134,9 @@ AWAIT = Kernel(_one_piece, _await_one)
 
 @compiled
 def _await_more(address, last, num_yields, unused):
-    for _ in range(SPINS):
-        if load_acquire(address) <= last:
-            pause()
-    yields = 0
-    while (load_acquire(address) <= last) & (yields < num_yields):
-        yields += 1
-        yield_core()
+    spins = 0
+    while (load_acquire(address) <= last) & (spins < SPINS + num_yields):
+        spins = wait_a_moment(spins)
     return load_acquire(address)
 
 
