@@ -6,7 +6,9 @@ own, so its pages are taken when they are written first, on the memory node of w
 
     offset   word            written by      read by
     0        STEP            rank 0          all: the number of the last step that may run
-    128      ENDED           rank 0          all: not 0 when the group has ended
+    128      ENDED           any rank        all: 1 when the group has ended. Rank 0 stores it when a
+                                             rank ends; another rank when it cannot make its KV
+                                             cache or program, or when the engine ends
     192      LEFT            each rank       rank 0: the step that it left last, 64 bytes a rank
     8192     for each rank, PARKED and a doorbell
     20480    KINDS           rank 0          all: what each of the last NUM_KINDS steps is
@@ -50,7 +52,6 @@ KINDS = 20480
 NUM_KINDS = 512
 """The most steps that rank 0 may have begun and another rank not."""
 HEADER_BYTES = 24576
-MOST_RANKS = 64
 LOOK_S = 0.0005
 """How often rank 0 looks whether a rank that is so far behind has left a step."""
 POLLS = 8000

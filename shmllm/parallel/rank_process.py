@@ -20,7 +20,7 @@ from typing import Any
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.environment import engine_environment
-from shmllm.errors import EngineStartError, ShmLLMError
+from shmllm.errors import ShmLLMError
 from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.parallel.memory import GroupMemory, Place
 from shmllm.parallel.staging import Staging
@@ -128,8 +128,6 @@ class RankProcess:
 
     def _named(self, problem: Exception, trace: str) -> Exception:
         text = f"rank {self.rank}: {problem}"
-        if isinstance(problem, EngineStartError):
-            return EngineStartError(text)
         if isinstance(problem, ShmLLMError):
             return type(problem)(text)
         return RuntimeError(f"rank {self.rank}: {type(problem).__name__}: {problem}\n{trace}")

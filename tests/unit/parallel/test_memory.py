@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from support.waiting import join_all, wait_until
 
+from shmllm.config.parallel import MOST_PROCESSES
 from shmllm.errors import SegmentError
-from shmllm.parallel.memory import MOST_RANKS, NUM_KINDS, GroupMemory
+from shmllm.parallel.memory import NUM_KINDS, GroupMemory
 from shmllm.parallel.rank import serve
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu.inputs import CpuInputs
@@ -150,7 +151,7 @@ def test_steps_of_a_pipeline_are_computed_in_their_order_each_with_its_slot(grou
 
 
 def test_the_words_of_all_ranks_lie_apart() -> None:
-    with memories(MOST_RANKS) as (first, *others):
+    with memories(MOST_PROCESSES) as (first, *others):
         first.begin(Kind.SCORING)
         settling = start(first.settle)
         for other in others:
