@@ -6,8 +6,8 @@ own, so its pages are taken when they are written first, on the memory node of w
 
     offset   word            written by      read by
     0        STEP            rank 0          all: the number of the last step that may run
-    128      ENDED           any rank        all: 1 when the group has ended. Rank 0 stores it when a
-                                             rank ends; another rank when it cannot make its KV
+    128      ENDED           any rank        all: 1 when the group has ended. Rank 0 stores it when
+                                             a rank ends; another rank when it cannot make its KV
                                              cache or program, or when the engine ends
     192      LEFT            each rank       rank 0: the step that it left last, 64 bytes a rank
     8192     for each rank, PARKED and a doorbell
