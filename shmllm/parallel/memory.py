@@ -12,7 +12,8 @@ own, so its pages are taken when they are written first, on the memory node of w
     192      LEFT            each rank       rank 0: the step that it left last, 64 bytes a rank
     8192     for each rank, PARKED and a doorbell
     20480    KINDS           rank 0          all: what each of the last NUM_KINDS steps is
-    24576    arrays, each on pages of its own
+    24576    LABELS          rank 0          all: see `Group.label`, of each of them
+    28672    arrays, each on pages of its own
 
 Rank 0 stores STEP behind everything that a step reads, and each rank reads STEP before it reads
 that, as `ipc.words` orders them. docs/parallel.md has the protocol.
@@ -51,7 +52,8 @@ BELL_BYTES = LINE_BYTES + DOORBELL_BYTES
 KINDS = 20480
 NUM_KINDS = 512
 """The most steps that rank 0 may have begun and another rank not."""
-HEADER_BYTES = 24576
+LABELS = 24576
+HEADER_BYTES = 28672
 LOOK_S = 0.0005
 """How often rank 0 looks whether a rank that is so far behind has left a step."""
 POLLS = 8000
@@ -98,11 +100,13 @@ class GroupMemory:
         self.ended: LongArray = np.frombuffer(self._header, np.int64, 1, ENDED)
         self._step, self._ended = (Word(self._header, offset) for offset in (STEP, ENDED))
         self._kinds = WordTable(self._header, KINDS, NUM_KINDS)
+        self._labels = WordTable(self._header, LABELS, NUM_KINDS)
         self._left = [Word(self._header, LEFT + LINE_BYTES * each) for each in range(size)]
         if rank == 0:
             for other in range(1, size):
                 initialise_doorbell(self._bell(other), f"/shmllm-{os.getpid()}-rank-{other}")
-        self._last = 0
+        self._last = self.label = 0
+        self.waits: LongArray = np.zeros(2, np.int64)
         self.look: Callable[[int, int], int] | None = None
         ranks = [rank] if rank else range(1, size)
         self._parked: dict[int, PlainWord] = {
@@ -161,6 +165,7 @@ class GroupMemory:
         number = self._step.load() + 1
         self._wait_for_place(number)
         self._kinds.store(number % NUM_KINDS, slot * len(Kind) + kind)
+        self._labels.store(number % NUM_KINDS, self.label)
         # SYNC POINT: step begun. Without the fence in this store, a rank could see the new step and
         # older inputs.
         self._step.store(number)
@@ -226,6 +231,11 @@ class GroupMemory:
         self._last = number
         slot, kind = divmod(self._kinds.load(number % NUM_KINDS) - 1, len(Kind))
         return Kind(kind + 1), slot
+
+    def label_of_step(self) -> int:
+        """Return the label of the step that `next_step` returned last, which this rank has not
+        left."""
+        return self._labels.load(self._last % NUM_KINDS)
 
     def has_left(self) -> None:
         """Record that all threads of this rank have left the step that it computed."""

@@ -27,6 +27,7 @@ from shmllm.ipc.liveness import wait_for_end
 from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.memory import GroupMemory
+from shmllm.parallel.rank_tracing import RankTracing
 from shmllm.parallel.staging import StagedTensor, Staging
 from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
 from shmllm.worker.arrays import LongArray
@@ -111,12 +112,17 @@ class RankServer:
         self._model = part.loaded.model
         self._worker = RankWorker(memory.rank, part)
         self._recording: Recording | None = None
+        self._tracing = RankTracing(memory)
         self._loras: dict[int, CpuAdapter] = {}
         self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
     def play(self, kind: Kind, slot: int) -> None:
         """Compute this rank's part of a step."""
-        self._part.play(kind, slot)
+        if self._tracing.recorder is None:
+            self._part.play(kind, slot)
+            return
+        with self._tracing.step(kind):
+            self._part.play(kind, slot)
 
     def size_cache(self) -> CacheSize:
         """See `RankPart.size_cache`. The group ends if it raises, so that none waits for this
@@ -215,6 +221,10 @@ class RankServer:
         assert self._recording is not None, "a recording has ended"
         self._recording.write(path_of_rank(path, self._worker.rank))
         self._recording = None
+
+    def begin_trace(self, directory: Path) -> None:
+        """See `RankTracing.begin`."""
+        self._tracing.begin(directory)
 
     def reload(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""

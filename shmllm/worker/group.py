@@ -56,6 +56,9 @@ class Group(SharedArrays, Protocol):
         num_stages: into how many stages the layers are divided.
         step: (1,) int64, the number of the step.
         ended: (1,) int64, not 0 when the group has ended, because one of its processes has.
+        waits: (2,) int64 of this process alone: whether it measures how long it waits for other
+            ranks, and the ns that it has waited. Only kernels of CPUs measure that.
+        label: 1 + the number by which traces name the next step; 0: it has none.
         turn: held while the ranks of a tensor parallel group do something, a step or a command:
             kernels read the number of the step, so no other may begin.
     """
@@ -66,6 +69,8 @@ class Group(SharedArrays, Protocol):
     num_stages: int
     step: LongArray
     ended: LongArray
+    waits: LongArray
+    label: int
 
     @property
     def turn(self) -> AbstractContextManager[object]: ...
@@ -104,6 +109,8 @@ class Alone:
         self.shard = WHOLE
         self.step: LongArray = np.zeros(1, np.int64)
         self.ended: LongArray = np.zeros(1, np.int64)
+        self.waits: LongArray = np.zeros(2, np.int64)
+        self.label = 0
         self.turn: AbstractContextManager[object] = nullcontext()
 
     def divide(self, config: ModelConfig) -> ModelConfig:

@@ -110,6 +110,14 @@ class LoadedRunner(ABC):
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
 
+    def trace(self, directory: Path) -> None:
+        """Let the processes that compute for this one record their steps in a trace.
+
+        Args:
+            directory: the directory of the trace.
+        """
+        return
+
     def begin_recording(self) -> None:
         """Let the other processes that compute for this one record their steps."""
         return

@@ -78,6 +78,10 @@ class RankedRunner(LoadedRunner, ABC):
             raise
         return own[0]
 
+    def trace(self, directory: Path) -> None:
+        """See `LoadedRunner.trace`."""
+        self._ranks.everywhere(_nothing, "begin_trace", directory)
+
     def begin_recording(self) -> None:
         self._ranks.everywhere(_nothing, "begin_recording")
 

@@ -1,8 +1,9 @@
-"""Atomic operations on words that threads or processes share, and waiting in a loop."""
+"""Atomic operations on words that threads or processes share, waiting in a loop, and the time."""
 
 from __future__ import annotations
 
 import platform
+import time
 
 from llvmlite import ir
 
@@ -47,6 +48,19 @@ def pause(builder):
 def yield_core(builder):
     """Lets another thread run on this core, if one wants to."""
     builder.call(function(builder, "sched_yield", INT32, []), [])
+
+
+@emitted
+def monotonic_ns(builder):
+    """Returns the time on CLOCK_MONOTONIC in ns, which `time.perf_counter_ns` returns on Linux."""
+    kind = ir.ArrayType(INT64, 2)
+    with builder.goto_entry_block():
+        place = builder.alloca(kind)
+    get_time = function(builder, "clock_gettime", INT32, [INT32, kind.as_pointer()])
+    builder.call(get_time, [ir.Constant(INT32, time.CLOCK_MONOTONIC), place])
+    found = builder.load(place)
+    seconds, rest = (builder.extract_value(found, index) for index in range(2))
+    return builder.add(builder.mul(seconds, ir.Constant(INT64, 10**9)), rest)
 
 
 @compiled

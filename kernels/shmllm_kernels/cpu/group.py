@@ -14,10 +14,16 @@ from __future__ import annotations
 
 import ctypes
 
-from shmllm_kernels.cpu.atomics import SPINS, load_acquire, store_release, wait_a_moment
+from shmllm_kernels.cpu.atomics import (
+    SPINS,
+    load_acquire,
+    monotonic_ns,
+    store_release,
+    wait_a_moment,
+)
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import floats, word
+from shmllm_kernels.cpu.memory import floats, put_word, word
 from shmllm_kernels.cpu.object_code import addresses_of
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 
@@ -43,28 +49,47 @@ def _await(operands, rank):
 
 
 @compiled
-def _await_others(operands):
-    """Waits until all ranks have arrived, or the group has ended."""
-    for rank in range(word(operands, 4)):
+def _await_ranks(operands, piece, first, end):
+    """Waits until some ranks have arrived, or the group has ended. The wait of one piece counts for
+    all, which wait at the same time."""
+    waits = word(operands, 6)
+    is_measured = (piece == 0) & (word(waits, 0) != 0)
+    began = 0
+    if is_measured:
+        began = monotonic_ns()
+    for rank in range(first, end):
         _await(operands, rank)
+    if is_measured:
+        put_word(waits, 1, word(waits, 1) + monotonic_ns() - began)
+
+
+@compiled
+def _await_others(operands, piece):
+    _await_ranks(operands, piece, 0, word(operands, 4))
+
+
+@compiled
+def _await_one(operands, piece):
+    rank = word(operands, 7)
+    _await_ranks(operands, piece, rank, rank + 1)
 
 
 @compiled
 def _sum_parts(operands, piece, thread, num_threads):
     _arrive(operands)
-    _await_others(operands)
-    width, stride = word(operands, 10), word(operands, 7)
+    _await_others(operands, piece)
+    width, stride = word(operands, 11), word(operands, 8)
     begin, end = rows_of_piece(operands, piece, num_threads)
     skipped, count = 4 * begin * width, (end - begin) * width
-    parts, out = word(operands, 6) + skipped, floats(word(operands, 9) + skipped)
+    parts, out = word(operands, 7) + skipped, floats(word(operands, 10) + skipped)
     first, second = floats(parts), floats(parts + stride)
-    if word(operands, 8) == 1:
+    if word(operands, 9) == 1:
         for i in range(count):
             out[i] = first[i]
     else:
         for i in range(count):
             out[i] = first[i] + second[i]
-    for part in range(2, word(operands, 8)):
+    for part in range(2, word(operands, 9)):
         values = floats(parts + part * stride)
         for i in range(count):
             out[i] += values[i]
@@ -75,8 +100,9 @@ SUM_PARTS = Kernel(count_pieces, _sum_parts)
 
 Operands: address of the number of rows; address of the step's number, int64; the meeting's words
 [ranks, LINE_BYTES]; rank; number of ranks; address of an int64 that is not 0 when the group has
-ended: then out is undefined; parts [parts, rows, width] float32; the distance of two parts in
-bytes; the number of parts; out [rows, width] float32; width.
+ended: then out is undefined; address of two int64: whether this rank measures how long it waits,
+and the ns that it has waited, which this rank alone writes; parts [parts, rows, width] float32; the
+distance of two parts in bytes; the number of parts; out [rows, width] float32; width.
 """
 
 
@@ -97,20 +123,20 @@ PUBLISH = Kernel(_one_piece, _publish)
 @compiled
 def _meet(operands, piece, thread, num_threads):
     _arrive(operands)
-    _await_others(operands)
+    _await_others(operands, piece)
 
 
 MEET = Kernel(_one_piece, _meet)
-"""Waits until all ranks have arrived. Operands: the first six of SUM_PARTS."""
+"""Waits until all ranks have arrived. Operands: the first seven of SUM_PARTS."""
 
 
 @compiled
 def _take(operands, piece, thread, num_threads):
-    _await(operands, word(operands, 6))
+    _await_one(operands, piece)
     begin, end = rows_of_piece(operands, piece, num_threads)
-    width = word(operands, 9)
-    source = floats(word(operands, 7) + 4 * begin * width)
-    out = floats(word(operands, 8) + 4 * begin * width)
+    width = word(operands, 10)
+    source = floats(word(operands, 8) + 4 * begin * width)
+    out = floats(word(operands, 9) + 4 * begin * width)
     for i in range((end - begin) * width):
         out[i] = source[i]
 
@@ -118,18 +144,18 @@ def _take(operands, piece, thread, num_threads):
 TAKE = Kernel(count_pieces, _take)
 """``out = source``, after one other rank has arrived.
 
-Operands: the first six of SUM_PARTS; the other rank; source [rows, width] float32; out, likewise;
+Operands: the first seven of SUM_PARTS; the other rank; source [rows, width] float32; out, likewise;
 width.
 """
 
 
 @compiled
-def _await_one(operands, piece, thread, num_threads):
-    _await(operands, word(operands, 6))
+def _meet_one(operands, piece, thread, num_threads):
+    _await_one(operands, piece)
 
 
-AWAIT = Kernel(_one_piece, _await_one)
-"""Waits until one other rank has arrived. Operands: the first seven of TAKE."""
+AWAIT = Kernel(_one_piece, _meet_one)
+"""Waits until one other rank has arrived. Operands: the first eight of TAKE."""
 
 
 @compiled

@@ -225,6 +225,7 @@ class CpuRunner(RankedRunner):
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Write the inputs of a plan's step to where the program reads them."""
+        self._ranks.memory.label = plan.step + 1
         self._batch.update(plan)
         if self._drafter is not None:
             self._drafter.draft(plan)
@@ -259,6 +260,7 @@ class CpuRunner(RankedRunner):
             hidden, logits: what the program returned; see `Program.run`.
             prepared_ns: when computing began; None: it is not known.
         """
+        self._ranks.memory.label = plan.step + 1
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
         computing_ns = None if prepared_ns is None else (prepared_ns, time.perf_counter_ns())

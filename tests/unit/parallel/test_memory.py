@@ -230,3 +230,16 @@ def test_other_ranks_find_arrays_whose_places_they_know(
     first.array("more", 2)
     assert list(first.new_places()) == ["more"]
     assert first.new_places() == {}
+
+
+def test_a_rank_gets_the_label_of_each_step(ranks: tuple[GroupMemory, ...]) -> None:
+    first, second = ranks
+    waiter = second.waiter()
+    for label in (7, 0, 9):
+        first.label = label
+        first.begin(Kind.STEP)
+    found = []
+    for _ in range(3):
+        second.next_step(waiter)
+        found.append(second.label_of_step())
+    assert found == [7, 0, 9]
