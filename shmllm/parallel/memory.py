@@ -42,6 +42,7 @@ from shmllm.ipc.words import PlainWord, Word, WordTable
 from shmllm.models.config import ModelConfig
 from shmllm.models.shard import WHOLE, Shard
 from shmllm.models.sharding import shard_config, stage_config
+from shmllm.worker.arena import resident_bytes_of
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
 
@@ -93,6 +94,7 @@ class GroupMemory:
         self.places: dict[str, Place] = {}
         self._num_told = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._floats: list[mmap.mmap] = []
         if rank == 0:
             os.ftruncate(fd, _whole_pages(HEADER_BYTES))
         self._header = memoryview(mmap.mmap(fd, HEADER_BYTES))
@@ -157,8 +159,18 @@ class GroupMemory:
         return new
 
     def floats(self, name: str, *shape: int) -> Tensor:
-        """As `array`, a tensor of float32."""
+        """See `SharedArrays.floats`."""
         return torch.from_numpy(self.array(name, *shape, dtype="float32"))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory that all `floats` take now, in bytes."""
+        return sum(resident_bytes_of(each) for each in self._floats)
+
+    def drop_workspace(self) -> None:
+        """Give the memory of all `floats` back, in all ranks, which have left the last step."""
+        for mapping in self._floats:
+            mapping.madvise(mmap.MADV_REMOVE)
 
     def begin(self, kind: Kind, slot: int = 0) -> None:
         """See `Group.begin`."""
@@ -270,6 +282,8 @@ class GroupMemory:
         begin, shape, dtype = place
         size = _whole_pages(_num_bytes(shape, dtype))
         mapping = mmap.mmap(self.fd, size, offset=begin)
+        if dtype == "float32":
+            self._floats.append(mapping)
         return np.frombuffer(mapping, dtype, prod(shape)).reshape(shape)
 
 

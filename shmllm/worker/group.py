@@ -39,7 +39,7 @@ class SharedArrays(Protocol):
         """Return an array of zeros that all ranks share by its name."""
 
     def floats(self, name: str, *shape: int) -> Tensor:
-        """As `array`, a tensor of float32."""
+        """As `array`, a tensor of float32, which is only of use within a step."""
 
     def settle(self) -> None:
         """Wait until the other ranks have left the step that read these arrays last: before that,
@@ -75,6 +75,13 @@ class Group(SharedArrays, Protocol):
     @property
     def turn(self) -> AbstractContextManager[object]: ...
 
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory that all `floats` take now, in bytes."""
+
+    def drop_workspace(self) -> None:
+        """Give the memory of all `floats` back. Called in rank 0, between steps."""
+
     def divide(self, config: ModelConfig) -> ModelConfig:
         """Return the configuration of this process's part of a model.
 
@@ -104,6 +111,7 @@ class Alone:
     """The memory of a process that is no part of a group."""
 
     rank, size, num_stages = 0, 1, 1
+    workspace_bytes = 0
 
     def __init__(self) -> None:
         self.shard = WHOLE
@@ -121,6 +129,9 @@ class Alone:
 
     def floats(self, name: str, *shape: int) -> Tensor:
         return torch.zeros(shape)
+
+    def drop_workspace(self) -> None:
+        pass
 
     def settle(self, step: int | None = None) -> None:
         pass

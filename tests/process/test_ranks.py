@@ -93,6 +93,14 @@ def rank_of(llm: LLM) -> int:
     return found
 
 
+def shared_bytes(llm: LLM) -> int:
+    """The size of the memory that the ranks of an engine share, in bytes that it takes now."""
+    for path in Path(f"/proc/{llm._client.pid}/fd").iterdir():
+        if "shmllm-ranks" in os.readlink(path):
+            return 512 * path.stat().st_blocks
+    raise AssertionError("no such memory")
+
+
 def test_the_engine_says_that_it_has_ranks(llm: LLM, alone: LLM) -> None:
     sizes = llm.facts.tensor_parallel_size, llm.facts.pipeline_parallel_size
     assert sorted(sizes) == [1, 2]
@@ -179,9 +187,11 @@ time.sleep(600)
 @pytest.mark.parametrize("level", [slow(1), 2])
 def test_sleep_frees_the_memory_of_all_ranks(llm: LLM, alone: LLM, level: int) -> None:
     expected, weights = tokens_of(llm), call(llm, "list_weights")
+    awake_bytes = shared_bytes(llm)
     report = llm.sleep(level=level)
+    assert shared_bytes(llm) < awake_bytes - 2**16  # words stay
     assert report.before["kv_cache"] > 0
-    assert report.after["kv_cache"] == 0
+    assert report.after["kv_cache"] == report.after["workspaces"] == 0
     assert (report.after["weights"] == 0) == (level == 2)
     llm.wake_up(tags=["weights"])
     if level == 2:

@@ -139,7 +139,12 @@ class CpuRunner(RankedRunner):
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
-        workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
+        workspaces: list[Workspace] = [
+            self._program.buffers,
+            ranks.memory,
+            self.pooler,
+            self.masks,
+        ]
         self._drafter = self._make_drafter(config, workspaces)
         is_drafting = config.speculative.most_drafted > 0
         overlaps = bool(config.scheduler.async_scheduling) and not is_drafting

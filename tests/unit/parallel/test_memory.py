@@ -243,3 +243,21 @@ def test_a_rank_gets_the_label_of_each_step(ranks: tuple[GroupMemory, ...]) -> N
         second.next_step(waiter)
         found.append(second.label_of_step())
     assert found == [7, 0, 9]
+
+
+def test_the_memory_of_floats_is_given_back_and_words_stay(
+    ranks: tuple[GroupMemory, ...],
+) -> None:
+    first, second = ranks
+    first.floats("buffer", 1000, 512).fill_(3)
+    first.array("words", 600)[:] = 7
+    second.places.update(first.new_places())
+    theirs = second.floats("buffer", 1000, 512)
+    assert theirs.sum() == 3 * 512_000
+    assert first.workspace_bytes == second.workspace_bytes == 4 * 512_000
+    first.drop_workspace()
+    assert first.workspace_bytes == 0
+    assert second.array("words", 600).tolist() == [7] * 600
+    assert not theirs.any()
+    theirs[0] = 5
+    assert first.floats("buffer", 1000, 512)[0, 511] == 5
