@@ -24,11 +24,18 @@ Rates = dict[int, dict[str, float]]
 
 def divisions(count: int) -> dict[str, dict[str, int]]:
     """The ways to use `count` processes, by name, as options of `LLM`; the first is one process."""
+    sizes = {ONE: (1, 1), f"{count} ranks": (count, 1), f"{count} stages": (1, count)}
     return {
-        ONE: {},
-        f"{count} ranks": {"tensor_parallel_size": count},
-        f"{count} stages": {"pipeline_parallel_size": count},
+        name: {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages}
+        for name, (ranks, stages) in sizes.items()
     }
+
+
+def flags_of(division: Mapping[str, int]) -> str:
+    """The flags of the command line that ask for one of the `divisions`."""
+    return " ".join(
+        f"--{option.replace('_', '-')} {count}" for option, count in division.items() if count > 1
+    )
 
 
 def measure(

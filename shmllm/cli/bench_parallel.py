@@ -61,18 +61,20 @@ def parallel(
     """Compare one process with ranks that divide each layer and stages that divide the layers.
 
     All engines are in memory at once and compute the same prompts in turns. They have the same
-    number of threads in all. The last lines say which is fastest; other programs that keep cores
-    busy count, because ranks wait for each other.
+    number of threads in all, by default one for each process. The last lines say which is fastest;
+    other programs that keep cores busy count, because ranks wait for each other.
     """
     from shmllm.bench.generation import RandomPrompts
-    from shmllm.bench.parallel import divisions, measure
+    from shmllm.bench.parallel import ONE, divisions, measure
     from shmllm.params.sampling import SamplingParams
 
     engine = take_engine_options(options)
     count = processes or len(os.sched_getaffinity(0))
     if count < 2:
         raise click.UsageError("this machine has one usable core: one process is fastest")
+    engine["num_threads"] = engine["num_threads"] or count
     ways = divisions(count)
+    engine = {option: value for option, value in engine.items() if option not in ways[ONE]}
     params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
     prompts = RandomPrompts(random.Random(seed), input_len)
     total = len(ways) * (1 + len(num_prompts) * (num_iters + 1))
@@ -82,9 +84,9 @@ def parallel(
         for name, own in ways.items():
             begin(f"{name}, start")
             try:
-                llm = stack.enter_context(_start(engine | {"num_threads": count} | own))
+                llm = stack.enter_context(_start(engine | own))
             except EngineStartError as refusal:
-                if not own:
+                if name == ONE:
                     raise
                 refusals.append(f"{name}: {refusal}")
             else:
@@ -111,7 +113,7 @@ def _report(
     output: BenchOutput,
 ) -> None:
     from shmllm.bench.engine_plot import startup_svg
-    from shmllm.bench.parallel import ONE, best
+    from shmllm.bench.parallel import ONE, best, flags_of
     from shmllm.bench.report import number, table
 
     def cell(size: str, name: str) -> str:
@@ -122,8 +124,7 @@ def _report(
     output.show(table("requests", list(map(str, rates)), columns))
     fastest = {size: best(found) for size, found in rates.items()}
     for size, name in fastest.items():
-        flags = [f"--{option.replace('_', '-')} {count}" for option, count in ways[name].items()]
-        output.show(f"{size} requests: {name} {' '.join(flags)}".rstrip())
+        output.show(f"{size} requests: {name} {flags_of(ways[name])}".rstrip())
     machine = describe_machine()
     record = {
         "benchmark": "parallel",

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from shmllm.config.options import Section, Whole, option
 from shmllm.errors import EngineStartError
 
+MOST_PROCESSES = 64
+"""The most processes that compute one model."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig(Section):
@@ -16,13 +19,13 @@ class ParallelConfig(Section):
         1,
         "Processes that each compute a part of every layer. On a CPU they divide num_threads and "
         "kv_cache_memory_bytes between them; else each has a GPU, with a KV cache of that size.",
-        Whole(1, 64),
+        Whole(1, MOST_PROCESSES),
     )
     pipeline_parallel_size: int = option(
         1,
         "Processes that each compute some of the layers, on a CPU, of as many batches at once: "
         "each of them has up to max_num_seqs requests.",
-        Whole(1, 64),
+        Whole(1, MOST_PROCESSES),
     )
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ not know which model or which device computes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from shmllm.config.info import EngineInfo
@@ -56,6 +57,10 @@ class Runner(Protocol):
     def watch(self, report: Callable[[int], None]) -> None:
         """Call `report`, on any thread, with the pid of a process that computes for this one when
         a signal has stopped it, and with 0 when it goes on."""
+
+    def trace(self, directory: Path) -> None:
+        """Let the processes that compute for this one record their steps in the trace of this
+        directory."""
 
     def everywhere(self, own: Callable[[], Any], pickled: Callable[[], bytes]) -> list[Any]:
         """Run a function in each other process that computes for this one, with that process's

@@ -96,6 +96,8 @@ class EngineTracing:
         except (OSError, ValueError, TypeError) as problem:
             raise RequestError(f"the engine cannot record in {directory}: {problem}") from problem
         self._begin(recorder)
+        if self._core is not None:
+            self._core.runner.trace(Path(directory))
         return True
 
     def _begin(self, recorder: Recorder) -> None:

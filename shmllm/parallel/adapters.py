@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,9 @@ class GroupAdapters:
         self._drop_unused()
         adapter, number = self._own.adapter_of(config, tensors), next(self._numbers)
         weakref.finalize(adapter, self._unused.put, number).atexit = False
-        for batch in self._staging.batches(tensors.values.items()):
-            self._everywhere(_nothing, "take_lora", number, batch)
+        with closing(self._staging.batches(tensors.values.items())) as batches:
+            for batch in batches:
+                self._everywhere(_nothing, "take_lora", number, batch)
         _, *others = self._everywhere(_nothing, "make_lora", number, config)
         adapter.entries = np.concatenate([adapter.entries, *others])
         return adapter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 from shmllm.config.parallel import ParallelConfig
@@ -35,10 +36,18 @@ def threads_of_a_rank(num_threads: int | None, parallel: ParallelConfig) -> int:
 def cores_of(rank: int, threads: int, size: int) -> set[int] | None:
     """Return the cores of a rank, next to each other on one memory node if possible; None: there
     are fewer cores than threads, so that the ranks are not bound."""
-    usable = sorted(os.sched_getaffinity(0), key=lambda core: (_node_of(core), core))
-    if len(usable) < threads * size:
+    nodes = defaultdict(list)
+    for core in sorted(os.sched_getaffinity(0)):
+        nodes[_node_of(core)].append(core)
+    places, rest = [], []
+    for _, usable in sorted(nodes.items()):
+        num_whole = len(usable) // threads
+        places += [usable[threads * each : threads * (each + 1)] for each in range(num_whole)]
+        rest += usable[threads * num_whole :]
+    places += [rest[begin : begin + threads] for begin in range(0, len(rest), threads)]
+    if sum(map(len, places)) < threads * size:
         return None
-    return set(usable[rank * threads : (rank + 1) * threads])
+    return set(places[rank])
 
 
 def _node_of(core: int) -> int:

@@ -6,11 +6,14 @@ own, so its pages are taken when they are written first, on the memory node of w
 
     offset   word            written by      read by
     0        STEP            rank 0          all: the number of the last step that may run
-    128      ENDED           rank 0          all: not 0 when the group has ended
+    128      ENDED           any rank        all: 1 when the group has ended. Rank 0 stores it when
+                                             a rank ends; another rank when it cannot make its KV
+                                             cache or program, or when the engine ends
     192      LEFT            each rank       rank 0: the step that it left last, 64 bytes a rank
     8192     for each rank, PARKED and a doorbell
     20480    KINDS           rank 0          all: what each of the last NUM_KINDS steps is
-    24576    arrays, each on pages of its own
+    24576    LABELS          rank 0          all: see `Group.label`, of each of them
+    28672    arrays, each on pages of its own
 
 Rank 0 stores STEP behind everything that a step reads, and each rank reads STEP before it reads
 that, as `ipc.words` orders them. docs/parallel.md has the protocol.
@@ -39,6 +42,7 @@ from shmllm.ipc.words import PlainWord, Word, WordTable
 from shmllm.models.config import ModelConfig
 from shmllm.models.shard import WHOLE, Shard
 from shmllm.models.sharding import shard_config, stage_config
+from shmllm.worker.arena import resident_bytes_of
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
 
@@ -49,8 +53,8 @@ BELL_BYTES = LINE_BYTES + DOORBELL_BYTES
 KINDS = 20480
 NUM_KINDS = 512
 """The most steps that rank 0 may have begun and another rank not."""
-HEADER_BYTES = 24576
-MOST_RANKS = 64
+LABELS = 24576
+HEADER_BYTES = 28672
 LOOK_S = 0.0005
 """How often rank 0 looks whether a rank that is so far behind has left a step."""
 POLLS = 8000
@@ -90,6 +94,7 @@ class GroupMemory:
         self.places: dict[str, Place] = {}
         self._num_told = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._floats: list[mmap.mmap] = []
         if rank == 0:
             os.ftruncate(fd, _whole_pages(HEADER_BYTES))
         self._header = memoryview(mmap.mmap(fd, HEADER_BYTES))
@@ -97,11 +102,13 @@ class GroupMemory:
         self.ended: LongArray = np.frombuffer(self._header, np.int64, 1, ENDED)
         self._step, self._ended = (Word(self._header, offset) for offset in (STEP, ENDED))
         self._kinds = WordTable(self._header, KINDS, NUM_KINDS)
+        self._labels = WordTable(self._header, LABELS, NUM_KINDS)
         self._left = [Word(self._header, LEFT + LINE_BYTES * each) for each in range(size)]
         if rank == 0:
             for other in range(1, size):
                 initialise_doorbell(self._bell(other), f"/shmllm-{os.getpid()}-rank-{other}")
-        self._last = 0
+        self._last = self.label = 0
+        self.waits: LongArray = np.zeros(2, np.int64)
         self.look: Callable[[int, int], int] | None = None
         ranks = [rank] if rank else range(1, size)
         self._parked: dict[int, PlainWord] = {
@@ -152,14 +159,25 @@ class GroupMemory:
         return new
 
     def floats(self, name: str, *shape: int) -> Tensor:
-        """As `array`, a tensor of float32."""
+        """See `SharedArrays.floats`."""
         return torch.from_numpy(self.array(name, *shape, dtype="float32"))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory that all `floats` take now, in bytes."""
+        return sum(resident_bytes_of(each) for each in self._floats)
+
+    def drop_workspace(self) -> None:
+        """Give the memory of all `floats` back, in all ranks, which have left the last step."""
+        for mapping in self._floats:
+            mapping.madvise(mmap.MADV_REMOVE)
 
     def begin(self, kind: Kind, slot: int = 0) -> None:
         """See `Group.begin`."""
         number = self._step.load() + 1
         self._wait_for_place(number)
         self._kinds.store(number % NUM_KINDS, slot * len(Kind) + kind)
+        self._labels.store(number % NUM_KINDS, self.label)
         # SYNC POINT: step begun. Without the fence in this store, a rank could see the new step and
         # older inputs.
         self._step.store(number)
@@ -177,11 +195,14 @@ class GroupMemory:
         self.check()
 
     def _wait_for_place(self, number: int) -> None:
-        """Wait until all ranks have left the step whose kind is overwritten."""
+        """Wait until all ranks have left the step whose kind is overwritten, or the group has
+        ended."""
         while number - self._all_have_left > NUM_KINDS:
             self._all_have_left = min(word.load() for word in self._left[1:])
             if number - self._all_have_left > NUM_KINDS:
-                self.check()
+                if self.has_ended:
+                    self.check()
+                    return
                 time.sleep(LOOK_S)
 
     def check(self) -> None:
@@ -223,6 +244,11 @@ class GroupMemory:
         slot, kind = divmod(self._kinds.load(number % NUM_KINDS) - 1, len(Kind))
         return Kind(kind + 1), slot
 
+    def label_of_step(self) -> int:
+        """Return the label of the step that `next_step` returned last, which this rank has not
+        left."""
+        return self._labels.load(self._last % NUM_KINDS)
+
     def has_left(self) -> None:
         """Record that all threads of this rank have left the step that it computed."""
         # SYNC POINT: step left
@@ -256,6 +282,8 @@ class GroupMemory:
         begin, shape, dtype = place
         size = _whole_pages(_num_bytes(shape, dtype))
         mapping = mmap.mmap(self.fd, size, offset=begin)
+        if dtype == "float32":
+            self._floats.append(mapping)
         return np.frombuffer(mapping, dtype, prod(shape)).reshape(shape)
 
 

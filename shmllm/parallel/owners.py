@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
 
+from shmllm.errors import RequestError
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.worker.memory_owners import MemoryOwners
 
@@ -24,6 +26,7 @@ class GroupOwners:
     def __init__(self, own: MemoryOwners, everywhere: Everywhere) -> None:
         self._own = own
         self._everywhere = everywhere
+        self._kept = SleepState(0)
 
     @property
     def num_missing(self) -> int:
@@ -32,16 +35,29 @@ class GroupOwners:
         return self._own.num_missing
 
     def release(self, part: SleepState, keep: bool) -> None:
-        """See `MemoryOwners.release`."""
-        self._everywhere(lambda: self._own.release(part, keep), "release", part, keep)
+        """See `MemoryOwners.release`. All ranks release a part, or none if it is to be kept."""
+        try:
+            self._release(part, keep)
+        except Exception:
+            if keep:
+                self._restore(part)
+            raise
+        self._kept = self._kept | part if keep else self._kept & ~part
 
     def restore(self, part: SleepState) -> None:
-        """See `MemoryOwners.restore`. All ranks restore a part, or none."""
+        """See `MemoryOwners.restore`. All ranks restore a part, or none; what was kept stays so."""
         try:
-            self._everywhere(lambda: self._own.restore(part), "restore", part)
+            self._restore(part)
         except Exception:
-            self._everywhere(lambda: self._own.release(part, False), "release", part, False)
+            with suppress(RequestError):  # what cannot be kept again stays restored
+                self._release(part, part in self._kept)
             raise
+
+    def _release(self, part: SleepState, keep: bool) -> None:
+        self._everywhere(lambda: self._own.release(part, keep), "release", part, keep)
+
+    def _restore(self, part: SleepState) -> None:
+        self._everywhere(lambda: self._own.restore(part), "restore", part)
 
     def tidy(self) -> None:
         """See `MemoryOwners.tidy`."""

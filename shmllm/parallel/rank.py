@@ -27,7 +27,9 @@ from shmllm.ipc.liveness import wait_for_end
 from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.memory import GroupMemory
+from shmllm.parallel.rank_tracing import RankTracing
 from shmllm.parallel.staging import StagedTensor, Staging
+from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
 from shmllm.worker.loaded_runner import Observe
@@ -110,12 +112,17 @@ class RankServer:
         self._model = part.loaded.model
         self._worker = RankWorker(memory.rank, part)
         self._recording: Recording | None = None
+        self._tracing = RankTracing(memory)
         self._loras: dict[int, CpuAdapter] = {}
         self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
     def play(self, kind: Kind, slot: int) -> None:
         """Compute this rank's part of a step."""
-        self._part.play(kind, slot)
+        if self._tracing.recorder is None:
+            self._part.play(kind, slot)
+            return
+        with self._tracing.step(kind):
+            self._part.play(kind, slot)
 
     def size_cache(self) -> CacheSize:
         """See `RankPart.size_cache`. The group ends if it raises, so that none waits for this
@@ -215,6 +222,10 @@ class RankServer:
         self._recording.write(path_of_rank(path, self._worker.rank))
         self._recording = None
 
+    def begin_trace(self, directory: Path) -> None:
+        """See `RankTracing.begin`."""
+        self._tracing.begin(directory)
+
     def reload(self, directory: str | None) -> str:
         """See `LoadedModel.reload`."""
         return self._part.loaded.reload(directory)
@@ -231,7 +242,11 @@ class RankServer:
 def _make_part(
     config: EngineConfig, memory_fd: int, rank: int, size: int
 ) -> tuple[GroupMemory, RankPart]:
-    """Load this rank's part of the model. Only the modules of its device are imported."""
+    """Load plugins, whose problems rank 0 reports, and this rank's part of the model. Only the
+    modules of its device are imported."""
+    search_also(config.plugins.search_path)
+    keep_vllm_names(is_needed=bool(config.plugins.logits_processors))
+    load_general_plugins()
     if config.device.startswith("cuda"):
         from shmllm.parallel.gpu_rank import make_gpu_part
 
@@ -281,6 +296,10 @@ def _failure(problem: Exception) -> bytes:
         return pickle.dumps((False, plain, traceback.format_exc()))
 
 
+def _nothing() -> None:
+    pass
+
+
 def _end_with(pidfd: int, at_end: list[Callable[[], None]]) -> None:
     """End this process when the engine ends, whatever it does then.
 
@@ -312,7 +331,7 @@ def run(arguments: list[str]) -> int:
         faulthandler.enable()
     commands, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     config = EngineConfig.from_json(commands.recv_bytes().decode())
-    staging = Staging(staging_fd)
+    staging = Staging(staging_fd, _nothing)
     try:
         memory, part = _make_part(config, memory_fd, rank, size)
         at_end.append(memory.end)

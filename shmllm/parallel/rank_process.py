@@ -11,19 +11,21 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Pipe, wait
 from typing import Any
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.environment import engine_environment
-from shmllm.errors import EngineStartError, ShmLLMError
+from shmllm.errors import ShmLLMError
 from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.parallel.memory import GroupMemory, Place
 from shmllm.parallel.staging import Staging
 
 RANK_MODULE = "shmllm.parallel"
-STOP_GRACE_S = 2.0
 DEATH_GRACE_S = 1.0
 """How long the traceback of a rank that has ended may take to arrive."""
 
@@ -52,11 +54,12 @@ class RankProcess:
         self, rank: int, memory: GroupMemory, staging: Staging, config: EngineConfig
     ) -> None:
         self.rank = rank
-        from_engine, self_write = os.pipe()
-        self_read, to_engine = os.pipe()
-        own_pidfd = os.pidfd_open(os.getpid())
-        fds = memory.fd, staging.fd, from_engine, to_engine, own_pidfd
-        try:
+        self._memory = memory
+        from_engine, self._commands = Pipe(duplex=False)
+        self._replies, to_engine = Pipe(duplex=False)
+        self._num_owed = 1  # results that are to come: the first says that the rank has loaded
+        with from_engine, to_engine, _pidfd_of_this_process() as pidfd:
+            fds = memory.fd, staging.fd, from_engine.fileno(), to_engine.fileno(), pidfd
             self._process = subprocess.Popen(
                 [sys.executable, "-m", RANK_MODULE, *map(str, (rank, memory.size, *fds))],
                 stdin=subprocess.DEVNULL,
@@ -65,16 +68,14 @@ class RankProcess:
                 pass_fds=fds,
                 start_new_session=True,
             )
-        finally:
-            for fd in (from_engine, to_engine, own_pidfd):
-                os.close(fd)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
-        self._commands = Connection(self_write, readable=False)
-        self._replies = Connection(self_read, writable=False)
-        self._num_owed = 1  # results that are to come: the first says that the rank has loaded
         own = replace(config, device=device_of(config.device, rank))
-        self._commands.send_bytes(own.to_json().encode())
+        try:
+            self._send_bytes(own.to_json().encode())
+        except BaseException:
+            self.end(time.monotonic())
+            raise
 
     def send(self, name: str, arguments: tuple[Any, ...], places: dict[str, Place]) -> None:
         """Send a command: the rank runs the method of that name of its `RankServer`.
@@ -87,11 +88,14 @@ class RankProcess:
         Raises:
             RankDeadError: the process has ended.
         """
+        self._send_bytes(pickle.dumps((name, arguments, places)))
+        self._num_owed += 1
+
+    def _send_bytes(self, data: bytes) -> None:
         try:
-            self._commands.send_bytes(pickle.dumps((name, arguments, places)))
+            self._commands.send_bytes(data)
         except OSError as problem:
             raise RankDeadError(self.describe_end()) from problem
-        self._num_owed += 1
 
     def receive(self) -> Any:
         """Wait for the result of the last command, and return it.
@@ -114,15 +118,16 @@ class RankProcess:
                 raise RankDeadError(self.describe_end())
         try:
             received = self._replies.recv_bytes()
+            self._num_owed -= 1
         except (EOFError, OSError) as problem:
             raise RankDeadError(self.describe_end()) from problem
-        self._num_owed -= 1
+        except BaseException:
+            self._memory.end()  # an interrupt may have left a piece of the result in the pipe
+            raise
         return received
 
     def _named(self, problem: Exception, trace: str) -> Exception:
         text = f"rank {self.rank}: {problem}"
-        if isinstance(problem, EngineStartError):
-            return EngineStartError(text)
         if isinstance(problem, ShmLLMError):
             return type(problem)(text)
         return RuntimeError(f"rank {self.rank}: {type(problem).__name__}: {problem}\n{trace}")
@@ -160,14 +165,31 @@ class RankProcess:
         """Whether a signal has stopped the process."""
         return is_stopped(self.pid)
 
-    def end(self) -> None:
-        """Close the pipes, which ends the process, and wait for its end; kill it if that lasts."""
+    def stop(self) -> None:
+        """Close the pipe of commands, which ends the process."""
+        self._commands.close()
+
+    def end(self, deadline_s: float) -> None:
+        """Stop the process, and wait for its end; kill it if that lasts. Idempotent.
+
+        Args:
+            deadline_s: when it is killed, as `time.monotonic` counts.
+        """
         if self.pidfd < 0:
             return
-        self._commands.close()
-        if not wait_for_end(self.pidfd, STOP_GRACE_S):
+        self.stop()
+        if not wait_for_end(self.pidfd, deadline_s - time.monotonic()):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self._process.wait()
         self._replies.close()
         os.close(self.pidfd)
         self.pidfd = -1
+
+
+@contextmanager
+def _pidfd_of_this_process() -> Iterator[int]:
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)

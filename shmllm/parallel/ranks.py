@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
+import time
 from collections.abc import Callable, Iterable
-from multiprocessing.connection import wait
+from contextlib import closing
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOK_S = 0.25
 """How often a stopped rank is looked for."""
+STOP_GRACE_S = 2.0
+"""How long the ranks may take together to end."""
 
 
 class RankProcesses:
@@ -49,19 +52,19 @@ class RankProcesses:
         is_pipeline = parallel.pipeline_parallel_size > 1
         self.memory = memory or GroupMemory.create(size, is_pipeline)
         self.memory.on_check = self._raise_end
-        self._staging = Staging.create()
+        self._staging = Staging.create(self.memory.settle)
         self._others: list[RankProcess] = []
         self._is_closing = self._is_calling = self._have_loaded = False
         self._report: Callable[[int], None] | None = None
-        self._closing, self._close = os.pipe()
+        self._closing, self._close = Pipe(duplex=False)
+        self._watcher = threading.Thread(target=self._watch, name="shmllm-ranks", daemon=True)
         try:
             for rank in range(1, size):
                 self._others.append(RankProcess(rank, self.memory, self._staging, config))
+            self._watcher.start()
         except BaseException:
             self.close()
             raise
-        self._watcher = threading.Thread(target=self._watch, name="shmllm-ranks", daemon=True)
-        self._watcher.start()
 
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         problem: BaseException | None = None
@@ -119,8 +122,9 @@ class RankProcesses:
         self._report = report
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        for batch in self._staging.batches(tensors):
-            self.elsewhere("write", batch)
+        with closing(self._staging.batches(tensors)) as batches:
+            for batch in batches:
+                self.elsewhere("write", batch)
 
     def owners(self, own: MemoryOwners) -> OwnedMemory:
         return GroupOwners(own, self.everywhere)
@@ -133,9 +137,15 @@ class RankProcesses:
             return
         self._is_closing = True
         self.memory.end()
-        os.close(self._close)
+        self._close.close()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        self._closing.close()
+        deadline_s = time.monotonic() + STOP_GRACE_S
         for other in self._others:
-            other.end()
+            other.stop()
+        for other in self._others:
+            other.end(deadline_s)
         self._staging.close()
         self.memory.close()
 
@@ -155,7 +165,7 @@ class RankProcesses:
         """End the group when one of its processes ends, so that nobody waits for it; report those
         that are stopped."""
         reported = 0
-        handles = [self._closing, *(other.pidfd for other in self._others)]
+        handles: list[Connection | int] = [self._closing, *(other.pidfd for other in self._others)]
         while not (ended := wait(handles, LOOK_S)):
             stopped = next((other.pid for other in self._others if other.is_stopped), 0)
             if stopped != reported and self._report is not None:
@@ -163,7 +173,6 @@ class RankProcesses:
                 reported = stopped
         if self._closing not in ended:
             self.memory.end()
-        os.close(self._closing)
 
     def _raise_end(self) -> None:
         dead = [other for other in self._others if other.has_ended]

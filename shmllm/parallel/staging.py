@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from shmllm.errors import ShmLLMError
 
 BATCH_BYTES = 2**26
 ALIGNMENT_BYTES = 64
@@ -36,29 +38,39 @@ class Staging:
 
     Args:
         fd: the descriptor of an unnamed file; this object closes it.
+        settle: waits until no rank reads the memory, or raises ShmLLMError when they have ended.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, settle: Callable[[], None]) -> None:
         self.fd = fd
+        self._settle = settle
 
     @classmethod
-    def create(cls) -> Staging:
+    def create(cls, settle: Callable[[], None]) -> Staging:
         """Create the memory; it takes none until tensors are written."""
-        return cls(os.memfd_create("shmllm-staging", os.MFD_CLOEXEC))
+        return cls(os.memfd_create("shmllm-staging", os.MFD_CLOEXEC), settle)
 
-    def batches(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[StagedTensor]]:
-        """Write tensors, some at a time; those of a batch stay until the next one is asked for."""
+    def batches(
+        self, tensors: Iterable[tuple[str, Tensor]]
+    ) -> Generator[list[StagedTensor], None, None]:
+        """Write tensors, some at a time; those of a batch stay until the next one is asked for. The
+        memory is freed at the end of the generator, which the caller has to close."""
         batch: list[tuple[str, Tensor]] = []
         size = 0
-        for name, tensor in tensors:
-            if batch and size + _padded(tensor) > BATCH_BYTES:
+        try:
+            for name, tensor in tensors:
+                if batch and size + _padded(tensor) > BATCH_BYTES:
+                    yield self._write(batch)
+                    batch, size = [], 0
+                batch.append((name, tensor))
+                size += _padded(tensor)
+            if batch:
                 yield self._write(batch)
-                batch, size = [], 0
-            batch.append((name, tensor))
-            size += _padded(tensor)
-        if batch:
-            yield self._write(batch)
-        os.ftruncate(self.fd, 0)
+        finally:
+            # Without this wait, a rank whose command was interrupted would read a file that ends.
+            with suppress(ShmLLMError):
+                self._settle()
+            os.ftruncate(self.fd, 0)
 
     def _write(self, batch: Sequence[tuple[str, Tensor]]) -> list[StagedTensor]:
         total = sum(_padded(tensor) for _, tensor in batch)

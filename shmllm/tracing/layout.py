@@ -57,7 +57,8 @@ class Type(IntEnum):
 
 class Slice(IntEnum):
     """An activity of a thread from begin to end. The comments list the values a, b, ...; IMPORT,
-    LOAD_MODEL, DRAIN and PUBLISH belong to an engine, the others to a front end."""
+    LOAD_MODEL, DRAIN and PUBLISH belong to an engine, RANK_STEP to another process that computes
+    with it, the others to a front end."""
 
     START_ENGINE = 1
     LOAD_TOKENIZER = 2
@@ -67,6 +68,14 @@ class Slice(IntEnum):
     LOAD_MODEL = 6
     DRAIN = 7
     PUBLISH = 8
+    RANK_STEP = 9  # step + 1, or 0 if it is not known; ns of waiting for other ranks; RankStep
+
+
+class RankStep(IntEnum):
+    """What a rank did in a step."""
+
+    STEP = 1
+    SCORING = 2
 
 
 class Event(IntEnum):

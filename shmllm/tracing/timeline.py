@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from shmllm.tracing.layout import Direction, Slice, Type
+from shmllm.tracing.layout import Direction, RankStep, Slice, Type
 from shmllm.tracing.reading import Record, Recording
 from shmllm.tracing.request_spans import (
     RequestSpan,
@@ -37,6 +37,8 @@ FACTS = {
     Slice.TOKENIZE: ("prompts",),
     Slice.PROCESS: ("events", "requests changed", "requests finished"),
 }
+ORDER = {"engine": 1, "rank": 2, "stage": 2}
+"""Behind which others a process is drawn, by the first word of its role."""
 # Reserved colour names of chrome://tracing; Perfetto chooses its own colours.
 COLOURS = {
     "schedule": "rail_response",
@@ -126,7 +128,7 @@ class Timeline:
         names = {r.pid: str(r.facts.get("role", "process")) for r in self.recordings}
         names |= {each.pid: "front end, not recorded" for each in self.unseen_front_ends()}
         for pid, name in names.items():
-            order = 1 if name.startswith("engine") else 0
+            order = ORDER.get(name.partition(" ")[0], 0)
             yield _metadata(pid, pid, "process_name", {"name": f"{name}, pid {pid}"})
             yield _metadata(pid, pid, "process_sort_index", {"sort_index": order})
         for pid, thread in sorted({(span.pid, span.thread) for span in self.spans}):
@@ -278,6 +280,15 @@ def _spans(
             facts = dict(zip(FACTS.get(what, ()), record[5:], strict=False))
             times = record.begin_ns, record.end_ns
             yield Span(pid, record.thread, NAMES[what], *times, facts)
+        elif record.type == Type.SLICE and record.name == Slice.RANK_STEP:
+            yield _rank_span(pid, record)
+
+
+def _rank_span(pid: int, record: Record) -> Span:
+    number = f" {record.a - 1}" if record.a else ""
+    name = f"step{number}" if record.c == RankStep.STEP else f"logits for prompts, step{number}"
+    facts = {"waited for others us": record.b / 1000}
+    return Span(pid, record.thread, name, record.begin_ns, record.end_ns, facts)
 
 
 def _ring_span(pid: int, record: Record, kind_names: Mapping[int, str]) -> Span:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from shmllm.tracing.layout import Slice, Type
+from shmllm.tracing.reading import Recording
 from shmllm.tracing.steps import PHASES, TracedStep
 from shmllm.tracing.timeline import Timeline
 
@@ -74,6 +76,8 @@ def summary(timeline: Timeline, path: Path, num_events: int) -> Iterator[str]:
     )
     if num_steps:
         yield from _phase_table(timeline)
+    for recording in timeline.recordings:
+        yield from _rank_table(recording, timeline.begin_ns)
     yield from _warnings(timeline)
     yield HOW_TO_OPEN
 
@@ -115,6 +119,26 @@ def _phase_table(timeline: Timeline) -> Iterator[str]:
     yield "front end"
     for name in others:
         yield f"  {name:<16}{spent[name] / 1e6:>12,.2f}"
+
+
+def _rank_table(recording: Recording, begin_ns: int) -> Iterator[str]:
+    """The time that a process that computes with an engine spent in steps."""
+    steps = [
+        record
+        for record in recording.records
+        if (record.type, record.name) == (Type.SLICE, Slice.RANK_STEP)
+        and record.begin_ns >= begin_ns
+    ]
+    total_ns = sum(step.end_ns - step.begin_ns for step in steps)
+    if not total_ns:
+        return
+    waited_ns = sum(step.b for step in steps)
+    yield f"{recording.facts['role']}, pid {recording.pid}"
+    for name, spent_ns in (("compute", total_ns - waited_ns), ("wait for others", waited_ns)):
+        yield (
+            f"  {name:<16}{spent_ns / 1e6:>12,.2f}{spent_ns / total_ns:>8.1%}"
+            f"{spent_ns / len(steps) / 1e3:>12,.1f}"
+        )
 
 
 def _window_ns(steps: Collection[TracedStep]) -> int:

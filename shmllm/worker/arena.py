@@ -10,13 +10,16 @@ This module owns the interface and what all arenas share. `cpu.arena`, `gpu.aren
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from enum import Enum, auto
 from typing import Protocol
 
 import torch
 
 ALIGNMENT_BYTES = 64
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Contents(Enum):
@@ -72,6 +75,16 @@ class Arena(Releasable, Protocol):
 def padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the bytes that `Arena.allocate(shape, dtype)` takes, with the padding."""
     return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def resident_bytes_of(pages: mmap.mmap) -> int:
+    """Return the bytes of the pages of a mapping that are in memory."""
+    num_pages = -(-len(pages) // mmap.PAGESIZE)
+    is_resident = (ctypes.c_ubyte * num_pages)()
+    address = ctypes.c_void_p(torch.frombuffer(pages, dtype=torch.uint8).data_ptr())
+    if _libc.mincore(address, ctypes.c_size_t(len(pages)), is_resident):
+        raise OSError(ctypes.get_errno(), "mincore")
+    return bytes(is_resident).count(1) * mmap.PAGESIZE
 
 
 class CountingAllocator:

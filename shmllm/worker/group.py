@@ -39,7 +39,7 @@ class SharedArrays(Protocol):
         """Return an array of zeros that all ranks share by its name."""
 
     def floats(self, name: str, *shape: int) -> Tensor:
-        """As `array`, a tensor of float32."""
+        """As `array`, a tensor of float32, which is only of use within a step."""
 
     def settle(self) -> None:
         """Wait until the other ranks have left the step that read these arrays last: before that,
@@ -56,6 +56,9 @@ class Group(SharedArrays, Protocol):
         num_stages: into how many stages the layers are divided.
         step: (1,) int64, the number of the step.
         ended: (1,) int64, not 0 when the group has ended, because one of its processes has.
+        waits: (2,) int64 of this process alone: whether it measures how long it waits for other
+            ranks, and the ns that it has waited. Only kernels of CPUs measure that.
+        label: 1 + the number by which traces name the next step; 0: it has none.
         turn: held while the ranks of a tensor parallel group do something, a step or a command:
             kernels read the number of the step, so no other may begin.
     """
@@ -66,9 +69,18 @@ class Group(SharedArrays, Protocol):
     num_stages: int
     step: LongArray
     ended: LongArray
+    waits: LongArray
+    label: int
 
     @property
     def turn(self) -> AbstractContextManager[object]: ...
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory that all `floats` take now, in bytes."""
+
+    def drop_workspace(self) -> None:
+        """Give the memory of all `floats` back. Called in rank 0, between steps."""
 
     def divide(self, config: ModelConfig) -> ModelConfig:
         """Return the configuration of this process's part of a model.
@@ -100,11 +112,14 @@ class Alone:
     """The memory of a process that is no part of a group."""
 
     rank, size, num_stages = 0, 1, 1
+    workspace_bytes = 0
 
     def __init__(self) -> None:
         self.shard = WHOLE
         self.step: LongArray = np.zeros(1, np.int64)
         self.ended: LongArray = np.zeros(1, np.int64)
+        self.waits: LongArray = np.zeros(2, np.int64)
+        self.label = 0
         self.turn: AbstractContextManager[object] = nullcontext()
 
     def divide(self, config: ModelConfig) -> ModelConfig:
@@ -115,6 +130,9 @@ class Alone:
 
     def floats(self, name: str, *shape: int) -> Tensor:
         return torch.zeros(shape)
+
+    def drop_workspace(self) -> None:
+        pass
 
     def settle(self, step: int | None = None) -> None:
         pass

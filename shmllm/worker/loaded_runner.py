@@ -117,6 +117,14 @@ class LoadedRunner(ABC):
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
 
+    def trace(self, directory: Path) -> None:
+        """Let the other ranks record their steps in a trace.
+
+        Args:
+            directory: the directory of the trace.
+        """
+        self._ranks.elsewhere("begin_trace", directory)
+
     def begin_recording(self) -> None:
         """Let the other ranks record their steps."""
         self._ranks.elsewhere("begin_recording")

@@ -7,6 +7,7 @@ It must not know when the engine sleeps, why, or on which device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from torch import Tensor
@@ -96,10 +97,13 @@ class MemoryOwners:
         """
         if part is SleepState.WEIGHTS and not self._model.is_asleep:
             self._saved_buffers = self._model.save_buffers()
+        awake = [each for each in self._arenas[part] if each.contents is Contents.PRESENT]
         try:
             for arena in self._arenas[part]:
                 arena.release(keep)
         except MemoryError as problem:
+            for arena in awake:
+                arena.restore()
             raise RequestError(f"{' '.join(part.tags)} cannot be kept: {problem}") from problem
         if part is SleepState.WEIGHTS:
             self._model.is_asleep = True
@@ -117,14 +121,16 @@ class MemoryOwners:
         """
         asleep = [each for each in self._arenas[part] if each.contents is not Contents.PRESENT]
         self._check_free_memory(part, asleep)
+        kept = [each for each in asleep if each.contents is Contents.KEPT]
         restored: list[Releasable] = []
         try:
             for arena in asleep:
                 arena.restore()
                 restored.append(arena)
         except MemoryError as problem:
-            for arena in restored:
-                arena.release()
+            with suppress(MemoryError):  # what cannot be kept again stays restored
+                for arena in restored:
+                    arena.release(keep=arena in kept)
             raise RequestError(f"{' '.join(part.tags)} cannot wake up: {problem}") from problem
         if part is SleepState.WEIGHTS:
             self._model.is_asleep = False

@@ -114,6 +114,9 @@ class ProfiledRunner:
     def watch(self, report: Any) -> None:
         self.runner.watch(report)
 
+    def trace(self, directory: Path) -> None:
+        self.runner.trace(directory)
+
     def everywhere(self, own: Any, pickled: Any) -> Any:
         return self.runner.everywhere(own, pickled)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
 import sys
@@ -175,6 +176,24 @@ def test_an_async_llm_runs_requests_of_data(installed: Path, llama: Path, tmp_pa
             assert (await result(llm.encode, lines[0])) == lengths[:1]
 
     asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_ranks_have_families_of_plugins_and_the_front_end_s_modules(
+    installed: Path, llama: Path, tmp_path: Path
+) -> None:
+    (installed / "shmllm_test_plugins" / "calls.py").write_text(
+        "from shmllm_test_plugins.others import lines\n"
+        "def call(worker):\n"
+        "    import vllm\n"
+        "    return worker.rank, lines()\n"
+    )
+    model = copy_of(llama, tmp_path / "copy", "CopyForCausalLM")
+    options = SMALL | {"num_threads": 2, "tensor_parallel_size": 2}
+    with LLM(str(model), **options) as llm:
+        assert llm.facts.model_type == "CopyForCausalLM"
+        function = importlib.import_module("shmllm_test_plugins.calls").call
+        name = "shmllm_test_plugins.others.Lines"
+        assert llm.collective_rpc(function) == [(0, name), (1, name)]
 
 
 def test_two_front_ends_share_the_processors_of_a_named_engine(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.commands import command
 from support.engines import is_ready
-from support.programs import CLI, environment, python
+from support.programs import CLI, environment, python, sockets_of
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, SamplingParams
@@ -47,14 +47,6 @@ def answers(port: int) -> bool:
     with suppress(OSError):
         return bool(scrape(port))
     return False
-
-
-def sockets_of(pid: int) -> list[str]:
-    links = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            links.append(os.readlink(fd))
-    return [link for link in links if link.startswith("socket:")]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:

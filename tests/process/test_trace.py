@@ -384,3 +384,59 @@ with LLM("tiny", multiprocess=False, num_threads=1, kv_cache_memory_bytes=2**27)
     assert [r.facts["output tokens"] for r in trace.requests.values()] == [5, 5]
     assert all(r.facts["whole"] for r in trace.requests.values())
     assert len(trace.slices("step")) == 5
+
+
+def assert_steps_of_rank(trace: Trace, role: str) -> None:
+    """The other rank has a lane with each step of the engine, which began there before it ended in
+    the engine, and with how long it waited."""
+    roles = {name.split(",")[0].split(" test-")[0]: p for p, name in trace.process_names().items()}
+    (lane,) = (lane for (pid, _), lane in trace.lanes.items() if pid == roles[role])
+    engine = {
+        name: end
+        for (pid, _), slices in trace.lanes.items()
+        for _, end, name, _ in slices
+        if pid == roles["engine"] and name.startswith("step ")
+    }
+    steps = [each for each in lane if each[2].startswith("step ")]
+    assert set(engine) <= {name for *_, name, _ in steps}
+    waited = 0.0
+    for begin, end, name, facts in steps:
+        if name in engine:
+            assert begin < engine[name]
+        assert 0 <= facts["waited for others us"] <= (end - begin) / 1000
+        waited += facts["waited for others us"]
+    assert waited > 0
+
+
+RANKED = ("--num-threads", "2", "--kv-cache-memory-bytes", str(2**26))
+
+
+@pytest.mark.parametrize(
+    ("option", "role"),
+    [
+        ("--tensor-parallel-size", "rank 1"),
+        pytest.param("--pipeline-parallel-size", "stage 1", marks=pytest.mark.slow),
+    ],
+)
+def test_other_ranks_have_lanes_of_their_own(tmp_path: Path, option: str, role: str) -> None:
+    path = tmp_path / "trace.json"
+    command = "generate", "x = 1", "--max-tokens", "12", "--ignore-eos", *RANKED, option, "2"
+    done = traced(path, "shmllm", *command)
+    assert done.returncode == 0, done.stderr.decode()
+    trace = load(path)
+    assert len(trace.about["processes"]) == 3
+    assert_steps_of_rank(trace, role)
+    assert f"{role}, pid ".encode() in done.stdout
+    assert b"wait for others" in done.stdout
+
+
+def test_ranks_of_a_running_engine_are_in_its_traces(tmp_path: Path) -> None:
+    with named_engine(tmp_path, tensor_parallel_size=2, num_threads=2) as (name, _), busy(name):
+        for path in (tmp_path / "first.json", tmp_path / "second.json"):
+            tracer = start_attached(name, path, 1)
+            output, errors = tracer.communicate(timeout=PATIENCE_S)
+            assert tracer.returncode == 0, errors.decode()
+            assert b"rank 1, pid " in output
+            trace = load(path)
+            assert trace.about["front_ends_not_recorded"] == []
+            assert len(trace.slices("step")) > 20

@@ -250,6 +250,9 @@ class FakeRunner:
     def close(self) -> None:
         pass
 
+    def trace(self, directory: Path) -> None:
+        pass
+
     def watch(self, report: Callable[[int], None]) -> None:
         pass
 

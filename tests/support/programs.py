@@ -158,3 +158,17 @@ def children(pid: int) -> list[int]:
         if parent == pid and is_running(int(entry.name)):
             found.append(int(entry.name))
     return found
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process are, such as "socket:[4711]"."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # the one of this loop
+            found.append(os.readlink(entry))
+    return found
+
+
+def sockets_of(pid: int) -> list[str]:
+    """The sockets among the descriptors of a process."""
+    return [name for name in open_files(pid) if name.startswith("socket:")]

@@ -66,7 +66,7 @@ RULES = {
     ),
     # Only engines with several ranks import it.
     "shmllm.parallel": Rule(
-        "config errors ipc models outputs shmllm_kernels worker",
+        "config errors ipc models outputs plugins shmllm_kernels tracing worker",
         packages="numpy torch",
         lazy_packages="cloudpickle",
     ),

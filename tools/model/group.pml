@@ -245,7 +245,7 @@ proctype rank(byte me)
 		do
 		:: LOAD(ENDED) -> break
 		:: !LOAD(ENDED) ->
-			/* GroupMemory.wait_for_step */
+			/* GroupMemory.next_step */
 			if
 			:: LOAD(STEP) != step
 			:: LOAD(STEP) == step ->

@@ -1,12 +1,13 @@
-"""Atomic operations on words that threads or processes share, and waiting in a loop."""
+"""Atomic operations on words that threads or processes share, waiting in a loop, and the time."""
 
 from __future__ import annotations
 
 import platform
+import time
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.language import as_value, emitted
+from shmllm_kernels.cpu.language import as_value, compiled, emitted
 from shmllm_kernels.cpu.simd import INT32, INT64, function
 
 SPINS = 500
@@ -47,3 +48,27 @@ def pause(builder):
 def yield_core(builder):
     """Lets another thread run on this core, if one wants to."""
     builder.call(function(builder, "sched_yield", INT32, []), [])
+
+
+@emitted
+def monotonic_ns(builder):
+    """Returns the time on CLOCK_MONOTONIC in ns, which `time.perf_counter_ns` returns on Linux."""
+    kind = ir.ArrayType(INT64, 2)
+    with builder.goto_entry_block():
+        place = builder.alloca(kind)
+    get_time = function(builder, "clock_gettime", INT32, [INT32, kind.as_pointer()])
+    builder.call(get_time, [ir.Constant(INT32, time.CLOCK_MONOTONIC), place])
+    found = builder.load(place)
+    seconds, rest = (builder.extract_value(found, index) for index in range(2))
+    return builder.add(builder.mul(seconds, ir.Constant(INT64, 10**9)), rest)
+
+
+@compiled
+def wait_a_moment(spins):
+    """Waits in a loop that has looked `spins` times, from 0: a moment, or, after SPINS times, until
+    other threads have run on this core. Returns spins + 1."""
+    if spins < SPINS:
+        pause()
+    else:
+        yield_core()
+    return spins + 1

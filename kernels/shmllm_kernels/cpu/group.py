@@ -14,10 +14,16 @@ from __future__ import annotations
 
 import ctypes
 
-from shmllm_kernels.cpu.atomics import SPINS, load_acquire, pause, store_release, yield_core
+from shmllm_kernels.cpu.atomics import (
+    SPINS,
+    load_acquire,
+    monotonic_ns,
+    store_release,
+    wait_a_moment,
+)
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import floats, word
+from shmllm_kernels.cpu.memory import floats, put_word, word
 from shmllm_kernels.cpu.object_code import addresses_of
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 
@@ -37,38 +43,53 @@ def _await(operands, rank):
     step, place = word(word(operands, 1), 0), word(operands, 2) + rank * LINE_BYTES
     spins = 0
     while load_acquire(place) < step:
-        spins += 1
-        if spins < SPINS:
-            pause()
-        else:
-            yield_core()
-            if load_acquire(word(operands, 5)) != 0:
-                return
+        spins = wait_a_moment(spins)
+        if (spins > SPINS) & (load_acquire(word(operands, 5)) != 0):
+            return
 
 
 @compiled
-def _await_others(operands):
-    """Waits until all ranks have arrived, or the group has ended."""
-    for rank in range(word(operands, 4)):
+def _await_ranks(operands, piece, first, end):
+    """Waits until some ranks have arrived, or the group has ended. The wait of one piece counts for
+    all, which wait at the same time."""
+    waits = word(operands, 6)
+    is_measured = (piece == 0) & (word(waits, 0) != 0)
+    began = 0
+    if is_measured:
+        began = monotonic_ns()
+    for rank in range(first, end):
         _await(operands, rank)
+    if is_measured:
+        put_word(waits, 1, word(waits, 1) + monotonic_ns() - began)
+
+
+@compiled
+def _await_others(operands, piece):
+    _await_ranks(operands, piece, 0, word(operands, 4))
+
+
+@compiled
+def _await_one(operands, piece):
+    rank = word(operands, 7)
+    _await_ranks(operands, piece, rank, rank + 1)
 
 
 @compiled
 def _sum_parts(operands, piece, thread, num_threads):
     _arrive(operands)
-    _await_others(operands)
-    width, stride = word(operands, 10), word(operands, 7)
+    _await_others(operands, piece)
+    width, stride = word(operands, 11), word(operands, 8)
     begin, end = rows_of_piece(operands, piece, num_threads)
     skipped, count = 4 * begin * width, (end - begin) * width
-    parts, out = word(operands, 6) + skipped, floats(word(operands, 9) + skipped)
+    parts, out = word(operands, 7) + skipped, floats(word(operands, 10) + skipped)
     first, second = floats(parts), floats(parts + stride)
-    if word(operands, 8) == 1:
+    if word(operands, 9) == 1:
         for i in range(count):
             out[i] = first[i]
     else:
         for i in range(count):
             out[i] = first[i] + second[i]
-    for part in range(2, word(operands, 8)):
+    for part in range(2, word(operands, 9)):
         values = floats(parts + part * stride)
         for i in range(count):
             out[i] += values[i]
@@ -79,8 +100,9 @@ SUM_PARTS = Kernel(count_pieces, _sum_parts)
 
 Operands: address of the number of rows; address of the step's number, int64; the meeting's words
 [ranks, LINE_BYTES]; rank; number of ranks; address of an int64 that is not 0 when the group has
-ended: then out is undefined; parts [parts, rows, width] float32; the distance of two parts in
-bytes; the number of parts; out [rows, width] float32; width.
+ended: then out is undefined; address of two int64: whether this rank measures how long it waits,
+and the ns that it has waited, which this rank alone writes; parts [parts, rows, width] float32; the
+distance of two parts in bytes; the number of parts; out [rows, width] float32; width.
 """
 
 
@@ -101,20 +123,20 @@ PUBLISH = Kernel(_one_piece, _publish)
 @compiled
 def _meet(operands, piece, thread, num_threads):
     _arrive(operands)
-    _await_others(operands)
+    _await_others(operands, piece)
 
 
 MEET = Kernel(_one_piece, _meet)
-"""Waits until all ranks have arrived. Operands: the first six of SUM_PARTS."""
+"""Waits until all ranks have arrived. Operands: the first seven of SUM_PARTS."""
 
 
 @compiled
 def _take(operands, piece, thread, num_threads):
-    _await(operands, word(operands, 6))
+    _await_one(operands, piece)
     begin, end = rows_of_piece(operands, piece, num_threads)
-    width = word(operands, 9)
-    source = floats(word(operands, 7) + 4 * begin * width)
-    out = floats(word(operands, 8) + 4 * begin * width)
+    width = word(operands, 10)
+    source = floats(word(operands, 8) + 4 * begin * width)
+    out = floats(word(operands, 9) + 4 * begin * width)
     for i in range((end - begin) * width):
         out[i] = source[i]
 
@@ -122,29 +144,25 @@ def _take(operands, piece, thread, num_threads):
 TAKE = Kernel(count_pieces, _take)
 """``out = source``, after one other rank has arrived.
 
-Operands: the first six of SUM_PARTS; the other rank; source [rows, width] float32; out, likewise;
+Operands: the first seven of SUM_PARTS; the other rank; source [rows, width] float32; out, likewise;
 width.
 """
 
 
 @compiled
-def _await_one(operands, piece, thread, num_threads):
-    _await(operands, word(operands, 6))
+def _meet_one(operands, piece, thread, num_threads):
+    _await_one(operands, piece)
 
 
-AWAIT = Kernel(_one_piece, _await_one)
-"""Waits until one other rank has arrived. Operands: the first seven of TAKE."""
+AWAIT = Kernel(_one_piece, _meet_one)
+"""Waits until one other rank has arrived. Operands: the first eight of TAKE."""
 
 
 @compiled
 def _await_more(address, last, num_yields, unused):
-    for _ in range(SPINS):
-        if load_acquire(address) <= last:
-            pause()
-    yields = 0
-    while (load_acquire(address) <= last) & (yields < num_yields):
-        yields += 1
-        yield_core()
+    spins = 0
+    while (load_acquire(address) <= last) & (spins < SPINS + num_yields):
+        spins = wait_a_moment(spins)
     return load_acquire(address)
 
 

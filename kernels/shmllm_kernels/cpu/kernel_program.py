@@ -24,11 +24,9 @@ import numpy as np
 from llvmlite import ir
 
 from shmllm_kernels.cpu.atomics import (
-    SPINS,
     fetch_and_increment,
     load_acquire,
-    pause,
-    yield_core,
+    wait_a_moment,
 )
 from shmllm_kernels.cpu.language import Compiled, compiled, emitted
 from shmllm_kernels.cpu.memory import word
@@ -96,11 +94,7 @@ def _run_kernels(program):
             piece = fetch_and_increment(taken)
         spins = 0
         while load_acquire(done) < num_pieces:
-            spins += 1
-            if spins < SPINS:
-                pause()
-            else:
-                yield_core()
+            spins = wait_a_moment(spins)
 
 
 @cache

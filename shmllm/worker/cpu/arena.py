@@ -6,16 +6,13 @@ A large arena therefore costs only the part of it that is used.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import mmap
 
 import torch
 
 from shmllm.errors import EngineStartError
-from shmllm.worker.arena import BumpAllocator, Contents
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from shmllm.worker.arena import BumpAllocator, Contents, resident_bytes_of
 
 
 class HostArena:
@@ -49,7 +46,6 @@ class HostArena:
         if huge_pages:
             with contextlib.suppress(OSError):
                 self._pages.madvise(mmap.MADV_HUGEPAGE)
-        self._address = torch.frombuffer(self._pages, dtype=torch.uint8).data_ptr()
         self._allocator = BumpAllocator(num_bytes)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -72,9 +68,4 @@ class HostArena:
     @property
     def resident_bytes(self) -> int:
         """The bytes of the pages that were touched."""
-        num_pages = -(-len(self._pages) // mmap.PAGESIZE)
-        is_resident = (ctypes.c_ubyte * num_pages)()
-        address, size = ctypes.c_void_p(self._address), ctypes.c_size_t(len(self._pages))
-        if _libc.mincore(address, size, is_resident):
-            raise OSError(ctypes.get_errno(), "mincore")
-        return bytes(is_resident).count(1) * mmap.PAGESIZE
+        return resident_bytes_of(self._pages)

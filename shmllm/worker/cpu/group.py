@@ -111,7 +111,7 @@ class Meetings:
         words = group.array(self._name_of(self._num_meetings), size, LINE_WORDS)
         self._num_meetings += 1
         shared = [group.step.ctypes.data, words.ctypes.data, group.shard.rank, size]
-        return [num_rows, *shared, group.ended.ctypes.data]
+        return [num_rows, *shared, group.ended.ctypes.data, group.waits.ctypes.data]
 
 
 class Link:
@@ -128,8 +128,9 @@ class Link:
         self._program = program
         self._group = group
         words = group.array(f"{name} stages", group.size, LINE_WORDS)
-        addresses = [each.ctypes.data for each in (step, words)]
-        self._meeting = [*addresses, group.rank, group.size, group.ended.ctypes.data]
+        step_and_words = step.ctypes.data, words.ctypes.data
+        last = group.ended.ctypes.data, group.waits.ctypes.data
+        self._meeting = [*step_and_words, group.rank, group.size, *last]
 
     def take(self, num_rows: int, source: Tensor, out: Tensor) -> Tensor:
         """Record ``out = source`` after the stage before this one has written it; return ``out``.

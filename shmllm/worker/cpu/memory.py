@@ -22,17 +22,22 @@ class HostMemory:
     """The host's memory. Its arenas have huge pages, since each step reads all weights.
 
     Args:
-        num_ranks: the number of processes that share it equally.
+        num_ranks: the number of processes that divide the KV cache.
+        num_needing: the number of processes that need as much memory as this one, and have not
+            taken it yet. Rank 0 of a group checks so that the sum is free; each other rank checks
+            its own part, when some have taken theirs.
     """
 
-    kind = "memory"
     is_lazy = True
 
-    def __init__(self, num_ranks: int = 1) -> None:
+    def __init__(self, num_ranks: int = 1, num_needing: int = 1) -> None:
         self._num_ranks = num_ranks
+        self._num_needing = num_needing
+        many = f" for each of {num_needing} processes"
+        self.kind = f"memory{many if num_needing > 1 else ''}"
 
     def free_bytes(self) -> int:
-        return available_memory_bytes() // self._num_ranks
+        return available_memory_bytes() // self._num_needing
 
     def used_bytes(self) -> int:
         return resident_bytes()

@@ -62,7 +62,7 @@ class CpuPart:
         self._config = config
         self._group = group
         self._num_threads = num_threads
-        self.pool = HostMemory(group.shard.size)
+        self.pool = HostMemory(group.shard.size, 1 if group.rank else group.size)
         load = config.load
         divide = group.divide if group.size > 1 else None
         self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_progress, divide)
@@ -77,7 +77,7 @@ class CpuPart:
         )
 
     def size_cache(self) -> CacheSize:
-        """Return the size of the KV cache that fits."""
+        """Return the size of the KV cache that fits, of which all ranks get the smallest."""
         return self.pool.size_cache(self._config.cache, self.shape, self.loaded.max_model_len)
 
     def build(self, size: CacheSize, batch: StepTables) -> None:

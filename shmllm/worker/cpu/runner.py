@@ -121,7 +121,8 @@ class CpuRunner(LoadedRunner):
         loaded = part.loaded
         super().__init__(config, loaded, ranks)
         self.kv_groups = part.shape.groups
-        size = part.size_cache()
+        sizes = ranks.together(part.size_cache, "size_cache")
+        size = min(sizes, key=lambda each: (each.num_blocks, each.num_states))
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(
             config.num_rows,
@@ -138,7 +139,12 @@ class CpuRunner(LoadedRunner):
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
-        workspaces: list[Workspace] = [self._program.buffers, self.pooler, self.masks]
+        workspaces: list[Workspace] = [
+            self._program.buffers,
+            ranks.memory,
+            self.pooler,
+            self.masks,
+        ]
         self._drafter = self._make_drafter(config, workspaces)
         is_drafting = config.speculative.most_drafted > 0
         overlaps = bool(config.scheduler.async_scheduling) and not is_drafting
@@ -224,6 +230,7 @@ class CpuRunner(LoadedRunner):
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Write the inputs of a plan's step to where the program reads them."""
+        self._ranks.memory.label = plan.step + 1
         self._batch.update(plan)
         if self._drafter is not None:
             self._drafter.draft(plan)
@@ -258,6 +265,7 @@ class CpuRunner(LoadedRunner):
             hidden, logits: what the program returned; see `Program.run`.
             prepared_ns: when computing began; None: it is not known.
         """
+        self._ranks.memory.label = plan.step + 1
         prompt_logprobs = [self._score_prompt(hidden, inputs, s) for s in plan.prompt_scores]
         vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
         computing_ns = None if prepared_ns is None else (prepared_ns, time.perf_counter_ns())

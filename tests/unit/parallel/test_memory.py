@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import Pipe
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from support.waiting import join_all, wait_until
 
+from shmllm.config.parallel import MOST_PROCESSES
 from shmllm.errors import SegmentError
-from shmllm.parallel.memory import MOST_RANKS, NUM_KINDS, GroupMemory
+from shmllm.parallel.memory import NUM_KINDS, GroupMemory
 from shmllm.parallel.rank import serve
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu.inputs import CpuInputs
@@ -40,9 +42,8 @@ class FakeServer:
 class Group:
     """Two ranks of one process. The second one serves on a thread."""
 
-    def __init__(self) -> None:
-        self.first = GroupMemory.create(2, is_pipeline=False)
-        self.second = GroupMemory(os.dup(self.first.fd), 1, 2, is_pipeline=False)
+    def __init__(self, first: GroupMemory, second: GroupMemory) -> None:
+        self.first, self.second = first, second
         self.second.look = AwaitMore(self.second.step.ctypes.data)
         self.server: Any = FakeServer()
         self.commands, theirs = Pipe()
@@ -54,12 +55,11 @@ class Group:
         self.first.begin(Kind.STEP)
         wait_until(lambda: len(self.server.played) > count, "the step of the other rank")
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """End all waits of the two ranks."""
         self.first.end()
         self.server.go.set()
         join_all([self.thread])
-        self.second.close()
-        self.first.close()
 
 
 def start(function: Callable[[], Any]) -> threading.Thread:
@@ -68,11 +68,27 @@ def start(function: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
+@contextmanager
+def memories(size: int) -> Iterator[tuple[GroupMemory, ...]]:
+    """The memory of a group, as each of its ranks has it. The end ends all waits of rank 0."""
+    first = GroupMemory.create(size)
+    others = [GroupMemory(os.dup(first.fd), rank, size, False) for rank in range(1, size)]
+    try:
+        yield first, *others
+    finally:
+        first.end()
+        for memory in (*others, first):
+            memory.close()
+
+
 @pytest.fixture
 def group() -> Iterator[Group]:
-    made = Group()
-    yield made
-    made.close()
+    with memories(2) as (first, second):
+        made = Group(first, second)
+        try:
+            yield made
+        finally:
+            made.end()
 
 
 def assert_waits(thread: threading.Thread) -> None:
@@ -135,18 +151,14 @@ def test_steps_of_a_pipeline_are_computed_in_their_order_each_with_its_slot(grou
 
 
 def test_the_words_of_all_ranks_lie_apart() -> None:
-    first = GroupMemory.create(MOST_RANKS, is_pipeline=False)
-    ranks = range(1, MOST_RANKS)
-    others = [GroupMemory(os.dup(first.fd), rank, MOST_RANKS, is_pipeline=False) for rank in ranks]
-    first.begin(Kind.SCORING)
-    settling = start(first.settle)
-    for other in others:
-        assert settling.is_alive()
-        assert other.next_step(other.waiter()) == (Kind.SCORING, 0)
-        other.has_left()
-    join_all([settling])
-    for memory in (*others, first):
-        memory.close()
+    with memories(MOST_PROCESSES) as (first, *others):
+        first.begin(Kind.SCORING)
+        settling = start(first.settle)
+        for other in others:
+            assert settling.is_alive()
+            assert other.next_step(other.waiter()) == (Kind.SCORING, 0)
+            other.has_left()
+        join_all([settling])
 
 
 def test_a_rank_that_asks_for_another_array_than_rank_0_is_refused(group: Group) -> None:
@@ -160,15 +172,12 @@ def test_a_rank_that_asks_for_another_array_than_rank_0_is_refused(group: Group)
 
 
 @pytest.fixture
-def ranks() -> Iterator[tuple[GroupMemory, GroupMemory]]:
-    first = GroupMemory.create(2)
-    second = GroupMemory(os.dup(first.fd), 1, 2, is_pipeline=False)
-    yield first, second
-    second.close()
-    first.close()
+def ranks() -> Iterator[tuple[GroupMemory, ...]]:
+    with memories(2) as made:
+        yield made
 
 
-def test_a_rank_gets_all_steps_in_their_order(ranks: tuple[GroupMemory, GroupMemory]) -> None:
+def test_a_rank_gets_all_steps_in_their_order(ranks: tuple[GroupMemory, ...]) -> None:
     first, second = ranks
     waiter = second.waiter()
     begun = [(Kind(1 + n % 3), n) for n in range(NUM_KINDS)]
@@ -178,27 +187,24 @@ def test_a_rank_gets_all_steps_in_their_order(ranks: tuple[GroupMemory, GroupMem
 
 
 def test_no_step_is_overwritten_before_a_rank_has_left_it(
-    ranks: tuple[GroupMemory, GroupMemory],
+    ranks: tuple[GroupMemory, ...],
 ) -> None:
     first, second = ranks
     waiter = second.waiter()
     for slot in range(NUM_KINDS):
         first.begin(Kind.STEP, slot)
-    further = threading.Thread(target=first.begin, args=(Kind.SCORING, NUM_KINDS))
-    further.start()
-    further.join(0.05)
-    assert further.is_alive()
+    further = start(lambda: first.begin(Kind.SCORING, NUM_KINDS))
+    assert_waits(further)
     assert second.next_step(waiter) == (Kind.STEP, 0)
     second.has_left()
-    further.join(5)
-    assert not further.is_alive()
+    join_all([further])
     found = [second.next_step(waiter) for _ in range(NUM_KINDS)]
     assert found[0] == (Kind.STEP, 1)
     assert found[-1] == (Kind.SCORING, NUM_KINDS)
 
 
 def test_the_end_of_the_group_ends_the_wait_for_a_place(
-    ranks: tuple[GroupMemory, GroupMemory],
+    ranks: tuple[GroupMemory, ...],
 ) -> None:
     def fail() -> None:
         raise RuntimeError("rank 1 has ended")
@@ -213,7 +219,7 @@ def test_the_end_of_the_group_ends_the_wait_for_a_place(
 
 
 def test_other_ranks_find_arrays_whose_places_they_know(
-    ranks: tuple[GroupMemory, GroupMemory],
+    ranks: tuple[GroupMemory, ...],
 ) -> None:
     first, second = ranks
     first.array("numbers", 3)[1] = 7
@@ -224,3 +230,34 @@ def test_other_ranks_find_arrays_whose_places_they_know(
     first.array("more", 2)
     assert list(first.new_places()) == ["more"]
     assert first.new_places() == {}
+
+
+def test_a_rank_gets_the_label_of_each_step(ranks: tuple[GroupMemory, ...]) -> None:
+    first, second = ranks
+    waiter = second.waiter()
+    for label in (7, 0, 9):
+        first.label = label
+        first.begin(Kind.STEP)
+    found = []
+    for _ in range(3):
+        second.next_step(waiter)
+        found.append(second.label_of_step())
+    assert found == [7, 0, 9]
+
+
+def test_the_memory_of_floats_is_given_back_and_words_stay(
+    ranks: tuple[GroupMemory, ...],
+) -> None:
+    first, second = ranks
+    first.floats("buffer", 1000, 512).fill_(3)
+    first.array("words", 600)[:] = 7
+    second.places.update(first.new_places())
+    theirs = second.floats("buffer", 1000, 512)
+    assert theirs.sum() == 3 * 512_000
+    assert first.workspace_bytes == second.workspace_bytes == 4 * 512_000
+    first.drop_workspace()
+    assert first.workspace_bytes == 0
+    assert second.array("words", 600).tolist() == [7] * 600
+    assert not theirs.any()
+    theirs[0] = 5
+    assert first.floats("buffer", 1000, 512)[0, 511] == 5

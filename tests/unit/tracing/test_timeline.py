@@ -7,12 +7,12 @@ from pathlib import Path
 
 from support.traces import Trace, load
 
-from shmllm.tracing.layout import Direction, Event, Slice, Type
+from shmllm.tracing.layout import Direction, Event, RankStep, Slice, Type
 from shmllm.tracing.reading import Record, Recording
 from shmllm.tracing.timeline import make_timeline
 from shmllm.tracing.writing import summary, write_timeline
 
-FRONT, ENGINE, RING = 10, 20, 0xABC
+FRONT, ENGINE, RANK, RING = 10, 20, 30, 0xABC
 STOP, ABORT = 1, 3
 
 
@@ -28,6 +28,10 @@ def engine(*records: tuple[int, ...]) -> Recording:
     joined = (Type.EVENT, Event.JOINED, 100, 100, 0, RING, FRONT)
     each = [record(ENGINE, *r) for r in (joined, *records)]
     return Recording(ENGINE, {"role": "engine"}, 0, each)
+
+
+def rank(*records: tuple[int, ...]) -> Recording:
+    return Recording(RANK, {"role": "rank 1"}, 0, [record(RANK, *r) for r in records])
 
 
 def event(what: Event, at: int, *values: int, until: int = 0) -> tuple[int, ...]:
@@ -146,6 +150,22 @@ def test_the_summary_names_dropped_records(tmp_path: Path) -> None:
     assert "of 1 process in" in lines[0]
     assert "0 steps, 0 requests" in lines[0]
     assert load(tmp_path / "x").about["dropped_records"] == 5
+
+
+def test_another_rank_has_a_lane_with_its_steps_and_waits(tmp_path: Path) -> None:
+    step, scoring = RankStep.STEP, RankStep.SCORING
+    what = Type.SLICE, Slice.RANK_STEP
+    earlier = (*what, 10, 40, 3, 5, step)
+    recording = rank(earlier, (*what, 100, 400, 8, 60, step), (*what, 500, 600, 0, 40, scoring))
+    trace = written(tmp_path, engine(), recording, begin=50)
+    assert trace.lanes[RANK, RANK] == [
+        (50, 350, "step 7", {"waited for others us": 0.06}),
+        (450, 550, "logits for prompts, step", {"waited for others us": 0.04}),
+    ]
+    assert trace.process_names()[RANK] == "rank 1, pid 30"
+    lines = [line.split() for line in summary(make_timeline([recording], 50, {}), Path("x"), 0)]
+    table = lines[lines.index(["rank", "1,", "pid", "30"]) + 1 :]
+    assert [line[-2:] for line in table[:2]] == [["75.0%", "0.1"], ["25.0%", "0.1"]]
 
 
 def test_a_compressed_trace_has_the_same_contents(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,6 +24,7 @@ class Group:
         self.num_rows = np.array([rows])
         self.step = np.array([1])
         self.ended = np.zeros(1, np.int64)
+        self.waits = np.zeros((size, 2), np.int64)
         self.parts = torch.randn(size, rows, WIDTH)
         self.outs = [torch.full((rows, WIDTH), float("nan")) for _ in range(size)]
         self.programs = [KernelProgram(1) for _ in range(size)]
@@ -31,7 +33,8 @@ class Group:
     def meeting(self, rank: int, words: np.ndarray) -> list[int]:
         arrays = self.num_rows, self.step, words
         addresses = [array.ctypes.data for array in arrays]
-        return [*addresses, rank, self.size, self.ended.ctypes.data]
+        ended, waits = self.ended.ctypes.data, self.waits[rank].ctypes.data
+        return [*addresses, rank, self.size, ended, waits]
 
     def record_sum(self) -> None:
         words = np.zeros((self.size, LINE_BYTES // 8), np.int64)
@@ -109,3 +112,14 @@ def test_only_rank_0_waits_where_it_gathers() -> None:
     assert first.is_alive()
     join_all(group.start(1))
     join_all([first])
+
+
+def test_waits_are_measured_if_they_are_to_be(group: Group) -> None:
+    group.waits[0, 0] = 1
+    began_ns = time.perf_counter_ns()
+    early = group.start(0, 1)
+    early[0].join(0.1)
+    join_all([*early, *group.start(2)])
+    waited_ns = group.waits[:, 1].tolist()
+    assert 0 < waited_ns[0] < time.perf_counter_ns() - began_ns
+    assert waited_ns[1:] == [0, 0]

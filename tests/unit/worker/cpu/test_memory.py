@@ -10,10 +10,11 @@ import torch
 from support.cache_shapes import one_group
 
 from shmllm.config.engine import CacheConfig
+from shmllm.errors import EngineStartError
 from shmllm.worker.cpu import memory
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.memory import HostMemory, resident_bytes
-from shmllm.worker.memory import CacheSize
+from shmllm.worker.memory import CacheSize, check_weights_fit
 
 GIB, MIB = 2**30, 2**20
 
@@ -43,6 +44,18 @@ def test_a_configured_size_does_not_depend_on_the_free_memory(free):
     free(0)
     size = HostMemory().size_cache(CacheConfig(16, 100_000), one_group(1000), 64)
     assert size.num_blocks == 100
+
+
+def test_rank_0_checks_the_sum_and_each_other_rank_its_own_part(free):
+    free(8 * MIB)
+    first, second = HostMemory(2, 2), HostMemory(2)
+    check_weights_fit(4 * MIB, "float32", first)
+    with pytest.raises(EngineStartError, match=r"need 5 MiB .* 4 MiB of memory for each of 2 pro"):
+        check_weights_fit(5 * MIB, "float32", first)
+    free(4 * MIB)  # rank 0 has loaded its part
+    check_weights_fit(4 * MIB, "float32", second)
+    with pytest.raises(EngineStartError, match="need 5 MiB in float32 and 4 MiB of memory are"):
+        check_weights_fit(5 * MIB, "float32", second)
 
 
 MEMINFO = "MemTotal:       8000 kB\nMemAvailable:   5000 kB\nCached: 1 kB\n"

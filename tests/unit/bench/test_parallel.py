@@ -1,0 +1,30 @@
+"""The divisions of a model that `shmllm bench parallel` compares, and which one it advises."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmllm.bench.parallel import ONE, best, divisions, flags_of
+
+
+def test_each_division_has_both_sizes() -> None:
+    """Those that the user gives would otherwise count for the others, too."""
+    assert divisions(3) == {
+        ONE: {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
+        "3 ranks": {"tensor_parallel_size": 3, "pipeline_parallel_size": 1},
+        "3 stages": {"tensor_parallel_size": 1, "pipeline_parallel_size": 3},
+    }
+
+
+def test_flags_ask_for_a_division() -> None:
+    found = [flags_of(division) for division in divisions(3).values()]
+    assert found == ["", "--tensor-parallel-size 3", "--pipeline-parallel-size 3"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "expected"), [(104, 99, ONE), (106, 99, "ranks"), (106, 107, "stages")]
+)
+def test_more_processes_are_advised_only_if_they_are_faster(
+    ranks: float, stages: float, expected: str
+) -> None:
+    assert best({ONE: 100, "ranks": ranks, "stages": stages}) == expected
