@@ -258,6 +258,7 @@ class GpuRunner(LoadedRunner):
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> GpuStep:
         """Launch the step of a plan, behind the steps that were submitted before."""
+        self._ranks.memory.label = plan.step + 1
         self._timers.rotate()
         timer = self._timers[0]
         timer.begin()
