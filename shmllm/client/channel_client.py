@@ -130,6 +130,24 @@ class ChannelEngineClient:
     def wake(self) -> None:
         self._channel.wake()
 
+    def before_wait(self) -> None:
+        """See `ClientChannel.before_wait`."""
+        self._channel.before_wait()
+
+    def has_outputs(self) -> bool:
+        """Whether the output ring has an unread record."""
+        return self._channel.has_data()
+
+    def has_urgent_outputs(self) -> bool:
+        """Whether it has an urgent one."""
+        return self._channel.has_urgent()
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError if the engine has ended and all of its events were taken; log a
+        warning if it has stalled."""
+        self._check_alive()
+        self._report_stall()
+
     def call(self, method: Method, argument: Any = None) -> Any:
         number = self._next_number(has_slot=False)
         try:

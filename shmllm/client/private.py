@@ -50,6 +50,8 @@ class PrivateEngineClient(ChannelEngineClient):
     ) -> None:
         self._config = config
         self._startup_timeout_s = startup_timeout_s
+        self._start_deadline = time.monotonic() + startup_timeout_s
+        self._has_said_hello = False
         with contextlib.ExitStack() as undo:
             control = Segment.create(SegmentKind.CONTROL, directory=shm_directory)
             undo.callback(control.close)
@@ -78,10 +80,17 @@ class PrivateEngineClient(ChannelEngineClient):
         Raises:
             EngineStartError: the engine failed, died or did not become ready in time.
         """
+        while (info := self.poll_ready(progress)) is None:
+            self._channel.wait()
+        return info
+
+    def poll_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo | None:
+        """As `wait_ready`, without waiting: go on with the start as far as the engine has come.
+        Returns None while it is not ready."""
+        if hasattr(self, "info"):
+            return self.info
         try:
-            info = self._become_ready(self._handshake(progress))
-            self.seed = info.seed
-            return info
+            return self._start_on(progress)
         except EngineDeadError as death:
             self.close()
             raise EngineStartError(
@@ -96,34 +105,41 @@ class PrivateEngineClient(ChannelEngineClient):
         if not self._channel.is_closed:
             _end_engine(self._owner_pid, self._channel, self._process)
 
-    def _handshake(self, progress: StartProgress) -> Text:
-        deadline = time.monotonic() + self._startup_timeout_s
-        hello = self._wait_startup(deadline, NO_PROGRESS)
-        if not isinstance(hello, Hello) or hello.protocol_version != PROTOCOL_VERSION:
-            raise EngineStartError(f"the engine answered {hello!r} instead of HELLO")
-        self._send(RecordKind.INIT, codec.encode_text(Text(self._config.to_json())))
-        ready = self._wait_startup(deadline, progress)
-        if isinstance(ready, Failed):
-            raise EngineStartError(ready.message, ready.traceback)
-        if not isinstance(ready, Text):
-            raise EngineStartError(f"the engine answered {ready!r} instead of READY")
-        return ready
+    def _start_on(self, progress: StartProgress) -> EngineInfo | None:
+        self._check_alive()
+        self._drain()
+        message, self._startup = self._startup, None
+        if message is None:
+            self._report(progress)
+        elif not self._has_said_hello:
+            if not isinstance(message, Hello) or message.protocol_version != PROTOCOL_VERSION:
+                raise EngineStartError(f"the engine answered {message!r} instead of HELLO")
+            self._has_said_hello = True
+            self._send(RecordKind.INIT, codec.encode_text(Text(self._config.to_json())))
+        elif isinstance(message, Failed):
+            raise EngineStartError(message.message, message.traceback)
+        elif not isinstance(message, Text):
+            raise EngineStartError(f"the engine answered {message!r} instead of READY")
+        else:
+            info = self._become_ready(message)
+            self.seed = info.seed
+            return info
+        return None
 
-    def _wait_startup(self, deadline: float, progress: StartProgress) -> Hello | Text | Failed:
+    def _report(self, progress: StartProgress) -> None:
         stages = (
             (progress.on_load, Stat.WEIGHT_BYTES_LOADED, Stat.WEIGHT_BYTES_TOTAL),
             (progress.on_capture, Stat.GRAPHS_CAPTURED, Stat.GRAPHS_TOTAL),
         )
-        while (message := self._receive_startup()) is None:
+        if self._has_said_hello:
             for on_progress, done, total in stages:
                 if on_progress is not None and (in_all := self._channel.stat(total)):
                     on_progress(self._channel.stat(done), in_all)
-            if time.monotonic() >= deadline:
-                raise EngineStartError(
-                    f"the engine was not ready after {self._startup_timeout_s:g} s; a large "
-                    "model on a slow disk, or a GPU's first start, needs a larger startup_timeout"
-                )
-        return message
+        if time.monotonic() >= self._start_deadline:
+            raise EngineStartError(
+                f"the engine was not ready after {self._startup_timeout_s:g} s; a large "
+                "model on a slow disk, or a GPU's first start, needs a larger startup_timeout"
+            )
 
 
 def _end_engine(owner_pid: int, channel: ClientChannel, engine: ChildEngineHandle) -> None:

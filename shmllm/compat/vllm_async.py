@@ -194,6 +194,6 @@ def _of_one_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     rank = options.get("data_parallel_rank")
     if rank not in (None, 0):
         raise RequestError(
-            f"data_parallel_rank {rank} is out of range [0, 1): start each engine by itself"
+            f"data_parallel_rank {rank} is not possible: a pool chooses the engine of a request"
         )
     return known(options)

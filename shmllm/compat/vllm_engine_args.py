@@ -42,7 +42,7 @@ class ParallelConfig:
     Attributes:
         tensor_parallel_size: the number of processes that divide each layer.
         pipeline_parallel_size: the number of processes that divide the layers.
-        data_parallel_size: always 1.
+        data_parallel_size: the number of engines.
     """
 
     tensor_parallel_size: int = 1
@@ -98,7 +98,9 @@ class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
             self.create_model_config(),
             SchedulerConfig(self.max_num_seqs),
             CacheConfig(self.block_size, self.enable_prefix_caching),
-            ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size),
+            ParallelConfig(
+                self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size
+            ),
         )
 
     def create_model_config(self) -> ModelConfig:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shmllm.config.options import Flag, Free, Number, Section, option
+from shmllm.config.options import Flag, Free, Number, Section, Whole, option
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -103,6 +103,13 @@ class FrontEndConfig(Section):
         Free(),
         default_text="the one that config.json names",
         flag="",
+    )
+    data_parallel_size: int = option(
+        1,
+        "Engines that share the requests, each with the whole model. On a CPU they divide "
+        "num_threads and kv_cache_memory_bytes.",
+        Whole(1, 64),
+        flag="--engines",
     )
     multiprocess: bool = option(
         True, "False runs the engine in the caller's process, for debugging.", Free(), flag=""

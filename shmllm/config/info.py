@@ -38,6 +38,7 @@ class EngineInfo:
         device_uuid: the UUID of the GPU; empty on a CPU.
         graphs: the captured CUDA graphs in words; empty if there are none.
         logits_processors: the names of the classes of custom logits processors.
+        data_parallel_size: the number of engines of a pool; the numbers above are of one of them.
         max_loras: the largest number of adapters in a step; 0: the engine has no adapters.
         speculative_method: who drafts tokens; empty: nobody does.
         speculative_model: the model that drafts; empty if none does.
@@ -85,21 +86,25 @@ class EngineInfo:
     num_speculative_tokens: int = 0
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     warnings: tuple[str, ...] = ()
 
     @property
     def processor(self) -> str:
         """The name of the GPU, or the number of CPU threads, for display."""
-        if self.device != "cpu":
-            return self.device
-        size = self.num_processes
+        size, count = self.num_processes, self.data_parallel_size
         ranks = f" of {size} processes" if size > 1 else ""
-        return f"{self.num_threads} threads{ranks}"
+        engines = f" in each of {count} engines" if count > 1 else ""
+        if self.device != "cpu":
+            return f"{self.device}{engines}"
+        plural = "" if self.num_threads == 1 else "s"
+        return f"{self.num_threads} thread{plural}{ranks}{engines}"
 
     @property
     def num_rows(self) -> int:
-        """The largest number of requests that run at once: those of all batches of a pipeline."""
-        return self.max_num_seqs * self.pipeline_parallel_size
+        """The largest number of requests that run at once: those of all batches of a pipeline, and
+        of all engines of a pool."""
+        return self.max_num_seqs * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def num_processes(self) -> int:

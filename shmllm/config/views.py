@@ -115,9 +115,11 @@ class ParallelConfigView:
     """The parallelism of the engine.
 
     Attributes:
-        world_size, world_size_across_dp: the number of processes that compute.
+        world_size: the number of processes that compute for an engine.
+        world_size_across_dp: the same for all engines.
         tensor_parallel_size: how many divide each layer.
         pipeline_parallel_size: how many divide the layers.
+        data_parallel_size: the number of engines.
     """
 
     world_size: int = 1
@@ -168,9 +170,10 @@ class VllmConfigView:
             SchedulerConfigView(info.max_num_seqs, info.max_model_len),
             ParallelConfigView(
                 info.num_processes,
-                info.num_processes,
+                info.num_processes * info.data_parallel_size,
                 info.tensor_parallel_size,
                 info.pipeline_parallel_size,
+                info.data_parallel_size,
             ),
             speculative_config=_speculation(info),
         )

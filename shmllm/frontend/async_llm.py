@@ -7,7 +7,7 @@ this module contains the part that runs in the event loop.
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -56,8 +56,8 @@ class AsyncLLM(AsyncEngineControls):
         return cls(**engine_args.llm_options())
 
     @classmethod
-    def attach(cls, name: str, **options: Any) -> Self:
-        """Use a named engine; see `LLM.attach`."""
+    def attach(cls, name: str | Sequence[str], **options: Any) -> Self:
+        """Use a named engine, or several; see `LLM.attach`."""
         llm = cls.__new__(cls)
         llm._use(LLM.attach(name, **options))
         return llm

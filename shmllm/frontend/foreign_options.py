@@ -45,7 +45,6 @@ _TEXT = "there are no image, audio or video models"
 _KERNELS = "each device has its own kernels"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
-    "data_parallel_size": OnlyValues((1,), "start each engine by itself"),
     "prefill_context_parallel_size": OnlyValues((1,), _WHOLE),
     "decode_context_parallel_size": OnlyValues((1,), _WHOLE),
     "enable_expert_parallel": OnlyValues((False,), "ranks divide each expert"),

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import EngineClient, StartProgress
+from shmllm.client.start import attach_engines, start_engines
 from shmllm.config.engine import EngineConfig
 from shmllm.config.front_end import FrontEndConfig
-from shmllm.errors import RequestError
+from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import (
@@ -102,7 +102,7 @@ class FrontEnd:
         defaults = read_model_defaults(directory, options.generation_config)
         structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
         check_names(options.reasoning_parser, options.tool_parser)
-        client = start_engine(config, options.multiprocess, options.startup_timeout)
+        client = _start(options, config)
         tracing = FrontEndTracing(client)
         try:
             # The engine starts meanwhile.
@@ -129,13 +129,15 @@ class FrontEnd:
 
     @classmethod
     def attach(
-        cls, name: str, generation_config: str, reasoning_parser: str, tool_parser: str
+        cls,
+        name: str | Sequence[str],
+        generation_config: str,
+        reasoning_parser: str,
+        tool_parser: str,
     ) -> Self:
-        """Connect to a named engine that is already running."""
+        """Connect to a named engine that is already running, or to several."""
         check_names(reasoning_parser, tool_parser)
-        from shmllm.client.attached import AttachedEngineClient
-
-        client = AttachedEngineClient(name)
+        client = attach_engines(_names(name))
         tracing = FrontEndTracing(client)
         directory = Path(client.wait_ready().model_directory)
         try:
@@ -288,10 +290,25 @@ def _ended(served: Iterable[list[RequestState]], progress: BatchProgress) -> Ite
                 yield state
 
 
-def start_engine(config: EngineConfig, multiprocess: bool, startup_timeout: float) -> Any:
-    """Start an engine and return its client. The engine loads its model meanwhile."""
-    if multiprocess:
-        return PrivateEngineClient(config, startup_timeout_s=startup_timeout)
+def _names(name: str | Sequence[str]) -> list[str]:
+    names = [name] if isinstance(name, str) else [*name]
+    if not names or not all(isinstance(each, str) for each in names):
+        raise RequestError(f"attach takes the name of an engine, or a list of names, got {name!r}")
+    if len(set(names)) < len(names):
+        raise RequestError(f"attach: an engine is named twice in {names}")
+    return names
+
+
+def _start(options: FrontEndConfig, config: EngineConfig) -> Any:
+    """Start the engines, and return their client. They load their models meanwhile."""
+    count = options.data_parallel_size
+    if options.multiprocess:
+        return start_engines(config, count, options.startup_timeout)
+    if count > 1:
+        raise EngineStartError(
+            f"data_parallel_size {count} is not possible with multiprocess=False: leave one of the "
+            "two out"
+        )
     from shmllm.engine.local import LocalEngineClient
 
     return LocalEngineClient(config)

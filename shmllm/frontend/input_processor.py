@@ -107,9 +107,8 @@ class PreparedRequest:
                 params.prompt_logprobs = None
             if params.seed is not None:
                 params.seed = (params.seed + index + 2**63) % 2**64 - 2**63
-            children.append(
-                replace(self, params=params, submitted=replace(self.submitted, params=params))
-            )
+            submitted = replace(self.submitted, params=params, is_sibling=index > 0)
+            children.append(replace(self, params=params, submitted=submitted))
         return children
 
 

@@ -103,14 +103,15 @@ class LLM(EngineControls):
     @classmethod
     def attach(
         cls,
-        name: str,
+        name: str | Sequence[str],
         *,
         generation_config: str = "auto",
         reasoning_parser: str = "auto",
         tool_parser: str = "auto",
     ) -> Self:
-        """Use an engine that `shmllm engine start NAME` started. This loads neither a model nor
-        torch, and `close` leaves the engine running.
+        """Use an engine that `shmllm engine start NAME` started, or several, by a list of names:
+        each request goes to the one where it costs least (docs/pool.md). This loads neither a model
+        nor torch, and `close` leaves the engines running.
 
         Raises:
             SegmentError: the engine is not running, still starting, dead, or another user's.

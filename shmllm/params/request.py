@@ -37,6 +37,8 @@ class EngineCoreRequest:
             It is transmitted in a record of its own, ahead of the request.
         lora: the adapter that the request is computed with, or None.
         seed: the 64 bits, as a signed number, from which its random draws follow.
+        is_sibling: whether it is a further completion of the prompt of the request before it. The
+            engine does not need to know.
     """
 
     number: int
@@ -51,3 +53,4 @@ class EngineCoreRequest:
     embeds: Any = None
     lora: LoRARequest | None = None
     seed: int = 0
+    is_sibling: bool = False

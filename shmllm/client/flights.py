@@ -1,0 +1,177 @@
+"""The requests of a pool of engines that have not ended: where each is, and where it may go.
+
+This module decides what happens to requests whose engine has ended. It sends nothing; see `pool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shmllm.client.routing import Placement, Router, chain_hashes
+from shmllm.outputs.columns import OutputColumns
+from shmllm.params.request import EngineCoreRequest
+from shmllm.wire.messages import Rejected
+
+TWO_DEATHS = "it was running when two engines died, and is not tried a third time"
+OTHER_WEIGHTS = "its engine has ended, and no other engine has the weights that it began with"
+
+
+@dataclass(slots=True)
+class Flight:
+    """A request that has not ended.
+
+    Attributes:
+        request: the request.
+        chain: the `chain_hashes` of its prompt.
+        placement: where it is; None: nowhere, because its engine has ended.
+        version: the version of the weights with which it began.
+        num_deaths: how many engines have ended while they ran it.
+        is_aborted: whether its end was asked for.
+    """
+
+    request: EngineCoreRequest
+    chain: Sequence[int]
+    placement: Placement | None = None
+    version: int | str = 0
+    num_deaths: int = 0
+    is_aborted: bool = False
+
+
+class Flights:
+    """
+    Args:
+        router: chooses engines.
+        block_size: tokens of a block of keys and values.
+        num_rows: how many requests an engine runs at once; others wait there.
+        num_engines: the number of engines.
+
+    Attributes:
+        alive: the indexes of the engines that take requests.
+        versions: the version of each engine's weights.
+    """
+
+    def __init__(self, router: Router, block_size: int, num_rows: int, num_engines: int) -> None:
+        self._router = router
+        self._block_size = block_size
+        self._num_rows = num_rows
+        self._flights: dict[int, Flight] = {}
+        self._last: Flight | None = None
+        self.alive = list(range(num_engines))
+        self.versions: list[int | str] = [0] * num_engines
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def begin(self, request: EngineCoreRequest) -> Flight:
+        """Add a request, and choose its engine."""
+        last = self._last
+        if request.is_sibling and last is not None:
+            flight = Flight(request, last.chain)
+            near = [last.placement.engine] if last.placement is not None else []
+        else:
+            lora = None if request.lora is None else request.lora.lora_int_id
+            salt = request.cache_salt, lora
+            flight = Flight(request, chain_hashes(request.prompt_token_ids, self._block_size, salt))
+            near = []
+        self._flights[request.number] = flight
+        self._last = flight
+        self._place(flight, [each for each in near if each in self.alive] or self.alive)
+        return flight
+
+    def _place(self, flight: Flight, engines: Sequence[int]) -> None:
+        if not engines:
+            return
+        num_tokens = len(flight.request.prompt_token_ids)
+        placed = self._router.place(flight.chain, num_tokens, 1, engines)
+        flight.version = self.versions[placed.engine]
+        flight.placement = placed
+
+    def note(self, columns: OutputColumns) -> None:
+        """Take note of what a step has done. Idempotent."""
+        numbers, flights = columns.numbers, self._flights
+        for row in columns.cached_rows:
+            flight = flights.get(numbers[row])
+            if flight is not None and flight.placement is not None:
+                self._router.begun(flight.placement)
+        finishes = columns.finishes
+        if finishes.count(0) < len(finishes):
+            for number, finish in zip(numbers, finishes, strict=True):
+                if finish:
+                    self.end(number)
+
+    def end(self, number: int) -> None:
+        """A request has ended. Idempotent."""
+        flight = self._flights.pop(number, None)
+        if flight is not None and not flight.is_aborted:
+            self._release(flight)
+
+    def abort(self, numbers: Sequence[int]) -> dict[int | None, list[int]]:
+        """Returns those of the requests that have not ended, by engine; None: by no engine. They
+        no longer count where they are."""
+        found: dict[int | None, list[int]] = {}
+        for number in numbers:
+            flight = self._flights.get(number)
+            if flight is None:
+                continue
+            engine = None if flight.placement is None else flight.placement.engine
+            found.setdefault(engine, []).append(number)
+            if not flight.is_aborted:
+                self._release(flight)
+                flight.is_aborted = True
+        return found
+
+    def _release(self, flight: Flight) -> None:
+        placed = flight.placement
+        if placed is not None and placed.engine in self.alive:
+            self._router.ended(placed)
+
+    def lose_engine(self, engine: int) -> None:
+        """An engine has ended. Its requests are where they were until `losses` brings them."""
+        if engine in self.alive:
+            self.alive.remove(engine)
+        self._router.forget(engine)
+
+    def clear_cached(self) -> None:
+        """The engines have forgotten all prefixes."""
+        self._router.clear_cached()
+
+    def add_engine(self, engine: int) -> None:
+        """An engine takes requests again, with the weights with which it started."""
+        self.versions[engine] = 0
+        self.alive.append(engine)
+
+    def losses(self) -> Iterator[tuple[Flight, str]]:
+        """Yield each request whose engine has ended, once, and why it cannot start over, or "". Of
+        an engine's requests those that came first were running."""
+        running = dict.fromkeys(range(len(self.versions)), 0)
+        for flight in [*self._flights.values()]:
+            placed = flight.placement
+            if placed is None or placed.engine in self.alive:
+                continue
+            running[placed.engine] += 1
+            was_running = running[placed.engine] <= self._num_rows
+            has_changed = self.versions[placed.engine] != flight.version
+            # No call comes between these statements, so no exception either.
+            flight.num_deaths += was_running
+            flight.placement = None
+            if flight.is_aborted:
+                yield flight, ""
+            elif flight.num_deaths > 1:
+                yield flight, TWO_DEATHS
+            else:
+                yield flight, OTHER_WEIGHTS if has_changed else ""
+
+    def lost(self) -> list[Flight]:
+        """The requests that are nowhere."""
+        return [flight for flight in self._flights.values() if flight.placement is None]
+
+    def place_again(self, flight: Flight) -> bool:
+        """Choose another engine with the same weights. Returns whether there is one."""
+        self._place(flight, [k for k in self.alive if self.versions[k] == flight.version])
+        return flight.placement is not None
+
+    def refuse(self, flight: Flight, reason: str) -> Rejected:
+        """End a request with an error. Returns the event."""
+        self.end(flight.request.number)
+        return Rejected(flight.request.number, reason)

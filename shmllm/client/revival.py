@@ -1,0 +1,107 @@
+"""Starts engines of a pool again that have ended.
+
+An engine that starts again has the weights of its files and no adapters. So it is started only if
+no weights were sent since, and gets the adapters that were read from files. This module must not
+know where requests are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shmllm.client.private import PrivateEngineClient
+from shmllm.errors import ShmLLMError
+from shmllm.wire.messages import Method
+from shmllm.wire.rpc import RpcCall
+
+MOST_STARTS = 3
+"""How often an engine is started again."""
+
+
+class Revival:
+    """
+    Args:
+        start: starts the engine of an index, and returns its client, which is not ready.
+        on_failure: called with the index of an engine that does not start, and the reason.
+    """
+
+    def __init__(self, start: Callable[[int], PrivateEngineClient]) -> None:
+        self._start = start
+        self._starting: dict[int, PrivateEngineClient] = {}
+        self._num_starts: dict[int, int] = {}
+        self._adapters: dict[int, Any] = {}
+        self._pinned: list[int] = []
+        self._problem = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an engine starts."""
+        return bool(self._starting)
+
+    @property
+    def clients(self) -> list[PrivateEngineClient]:
+        """The clients of the engines that start."""
+        return [*self._starting.values()]
+
+    def begin(self, engine: int) -> str:
+        """Start an engine again. Returns "", or why not."""
+        if self._problem:
+            return self._problem
+        if self._num_starts.get(engine, 0) >= MOST_STARTS:
+            return f"it has ended {MOST_STARTS + 1} times"
+        self._num_starts[engine] = self._num_starts.get(engine, 0) + 1
+        try:
+            self._starting[engine] = self._start(engine)
+        except ShmLLMError as problem:
+            return str(problem)
+        return ""
+
+    def ready(self, is_idle: bool) -> Iterator[tuple[int, PrivateEngineClient | str]]:
+        """Yield the engines that have become ready, each with its client, and those that failed,
+        with the reason.
+
+        Args:
+            is_idle: whether the engines of the pool are paused or asleep: none may join them.
+        """
+        for engine, client in [*self._starting.items()]:
+            try:
+                if client.poll_ready() is None or is_idle:
+                    continue
+                if self._problem:
+                    raise ShmLLMError(self._problem)
+                for lora in self._adapters.values():
+                    client.call(Method.ADD_LORA, lora)
+                for number in self._pinned:
+                    client.call(Method.PIN_LORA, number)
+            except ShmLLMError as problem:
+                del self._starting[engine]
+                client.close()
+                yield engine, str(problem)
+            else:
+                del self._starting[engine]
+                yield engine, client
+
+    def called(self, method: Method, argument: Any) -> None:
+        """The engines of the pool have got a call."""
+        if method is Method.ADD_LORA:
+            self._adapters[argument["lora_int_id"]] = argument
+        elif method is Method.REMOVE_LORA:
+            self._adapters.pop(argument, None)
+            self._pinned = [number for number in self._pinned if number != argument]
+        elif method is Method.PIN_LORA:
+            self._pinned.append(argument)
+        elif method is Method.START_WEIGHTS:
+            self._problem = "weights were sent since the start"
+
+    def ran(self, call: RpcCall) -> None:
+        """The workers of the pool have run a call."""
+        if call.method in ("load_weights", "reload_weights"):
+            self._problem = "weights were sent since the start"
+        elif call.method == "add_lora":
+            self._problem = "an adapter was sent as tensors"
+
+    def close(self) -> None:
+        """End the engines that start."""
+        while self._starting:
+            self._starting.popitem()[1].close()
