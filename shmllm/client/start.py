@@ -1,4 +1,4 @@
-"""Starts private engines: one, or several as a pool."""
+"""Makes pools: starts several private engines, or attaches to several named ones."""
 
 from __future__ import annotations
 
@@ -14,22 +14,18 @@ from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
 
 
-def start_engines(
-    config: EngineConfig, count: int, startup_timeout_s: float
-) -> PrivateEngineClient | EnginePool:
+def start_engines(config: EngineConfig, count: int, startup_timeout_s: float) -> EnginePool:
     """Start engine processes. They load their models meanwhile.
 
     Args:
         config: the configuration of all engines together; see `config_of`.
-        count: the number of engines.
+        count: the number of engines; at least 2.
         startup_timeout_s: how many seconds they may take to become ready.
 
     Raises:
         EngineStartError: there are fewer threads than engines.
         NoSpaceError: there is no room for the segments.
     """
-    if count == 1:
-        return PrivateEngineClient(config, startup_timeout_s=startup_timeout_s)
     configs = [config_of(config, index, count) for index in range(count)]
     clients = [PrivateEngineClient(configs[0], startup_timeout_s=startup_timeout_s)]
     waiter = clients[0].waiter

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import EngineClient, StartProgress
-from shmllm.client.start import attach_engines, start_engines
 from shmllm.config.engine import EngineConfig
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.errors import EngineStartError, RequestError
@@ -102,7 +102,7 @@ class FrontEnd:
         defaults = read_model_defaults(directory, options.generation_config)
         structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
         check_names(options.reasoning_parser, options.tool_parser)
-        client = _start(options, config)
+        client = start_engine(options, config)
         tracing = FrontEndTracing(client)
         try:
             # The engine starts meanwhile.
@@ -137,6 +137,8 @@ class FrontEnd:
     ) -> Self:
         """Connect to a named engine that is already running, or to several."""
         check_names(reasoning_parser, tool_parser)
+        from shmllm.client.start import attach_engines
+
         client = attach_engines(_names(name))
         tracing = FrontEndTracing(client)
         directory = Path(client.wait_ready().model_directory)
@@ -299,10 +301,14 @@ def _names(name: str | Sequence[str]) -> list[str]:
     return names
 
 
-def _start(options: FrontEndConfig, config: EngineConfig) -> Any:
+def start_engine(options: FrontEndConfig, config: EngineConfig) -> Any:
     """Start the engines, and return their client. They load their models meanwhile."""
     count = options.data_parallel_size
+    if options.multiprocess and count == 1:
+        return PrivateEngineClient(config, startup_timeout_s=options.startup_timeout)
     if options.multiprocess:
+        from shmllm.client.start import start_engines
+
         return start_engines(config, count, options.startup_timeout)
     if count > 1:
         raise EngineStartError(

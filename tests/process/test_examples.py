@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def run_program(
     already."""
     start = front_end.start_engine
 
-    def start_here(config: Any, multiprocess: bool, startup_timeout: float) -> Any:
-        return start(config, False, startup_timeout)
+    def start_here(options: Any, config: Any) -> Any:
+        return start(replace(options, multiprocess=False), config)
 
     def run_here(program: Path) -> str:
         monkeypatch.setattr(front_end, "start_engine", start_here)

@@ -90,8 +90,8 @@ def test_unsupported_options_are_refused_before_anything_runs(llm: Any) -> None:
 
     with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
         llm.generate(PROMPTS, lora_request="name")
-    with pytest.raises(EngineStartError, match="data_parallel_size"):
-        LLM("tiny", data_parallel_size=2)
+    with pytest.raises(EngineStartError, match="cpu_offload_gb"):
+        LLM("tiny", cpu_offload_gb=1)
     with pytest.raises(TypeError, match="max_num_seqs"):
         LLM("tiny", max_num_sequences=2)
 

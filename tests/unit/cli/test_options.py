@@ -74,6 +74,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "model": (["--model", "tiny"], "tiny"),
     "pipeline_parallel_size": (["--pipeline-parallel-size", "2"], 2),
     "tensor_parallel_size": (["--tensor-parallel-size", "2"], 2),
+    "data_parallel_size": (["--engines", "2"], 2),
 }
 """For each option: words on the command line, and the value that they mean."""
 

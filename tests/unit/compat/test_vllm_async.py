@@ -128,7 +128,7 @@ def test_streaming_inputs_are_chunks(llm: Any) -> None:
 
 
 def test_a_rank_of_another_engine_is_refused(llm: Any) -> None:
-    with pytest.raises(RequestError, match="data_parallel_rank 1 is out of range"):
+    with pytest.raises(RequestError, match="data_parallel_rank 1 is not possible"):
         llm.generate([5], params(1), "a", data_parallel_rank=1)
 
 

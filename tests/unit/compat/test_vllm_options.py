@@ -84,8 +84,8 @@ def test_an_unknown_option_is_named() -> None:
 
 
 def test_an_impossible_value_ends_the_start() -> None:
-    with pytest.raises(EngineStartError, match="data_parallel_size"):
-        shmllm.LLM.from_engine_args(EngineArgs(data_parallel_size=2))
+    with pytest.raises(EngineStartError, match="cpu_offload_gb"):
+        shmllm.LLM.from_engine_args(EngineArgs(cpu_offload_gb=1))
 
 
 def test_large_blocks_become_the_largest(caplog: pytest.LogCaptureFixture) -> None:

@@ -120,7 +120,7 @@ def test_a_value_of_vllm_s_becomes_ours():
 
 def test_true_is_not_one():
     with pytest.raises(EngineStartError):
-        check_foreign_options("LLM", {"data_parallel_size": True})
+        check_foreign_options("LLM", {"decode_context_parallel_size": True})
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
