@@ -15,6 +15,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.access import Access
+from shmllm.ipc.client_bell import name_bell
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.output_waiter import OutputWaiter
@@ -59,6 +60,8 @@ class PrivateEngineClient(ChannelEngineClient):
             client = Segment.create(SegmentKind.CLIENT, directory=shm_directory)
             undo.callback(client.close)
             client.take_ownership()
+            if waiter is not None:
+                name_bell(client, waiter.segment, "")
             channel = ClientChannel(control, client, WaitPolicy.named("idle"), waiter)
             undo.callback(channel.close)
             bell_fds = () if waiter is None else (waiter.segment.fd,)

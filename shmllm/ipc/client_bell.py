@@ -18,7 +18,7 @@ def name_bell(client: Segment, bell: Segment, name: str) -> None:
     Args:
         client: the segment, which no engine has opened yet.
         bell: the other one.
-        name: its name in the folder of both.
+        name: its name in the folder of both; empty if the engine inherits its descriptor.
     """
     encoded = name.encode("ascii")
     end = layout.CLIENT_BELL_NAME_OFFSET + len(encoded)
@@ -28,6 +28,14 @@ def name_bell(client: Segment, bell: Segment, name: str) -> None:
     word.close()
 
 
+def bell_nonce(client: Segment) -> int:
+    """Return the nonce of the segment whose doorbell wakes the front end of `client`."""
+    word = Word(client.buffer, layout.CLIENT_BELL_OFFSET)
+    nonce = word.load()
+    word.close()
+    return nonce or client.nonce
+
+
 def bell_of(client: Segment) -> tuple[int, str] | None:
     """Return the nonce and the name of the segment whose doorbell wakes the front end; None: it is
     that of `client`.
@@ -35,10 +43,8 @@ def bell_of(client: Segment) -> tuple[int, str] | None:
     Raises:
         ProtocolMismatchError: the name is damaged.
     """
-    word = Word(client.buffer, layout.CLIENT_BELL_OFFSET)
-    nonce = word.load()
-    word.close()
-    if not nonce:
+    nonce = bell_nonce(client)
+    if nonce == client.nonce:
         return None
     begin = layout.CLIENT_BELL_NAME_OFFSET
     stored = bytes(client.buffer[begin : begin + layout.CLIENT_BELL_NAME_BYTES])

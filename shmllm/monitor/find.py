@@ -65,7 +65,7 @@ class FoundEngine:
         descriptors in the engine process, or of their places if that process is not visible."""
         if self.pid:
             held = _segments_of(proc / str(self.pid))
-            return [path for path, kind in held if kind == SegmentKind.CLIENT]
+            return _without_bells([path for path, kind in held if kind == SegmentKind.CLIENT])
         return [
             entry.path
             for entry in registry.names(self.path.parent)
@@ -168,6 +168,19 @@ def _segments_of(process: Path) -> list[tuple[Path, int]]:
             if (kind := _kind_of(path)) is not None:
                 found[identity] = path, kind
     return list(found.values())
+
+
+def _without_bells(paths: list[Path]) -> list[Path]:
+    """The paths of CLIENT segments, without those that an engine has open only because another
+    one's front end waits on their doorbells."""
+    nonces: dict[int, Path] = {}
+    bells: set[int] = set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            nonce, bell = _words_at(path, layout.NONCE_OFFSET, layout.CLIENT_BELL_OFFSET)
+            nonces[nonce] = path
+            bells.add(bell)
+    return [path for nonce, path in nonces.items() if nonce not in bells]
 
 
 def _kind_of(path: Path) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from shmllm.errors import IpcError
 from shmllm.ipc import layout
+from shmllm.ipc.client_bell import bell_nonce
 from shmllm.ipc.client_state import client_state
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.error_log import LoggedError
@@ -45,6 +46,8 @@ class ClientSample:
         outputs_used: the unread share of its output ring, 0 to 1.
         is_parked: whether it is parked or about to park.
         state: whether it is idle, active, hung or stopped (see `client_state`), or dead.
+        bell: the nonce of the segment whose doorbell wakes it, in hexadecimal digits. A front end
+            of several engines has the same one at each of them.
     """
 
     pid: int
@@ -53,6 +56,7 @@ class ClientSample:
     outputs_used: float
     is_parked: bool
     state: str
+    bell: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ def _sample_client(segment: Segment, command: str) -> ClientSample:
         _used(segment, OUTPUT_RING_LAYOUT),
         parked.load() != Parked.NO,
         client_state(segment) if segment.is_owned() else "dead",
+        f"{bell_nonce(segment):x}",
     )
     parked.close()
     return sample

@@ -138,6 +138,7 @@ def _list_table(
     if is_wide:
         table.add_column("clients", justify="right", no_wrap=True)
         table.add_column("used by", no_wrap=True, overflow="ellipsis", ratio=1)
+    pools = _pools(engines)
     for index, (title, figures) in enumerate(engines):
         cells: list[str | Text] = [
             _name(title if figures["name"] else f"{title} (private)"),
@@ -154,7 +155,37 @@ def _list_table(
             clients = figures["clients"]
             cells += [str(len(clients)), Text(clients[0]["command"] if clients else "")]
         table.add_row(*cells, style="reverse" if index == selected else "")
+        for members in pools.get(index, []):
+            table.add_row(*_sum_of_pool(members), style="dim")
     return table
+
+
+def _pools(engines: Sequence[tuple[str, Figures]]) -> dict[int, list[list[Figures]]]:
+    """The figures of the engines of each pool, by the index of its last engine: engines that share
+    a front end."""
+    members: dict[str, list[int]] = {}
+    for index, (_, figures) in enumerate(engines):
+        for bell in {client["bell"] for client in figures["clients"]}:
+            members.setdefault(bell, []).append(index)
+    found: dict[int, list[list[Figures]]] = {}
+    for indexes in members.values():
+        if len(indexes) > 1:
+            found.setdefault(indexes[-1], []).append([engines[index][1] for index in indexes])
+    return found
+
+
+def _sum_of_pool(members: Sequence[Figures]) -> list[str | Text]:
+    """The cells of a pool's engines together."""
+    rates = [each["generated_tokens_per_s"] for each in members]
+    pids = "+".join(str(each["name"] or each["pid"]) for each in members)
+    return [
+        _name(f"pool of {len(members)}"),
+        _name(pids),
+        "",
+        number(None if None in rates else sum(rates)),
+        number(sum(each["running"] for each in members)),
+        number(sum(each["waiting"] for each in members)),
+    ]
 
 
 def _name(name: str | Text) -> Text:

@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -258,3 +259,17 @@ def test_several_keys_in_one_read_are_parsed() -> None:
     ]
     assert parse(b"\x1b") == [Key.QUIT]
     assert parse(b"xyz\x1b[Z") == []
+
+
+def test_a_list_has_the_sum_of_a_pool_behind_its_last_engine() -> None:
+    def member(pid: int, *bells: str) -> dict[str, Any]:
+        clients = [BUSY["clients"][0] | {"bell": bell} for bell in bells]
+        return BUSY | {"name": None, "pid": pid, "clients": clients, "running": pid}
+
+    engines = [(str(pid), member(pid, *bells)) for pid, bells in
+               ((10, ("a",)), (20, ("a", "b")), (30, ("c",)))]  # fmt: skip
+    names = [line.split()[:3] for line in shown(list_screen(engines, None), 130)]
+    assert [words[0] for words in names if words][2:6] == ["10", "20", "pool", "30"]
+    (total,) = (line for line in shown(list_screen(engines, None), 130) if "pool of 2" in line)
+    assert "10+20" in total
+    assert total.split()[-2] == "30"

@@ -11,11 +11,12 @@ import pytest
 
 from shmllm.errors import IpcError
 from shmllm.ipc import registry
+from shmllm.ipc.client_bell import name_bell
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.stats import Stat
-from shmllm.monitor.find import FoundEngine, choose, find_engines, named_engines
+from shmllm.monitor.find import FoundEngine, choose, find_engines, identity_of, named_engines
 from shmllm.monitor.record import record_of
 from shmllm.monitor.sample import Watch
 
@@ -140,6 +141,16 @@ def test_a_sample_contains_the_front_ends(control: Segment) -> None:
         assert (client.requests_used, client.outputs_used, client.is_parked) == (0, 0, False)
         assert client.state == "idle"
     watch.close()
+
+
+def test_a_segment_that_is_only_a_doorbell_is_no_front_end(control: Segment) -> None:
+    found = own_engine()
+    assert found is not None
+    with Segment.create(SegmentKind.CLIENT) as own, Segment.create(SegmentKind.CLIENT) as bell:
+        assert len(found.client_paths()) == 2
+        name_bell(own, bell, "")
+        (path,) = found.client_paths()
+        assert identity_of(path) == identity_of(Path(f"/proc/self/fd/{own.fd}"))
 
 
 def test_a_sample_changes_no_byte_of_the_segments(control: Segment) -> None:
