@@ -20,22 +20,27 @@ if TYPE_CHECKING:
 ONE = "1 process"
 Rates = dict[int, dict[str, float]]
 """Tokens/s by the number of requests and the name of a division."""
+_FLAGS = {
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "data_parallel_size": "--engines",
+}
 
 
 def divisions(count: int) -> dict[str, dict[str, int]]:
     """The ways to use `count` processes, by name, as options of `LLM`; the first is one process."""
-    sizes = {ONE: (1, 1), f"{count} ranks": (count, 1), f"{count} stages": (1, count)}
+    one = dict.fromkeys(_FLAGS, 1)
     return {
-        name: {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages}
-        for name, (ranks, stages) in sizes.items()
+        ONE: one,
+        f"{count} ranks": one | {"tensor_parallel_size": count},
+        f"{count} stages": one | {"pipeline_parallel_size": count},
+        f"{count} engines": one | {"data_parallel_size": count},
     }
 
 
 def flags_of(division: Mapping[str, int]) -> str:
     """The flags of the command line that ask for one of the `divisions`."""
-    return " ".join(
-        f"--{option.replace('_', '-')} {count}" for option, count in division.items() if count > 1
-    )
+    return " ".join(f"{_FLAGS[option]} {count}" for option, count in division.items() if count > 1)
 
 
 def measure(

@@ -32,7 +32,7 @@ COUNT = click.IntRange(min=1)
 @click.option(
     "--processes",
     type=click.IntRange(min=2),
-    help="Ranks, and stages, to compare with one process.  [default: the usable cores]",
+    help="Ranks, stages, and engines, to compare with one process.  [default: the usable cores]",
 )
 @click.option(
     "--num-prompts",
@@ -58,7 +58,8 @@ def parallel(
     output: BenchOutput,
     **options: Any,
 ) -> None:
-    """Compare one process with ranks that divide each layer and stages that divide the layers.
+    """Compare one process with ranks that divide each layer, stages that divide the layers, and
+    engines that divide the requests.
 
     All engines are in memory at once and compute the same prompts in turns. They have the same
     number of threads in all, by default one for each process. The last lines say which is fastest;

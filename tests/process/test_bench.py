@@ -75,17 +75,21 @@ def test_latency(tmp_path: Path) -> None:
     ElementTree.fromstring(plot.read_text())
 
 
-def test_parallel_compares_one_process_with_ranks_and_stages() -> None:
+def test_parallel_compares_one_process_with_ranks_stages_and_engines() -> None:
     """The user's sizes count for no division, and the user's threads for all."""
     quick = ("--output-len", "4", "--input-len", "8", "--num-iters", "1", "--num-prompts", "1")
     sizes = ("--processes", "2", "--num-threads", "3", "--tensor-parallel-size", "4")
     record, shown = bench("parallel", *quick, *sizes, "--kv-cache-memory-bytes", str(2**26))
     assert record["engine"]["num_threads"] == 3
     (rates,) = record["output_tokens_per_s"].values()
-    assert list(rates) == ["1 process", "2 ranks", "2 stages"]
+    assert list(rates) == ["1 process", "2 ranks", "2 stages", "2 engines"]
     assert min(rates.values()) > 0
     fastest = record["fastest"]["1"]
-    flags = {"2 ranks": " --tensor-parallel-size 2", "2 stages": " --pipeline-parallel-size 2"}
+    flags = {
+        "2 ranks": " --tensor-parallel-size 2",
+        "2 stages": " --pipeline-parallel-size 2",
+        "2 engines": " --engines 2",
+    }
     assert f"1 requests: {fastest}{flags.get(fastest, '')}\n" in shown
 
 

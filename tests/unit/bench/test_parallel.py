@@ -7,18 +7,27 @@ import pytest
 from shmllm.bench.parallel import ONE, best, divisions, flags_of
 
 
-def test_each_division_has_both_sizes() -> None:
+def sizes(ranks: int, stages: int, engines: int) -> dict[str, int]:
+    return {
+        "tensor_parallel_size": ranks,
+        "pipeline_parallel_size": stages,
+        "data_parallel_size": engines,
+    }
+
+
+def test_each_division_has_all_sizes() -> None:
     """Those that the user gives would otherwise count for the others, too."""
     assert divisions(3) == {
-        ONE: {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
-        "3 ranks": {"tensor_parallel_size": 3, "pipeline_parallel_size": 1},
-        "3 stages": {"tensor_parallel_size": 1, "pipeline_parallel_size": 3},
+        ONE: sizes(1, 1, 1),
+        "3 ranks": sizes(3, 1, 1),
+        "3 stages": sizes(1, 3, 1),
+        "3 engines": sizes(1, 1, 3),
     }
 
 
 def test_flags_ask_for_a_division() -> None:
     found = [flags_of(division) for division in divisions(3).values()]
-    assert found == ["", "--tensor-parallel-size 3", "--pipeline-parallel-size 3"]
+    assert found == ["", "--tensor-parallel-size 3", "--pipeline-parallel-size 3", "--engines 3"]
 
 
 @pytest.mark.parametrize(
