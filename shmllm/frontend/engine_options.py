@@ -53,14 +53,20 @@ def read_llm_options(
 
 
 def make_engine_config(model: str = "tiny", **options: Any) -> EngineConfig:
-    """The configuration of an engine, from any options of the table.
+    """The configuration of one engine, from any options of the table.
 
     Raises:
         TypeError: an unknown option; names the nearest known one.
         EngineStartError: a value is not valid, or the model does not exist.
     """
     reject_unknown_options("make_engine_config", options, [each.name for each in OPTIONS])
-    return _make_configs({"model": model, **options})[1]
+    front_end, config = _make_configs({"model": model, **options})
+    if front_end.data_parallel_size > 1:
+        raise EngineStartError(
+            f"data_parallel_size {front_end.data_parallel_size} (--engines) is for engines that a "
+            "front end starts: start each named engine by itself, and attach to all of them"
+        )
+    return config
 
 
 def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]:

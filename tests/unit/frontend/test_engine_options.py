@@ -60,3 +60,8 @@ def test_none_stands_for_the_default_of_each_option():
     nothing = dict.fromkeys(each.name for each in LLM_OPTIONS if each.name != "model")
     assert read_llm_options("LLM", "tiny", nothing) == read_llm_options("LLM", "tiny", {})
     assert read_llm_options("LLM", "tiny", {"seed": 3}) != read_llm_options("LLM", "tiny", {})
+
+
+def test_one_engine_is_no_pool():
+    with pytest.raises(EngineStartError, match="start each named engine by itself"):
+        make_engine_config("tiny", data_parallel_size=2)
