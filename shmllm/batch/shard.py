@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from shmllm.batch.rows import Row, Rows
 from shmllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from shmllm.batch.rows import Row, Rows
 
 
 @dataclass(frozen=True, slots=True)
