@@ -39,9 +39,8 @@ class Completer:
     """Runs an engine on the rows that Ray sends. Ray makes an actor from this class."""
 
     def __init__(self, max_tokens: int = 16, **options: Any) -> None:
-        self.llm = LLM(
-            **{"num_threads": CORES_PER_ENGINE, "kv_cache_memory_bytes": 2**27} | options
-        )
+        defaults = {"num_threads": CORES_PER_ENGINE, "kv_cache_memory_bytes": 2**27}
+        self.llm = LLM(**defaults | options)
         self.max_tokens = max_tokens
 
     def params(self, batch: dict[str, Any]) -> list[SamplingParams]:

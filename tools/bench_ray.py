@@ -197,7 +197,7 @@ def main(
     kv_cache_mib: int, rounds: int, has_pool: bool, json_file: Any,
 ) -> None:  # fmt: skip
     """Compare Ray Data with engines without Ray."""
-    options = {"model": str(resolve_model(model)), "dtype": dtype}
+    options: dict[str, Any] = {"model": str(resolve_model(model)), "dtype": dtype}
     options["kv_cache_memory_bytes"] = kv_cache_mib * 2**20
     work = Work(make_rows(num_rows), max_tokens, engines, batch_size, options)
     results, num_different = _measured(cases(work, has_pool), rounds)

@@ -27,7 +27,7 @@ DOCUMENTS = [
 ]
 Run = Callable[[str], str]
 TIMEOUT_S = 120
-MOST_LINES = {"openai_bridge.py": 80, "grpo_colocate.py": 62, "ray_data.py": 105}
+MOST_LINES = {"openai_bridge.py": 80, "grpo_colocate.py": 62, "ray_data.py": 106}
 
 
 def run(program: Path, directory: Path) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ray_data.py"
 
 example = runpy.run_path(str(EXAMPLE))
+Completer: Any = example["Completer"]
 
 
-class Poisoned(example["Completer"]):  # type: ignore[misc]
+class Poisoned(Completer):  # type: ignore[misc]
     """The example's actor, whose engine dies of one row."""
 
     poison = os.environ["POISON"]
