@@ -1,7 +1,8 @@
-"""Makes sampling parameters from JSON values."""
+"""Makes sampling parameters from JSON values, and seeds from line numbers."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from shmllm.batch.rows import JsonObject
@@ -33,3 +34,17 @@ def make_params(defaults: JsonObject, given: JsonObject) -> SamplingParams:
         return SamplingParams(**options)
     except TypeError as error:
         raise RequestError(str(error)) from error
+
+
+def seed_of(line: int) -> int:
+    """The seed of a row without one: the same in a whole, a resumed and a divided job.
+
+    Args:
+        line: the row's line number.
+
+    Returns:
+        A hash from 0 to 2**63 - 1. Completion i of a row has this seed plus i, so those of
+        neighbouring lines must be far apart.
+    """
+    digest = hashlib.blake2b(b"line %d" % line, digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

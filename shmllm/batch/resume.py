@@ -60,7 +60,7 @@ class DoneLines:
                     return
         if num_found != self.num_done:
             raise RequestError(
-                f"cannot resume: {self.num_done - num_found} records belong to blank lines of "
+                f"cannot resume: {self.num_done - num_found} records belong to no row of "
                 f"{rows.name}; is this the input of the earlier run?"
             )
 

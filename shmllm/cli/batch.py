@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import click
 
 from shmllm.batch.job import BatchJob, Request
 from shmllm.batch.output import Mode, RecordFile
-from shmllm.batch.parameters import make_params
+from shmllm.batch.parameters import make_params, seed_of
 from shmllm.batch.parquet import write_parquet
 from shmllm.batch.resume import DoneLines
 from shmllm.batch.rows import JsonObject, Row
@@ -68,7 +69,7 @@ class Batch:
             RequestError: another job writes to the output, or its content does not fit the plan.
         """
         num_rows, num_lines = plan.rows.count()
-        if num_rows == 0:
+        if num_rows == 0 and not plan.is_shard:
             raise click.UsageError(NO_PROMPT)
         file = RecordFile(plan.path, plan.mode)
         try:
@@ -88,9 +89,14 @@ class Batch:
         """
         left = (row for row in self._plan.rows if row.line not in self._done)
         first = next(left, None)
-        if first is None and not self._done.num_done:
+        if first is None and not self._done.num_done and not self._plan.is_shard:
             raise click.UsageError(NO_PROMPT)
         return None if first is None else chain([first], left)
+
+    def report_empty_shard(self) -> None:
+        """Tells the user if there are no rows, as in a job with more shards than rows."""
+        if not self._done.num_done:
+            click.echo(f"shmllm: {self._plan.rows.name} has no rows", err=True)
 
     def begin(self) -> None:
         """Makes the output writable, and removes an incomplete record at its end."""
@@ -153,6 +159,7 @@ def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession)
     with Batch.open(plan) as batch:
         rows = batch.rows_left()
         if rows is None:
+            batch.report_empty_shard()
             batch.begin()
             return batch.finish()
         with session.open() as llm:
@@ -202,9 +209,14 @@ class Preparation:
         if isinstance(prompt, list):
             prompt = dict(self._llm.front_end.chat_prompt(prompt, **self._template, **row.template))
         if not row.sampling and not row.defaults:
-            return prompt, self._common, adapter
-        defaults = completed(row.defaults, self._given, row.sampling)
-        return prompt, make_params(defaults, row.sampling), adapter
+            params = self._common
+        else:
+            defaults = completed(row.defaults, self._given, row.sampling)
+            params = make_params(defaults, row.sampling)
+        if params.seed is None and params.temperature > 0:
+            params = copy.copy(params)
+            params.seed = seed_of(row.line)
+        return prompt, params, adapter
 
     def _adapter(self, row: Row) -> LoRARequest | None:
         if row.lora is None:

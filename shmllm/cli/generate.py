@@ -22,6 +22,7 @@ from shmllm.cli.prompts import (
 )
 from shmllm.cli.sampling import sampling_options, take_sampling, text_sampling_options
 from shmllm.cli.session import CommandSession
+from shmllm.cli.shard import shard_option
 from shmllm.cli.streams import check_stdout
 
 EPILOG = """\b
@@ -34,6 +35,7 @@ Examples:
   shmllm generate "A date: " --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
   shmllm generate -i in.jsonl -o out.jsonl
   shmllm generate -i in.jsonl -o out.jsonl --resume
+  shmllm generate -i in.jsonl -o out-3.jsonl --shard 3/8 --resume
   shmllm generate -i prompts.txt -o completions.jsonl
   shmllm generate -i in.parquet -o out.parquet
   shmllm generate -i requests.jsonl -o responses.jsonl --openai-batch
@@ -53,6 +55,8 @@ Files of JSON lines (or .parquet, or either compressed as .gz):
   request the engine aborted gets no record, and the exit code is 3.
   --resume adds the missing records after an interrupted run; it does not repeat lines
   whose record has an `error`.
+  A row without a seed has that of its line number, and --shard K/N keeps line numbers:
+  the records of the N shards, each with its own output, are those of one run.
 
 \b
 Exit codes: 0 done, 1 some rows failed, 2 usage or environment, 3 the engine died, or
@@ -87,6 +91,7 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 @click.option("--ordered", is_flag=True, help="Write records in the order of the input.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--overwrite", is_flag=True, help="Replace the records of an earlier run.")
+@shard_option
 @click.option("--token-ids", is_flag=True, help="Add the output's token ids to the records.")
 @click.option("--openai-batch", is_flag=True, help="Read and write OpenAI's batch files.")
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")

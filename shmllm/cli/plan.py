@@ -14,6 +14,7 @@ from shmllm.batch.openai import OpenAIFormat
 from shmllm.batch.output import Mode
 from shmllm.batch.parquet import ParquetRows, journal_of, require_pyarrow
 from shmllm.batch.rows import Format, Rows
+from shmllm.batch.shard import ShardRows
 from shmllm.batch.sources import (
     STANDARD_STREAM,
     JsonRows,
@@ -28,7 +29,15 @@ from shmllm.errors import RequestError
 PARQUET = ".parquet"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 # Options that only apply to records. Any of them makes the output records.
-_RECORD_OPTIONS = ("as_json", "ordered", "resume", "overwrite", "token_ids", "openai_batch")
+_RECORD_OPTIONS = (
+    "as_json",
+    "ordered",
+    "resume",
+    "overwrite",
+    "token_ids",
+    "openai_batch",
+    "shard",
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class GeneratePlan:
         mode: what to do with existing records.
         ordered: whether records are written in the order of the rows.
         chat_template: the source of the chat template; None for the model's.
+        is_shard: whether the rows are a part of the input, which may have none.
     """
 
     rows: Rows
@@ -65,6 +75,7 @@ class GeneratePlan:
     mode: Mode
     ordered: bool
     chat_template: str | None = None
+    is_shard: bool = False
 
     @property
     def is_parquet(self) -> bool:
@@ -124,7 +135,11 @@ def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) 
             raise RequestError(f"{target} exists and is complete; --overwrite replaces it")
     is_text = isinstance(rows, TextRows | PromptRows)
     ordered = options["ordered"] or is_text
-    return GeneratePlan(rows, form, target, mode, ordered, options["chat_template"])
+    shard = options["shard"]
+    if shard is not None:
+        rows = ShardRows(rows, shard)
+    template = options["chat_template"]
+    return GeneratePlan(rows, form, target, mode, ordered, template, shard is not None)
 
 
 def _make_format(options: dict[str, Any], is_table: bool) -> Format:

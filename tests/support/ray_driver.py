@@ -49,7 +49,7 @@ class Raising(Completer):
     """One that does nothing about an engine's death."""
 
     def complete(self, batch: dict[str, Any]) -> dict[str, Any]:
-        outputs = self.llm.generate(list(batch["prompt"]), self.params, use_tqdm=False)
+        outputs = self.llm.generate(list(batch["prompt"]), self.params(batch), use_tqdm=False)
         return batch | {"text": [output.outputs[0].text for output in outputs]}
 
 

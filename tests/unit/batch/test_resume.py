@@ -103,7 +103,7 @@ FOREIGN = {
     "another id": ([GOOD | {"id": "z"}], "record of line 1 has another id"),
     "no id": ([{"line": 1, "text": ""}], "record of line 1 has another id"),
     "another field": ([GOOD | {"k": 1}], "record of line 1 has another id or other fields"),
-    "blank line": ([GOOD, {"line": 2, "text": ""}], "1 records belong to blank lines"),
+    "blank line": ([GOOD, {"line": 2, "text": ""}], "1 records belong to no row of"),
 }
 
 

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from shmllm.batch.output import Mode
+from shmllm.batch.shard import Shard
 from shmllm.cli.plan import look_at, make_plan, wants_records
 from shmllm.errors import RequestError
 
@@ -18,6 +19,7 @@ NONE = {
     "overwrite": False,
     "token_ids": False,
     "openai_batch": False,
+    "shard": None,
     "target": None,
     "echo": False,
     "chat": False,
@@ -53,6 +55,7 @@ def plan(found, **options):
         ({"resume": True}, True),
         ({"ordered": True}, True),
         ({"token_ids": True}, True),
+        ({"shard": Shard(0, 2)}, True),
     ],
     ids=str,
 )
@@ -134,3 +137,10 @@ def test_an_existing_parquet_file_is_complete(jsonl, tmp_path):
         with pytest.raises(RequestError, match="exists and is complete; --overwrite replaces it"):
             plan(jsonl, target=str(target), **options)
     assert plan(jsonl, target=str(target), overwrite=True).mode is Mode.OVERWRITE
+
+
+def test_a_shard_of_text_is_in_order_and_may_have_no_rows(text):
+    found = plan(text, shard=Shard(1, 2))
+    assert found.ordered
+    assert found.is_shard
+    assert found.rows.count() == (0, 1)
