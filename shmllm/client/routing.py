@@ -118,10 +118,21 @@ class Router:
     Args:
         num_blocks: the number of KV blocks of each engine; 0: it caches no prefixes.
         block_size: the number of tokens in a block.
+        uncached_weight: what a token costs that is not cached, in queued ones.
+        completion_tokens: what a completion in flight counts for, in tokens of a prompt.
     """
 
-    def __init__(self, num_blocks: Sequence[int], block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: Sequence[int],
+        block_size: int,
+        *,
+        uncached_weight: int = UNCACHED_WEIGHT,
+        completion_tokens: int = COMPLETION_TOKENS,
+    ) -> None:
         self.block_size = block_size
+        self._uncached_weight = uncached_weight
+        self._completion_tokens = completion_tokens
         self._sent = [SentBlocks(each) for each in num_blocks]
         self._queued = [0] * len(num_blocks)
 
@@ -168,13 +179,13 @@ class Router:
             if queued >= least:  # no prefix makes it better, as one token is always computed
                 continue
             missing = num_tokens - size * min(sent.num_hits(chain), most_hits)
-            cost = queued + UNCACHED_WEIGHT * missing
+            cost = queued + self._uncached_weight * missing
             if cost < least or (cost == least and len(sent) < len(self._sent[best])):
                 best, least, uncached = engine, cost, missing
         if best < 0:
             raise ValueError("there is no engine to choose from")
         self._sent[best].add(chain)
-        self._queued[best] += uncached + COMPLETION_TOKENS * num_completions
+        self._queued[best] += uncached + self._completion_tokens * num_completions
         return Placement(best, uncached, num_completions)
 
     def begun(self, placement: Placement) -> None:
@@ -185,7 +196,7 @@ class Router:
     def ended(self, placement: Placement, num_completions: int = 1) -> None:
         """Note that completions of a request have ended, whatever the reason."""
         self.begun(placement)
-        self._queued[placement.engine] -= COMPLETION_TOKENS * num_completions
+        self._queued[placement.engine] -= self._completion_tokens * num_completions
         placement.num_completions -= num_completions
 
     def forget(self, engine: int) -> None:
