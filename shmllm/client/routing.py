@@ -24,9 +24,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-UNCACHED_WEIGHT = 2
-"""What a token costs that is not cached: once for the request itself, which waits for it, and once
-for those behind it. With 1, equal prompts that are sent at once are computed on every engine."""
+UNCACHED_WEIGHT = 3
+"""What a token costs that is not cached: the request waits for it, and so do those behind it. With
+1, equal prompts that are sent at once are computed on every engine."""
 
 COMPLETION_TOKENS = 32
 """What a completion in flight delays others by, in prompt tokens. It is no share of `max_tokens`,
@@ -172,13 +172,14 @@ class Router:
             num_completions: the number of its completions.
             alive: the indices of the engines to choose from.
         """
-        size, most_hits = self.block_size, (num_tokens - 1) // self.block_size
+        size = self.block_size
+        readable = chain[: (num_tokens - 1) // size]  # the last token is always computed
         best, least, uncached = -1, inf, num_tokens
         for engine in alive:
             queued, sent = self._queued[engine], self._sent[engine]
-            if queued >= least:  # no prefix makes it better, as one token is always computed
+            if queued >= least:  # whatever is cached there
                 continue
-            missing = num_tokens - size * min(sent.num_hits(chain), most_hits)
+            missing = num_tokens - size * sent.num_hits(readable)
             cost = queued + self._uncached_weight * missing
             if cost < least or (cost == least and len(sent) < len(self._sent[best])):
                 best, least, uncached = engine, cost, missing

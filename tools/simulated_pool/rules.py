@@ -130,6 +130,6 @@ RULES: dict[str, Make] = {
 VARIANTS: dict[str, Make] = {
     "shmllm": Ours,
     "prompts stay": PromptsStay,
-    **{f"uncached x {each}": partial(Ours, uncached_weight=each) for each in (1, 4)},
-    **{f"completion {each}": partial(Ours, completion_tokens=each) for each in (0, 8, 128)},
+    **{f"uncached x {each}": partial(Ours, uncached_weight=each) for each in (1, 2, 6)},
+    **{f"completion {each}": partial(Ours, completion_tokens=each) for each in (0, 128)},
 }
