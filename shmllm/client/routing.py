@@ -24,9 +24,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-UNCACHED_WEIGHT = 2
-"""What a token costs that is not cached: once for the request itself, which waits for it, and once
-for those behind it. With 1, equal prompts that are sent at once are computed on every engine."""
+UNCACHED_WEIGHT = 3
+"""What a token costs that is not cached: the request waits for it, and so do those behind it. With
+1, equal prompts that are sent at once are computed on every engine."""
 
 COMPLETION_TOKENS = 32
 """What a completion in flight delays others by, in prompt tokens. It is no share of `max_tokens`,
@@ -118,10 +118,21 @@ class Router:
     Args:
         num_blocks: the number of KV blocks of each engine; 0: it caches no prefixes.
         block_size: the number of tokens in a block.
+        uncached_weight: what a token costs that is not cached, in queued ones.
+        completion_tokens: what a completion in flight counts for, in tokens of a prompt.
     """
 
-    def __init__(self, num_blocks: Sequence[int], block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: Sequence[int],
+        block_size: int,
+        *,
+        uncached_weight: int = UNCACHED_WEIGHT,
+        completion_tokens: int = COMPLETION_TOKENS,
+    ) -> None:
         self.block_size = block_size
+        self._uncached_weight = uncached_weight
+        self._completion_tokens = completion_tokens
         self._sent = [SentBlocks(each) for each in num_blocks]
         self._queued = [0] * len(num_blocks)
 
@@ -161,20 +172,21 @@ class Router:
             num_completions: the number of its completions.
             alive: the indices of the engines to choose from.
         """
-        size, most_hits = self.block_size, (num_tokens - 1) // self.block_size
+        size = self.block_size
+        readable = chain[: (num_tokens - 1) // size]  # the last token is always computed
         best, least, uncached = -1, inf, num_tokens
         for engine in alive:
             queued, sent = self._queued[engine], self._sent[engine]
-            if queued >= least:  # no prefix makes it better, as one token is always computed
+            if queued >= least:  # whatever is cached there
                 continue
-            missing = num_tokens - size * min(sent.num_hits(chain), most_hits)
-            cost = queued + UNCACHED_WEIGHT * missing
+            missing = num_tokens - size * sent.num_hits(readable)
+            cost = queued + self._uncached_weight * missing
             if cost < least or (cost == least and len(sent) < len(self._sent[best])):
                 best, least, uncached = engine, cost, missing
         if best < 0:
             raise ValueError("there is no engine to choose from")
         self._sent[best].add(chain)
-        self._queued[best] += uncached + COMPLETION_TOKENS * num_completions
+        self._queued[best] += uncached + self._completion_tokens * num_completions
         return Placement(best, uncached, num_completions)
 
     def begun(self, placement: Placement) -> None:
@@ -185,7 +197,7 @@ class Router:
     def ended(self, placement: Placement, num_completions: int = 1) -> None:
         """Note that completions of a request have ended, whatever the reason."""
         self.begun(placement)
-        self._queued[placement.engine] -= COMPLETION_TOKENS * num_completions
+        self._queued[placement.engine] -= self._completion_tokens * num_completions
         placement.num_completions -= num_completions
 
     def forget(self, engine: int) -> None:
