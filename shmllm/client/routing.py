@@ -20,7 +20,7 @@ The numbers come from a simulation; docs/pool.md has its results.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -85,16 +85,20 @@ class SentBlocks:
         """The number of hashes; those in both generations count twice."""
         return len(self._young) + len(self._old)
 
-    def num_hits(self, chain: Sequence[int]) -> int:
+    def num_hits(self, chain: Sequence[int], most: int) -> int:
         """How many blocks at the beginning of a prompt were sent.
 
         Args:
             chain: the `chain_hashes` of the prompt.
+            most: the number of blocks to look at, at most all of the chain.
         """
         young, old = self._young, self._old
-        if not chain or (chain[0] not in young and chain[0] not in old):
+        if not most or (chain[0] not in young and chain[0] not in old):
             return 0
-        return bisect_left(chain, True, key=lambda each: each not in young and each not in old)
+        if chain[most - 1] in young or chain[most - 1] in old:
+            return most
+        is_new: Callable[[int], bool] = lambda each: each not in young and each not in old  # noqa: E731
+        return bisect_left(chain, True, 0, most, key=is_new)
 
     def add(self, chain: Sequence[int]) -> None:
         """Add the blocks of a prompt, at most a whole generation of them.
@@ -102,7 +106,9 @@ class SentBlocks:
         Args:
             chain: the `chain_hashes` of the prompt.
         """
-        sent = chain[: self._most]
+        sent = chain if len(chain) <= self._most else chain[: self._most]
+        if not sent or sent[-1] in self._young:
+            return  # with all blocks before it
         self._young.update(sent)
         if len(self._young) > self._most:
             self._young.difference_update(sent)
@@ -173,13 +179,13 @@ class Router:
             alive: the indices of the engines to choose from.
         """
         size = self.block_size
-        readable = chain[: (num_tokens - 1) // size]  # the last token is always computed
+        most = min(len(chain), (num_tokens - 1) // size)  # the last token is always computed
         best, least, uncached = -1, inf, num_tokens
         for engine in alive:
             queued, sent = self._queued[engine], self._sent[engine]
             if queued >= least:  # whatever is cached there
                 continue
-            missing = num_tokens - size * sent.num_hits(readable)
+            missing = num_tokens - size * sent.num_hits(chain, most)
             cost = queued + self._uncached_weight * missing
             if cost < least or (cost == least and len(sent) < len(self._sent[best])):
                 best, least, uncached = engine, cost, missing

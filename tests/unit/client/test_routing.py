@@ -97,11 +97,15 @@ def test_a_hash_covers_all_tokens_before_its_block_and_the_salt() -> None:
     assert chain == chain_hashes(prompt[:-1], SIZE)
 
 
+def hits(sent: SentBlocks, chain: list[int]) -> int:
+    return sent.num_hits(chain, len(chain))
+
+
 def test_a_later_block_alone_is_no_hit() -> None:
     sent = SentBlocks(MANY)
     sent.add(chain_hashes([1] * SIZE + [2] * SIZE, SIZE))
-    assert sent.num_hits(chain_hashes([2] * SIZE, SIZE)) == 0
-    assert sent.num_hits(chain_hashes([1] * SIZE + [3] * SIZE + [2] * SIZE, SIZE)) == 1
+    assert hits(sent, chain_hashes([2] * SIZE, SIZE)) == 0
+    assert hits(sent, chain_hashes([1] * SIZE + [3] * SIZE + [2] * SIZE, SIZE)) == 1
 
 
 @given(
@@ -114,12 +118,12 @@ def test_memory_is_bounded_and_hits_are_prefixes_that_were_sent(
     sent, before = SentBlocks(most), set[tuple[int, ...]]()
     for prompt in prompts:
         chain = chain_hashes(prompt, SIZE)
-        hits = sent.num_hits(chain)
-        assert all(tuple(prompt[: SIZE * count]) in before for count in range(1, hits + 1))
+        num_hits = hits(sent, chain)
+        assert all(tuple(prompt[: SIZE * count]) in before for count in range(1, num_hits + 1))
         sent.add(chain)
         before.update(tuple(prompt[: SIZE * count]) for count in range(1, len(chain) + 1))
         assert len(sent) <= 2 * most
-        assert sent.num_hits(chain) == min(len(chain), most)
+        assert hits(sent, chain) == min(len(chain), most)
 
 
 def test_a_prompt_is_remembered_while_fewer_blocks_than_the_engine_has_were_sent_since() -> None:
@@ -128,10 +132,10 @@ def test_a_prompt_is_remembered_while_fewer_blocks_than_the_engine_has_were_sent
     sent.add(first)
     sent.add(chain_hashes([8] * 4 * SIZE, SIZE))
     sent.add(chain_hashes([9] * 4 * SIZE, SIZE))
-    assert sent.num_hits(first) == 4
+    assert hits(sent, first) == 4
     sent.add(chain_hashes([1] * 4 * SIZE, SIZE))
     sent.add(chain_hashes([2] * 4 * SIZE, SIZE))
-    assert sent.num_hits(first) == 0
+    assert hits(sent, first) == 0
 
 
 def test_a_prefix_stays_with_its_engine_while_the_queue_is_short() -> None:
