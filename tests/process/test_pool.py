@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from conftest import without_leaks
 from support.commands import command
-from support.engines import assert_idle, named_engine
+from support.engines import assert_idle, named_engine, slow_steps
 from support.pools import (
     KINDS,
     OPTIONS,
@@ -26,14 +30,12 @@ from support.pools import (
     immortal_pools,
     joined,
     kill_engine,
-    number_from,
     params_of,
     pids_of,
     prompts,
     rows,
 )
-from support.programs import CLI, environment, is_running, python, run_source
-from support.variants import slow
+from support.programs import SLOW_CLI, children, environment, kill
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import (
@@ -46,6 +48,8 @@ from shmllm import (
     SamplingParams,
 )
 from shmllm.errors import CallOrderError
+from shmllm.ipc import control
+from shmllm.wire.rpc import RpcCall
 
 pytestmark = pytest.mark.process
 
@@ -208,6 +212,9 @@ def test_a_request_that_ran_at_two_deaths_fails_and_no_other(pool: LLM, alone: L
             num_kills += 1
             os.kill(pool._client._clients[flight.placement.engine].pid, signal.SIGKILL)
     assert num_kills == 2
+    expected = tokens_of(alone, [*PROMPTS[:2], poison])
+    assert [index for index in errors if errors[index] is None]
+    assert all(found[index] == expected[index] for index in errors if errors[index] is None)
     assert errors[2] == "it was running when two engines died, and is not tried a third time"
 
 
@@ -235,3 +242,259 @@ def test_async_requests_survive(alone: LLM) -> None:
             llm.shutdown()
 
     assert asyncio.run(run()) == expected
+
+
+def weight_of(llm: LLM, index: int, name: str = NORM) -> Any:
+    """A weight of one of a pool's engines."""
+    client = llm._client._clients[index]
+    return client.run_on_worker(RpcCall("get_weight", (name,), {})).numpy().copy()
+
+
+def fail_in(worker: Any, pid: int, owner: str, method: str) -> None:
+    """Runs in each engine: in that with this pid, the next call of a method refuses."""
+    import os
+    import sys
+    from operator import attrgetter
+
+    from shmllm.errors import RequestError
+
+    def fail(*_: Any, **__: Any) -> None:
+        delattr(found, method)
+        raise RequestError("no room here")
+
+    if os.getpid() != pid:
+        return
+    frame: Any = sys._getframe()
+    while not (cores := [v for v in frame.f_locals.values() if type(v).__name__ == "EngineCore"]):
+        frame = frame.f_back
+    found = attrgetter(owner)(cores[0])
+    setattr(found, method, fail)
+
+
+def states_of(llm: LLM) -> list[int]:
+    """What sleeps in each engine."""
+    return [client.stats()["asleep"] for client in llm._client._clients]
+
+
+def test_a_pool_sleeps_and_wakes_up(pool: LLM, alone: LLM) -> None:
+    expected = tokens_of(alone, params=SHORT)
+    assert tokens_of(pool, params=SHORT) == expected
+    report = pool.sleep(1)
+    assert report.after["kv_cache"] == 0 < report.before["kv_cache"]
+    assert pool.is_sleeping()
+    kill_engine(pool)
+    await_engines(pool, 2)
+    assert len({*states_of(pool)}) == 1  # also the new one sleeps
+    assert pool.wake_up()
+    assert not pool.is_sleeping()
+    assert tokens_of(pool, params=SHORT) == expected
+
+
+@pytest.mark.slow
+def test_a_pool_without_weights_gets_them_again(own: LLM, alone: LLM) -> None:
+    expected, weights = tokens_of(alone, params=SHORT), weights_of(alone)
+    report = own.sleep(2)
+    assert report.after["weights"] == report.after["kv_cache"] == 0
+    own.wake_up(["weights"])
+    own.update_weights(weights)
+    own.wake_up()
+    assert not own.is_sleeping()
+    assert tokens_of(own, params=SHORT) == expected
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_engine_that_cannot_wake_up_leaves_all_asleep(pool: LLM, alone: LLM, place: int) -> None:
+    pool.collective_rpc(fail_in, args=(pids_of(pool)[place], "runner.memory", "restore"))
+    pool.sleep(1)
+    asleep = states_of(pool)
+    with pytest.raises(RequestError, match="no room here"):
+        pool.wake_up()
+    assert states_of(pool) == asleep
+    assert pool.wake_up()
+    assert states_of(pool) == [0, 0]
+    assert tokens_of(pool, params=SHORT) == tokens_of(alone, params=SHORT)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_engine_that_cannot_sleep_leaves_all_awake(pool: LLM, alone: LLM, place: int) -> None:
+    pool.collective_rpc(fail_in, args=(pids_of(pool)[place], "runner.memory", "release"))
+    with pytest.raises(RequestError, match="no room here"):
+        pool.sleep(1)
+    assert states_of(pool) == [0, 0]
+    assert tokens_of(pool, params=SHORT) == tokens_of(alone, params=SHORT)
+
+
+def test_updates_reach_all_engines_or_none(own: LLM, alone: LLM) -> None:
+    before, old = tokens_of(alone, params=SHORT), weight_of(own, 0)
+    changed = {NORM: old * np.linspace(-1, 3, len(old), dtype=old.dtype)}
+    with pytest.raises(RequestError, match="not finite"):
+        own.update_weights({NORM: np.full_like(old, np.nan)})
+    for place in (0, 1):
+        own.collective_rpc(fail_in, args=(pids_of(own)[place], "weights", "check"))
+        with pytest.raises(RequestError, match="no room here"):
+            own.update_weights(changed)
+        assert all(np.array_equal(weight_of(own, index), old) for index in (0, 1))
+    assert tokens_of(own, params=SHORT) == before
+    own.update_weights(changed, version="new")
+    assert all(np.array_equal(weight_of(own, index), changed[NORM]) for index in (0, 1))
+    (output,) = own.generate("x", SHORT, use_tqdm=False)
+    assert [span.version for span in output.outputs[0].weight_versions] == ["new"]
+
+
+def test_an_engine_with_other_weights_is_not_started_again(
+    own: LLM, alone: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its requests go on at an engine with the weights that they began with."""
+    old = weight_of(own, 0)
+    changed = {NORM: old * np.linspace(0, 2, len(old), dtype=old.dtype)}
+    own.update_weights(changed)
+    alone.update_weights(changed)
+    try:
+        expected = tokens_of(alone)
+    finally:
+        alone.update_weights({NORM: old})
+    with kills_when(own, 20, 1):
+        assert tokens_of(own) == expected
+    assert "it is not started again: weights were sent since the start" in caplog.text
+    kill_engine(own)
+    with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
+        tokens_of(own)
+
+
+@pytest.mark.slow
+def test_requests_of_other_weights_end_with_an_error(own: LLM) -> None:
+    """The tokens before an update cannot come again after it."""
+    old = weight_of(own, 0)
+    own.enqueue(PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+    with slow_steps(own):
+        own._dispatcher.pump(0.1)
+        own.update_weights({NORM: 2 * old})
+        kill_engine(own)
+        wait_until(
+            lambda: len(pids_of(own)) == 1, "a death", between=lambda: own._dispatcher.pump(0.05)
+        )
+    errors = [each.error for each in own.wait_for_completion(use_tqdm=False)]
+    wrong = "its engine has ended, and no other engine has the weights that it began with"
+    assert 0 < errors.count(wrong) < len(errors)
+    assert {*errors} == {wrong, None}
+
+
+def test_aborted_requests_of_a_dead_engine_end(pool: LLM) -> None:
+    with slow_steps(pool):
+        pool.enqueue(PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+        for pid in pids_of(pool):
+            os.kill(pid, signal.SIGKILL)
+        pool._dispatcher.abort([*pool.front_end.outputs._states])
+        outputs = pool.wait_for_completion(use_tqdm=False)
+    assert {each.outputs[0].finish_reason for each in outputs} == {"abort"}
+
+
+def test_a_stopped_engine_is_named_and_loses_nothing(pool: LLM, alone: LLM) -> None:
+    pid = pids_of(pool)[1]
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.append(tokens_of(pool, params=SHORT)))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asking.start()
+        with patch.object(control, "STALLED_AFTER_S", 0.5):
+            is_named = holds_within(lambda: "engine 1: stalled" in pool.health(), PATIENCE_S)
+            assert pool.health().startswith("engine 0: ready; ")
+        assert is_named, pool.health()
+        assert not found
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    join_all([asking])
+    assert found == [tokens_of(alone, params=SHORT)]
+
+
+def weights_of(llm: LLM) -> dict[str, Any]:
+    names = llm.collective_rpc("list_weights")[0]
+    return {name: llm.collective_rpc("get_weight", args=(name,))[0] for name in names}
+
+
+@pytest.fixture
+def own(no_leaks: None) -> Iterator[LLM]:
+    """Two engines that the test may end or change."""
+    with LLM(data_parallel_size=2, num_threads=2, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_named_engines_are_a_pool(alone: LLM, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with named_engine(tmp_path / "a") as (a, _), named_engine(tmp_path / "b") as (b, pid):
+        with LLM.attach([a, b]) as llm, LLM.attach(b) as other:
+            old = weight_of(llm, 0)
+            other.start_weight_update()
+            with pytest.raises(CallOrderError, match="by another front end is under way"):
+                llm.update_weights({NORM: 2 * old})
+            other.abandon_weight_update()
+            other.pause_generation("keep")
+            llm.update_weights({NORM: old})
+            other.resume_generation()
+            assert other.get_weight_version() == 1
+            assert tokens_of(llm) == tokens_of(alone)
+            other.update_weights({NORM: old})
+            with pytest.raises(EngineStartError, match="the version of the weights of the first"):
+                LLM.attach([a, b])
+            llm.update_weights({NORM: old}, version=7)
+        with LLM.attach([a, b]) as llm:
+            stream = deltas(llm, PROMPTS, GREEDY)
+            found: dict[int, list[int]] = {}
+            for num_outputs, output in enumerate(stream):
+                found.setdefault(output.prompt_index, []).extend(output.outputs[0].token_ids)
+                if num_outputs == 30:
+                    command("engine", "stop", a)
+            assert [found[index] for index in sorted(found)] == tokens_of(alone)
+            assert "engine 0: dead" in llm.health()
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                tokens_of(llm)
+
+
+def test_bad_sizes_are_refused() -> None:
+    for size in (0, -1, 2.5, "two"):
+        with pytest.raises((EngineStartError, RequestError, TypeError), match="data_parallel_size"):
+            LLM(data_parallel_size=size)
+    with pytest.raises(EngineStartError, match="3 needs a thread for each engine"):
+        LLM(data_parallel_size=3, num_threads=2)
+    with pytest.raises(EngineStartError, match="not possible with multiprocess=False"):
+        LLM(data_parallel_size=2, multiprocess=False)
+    for names in ([], ["a", "a"], [1]):
+        with pytest.raises(RequestError, match="attach"):
+            LLM.attach(names)
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("how", ["killed engine", "Ctrl-C"])
+def test_generate_with_engines(tmp_path: Path, how: str) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"value_{i} =\n" for i in range(60)))
+    target = tmp_path / "out.jsonl"
+    options = ["-i", str(tmp_path / "in.txt"), "-o", str(target), "--max-tokens", "32"]
+    options += ["--ignore-eos", "--num-threads", "2", "--temperature", "0", "--engines", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_CLI, "generate", *options],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    try:
+        wait_until(lambda: target.exists() and target.read_bytes().count(b"\n") > 5, "some rows")
+        if how == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.kill(min(children(process.pid)), signal.SIGKILL)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    finally:
+        kill(process)
+    written = [json.loads(line) for line in target.read_text().splitlines()]
+    if how == "Ctrl-C":
+        assert process.returncode == 130
+        assert 5 < len(written) < 60
+        assert b"Traceback" not in said
+        return
+    assert process.returncode == 0, said.decode()
+    assert b"it is started again" in said
+    assert len(written) == 60
+    assert not any(row.get("error") for row in written)

@@ -1,4 +1,4 @@
-"""Hundreds of kills of the engines of pools, at random times and in bursts, also while engines start.
+"""Hundreds of kills of the engines of pools, at random times, in bursts, and while engines start.
 
 Every request gives what it gives with one engine, once, or the one error of a request that was
 running when two engines died.

@@ -106,7 +106,7 @@ def kill_engine(llm: LLM, index: int = 0) -> None:
 def await_engines(llm: LLM, count: int) -> None:
     """Wait until so many engines run, which they do if somebody polls."""
     wait_until(
-        lambda: len(pids_of(llm)) == count,
+        lambda: len(pids_of(llm)) == count and "dead" not in llm.health(),
         f"{count} engines run",
         between=lambda: llm._dispatcher.pump(0.02),
     )
