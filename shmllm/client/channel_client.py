@@ -25,6 +25,7 @@ from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.error_log import LoggedError
+from shmllm.ipc.layout import EngineState
 from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.tensors import TensorWriter
@@ -141,6 +142,11 @@ class ChannelEngineClient:
     def has_urgent_outputs(self) -> bool:
         """Whether it has an urgent one."""
         return self._channel.has_urgent()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the engine ends by itself: it has aborted its requests, or is about to."""
+        return self._channel.engine_state > EngineState.READY
 
     def check_alive(self) -> None:
         """Raise EngineDeadError if the engine has ended and all of its events were taken; log a

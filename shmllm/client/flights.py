@@ -5,12 +5,15 @@ This module decides what happens to requests whose engine has ended. It sends no
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shmllm.client.protocol import EngineOutput
 from shmllm.client.routing import Placement, Router, chain_hashes
-from shmllm.outputs.columns import OutputColumns
+from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.params.request import EngineCoreRequest
+from shmllm.wire.messages import SHUTTING_DOWN, Rejected, WeightVersion
 
 TWO_DEATHS = "it was running when two engines died, and is not tried a third time"
 OTHER_WEIGHTS = "its engine has ended, and no other engine has the weights that it began with"
@@ -50,7 +53,7 @@ class Flights:
         versions: the version of each engine's weights.
 
     Attributes:
-        alive: the indexes of the engines that take requests.
+        alive: the indexes of the engines that run.
         versions: the version of each engine's weights.
     """
 
@@ -63,6 +66,7 @@ class Flights:
         self._flights: dict[int, Flight] = {}
         self._last: Flight | None = None
         self._num_placed = 0
+        self._leaving: set[int] = set()
         self._ran: dict[int, frozenset[int]] = {}
         self.alive = list(range(len(versions)))
         self.versions = [*versions]
@@ -83,8 +87,14 @@ class Flights:
             near = []
         self._flights[request.number] = flight
         self._last = flight
-        self._place(flight, [each for each in near if each in self.alive] or self.alive)
+        engines = self.open or self.alive
+        self._place(flight, [each for each in near if each in engines] or engines)
         return flight
+
+    @property
+    def open(self) -> list[int]:
+        """The engines that take new requests."""
+        return [engine for engine in self.alive if engine not in self._leaving]
 
     def _place(self, flight: Flight, engines: Sequence[int]) -> None:
         if not engines:
@@ -96,18 +106,50 @@ class Flights:
         flight.version = self.versions[placed.engine]
         flight.placement = placed
 
-    def note(self, columns: OutputColumns) -> None:
-        """Take note of what a step has done. Idempotent."""
+    def note(self, engine: int, event: EngineOutput, is_ending: bool) -> EngineOutput | None:
+        """Take note of an event. Idempotent.
+
+        Args:
+            engine: the engine that it is from.
+            event: the event.
+            is_ending: whether the engine ends by itself. It then aborts its requests, which go on
+                elsewhere unless their end was asked for.
+
+        Returns:
+            What the front end has to know of it.
+        """
+        if isinstance(event, OutputColumns):
+            return self._note_columns(event, is_ending)
+        if isinstance(event, Rejected):
+            if event.message == SHUTTING_DOWN:
+                self._leaving.add(engine)
+                flight = self._flights.get(event.number)
+                if flight is not None and self.open and not flight.is_aborted:
+                    self._release(flight)
+                    flight.placement = None
+                    return None
+            self.end(event.number)
+        elif isinstance(event, WeightVersion):
+            self.versions[engine] = event.version
+        return event
+
+    def _note_columns(self, columns: OutputColumns, is_ending: bool) -> OutputColumns | None:
         numbers, flights = columns.numbers, self._flights
         for row in columns.cached_rows:
             flight = flights.get(numbers[row])
             if flight is not None and flight.placement is not None:
                 self._router.begun(flight.placement)
         finishes = columns.finishes
+        if is_ending and {*finishes} == {FinishReason.ABORT}:
+            asked = [n for n in numbers if n not in flights or flights[n].is_aborted]
+            if len(asked) < len(numbers):
+                columns = aborted(asked)
+                numbers, finishes = columns.numbers, columns.finishes
         if finishes.count(0) < len(finishes):
             for number, finish in zip(numbers, finishes, strict=True):
                 if finish:
                     self.end(number)
+        return columns if numbers else None
 
     def end(self, number: int) -> None:
         """A request has ended. Idempotent."""
@@ -152,6 +194,7 @@ class Flights:
     def add_engine(self, engine: int) -> None:
         """An engine takes requests again, with the weights with which it started."""
         self.versions[engine] = 0
+        self._leaving.discard(engine)
         self.alive.append(engine)
 
     def stranded(self) -> list[Flight]:
@@ -179,9 +222,19 @@ class Flights:
 
     def place_again(self, flight: Flight) -> bool:
         """Choose another engine with the same weights. Returns whether there is one."""
-        self._place(flight, [k for k in self.alive if self.versions[k] == flight.version])
+        self._place(flight, [k for k in self.open if self.versions[k] == flight.version])
         return flight.placement is not None
 
 
 def _is_at(flight: Flight, engine: int) -> bool:
     return flight.placement is not None and flight.placement.engine == engine
+
+
+def aborted(numbers: Sequence[int]) -> OutputColumns:
+    """The last rows of requests that were aborted."""
+    return OutputColumns(
+        time_ns=time.monotonic_ns(),
+        numbers=[*numbers],
+        counts=[0] * len(numbers),
+        finishes=[FinishReason.ABORT] * len(numbers),
+    )

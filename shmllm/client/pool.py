@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from shmllm.client.attached import AttachedEngineClient
 from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.equal_engines import check_equal, check_values, info_of_all
-from shmllm.client.flights import OTHER_WEIGHTS, Flight, Flights
+from shmllm.client.flights import OTHER_WEIGHTS, Flight, Flights, aborted
 from shmllm.client.pool_buckets import PoolBuckets
 from shmllm.client.pool_calls import PoolCalls, Use, sum_of_stats
 from shmllm.client.private import PrivateEngineClient
@@ -37,7 +37,6 @@ from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.ipc.error_log import LoggedError
-from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.recorder import Recorder
 from shmllm.wire.messages import Method, Rejected, WeightVersion
@@ -206,30 +205,23 @@ class EnginePool:
             call_uninterrupted(self._tend)
 
     def _take(self, engine: int) -> None:
-        fresh = self._clients[engine].poll(0.0)
+        client, flights = self._clients[engine], self._flights
+        fresh = client.poll(0.0)
         if not fresh:
             return
-        for event in fresh:
-            self._note(engine, event)
+        is_ending = client.is_ending
+        noted = [flights.note(engine, event, is_ending) for event in fresh]
+        events = [event for event in noted if event is not None]
+        self._has_losses = self._has_losses or len(events) < len(fresh)
         # All engines get new weights between the same two tokens, so one event tells the front end.
-        versions = [each.version for each in fresh if isinstance(each, WeightVersion)]
-        events = fresh
+        versions = [each.version for each in events if isinstance(each, WeightVersion)]
         if versions:
             is_known = versions[-1] == self._version
-            events = [e for e in fresh if not (is_known and isinstance(e, WeightVersion))]
+            events = [e for e in events if not (is_known and isinstance(e, WeightVersion))]
             self._version = versions[-1]
         # No call comes between these statements, so no exception either.
         self._events += events
         del fresh[:]
-
-    def _note(self, engine: int, event: EngineOutput) -> None:
-        """Take note of an event, once or more often."""
-        if isinstance(event, OutputColumns):
-            self._flights.note(event)
-        elif isinstance(event, Rejected):
-            self._flights.end(event.number)
-        elif isinstance(event, WeightVersion):
-            self._flights.versions[engine] = event.version
 
     def _wait(self, timeout_s: float, urgent_only: bool) -> bool:
         clients = [self._clients[engine] for engine in self._flights.alive]
@@ -319,7 +311,7 @@ class EnginePool:
         for flight in flights.lost():
             number = flight.request.number
             if flight.is_aborted:
-                self._events.append(_aborted(number))
+                self._events.append(aborted([number]))
             elif flight.problem:
                 self._events.append(Rejected(number, flight.problem))
             elif self._calls.is_refusing:
@@ -327,7 +319,7 @@ class EnginePool:
             elif flights.place_again(flight):
                 self._send(flight)
                 continue
-            elif self._is_starting or not flights.alive:
+            elif self._is_starting or not flights.open:
                 continue
             else:
                 self._events.append(Rejected(number, OTHER_WEIGHTS))
@@ -386,12 +378,6 @@ class EnginePool:
         """Use an engine no more."""
         self._bury(engine, EngineDeadError(reason))
         self._clients[engine].stop()
-
-
-def _aborted(number: int) -> OutputColumns:
-    return OutputColumns(
-        time_ns=time.monotonic_ns(), numbers=[number], counts=[0], finishes=[FinishReason.ABORT]
-    )
 
 
 def _ignore_trace(directory: str) -> None:

@@ -89,14 +89,16 @@ def pool(engines: LLM) -> Iterator[LLM]:
 
 
 @contextmanager
-def kills_when(llm: LLM, num_tokens: int, *indexes: int) -> Iterator[None]:
+def kills_when(
+    llm: LLM, num_tokens: int, *indexes: int, how: signal.Signals = signal.SIGKILL
+) -> Iterator[None]:
     """Kill engines when they have made some tokens."""
     before, pids = llm.get_metrics()["generated_tokens"], pids_of(llm)
 
     def run() -> None:
         wait_until(lambda: llm.get_metrics()["generated_tokens"] > before + num_tokens, "tokens")
         for index in indexes:
-            os.kill(pids[index], signal.SIGKILL)
+            os.kill(pids[index], how)
 
     killer = threading.Thread(target=run)
     killer.start()
@@ -120,15 +122,20 @@ def test_rows_are_those_of_one_engine(pool: LLM, alone: LLM) -> None:
     assert [x.outputs.embedding for x in ours] == [x.outputs.embedding for x in theirs]
 
 
-def test_a_death_changes_no_row(pool: LLM, alone: LLM, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_death_changes_no_row(
+    pool: LLM, alone: LLM, how: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that ends by itself aborts its requests, which go on all the same."""
     first = next(_numbers)
     params = [params_of(kind, 60) for kind in KINDS for _ in range(2)]
     given = prompts(random.Random(4), len(params))
-    with kills_when(pool, 20, 0):
+    with kills_when(pool, 20, 0, how=how):
         found = rows(pool, given, params, first)
     assert found == rows(alone, given, params, first)
     assert "engine 0 of the pool has ended: engine process" in caplog.text
-    assert "(killed by SIGKILL); it is started again" in caplog.text
+    cause = "killed by SIGKILL" if how == signal.SIGKILL else "exit code 0"
+    assert f"({cause}); it is started again" in caplog.text
 
 
 def test_a_stream_shows_no_token_twice(pool: LLM, alone: LLM) -> None:

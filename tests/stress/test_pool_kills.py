@@ -86,10 +86,11 @@ class Killer:
         if not pid:
             return
         try:
-            if self._rng.random() < 0.2:
+            how = self._rng.choice(["KILL", "KILL", "KILL", "STOP+KILL", "TERM"])
+            if how == "STOP+KILL":
                 os.kill(pid, signal.SIGSTOP)
                 time.sleep(self._rng.uniform(0, 0.2))
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGTERM if how == "TERM" else signal.SIGKILL)
         except ProcessLookupError:
             return
         if not self.is_done:  # zombies of earlier kills count nothing
