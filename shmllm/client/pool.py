@@ -39,7 +39,7 @@ from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.ipc.error_log import LoggedError
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.recorder import Recorder
-from shmllm.wire.messages import Method, Rejected, WeightVersion
+from shmllm.wire.messages import SHUTTING_DOWN, Method, Rejected, WeightVersion
 from shmllm.wire.rpc import RpcCall
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class EnginePool:
         if not has_news or time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + CHECK_S
             for engine in [*self._flights.alive]:
-                self._with(engine, ChannelEngineClient.check_alive)
+                self._with(engine, lambda client: client.check_alive())
         self._collect()
         return self._events
 
@@ -319,10 +319,11 @@ class EnginePool:
             elif flights.place_again(flight):
                 self._send(flight)
                 continue
-            elif self._is_starting or not flights.open:
+            elif self._is_starting or not flights.alive:
                 continue
             else:
-                self._events.append(Rejected(number, OTHER_WEIGHTS))
+                reason = OTHER_WEIGHTS if flights.open else SHUTTING_DOWN
+                self._events.append(Rejected(number, reason))
             flights.end(number)
         self._has_losses = bool(flights.lost() or flights.stranded())
 
