@@ -156,8 +156,8 @@ class EnginePool:
 
     def trace(self, recorder: Recorder | None) -> None:
         self._recorder = recorder
-        for engine in self._flights.alive:
-            self._clients[engine].trace(recorder)
+        for client in self._clients:
+            client.trace(recorder)
 
     def claim_bucket(self) -> BucketMemory:
         return self._buckets.claim()

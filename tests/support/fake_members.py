@@ -59,6 +59,7 @@ class FakeMember:
         self.sharing: Any = None
         self.connection = self.seed = 1
         self.on_trace: Any = None
+        self.recorder: object = None
         self.requests: dict[int, EngineCoreRequest] = {}
         self.num_sent: dict[int, int] = {}
         self.is_dead = self.is_ending = self.is_closed = False
@@ -148,7 +149,7 @@ class FakeMember:
         return answer
 
     def trace(self, recorder: object) -> None:
-        pass
+        self.recorder = recorder
 
     def stats(self) -> dict[str, int]:
         return {"running": len(self.requests)}

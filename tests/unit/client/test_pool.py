@@ -206,6 +206,18 @@ def test_an_engine_is_started_three_times(caplog):
     pool.check_rows()
 
 
+def test_a_trace_may_begin_before_engines_are_ready_and_has_new_ones_too():
+    members = [FakeMember(FakeWaiter()) for _ in range(2)]
+    EnginePool(members).trace("recorder")
+    assert [member.recorder for member in members] == ["recorder"] * 2
+    pool = Pool(is_revived=True)
+    pool.client.trace("recorder")
+    pool.members[1].is_dead = True
+    for _ in range(3):
+        pool.dispatcher.pump(0.001)
+    assert pool.started[0].recorder == "recorder"
+
+
 def test_a_replaced_client_is_closed_unless_it_has_the_doorbell():
     pool = Pool(is_revived=True)
     for member in pool.members:
