@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -74,8 +75,8 @@ class EnginePool:
         self._death: EngineDeadError | None = None
         self._tending = threading.Lock()
         self._next_check_s = 0.0
-        self._buckets = PoolBuckets(self.each)
-        self._calls = PoolCalls(self, revival)
+        self._buckets = PoolBuckets()
+        self._calls = PoolCalls(weakref.proxy(self), revival)  # no cycle: `del` ends engines
         self._recorder: Recorder | None = None
         self.sharing: DeviceSharing = clients[0].sharing
         self.connection = clients[0].connection
@@ -160,13 +161,13 @@ class EnginePool:
             client.trace(recorder)
 
     def claim_bucket(self) -> BucketMemory:
-        return self._buckets.claim()
+        return self._buckets.claim(self.each)
 
     def discard_bucket(self) -> None:
         self._buckets.discard()
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
-        self._buckets.send(bucket, pieces)
+        self._buckets.send(self.each, bucket, pieces)
 
     def stats(self) -> dict[str, int]:
         engines = sorted(self._flights.alive) or range(len(self._clients))

@@ -15,17 +15,13 @@ Each = Callable[[Callable[[ChannelEngineClient], Any]], Iterator[tuple[int, Any]
 
 
 class PoolBuckets:
-    """
-    Args:
-        each: `EnginePool.each`.
-    """
+    """`each` is `EnginePool.each` in all methods."""
 
-    def __init__(self, each: Each) -> None:
-        self._each = each
+    def __init__(self) -> None:
         self._owner: ChannelEngineClient | None = None
         self._others: list[ChannelEngineClient] = []
 
-    def claim(self) -> BucketMemory:
+    def claim(self, each: Each) -> BucketMemory:
         """See `EngineClient.claim_bucket`."""
         self.discard()
 
@@ -33,7 +29,7 @@ class PoolBuckets:
             self._owner = client
             return client.claim_bucket()
 
-        bucket: BucketMemory = next(bucket for _, bucket in self._each(claim))
+        bucket: BucketMemory = next(bucket for _, bucket in each(claim))
         return bucket
 
     def discard(self) -> None:
@@ -42,7 +38,7 @@ class PoolBuckets:
             client.discard_bucket()
         self._owner, self._others = None, []
 
-    def send(self, bucket: BucketMemory, pieces: str) -> None:
+    def send(self, each: Each, bucket: BucketMemory, pieces: str) -> None:
         """See `EngineClient.send_bucket`. The engine in whose memory it is may have ended."""
         owner = self._owner
 
@@ -58,6 +54,6 @@ class PoolBuckets:
                 client.send_bucket(bucket, pieces)
 
         for use in (send_copy, send):
-            for _ in self._each(use):
+            for _ in each(use):
                 pass
         self._owner, self._others = None, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -35,7 +36,7 @@ from support.pools import (
     prompts,
     rows,
 )
-from support.programs import SLOW_CLI, children, environment, kill
+from support.programs import SLOW_CLI, children, environment, is_running, kill
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import (
@@ -458,6 +459,18 @@ def test_named_engines_are_a_pool(alone: LLM, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError):
                 tokens_of(llm)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_pool_that_nobody_refers_to_ends() -> None:
+    llm = LLM(data_parallel_size=2, num_threads=2, **OPTIONS)
+    pids = pids_of(llm)
+    gc.disable()
+    try:
+        del llm
+        assert not any(map(is_running, pids))
+    finally:
+        gc.enable()
 
 
 def test_bad_sizes_are_refused() -> None:
