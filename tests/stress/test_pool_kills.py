@@ -4,7 +4,7 @@ Every request gives what it gives with one engine, once, or the one error of a r
 running when two engines died.
 
 SHMLLM_POOL_KILLS sets how many kills (500), SHMLLM_TEST_SEED repeats a run. 500 kills take about
-ten minutes on two cores.
+a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
