@@ -128,7 +128,7 @@ class Walk:
         count = self._rng.randrange(1, 24)
         kinds = [self._rng.choice([*KINDS]) for _ in range(count)]
         given = prompts(self._rng, count)
-        return given, [params_of(kind, self._rng.randrange(1, 200)) for kind in kinds]
+        return given, [params_of(kind, self._rng.randrange(4, 200)) for kind in kinds]
 
     def _number_both(self) -> None:
         used = max(llm.front_end.outputs._next_number for llm in (self._pool, self._alone))
@@ -235,7 +235,7 @@ def test_kills_change_no_row() -> None:
     with LLM(multiprocess=False, num_threads=1, **OPTIONS) as alone:
         while seen["kills"] < NUM_KILLS:
             walk_pool(alone, rng, min(KILLS_OF_A_POOL, NUM_KILLS - seen["kills"]), seen)
-    print(dict(seen))
+            print(dict(seen), flush=True)
     assert seen["rows"] > 4 * seen["rows with the error of two deaths"]
 
 
