@@ -22,7 +22,8 @@ from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.equal_engines import check_equal, check_values, info_of_all
 from shmllm.client.flights import OTHER_WEIGHTS, Flight, Flights, aborted
 from shmllm.client.pool_buckets import PoolBuckets
-from shmllm.client.pool_calls import PoolCalls, Use, sum_of_stats
+from shmllm.client.pool_calls import PoolCalls, Use
+from shmllm.client.pool_stats import PastStats, counters_of
 from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import (
     NO_PROGRESS,
@@ -76,6 +77,7 @@ class EnginePool:
         self._tending = threading.Lock()
         self._next_check_s = 0.0
         self._buckets = PoolBuckets()
+        self._past = PastStats()
         self._calls = PoolCalls(weakref.proxy(self), revival)  # no cycle: `del` ends engines
         self._recorder: Recorder | None = None
         self.sharing: DeviceSharing = clients[0].sharing
@@ -170,8 +172,12 @@ class EnginePool:
         self._buckets.send(self.each, bucket, pieces)
 
     def stats(self) -> dict[str, int]:
-        engines = sorted(self._flights.alive) or range(len(self._clients))
-        return sum_of_stats([self._clients[engine].stats() for engine in engines])
+        with self._past.lock:
+            all_stats = [client.stats() for client in self._clients]
+            alive = self._flights.alive
+            return self._past.with_those_of(
+                [each if k in alive else counters_of(each) for k, each in enumerate(all_stats)]
+            )
 
     def health(self) -> str:
         states = [client.health() for client in self._clients]
@@ -292,8 +298,11 @@ class EnginePool:
             self._lose_stranded()  # what was lost with the old one is not at the new one
             client.on_trace = self._on_trace
             client.trace(self._recorder)
-            before, self._clients[engine] = self._clients[engine], client
-            self._flights.add_engine(engine)
+            before = self._clients[engine]
+            with self._past.lock:
+                self._past.add(before.stats())
+                self._clients[engine] = client
+                self._flights.add_engine(engine)
             logger.warning("engine %d of the pool runs again", engine)
             if before is not self._first:
                 before.close()

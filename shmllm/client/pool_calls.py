@@ -95,19 +95,6 @@ def combined(method: Method, answers: Sequence[Any]) -> Any:
     return COMBINE.get(method, _first)(answers)
 
 
-def sum_of_stats(stats: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Add up the counters and gauges of engines. A state is that of any engine that has it."""
-    return {
-        name: max(each[name] for each in stats) if name in _STATES else sum(e[name] for e in stats)
-        for name in stats[0]
-    }
-
-
-_STATES = frozenset(
-    {"paused", "asleep", "num_speculative_tokens", "draft_break_even", "stopped_rank"}
-)
-
-
 class PoolCalls:
     """Makes calls at all engines of a pool.
 

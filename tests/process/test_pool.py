@@ -37,6 +37,7 @@ from support.pools import (
     rows,
 )
 from support.programs import SLOW_CLI, children, environment, is_running, kill
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import (
@@ -123,7 +124,7 @@ def test_rows_are_those_of_one_engine(pool: LLM, alone: LLM) -> None:
     assert [x.outputs.embedding for x in ours] == [x.outputs.embedding for x in theirs]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, slow(signal.SIGTERM)])
 def test_a_death_changes_no_row(
     pool: LLM, alone: LLM, how: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_stream_shows_no_token_twice(pool: LLM, alone: LLM) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 def test_the_death_of_an_idle_engine_is_no_error(pool: LLM, alone: LLM) -> None:
     kill_engine(pool, 1)
     assert holds_within(lambda: "engine 1: dead" in pool.health(), PATIENCE_S)
@@ -176,6 +178,7 @@ def test_both_engines_may_die_at_once(pool: LLM, alone: LLM) -> None:
     assert found == tokens_of(alone)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_it_starts_is_started_again(pool: LLM, alone: LLM) -> None:
     revival = pool._client._revival
     kill_engine(pool, 0)
@@ -201,6 +204,7 @@ def test_a_death_in_a_call_leaves_the_answer_of_the_others(pool: LLM) -> None:
     assert len(pool.collective_rpc("list_weights")) == 1
 
 
+@pytest.mark.slow
 def test_a_request_that_ran_at_two_deaths_fails_and_no_other(pool: LLM, alone: LLM) -> None:
     poison = {"prompt_token_ids": [6, 6, 6]}
     flights = pool._client._flights._flights
@@ -310,7 +314,7 @@ def test_a_pool_without_weights_gets_them_again(own: LLM, alone: LLM) -> None:
     assert tokens_of(own, params=SHORT) == expected
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [slow(0), 1])
 def test_an_engine_that_cannot_wake_up_leaves_all_asleep(pool: LLM, alone: LLM, place: int) -> None:
     pool.collective_rpc(fail_in, args=(pids_of(pool)[place], "runner.memory", "restore"))
     pool.sleep(1)
@@ -323,7 +327,7 @@ def test_an_engine_that_cannot_wake_up_leaves_all_asleep(pool: LLM, alone: LLM, 
     assert tokens_of(pool, params=SHORT) == tokens_of(alone, params=SHORT)
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [slow(0), 1])
 def test_an_engine_that_cannot_sleep_leaves_all_awake(pool: LLM, alone: LLM, place: int) -> None:
     pool.collective_rpc(fail_in, args=(pids_of(pool)[place], "runner.memory", "release"))
     with pytest.raises(RequestError, match="no room here"):
@@ -387,6 +391,7 @@ def test_requests_of_other_weights_end_with_an_error(own: LLM) -> None:
     assert {*errors} == {wrong, None}
 
 
+@pytest.mark.slow
 def test_aborted_requests_of_a_dead_engine_end(pool: LLM) -> None:
     with slow_steps(pool):
         pool.enqueue(PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
@@ -487,7 +492,7 @@ def test_bad_sizes_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("no_leaks")
-@pytest.mark.parametrize("how", ["killed engine", "Ctrl-C"])
+@pytest.mark.parametrize("how", ["killed engine", slow("Ctrl-C")])
 def test_generate_with_engines(tmp_path: Path, how: str) -> None:
     (tmp_path / "in.txt").write_text("".join(f"value_{i} =\n" for i in range(60)))
     target = tmp_path / "out.jsonl"

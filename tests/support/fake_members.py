@@ -49,6 +49,7 @@ class FakeMember:
         is_ready: whether its start is over.
         calls: what was asked, with its argument.
         answers: to what is asked, or the exception to raise; None to all else.
+        counters: what `stats` returns; empty: the number of requests.
         refusal: the message with which it refuses requests; None: it takes them.
     """
 
@@ -67,6 +68,7 @@ class FakeMember:
         self.calls: list[tuple[Method, Any]] = []
         self.answers: dict[Method, Any] = {Method.GET_WEIGHT_VERSION: version}
         self.refusal: str | None = None
+        self.counters: dict[str, int] = {}
         self._inbox: list[EngineOutput] = []
 
     def wait_ready(self, progress: object = None) -> Any:
@@ -109,7 +111,7 @@ class FakeMember:
         numbers = [*self.requests]
         is_first = [place for place, number in enumerate(numbers) if not self.num_sent[number]]
         tokens = [token_of(number, self.num_sent[number]) for number in numbers]
-        finishes = []
+        finishes: list[int] = []
         for number in numbers:
             self.num_sent[number] += 1
             params = self.requests[number].params
@@ -152,7 +154,7 @@ class FakeMember:
         self.recorder = recorder
 
     def stats(self) -> dict[str, int]:
-        return {"running": len(self.requests)}
+        return self.counters or {"running": len(self.requests)}
 
     def health(self) -> str:
         return "dead" if self.is_dead else "ready"

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from support.fake_members import REFUSAL, FakeMember, FakeWaiter
 
-from shmllm.client.pool_calls import PoolCalls, combined, sum_of_stats
+from shmllm.client.pool_calls import PoolCalls, combined
 from shmllm.client.revival import NEW_WEIGHTS, Revival
 from shmllm.errors import EngineDeadError, RequestError
 from shmllm.outputs.sleep_report import OwnedBytes
@@ -241,10 +241,8 @@ def test_a_pool_lends_no_memory_of_a_gpu(calls):
         calls.call(Method.LEND_MEMORY, {})
 
 
-def test_answers_and_statistics_are_combined():
+def test_answers_are_combined():
     assert combined(Method.PAUSE, [1, 2]) == 3
     assert combined(Method.RESUME, [True, False]) is False
     assert combined(Method.ADD_LORA, [False, True]) is True
     assert combined(Method.LIST_LORAS, [[1], [1]]) == [1]
-    stats = [{"paused": 1, "running": 2}, {"paused": 0, "running": 3}]
-    assert sum_of_stats(stats) == {"paused": 1, "running": 5}
