@@ -124,6 +124,7 @@ class EnginePool:
         return self.info
 
     def add(self, request: EngineCoreRequest) -> None:
+        self._check_alive()  # a death before the request is none of its deaths
         self._send(self._flights.begin(request))
 
     def abort(self, numbers: Sequence[int]) -> None:
@@ -139,12 +140,16 @@ class EnginePool:
         if not has_news and timeout_s > 0:
             has_news = self._wait(timeout_s, urgent_only)
         # Also while other engines have news all the time.
-        if not has_news or time.monotonic() >= self._next_check_s:
+        self._check_alive(is_due=not has_news)
+        self._collect()
+        return self._events
+
+    def _check_alive(self, is_due: bool = False) -> None:
+        """Look whether the engines live, at most every CHECK_S seconds unless it is due."""
+        if is_due or time.monotonic() >= self._next_check_s:
             self._next_check_s = time.monotonic() + CHECK_S
             for engine in [*self._flights.alive]:
                 self._with(engine, lambda client: client.check_alive())
-        self._collect()
-        return self._events
 
     def wake(self) -> None:
         self._waiter.wake()

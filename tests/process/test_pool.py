@@ -36,7 +36,7 @@ from support.pools import (
     prompts,
     rows,
 )
-from support.programs import SLOW_CLI, children, environment, is_running, kill
+from support.programs import CLI, children, environment, is_running, kill
 from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
@@ -466,6 +466,7 @@ def test_named_engines_are_a_pool(alone: LLM, tmp_path: Path) -> None:
                 tokens_of(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leaks")
 def test_a_pool_that_nobody_refers_to_ends() -> None:
     llm = LLM(data_parallel_size=2, num_threads=2, **OPTIONS)
@@ -496,10 +497,10 @@ def test_bad_sizes_are_refused() -> None:
 def test_generate_with_engines(tmp_path: Path, how: str) -> None:
     (tmp_path / "in.txt").write_text("".join(f"value_{i} =\n" for i in range(60)))
     target = tmp_path / "out.jsonl"
-    options = ["-i", str(tmp_path / "in.txt"), "-o", str(target), "--max-tokens", "32"]
-    options += ["--ignore-eos", "--num-threads", "2", "--temperature", "0", "--engines", "2"]
+    options = ["-i", str(tmp_path / "in.txt"), "-o", str(target), "--max-tokens", "100"]
+    options += ["--ignore-eos", "--num-threads", "2", "--max-num-seqs", "4", "--engines", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_CLI, "generate", *options],
+        [sys.executable, "-c", CLI, "generate", *options],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment(),

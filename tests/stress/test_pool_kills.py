@@ -45,6 +45,8 @@ SEED = int(os.environ.get("SHMLLM_TEST_SEED", str(time.time_ns() % 10**9)))
 KILLS_OF_A_POOL = 25
 MEAN_PAUSE_S = 1.0
 BURST_SHARE = 0.2
+END_S = 2.0
+"""What an engine takes to end after SIGTERM, at most, in seconds."""
 STARTING_SHARE = 0.25
 
 
@@ -56,6 +58,7 @@ class Killer:
         self._rng = rng
         self._num_kills = num_kills
         self.num_killed = 0
+        self.times_s: list[float] = []
         self.num_starting = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -93,6 +96,7 @@ class Killer:
             os.kill(pid, signal.SIGTERM if how == "TERM" else signal.SIGKILL)
         except ProcessLookupError:
             return
+        self.times_s.append(time.monotonic())
         if not self.is_done:  # zombies of earlier kills count nothing
             self.num_killed += 1
             self.num_starting += pid in starting
@@ -115,13 +119,15 @@ class Walk:
         self._alone = alone
         self._rng = rng
         self._seen = seen
-        self._number = 0
+        self._began_s = 0.0
+        self.killer: Killer | None = None
 
     def step(self) -> None:
         kind = self._rng.choice(
             ["generate"] * 4 + ["stream"] * 4 + ["embed", "call", "pause", "sleep"]
         )
         self._seen[kind] += 1
+        self._began_s = time.monotonic()
         getattr(self, f"_{kind}")()
 
     def _requests(self) -> tuple[list[Any], list[Any]]:
@@ -141,10 +147,17 @@ class Walk:
         for (row, error), other in zip(found, expected, strict=True):
             self._seen["rows"] += 1
             if error is not None:
-                assert is_allowed_error(error), error
-                self._seen["rows with the error of two deaths"] += 1
+                self._allow(error)
             else:
                 assert row == other
+
+    def _allow(self, error: str | None) -> None:
+        """A row may have the one error if two engines were killed since shortly before."""
+        assert is_allowed_error(error), error
+        assert self.killer is not None
+        kills = [each for each in self.killer.times_s if each > self._began_s - END_S]
+        assert len(kills) >= 2
+        self._seen["rows with the error of two deaths"] += 1
 
     def _generate(self) -> None:
         given, params = self._requests()
@@ -179,8 +192,7 @@ class Walk:
         for index, output in enumerate(expected):
             self._seen["rows"] += 1
             if errors[index] is not None:
-                assert is_allowed_error(errors[index]), errors[index]
-                self._seen["rows with the error of two deaths"] += 1
+                self._allow(errors[index])
                 continue
             for each in output.outputs:
                 assert tokens[index, each.index] == each.token_ids
@@ -246,6 +258,7 @@ def walk_pool(alone: LLM, rng: random.Random, num_kills: int, seen: Counter[str]
     with immortal_pools(), LLM(data_parallel_size=count, **options) as pool:
         walk = Walk(pool, alone, rng, seen)
         with killing(pool, random.Random(rng.random()), num_kills) as killer:
+            walk.killer = killer
             while not killer.is_done:
                 walk.step()
         seen["kills"] += killer.num_killed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -71,7 +73,7 @@ class Pool:
             assert state.token_ids == [token_of(state.number, k) for k in range(max_tokens)]
         flights = self.client._flights
         assert not flights._flights
-        assert [flights._router.queued(k) for k in range(len(self.members))] == [0, 0]
+        assert not any(flights._router.queued(k) for k in range(len(self.members)))
 
 
 def test_requests_are_divided_and_complete():
@@ -218,6 +220,19 @@ def test_a_trace_may_begin_before_engines_are_ready_and_has_new_ones_too():
     assert pool.started[0].recorder == "recorder"
 
 
+def test_a_pool_that_nobody_refers_to_is_gone_at_once():
+    """The finalizers of its clients end the engines."""
+    pool = EnginePool([FakeMember(FakeWaiter()) for _ in range(2)], Revival(FakeMember))
+    pool.wait_ready()
+    reference = weakref.ref(pool)
+    gc.disable()
+    try:
+        del pool
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
 def test_a_replaced_client_is_closed_unless_it_has_the_doorbell():
     pool = Pool(is_revived=True)
     for member in pool.members:
@@ -243,6 +258,17 @@ def test_running_requests_fail_at_the_second_death_and_waiting_ones_do_not():
     assert {state.error for state in failed} <= {TWO_DEATHS}
     assert len(failed) <= 2
     assert all(state.finish_reason for state in pool.states)
+
+
+def test_a_death_before_a_request_is_none_of_its_deaths():
+    pool = Pool(3)
+    pool.members[0].is_dead = True
+    pool.client._next_check_s = 0.0
+    pool.submit(1)
+    pool.dispatcher.collect(pool.group, 0.001)
+    pool.members[1].is_dead = True
+    pool.run()
+    pool.check_rows()
 
 
 def test_requests_start_over_only_with_equal_weights():
