@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CHECK_S = 0.1
 """How often a front end looks whether the engines live, in seconds, while outputs arrive."""
+TEND_S = 10.0
+"""How long an interrupt waits until requests have started over, in seconds."""
 Member = PrivateEngineClient | AttachedEngineClient
 
 
@@ -135,13 +137,13 @@ class EnginePool:
                 self._with(engine, lambda client, those=those: client.abort(those))  # type: ignore[misc]
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
-        self._collect()
+        self.collect()
         has_news = bool(self._events)
         if not has_news and timeout_s > 0:
             has_news = self._wait(timeout_s, urgent_only)
         # Also while other engines have news all the time.
         self._check_alive(is_due=not has_news)
-        self._collect()
+        self.collect()
         return self._events
 
     def _check_alive(self, is_due: bool = False) -> None:
@@ -208,13 +210,13 @@ class EnginePool:
 
     # Events and deaths.
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Take the events of all engines, and bring lost requests to engines that run."""
         for engine in self._flights.alive:
             self._take(engine)
         if self._has_losses or self._is_starting:
             # An exception in the middle could lose a request, or send it twice.
-            call_uninterrupted(self._tend)
+            call_uninterrupted(self._tend, TEND_S)
 
     def _take(self, engine: int) -> None:
         client, flights = self._clients[engine], self._flights
@@ -227,12 +229,12 @@ class EnginePool:
         self._has_losses = self._has_losses or len(events) < len(fresh)
         # All engines get new weights between the same two tokens, so one event tells the front end.
         versions = [each.version for each in events if isinstance(each, WeightVersion)]
-        if versions:
-            is_known = versions[-1] == self._version
-            events = [e for e in events if not (is_known and isinstance(e, WeightVersion))]
-            self._version = versions[-1]
+        version = versions[-1] if versions else self._version
+        if version == self._version:
+            events = [event for event in events if not isinstance(event, WeightVersion)]
         # No call comes between these statements, so no exception either.
         self._events += events
+        self._version = version
         del fresh[:]
 
     def _wait(self, timeout_s: float, urgent_only: bool) -> bool:
@@ -368,7 +370,7 @@ class EnginePool:
             EngineDeadError: no engine is left.
         """
         while not self._flights.alive:
-            self._collect()
+            self.collect()
             self._check_any()
             if not self._flights.alive:
                 self._wait(CHECK_S, False)
@@ -381,10 +383,6 @@ class EnginePool:
                 yield engine, result
         if not self._flights.alive and self._death is not None:
             raise self._death
-
-    def collect(self) -> None:
-        """Take the events of all engines."""
-        self._collect()
 
     def clear_cached(self) -> None:
         """The engines have forgotten all prefixes."""

@@ -30,7 +30,7 @@ from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import SHUTTING_DOWN, Method, Rejected, WeightVersion
 
-MODULES = ("shmllm/client/", "shmllm/frontend/", "/threading.py")
+MODULES = ("shmllm/client/",)
 
 
 class Pool:
