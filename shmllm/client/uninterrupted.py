@@ -24,6 +24,7 @@ def call_uninterrupted(function: Callable[[], None], grace_s: float = GRACE_S) -
         function()
         return
     errors: list[BaseException] = []
+    ended: list[bool] = []
     is_done = threading.Lock()
     is_done.acquire()
 
@@ -33,13 +34,15 @@ def call_uninterrupted(function: Callable[[], None], grace_s: float = GRACE_S) -
         except BaseException as error:
             errors.append(error)
         finally:
+            ended.append(True)
             is_done.release()
 
     try:
         _thread.start_new_thread(run, ())
         is_done.acquire()
     except BaseException:
-        is_done.acquire(timeout=grace_s)
+        if not ended:  # else the call above may have acquired the lock already
+            is_done.acquire(timeout=grace_s)
         raise
     if errors:
         raise errors[0]
