@@ -46,6 +46,7 @@ SLOWEST_FILES = (
     "unit/kernels/test_triton.py",
     "unit/kernels/test_triton_compiles.py",
     "process/test_ranks.py",
+    "process/test_pool.py",
     "e2e/test_parallel.py",
     "process/test_examples.py",
     "process/test_kill_matrix.py",
@@ -198,9 +199,9 @@ def compiled_kernels() -> None:
     LLM(multiprocess=False, kv_cache_memory_bytes=2**26).close()
 
 
-@pytest.fixture
-def no_leaks(compiled_kernels: None) -> Iterator[None]:
-    """Fails the test if it leaves a process of an engine or a file in /dev/shm."""
+@contextmanager
+def without_leaks() -> Iterator[None]:
+    """Fails if the block leaves a process of an engine or a file in /dev/shm."""
     processes, files = _all_processes(), our_files()
     yield
     deadline = time.monotonic() + LEAK_GRACE_S
@@ -213,3 +214,10 @@ def no_leaks(compiled_kernels: None) -> Iterator[None]:
         time.sleep(0.05)
     assert not left, f"engine processes left: {left}"
     assert not new_files, f"files left in /dev/shm: {new_files}"
+
+
+@pytest.fixture
+def no_leaks(compiled_kernels: None) -> Iterator[None]:
+    """Fails the test if it leaves a process of an engine or a file in /dev/shm."""
+    with without_leaks():
+        yield

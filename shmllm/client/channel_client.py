@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from shmllm.client.client_bucket import ClientBucket
 from shmllm.client.protocol import BucketMemory, DeviceSharing, EngineHandle, EngineOutput, death_of
 from shmllm.client.rpc_client import content_of, pack_call, release_result, unpack_result
 from shmllm.config.info import EngineInfo
@@ -25,6 +26,7 @@ from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.error_log import LoggedError
+from shmllm.ipc.layout import EngineState
 from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.tensors import TensorWriter
@@ -49,12 +51,10 @@ from shmllm.wire.messages import (
     Reply,
     Text,
     Trace,
-    Weights,
     WeightVersion,
     Work,
 )
 from shmllm.wire.rpc import RpcCall
-from shmllm.wire.weight_bucket import BUCKET_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,7 @@ class ChannelEngineClient:
         self._letters: list[Reply | Trace | Hello | Text | Failed] = []
         self._startup: Hello | Text | Failed | None = None
         self._replies: dict[int, Reply | None] = {}
-        self._bucket: Slot | None = None
-        self._bucket_publications = 0
+        self._bucket = ClientBucket(channel)
         self._num_calls = 0
         self._stall_reported = False
         self.sharing: DeviceSharing = CudaSharing()
@@ -142,6 +141,11 @@ class ChannelEngineClient:
         """Whether it has an urgent one."""
         return self._channel.has_urgent()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the engine ends by itself: it has aborted its requests, or is about to."""
+        return self._channel.engine_state > EngineState.READY
+
     def check_alive(self) -> None:
         """Raise EngineDeadError if the engine has ended and all of its events were taken; log a
         warning if it has stalled."""
@@ -184,35 +188,13 @@ class ChannelEngineClient:
         return codec.encode_work(Work(number, text))
 
     def claim_bucket(self) -> Slot:
-        self.discard_bucket()
-        self._channel.slots.begin_message()
-        try:
-            self._bucket = slot = self._claim_slot(BUCKET_BYTES)
-            self._bucket_publications = self._channel.slots.num_publications(slot.index)
-            return slot
-        except BaseException:
-            self._bucket = None
-            self._channel.slots.take_back()
-            raise
+        return self._bucket.claim(self._claim_slot)
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
-        assert isinstance(bucket, Slot)
-        before = self._channel.requests.position
-        try:
-            message = Weights(bucket.publish(), pieces)
-            self._send(RecordKind.WEIGHTS, codec.encode_weights(message))
-            self._bucket = None
-        except BaseException:
-            if self._channel.requests.position == before:
-                self.discard_bucket()
-            self._bucket = None
-            raise
+        self._bucket.send(self._send, bucket, pieces)
 
     def discard_bucket(self) -> None:
-        bucket = self._bucket
-        if bucket is not None:
-            self._channel.slots.take_back_one(bucket.index, self._bucket_publications)
-            self._bucket = None
+        self._bucket.discard()
 
     def _next_number(self, has_slot: bool) -> int:
         """A number for a call. An odd one says that the content of its reply may name a slot."""

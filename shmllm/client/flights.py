@@ -5,13 +5,15 @@ This module decides what happens to requests whose engine has ended. It sends no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shmllm.client.protocol import EngineOutput
 from shmllm.client.routing import Placement, Router, chain_hashes
-from shmllm.outputs.columns import OutputColumns
+from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.params.request import EngineCoreRequest
-from shmllm.wire.messages import Rejected
+from shmllm.wire.messages import SHUTTING_DOWN, Rejected, WeightVersion
 
 TWO_DEATHS = "it was running when two engines died, and is not tried a third time"
 OTHER_WEIGHTS = "its engine has ended, and no other engine has the weights that it began with"
@@ -25,17 +27,21 @@ class Flight:
         request: the request.
         chain: the `chain_hashes` of its prompt.
         placement: where it is; None: nowhere, because its engine has ended.
+        place: counts the placements of all requests: an engine gets them in this order.
         version: the version of the weights with which it began.
         num_deaths: how many engines have ended while they ran it.
         is_aborted: whether its end was asked for.
+        problem: why it cannot start over; "" if it can.
     """
 
     request: EngineCoreRequest
     chain: Sequence[int]
     placement: Placement | None = None
+    place: int = 0
     version: int | str = 0
     num_deaths: int = 0
     is_aborted: bool = False
+    problem: str = ""
 
 
 class Flights:
@@ -44,21 +50,26 @@ class Flights:
         router: chooses engines.
         block_size: tokens of a block of keys and values.
         num_rows: how many requests an engine runs at once; others wait there.
-        num_engines: the number of engines.
+        versions: the version of each engine's weights.
 
     Attributes:
-        alive: the indexes of the engines that take requests.
+        alive: the indexes of the engines that run.
         versions: the version of each engine's weights.
     """
 
-    def __init__(self, router: Router, block_size: int, num_rows: int, num_engines: int) -> None:
+    def __init__(
+        self, router: Router, block_size: int, num_rows: int, versions: Sequence[int | str]
+    ) -> None:
         self._router = router
         self._block_size = block_size
         self._num_rows = num_rows
         self._flights: dict[int, Flight] = {}
         self._last: Flight | None = None
-        self.alive = list(range(num_engines))
-        self.versions: list[int | str] = [0] * num_engines
+        self._num_placed = 0
+        self._leaving: set[int] = set()
+        self._ran: dict[int, frozenset[int]] = {}
+        self.alive = list(range(len(versions)))
+        self.versions = [*versions]
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -76,29 +87,69 @@ class Flights:
             near = []
         self._flights[request.number] = flight
         self._last = flight
-        self._place(flight, [each for each in near if each in self.alive] or self.alive)
+        engines = self.open or self.alive
+        self._place(flight, [each for each in near if each in engines] or engines)
         return flight
+
+    @property
+    def open(self) -> list[int]:
+        """The engines that take new requests."""
+        return [engine for engine in self.alive if engine not in self._leaving]
 
     def _place(self, flight: Flight, engines: Sequence[int]) -> None:
         if not engines:
             return
         num_tokens = len(flight.request.prompt_token_ids)
         placed = self._router.place(flight.chain, num_tokens, 1, engines)
+        self._num_placed += 1
+        flight.place = self._num_placed
         flight.version = self.versions[placed.engine]
         flight.placement = placed
 
-    def note(self, columns: OutputColumns) -> None:
-        """Take note of what a step has done. Idempotent."""
+    def note(self, engine: int, event: EngineOutput, is_ending: bool) -> EngineOutput | None:
+        """Take note of an event. Idempotent.
+
+        Args:
+            engine: the engine that it is from.
+            event: the event.
+            is_ending: whether the engine ends by itself. It then aborts its requests, which go on
+                elsewhere unless their end was asked for.
+
+        Returns:
+            What the front end has to know of it.
+        """
+        if isinstance(event, OutputColumns):
+            return self._note_columns(event, is_ending)
+        if isinstance(event, Rejected):
+            if event.message == SHUTTING_DOWN:
+                self._leaving.add(engine)
+                flight = self._flights.get(event.number)
+                if flight is not None and self.open and not flight.is_aborted:
+                    self._release(flight)
+                    flight.placement = None
+                    return None
+            self.end(event.number)
+        elif isinstance(event, WeightVersion):
+            self.versions[engine] = event.version
+        return event
+
+    def _note_columns(self, columns: OutputColumns, is_ending: bool) -> OutputColumns | None:
         numbers, flights = columns.numbers, self._flights
         for row in columns.cached_rows:
             flight = flights.get(numbers[row])
             if flight is not None and flight.placement is not None:
                 self._router.begun(flight.placement)
         finishes = columns.finishes
+        if is_ending and {*finishes} == {FinishReason.ABORT}:
+            asked = [n for n in numbers if n not in flights or flights[n].is_aborted]
+            if len(asked) < len(numbers):
+                columns = aborted(asked)
+                numbers, finishes = columns.numbers, columns.finishes
         if finishes.count(0) < len(finishes):
             for number, finish in zip(numbers, finishes, strict=True):
                 if finish:
                     self.end(number)
+        return columns if numbers else None
 
     def end(self, number: int) -> None:
         """A request has ended. Idempotent."""
@@ -127,8 +178,12 @@ class Flights:
             self._router.ended(placed)
 
     def lose_engine(self, engine: int) -> None:
-        """An engine has ended. Its requests are where they were until `losses` brings them."""
+        """An engine has ended. Its requests are `stranded`; those that came first were running.
+        Idempotent."""
         if engine in self.alive:
+            here = [each for each in self._flights.values() if _is_at(each, engine)]
+            here.sort(key=lambda flight: flight.place)
+            self._ran[engine] = frozenset(f.request.number for f in here[: self._num_rows])
             self.alive.remove(engine)
         self._router.forget(engine)
 
@@ -139,28 +194,27 @@ class Flights:
     def add_engine(self, engine: int) -> None:
         """An engine takes requests again, with the weights with which it started."""
         self.versions[engine] = 0
+        self._leaving.discard(engine)
         self.alive.append(engine)
 
-    def losses(self) -> Iterator[tuple[Flight, str]]:
-        """Yield each request whose engine has ended, once, and why it cannot start over, or "". Of
-        an engine's requests those that came first were running."""
-        running = dict.fromkeys(range(len(self.versions)), 0)
-        for flight in [*self._flights.values()]:
-            placed = flight.placement
-            if placed is None or placed.engine in self.alive:
-                continue
-            running[placed.engine] += 1
-            was_running = running[placed.engine] <= self._num_rows
-            has_changed = self.versions[placed.engine] != flight.version
-            # No call comes between these statements, so no exception either.
-            flight.num_deaths += was_running
-            flight.placement = None
-            if flight.is_aborted:
-                yield flight, ""
-            elif flight.num_deaths > 1:
-                yield flight, TWO_DEATHS
-            else:
-                yield flight, OTHER_WEIGHTS if has_changed else ""
+    def stranded(self) -> list[Flight]:
+        """The requests whose engine has ended and that `lose` has not been told of."""
+        return [
+            flight
+            for flight in self._flights.values()
+            if flight.placement is not None and flight.placement.engine not in self.alive
+        ]
+
+    def lose(self, flight: Flight) -> None:
+        """Take a stranded request off its engine. Its `problem` says whether it may start over."""
+        placed = flight.placement
+        assert placed is not None
+        flight.num_deaths += flight.request.number in self._ran[placed.engine]
+        if flight.num_deaths > 1:
+            flight.problem = TWO_DEATHS
+        elif self.versions[placed.engine] != flight.version:
+            flight.problem = OTHER_WEIGHTS
+        flight.placement = None
 
     def lost(self) -> list[Flight]:
         """The requests that are nowhere."""
@@ -168,10 +222,19 @@ class Flights:
 
     def place_again(self, flight: Flight) -> bool:
         """Choose another engine with the same weights. Returns whether there is one."""
-        self._place(flight, [k for k in self.alive if self.versions[k] == flight.version])
+        self._place(flight, [k for k in self.open if self.versions[k] == flight.version])
         return flight.placement is not None
 
-    def refuse(self, flight: Flight, reason: str) -> Rejected:
-        """End a request with an error. Returns the event."""
-        self.end(flight.request.number)
-        return Rejected(flight.request.number, reason)
+
+def _is_at(flight: Flight, engine: int) -> bool:
+    return flight.placement is not None and flight.placement.engine == engine
+
+
+def aborted(numbers: Sequence[int]) -> OutputColumns:
+    """The last rows of requests that were aborted."""
+    return OutputColumns(
+        time_ns=time.monotonic_ns(),
+        numbers=[*numbers],
+        counts=[0] * len(numbers),
+        finishes=[FinishReason.ABORT] * len(numbers),
+    )

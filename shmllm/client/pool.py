@@ -11,15 +11,19 @@ An exception of a signal handler may end any method; the next one goes on where 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import fields, replace
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from shmllm.client.attached import AttachedEngineClient
 from shmllm.client.channel_client import ChannelEngineClient
-from shmllm.client.flights import OTHER_WEIGHTS, Flight, Flights
-from shmllm.client.pool_calls import PoolCalls, Use, sum_of_stats
+from shmllm.client.equal_engines import check_equal, check_values, info_of_all
+from shmllm.client.flights import OTHER_WEIGHTS, Flight, Flights, aborted
+from shmllm.client.pool_buckets import PoolBuckets
+from shmllm.client.pool_calls import PoolCalls, Use
+from shmllm.client.pool_stats import PastStats, counters_of
 from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import (
     NO_PROGRESS,
@@ -31,31 +35,23 @@ from shmllm.client.protocol import (
 )
 from shmllm.client.revival import Revival
 from shmllm.client.routing import Router
+from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.config.info import EngineInfo
-from shmllm.errors import EngineDeadError, EngineStartError
+from shmllm.errors import EngineDeadError, ShmLLMError
 from shmllm.ipc.error_log import LoggedError
-from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.recorder import Recorder
-from shmllm.wire.messages import Method, Rejected, WeightVersion
+from shmllm.wire.messages import SHUTTING_DOWN, Method, Rejected, WeightVersion
 from shmllm.wire.rpc import RpcCall
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+CHECK_S = 0.1
+"""How often a front end looks whether the engines live, in seconds, while outputs arrive."""
+TEND_S = 10.0
+"""How long an interrupt waits until requests have started over, in seconds."""
 Member = PrivateEngineClient | AttachedEngineClient
-
-MAY_DIFFER = frozenset(
-    {
-        "num_blocks", "num_states", "kv_cache_bytes", "weight_bytes", "max_num_seqs", "seed",
-        "num_threads", "wait_policy", "load_seconds", "device", "device_uuid", "graphs",
-        "gpu_memory_utilization", "warnings", "scheduling_policy", "async_scheduling",
-        "enable_prefix_caching", "max_loras", "tensor_parallel_size", "pipeline_parallel_size",
-        "speculative_method", "speculative_model", "num_speculative_tokens", "max_model_len",
-        "max_blocks_per_request", "max_states_per_request",
-    }
-)  # fmt: skip
-"""The fields of EngineInfo on which no output depends, but by what an engine has room for."""
 
 
 class EnginePool:
@@ -72,14 +68,19 @@ class EnginePool:
 
     def __init__(self, clients: Sequence[Member], revival: Revival | None = None) -> None:
         self._clients = [*clients]
-        self._buried: list[Member] = []
+        self._first = clients[0]
         self._revival = revival
         self._waiter = clients[0].waiter
         self._events: list[EngineOutput] = []
         self._version: int | str = 0
         self._has_losses = False
+        self._deaths: dict[int, EngineDeadError] = {}
         self._death: EngineDeadError | None = None
-        self._calls = PoolCalls(self, revival)
+        self._tending = threading.Lock()
+        self._next_check_s = 0.0
+        self._buckets = PoolBuckets()
+        self._past = PastStats()
+        self._calls = PoolCalls(weakref.proxy(self), revival)  # no cycle: `del` ends engines
         self._recorder: Recorder | None = None
         self.sharing: DeviceSharing = clients[0].sharing
         self.connection = clients[0].connection
@@ -111,26 +112,21 @@ class EnginePool:
         """Wait until all engines are ready. Raises EngineStartError; then all of them end."""
         try:
             infos = [client.wait_ready(progress) for client in self._clients]
-            _check_equal(infos)
+            check_equal(infos)
+            versions = [client.call(Method.GET_WEIGHT_VERSION) for client in self._clients]
+            check_values("the version of the weights", versions)
         except BaseException:
             self.close()
             raise
-        first, count = infos[0], len(infos)
         self.seed = self._clients[0].seed
-        self.info = replace(
-            first,
-            device_uuid="",
-            max_model_len=min(each.max_model_len for each in infos),
-            max_logprobs=min(each.max_logprobs for each in infos),
-            max_loras=min(each.max_loras for each in infos),
-            data_parallel_size=count,
-        )
+        self.info = info_of_all(infos)
         blocks = [each.num_blocks * each.enable_prefix_caching for each in infos]
-        router = Router(blocks, first.block_size)
-        self._flights = Flights(router, first.block_size, first.num_rows, count)
+        router = Router(blocks, self.info.block_size)
+        self._flights = Flights(router, self.info.block_size, self.info.num_rows, versions)
         return self.info
 
     def add(self, request: EngineCoreRequest) -> None:
+        self._check_alive()  # a death before the request is none of its deaths
         self._send(self._flights.begin(request))
 
     def abort(self, numbers: Sequence[int]) -> None:
@@ -141,12 +137,21 @@ class EnginePool:
                 self._with(engine, lambda client, those=those: client.abort(those))  # type: ignore[misc]
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
-        self._collect()
-        if not self._events and timeout_s > 0 and not self._wait(timeout_s, urgent_only):
-            for engine in [*self._flights.alive]:
-                self._with(engine, ChannelEngineClient.check_alive)
-        self._collect()
+        self.collect()
+        has_news = bool(self._events)
+        if not has_news and timeout_s > 0:
+            has_news = self._wait(timeout_s, urgent_only)
+        # Also while other engines have news all the time.
+        self._check_alive(is_due=not has_news)
+        self.collect()
         return self._events
+
+    def _check_alive(self, is_due: bool = False) -> None:
+        """Look whether the engines live, at most every CHECK_S seconds unless it is due."""
+        if is_due or time.monotonic() >= self._next_check_s:
+            self._next_check_s = time.monotonic() + CHECK_S
+            for engine in [*self._flights.alive]:
+                self._with(engine, lambda client: client.check_alive())
 
     def wake(self) -> None:
         self._waiter.wake()
@@ -161,27 +166,25 @@ class EnginePool:
 
     def trace(self, recorder: Recorder | None) -> None:
         self._recorder = recorder
-        for engine in self._flights.alive:
-            self._clients[engine].trace(recorder)
+        for client in self._clients:
+            client.trace(recorder)
 
     def claim_bucket(self) -> BucketMemory:
-        return self._clients[min(self._flights.alive)].claim_bucket()
+        return self._buckets.claim(self.each)
 
     def discard_bucket(self) -> None:
-        for engine in self._flights.alive:
-            self._clients[engine].discard_bucket()
+        self._buckets.discard()
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
-        first, *others = sorted(self._flights.alive)
-        for engine in others:
-            client = self._clients[engine]
-            other = client.claim_bucket()
-            other.buffer[:] = bucket.buffer
-            client.send_bucket(other, pieces)
-        self._clients[first].send_bucket(bucket, pieces)
+        self._buckets.send(self.each, bucket, pieces)
 
     def stats(self) -> dict[str, int]:
-        return sum_of_stats([self._clients[k].stats() for k in sorted(self._flights.alive)])
+        with self._past.lock:
+            all_stats = [client.stats() for client in self._clients]
+            alive = self._flights.alive
+            return self._past.with_those_of(
+                [each if k in alive else counters_of(each) for k, each in enumerate(all_stats)]
+            )
 
     def health(self) -> str:
         states = [client.health() for client in self._clients]
@@ -201,51 +204,44 @@ class EnginePool:
     def close(self) -> None:
         self.stop()
         # The first one's segment has the doorbell of all, so it is closed last.
-        for client in reversed([*self._buried, *self._clients]):
+        first = self._first
+        for client in [each for each in self._clients if each is not first] + [first]:
             client.close()
 
     # Events and deaths.
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Take the events of all engines, and bring lost requests to engines that run."""
         for engine in self._flights.alive:
             self._take(engine)
-        if self._revival is not None and self._revival.is_busy:
-            self._take_revived(self._revival)
-        if self._has_losses:
-            self._settle_losses()
+        if self._has_losses or self._is_starting:
+            # An exception in the middle could lose a request, or send it twice.
+            call_uninterrupted(self._tend, TEND_S)
 
     def _take(self, engine: int) -> None:
-        fresh = self._clients[engine].poll(0.0)
+        client, flights = self._clients[engine], self._flights
+        fresh = client.poll(0.0)
         if not fresh:
             return
-        for event in fresh:
-            self._note(engine, event)
+        is_ending = client.is_ending
+        noted = [flights.note(engine, event, is_ending) for event in fresh]
+        events = [event for event in noted if event is not None]
+        self._has_losses = self._has_losses or len(events) < len(fresh)
         # All engines get new weights between the same two tokens, so one event tells the front end.
-        versions = [each.version for each in fresh if isinstance(each, WeightVersion)]
-        events = fresh
-        if versions:
-            is_known = versions[-1] == self._version
-            events = [e for e in fresh if not (is_known and isinstance(e, WeightVersion))]
-            self._version = versions[-1]
+        versions = [each.version for each in events if isinstance(each, WeightVersion)]
+        version = versions[-1] if versions else self._version
+        if version == self._version:
+            events = [event for event in events if not isinstance(event, WeightVersion)]
         # No call comes between these statements, so no exception either.
         self._events += events
+        self._version = version
         del fresh[:]
-
-    def _note(self, engine: int, event: EngineOutput) -> None:
-        """Take note of an event, once or more often."""
-        if isinstance(event, OutputColumns):
-            self._flights.note(event)
-        elif isinstance(event, Rejected):
-            self._flights.end(event.number)
-        elif isinstance(event, WeightVersion):
-            self._flights.versions[engine] = event.version
 
     def _wait(self, timeout_s: float, urgent_only: bool) -> bool:
         clients = [self._clients[engine] for engine in self._flights.alive]
         for client in clients:
             client.before_wait()
-        if self._revival is not None and self._revival.is_busy:
+        if self._revival is not None:
             clients += self._revival.clients
         has_data = [client.has_outputs for client in clients]
         has_urgent = [client.has_urgent_outputs for client in clients]
@@ -255,66 +251,102 @@ class EnginePool:
             time.monotonic() + timeout_s,
         )
 
-    def _with(self, engine: int, use: Callable[[ChannelEngineClient], object]) -> bool:
-        """Use the client of an engine. Returns False if the engine has ended."""
+    def _with(self, engine: int, use: Callable[[ChannelEngineClient], object]) -> None:
+        """Use the client of an engine, unless the engine has ended."""
         try:
-            use(self._clients[engine])
+            if engine in self._flights.alive:
+                use(self._clients[engine])
         except EngineDeadError as death:
             self._bury(engine, death)
-            return False
-        return True
 
     def _bury(self, engine: int, death: EngineDeadError) -> None:
         """An engine has ended, and its last events were taken."""
         self._take(engine)
-        self._death = death
+        self._death = self._deaths[engine] = death
         self._has_losses = True
         self._flights.lose_engine(engine)
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether an engine starts again, or is going to."""
+        return self._revival is not None and (bool(self._deaths) or self._revival.is_busy)
+
+    def _tend(self) -> None:
+        """Start engines again, and lost requests over. One thread at a time does it."""
+        if not self._tending.acquire(blocking=False):
+            return
+        try:
+            for engine, death in [*self._deaths.items()]:
+                self._flights.lose_engine(engine)
+                self._start_again(engine, death, "has ended")
+                self._deaths.pop(engine, None)
+            if self._revival is not None:
+                self._take_revived(self._revival)
+            if self._has_losses:
+                self._settle_losses()
+        finally:
+            self._tending.release()
+        if not self._events:
+            self._check_any()
+
+    def _start_again(self, engine: int, reason: ShmLLMError, what: str) -> None:
         plan = ""
         if self._revival is not None:
             problem = self._revival.begin(engine)
             plan = f"; it is not started again: {problem}" if problem else "; it is started again"
-        logger.warning("engine %d of the pool has ended: %s%s", engine, death.args[0], plan)
+        logger.warning("engine %d of the pool %s: %s%s", engine, what, reason.args[0], plan)
 
     def _take_revived(self, revival: Revival) -> None:
-        for engine, client in revival.ready(self._calls.is_idle):
+        for engine, client in revival.ready(self._calls.prepare):
             self._has_losses = True
-            if isinstance(client, str):
-                logger.warning("engine %d of the pool does not start again: %s", engine, client)
+            if isinstance(client, ShmLLMError):
+                self._start_again(engine, client, "has not started")
                 continue
-            self._settle_losses()  # what was lost with the old one is not at the new one
+            self._lose_stranded()  # what was lost with the old one is not at the new one
             client.on_trace = self._on_trace
             client.trace(self._recorder)
-            self._buried.append(self._clients[engine])
-            self._clients[engine] = client
-            self._flights.add_engine(engine)
+            before = self._clients[engine]
+            with self._past.lock:
+                self._past.add(before.stats())
+                self._clients[engine] = client
+                self._flights.add_engine(engine)
             logger.warning("engine %d of the pool runs again", engine)
+            if before is not self._first:
+                before.close()
+
+    def _lose_stranded(self) -> None:
+        """Tell the front end which requests start over."""
+        for flight in self._flights.stranded():
+            self._flights.lose(flight)
+            if not flight.problem and not flight.is_aborted:
+                self._events.append(StartedOver(flight.request.number))
 
     def _settle_losses(self) -> None:
-        """Start requests over whose engine has ended."""
+        """Start requests over whose engine has ended, or end them."""
         flights = self._flights
-        for flight, problem in flights.losses():
-            if problem:
-                self._events.append(flights.refuse(flight, problem))
-            else:
-                self._events.append(StartedOver(flight.request.number))
+        self._lose_stranded()
         for flight in flights.lost():
             number = flight.request.number
             if flight.is_aborted:
-                self._events.append(_aborted(number))
-                flights.end(number)
+                self._events.append(aborted([number]))
+            elif flight.problem:
+                self._events.append(Rejected(number, flight.problem))
+            elif self._calls.is_refusing:
+                continue
             elif flights.place_again(flight):
                 self._send(flight)
-            elif self._revival is None or not self._revival.is_busy:
-                self._check_any()
-                self._events.append(flights.refuse(flight, OTHER_WEIGHTS))
-        self._has_losses = bool(flights.lost())
-        self._check_any()
+                continue
+            elif self._is_starting or not flights.alive:
+                continue
+            else:
+                reason = OTHER_WEIGHTS if flights.open else SHUTTING_DOWN
+                self._events.append(Rejected(number, reason))
+            flights.end(number)
+        self._has_losses = bool(flights.lost() or flights.stranded())
 
     def _check_any(self) -> None:
         """Raise if no engine is left, and none starts."""
-        is_starting = self._revival is not None and self._revival.is_busy
-        if self._death is not None and not self._flights.alive and not is_starting:
+        if self._death is not None and not self._flights.alive and not self._is_starting:
             raise self._death
 
     def _send(self, flight: Flight) -> None:
@@ -327,20 +359,22 @@ class EnginePool:
 
     # What `PoolCalls` uses.
 
-    def each(self, use: Use[T], without: Container[int] = ()) -> Iterator[tuple[int, T]]:
+    def each(self, use: Use[T]) -> Iterator[tuple[int, T]]:
         """Use the clients of all engines, in turn, and yield each index with the result. An engine
         that ends meanwhile is left out.
 
         Args:
             use: gets a client.
-            without: the indexes of engines to leave out.
 
         Raises:
             EngineDeadError: no engine is left.
         """
+        while not self._flights.alive:
+            self.collect()
+            self._check_any()
+            if not self._flights.alive:
+                self._wait(CHECK_S, False)
         for engine in sorted(self._flights.alive):
-            if engine in without:
-                continue
             try:
                 result = use(self._clients[engine])
             except EngineDeadError as death:
@@ -350,14 +384,6 @@ class EnginePool:
         if not self._flights.alive and self._death is not None:
             raise self._death
 
-    def at(self, engine: int) -> ChannelEngineClient:
-        """The client of an engine."""
-        return self._clients[engine]
-
-    def collect(self) -> None:
-        """Take the events of all engines."""
-        self._collect()
-
     def clear_cached(self) -> None:
         """The engines have forgotten all prefixes."""
         self._flights.clear_cached()
@@ -366,25 +392,6 @@ class EnginePool:
         """Use an engine no more."""
         self._bury(engine, EngineDeadError(reason))
         self._clients[engine].stop()
-
-
-def _check_equal(infos: Sequence[EngineInfo]) -> None:
-    """Raise EngineStartError if engines would give other outputs for equal requests."""
-    first = infos[0]
-    for index, info in enumerate(infos):
-        for field in fields(EngineInfo):
-            ours, theirs = getattr(first, field.name), getattr(info, field.name)
-            if field.name not in MAY_DIFFER and ours != theirs:
-                raise EngineStartError(
-                    f"the engines of a pool are equal, but {field.name} of the first one is "
-                    f"{ours!r}, and of number {index + 1} {theirs!r}"
-                )
-
-
-def _aborted(number: int) -> OutputColumns:
-    return OutputColumns(
-        time_ns=time.monotonic_ns(), numbers=[number], counts=[0], finishes=[FinishReason.ABORT]
-    )
 
 
 def _ignore_trace(directory: str) -> None:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple
 from typing import Any, Protocol, TypeVar
 
 from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.revival import Revival
+from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
 from shmllm.outputs.sleep_report import OwnedBytes, SleepReport
 from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall
+
+FINISH_S = 60.0
+"""How long an interrupt waits until all engines have new weights, in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +32,7 @@ Use = Callable[[ChannelEngineClient], T]
 class Engines(Protocol):
     """What calls need of an `EnginePool`, whose methods of these names are documented there."""
 
-    def each(self, use: Use[T], without: Container[int] = ()) -> Iterator[tuple[int, T]]: ...
-
-    def at(self, engine: int) -> ChannelEngineClient: ...
+    def each(self, use: Use[T]) -> Iterator[tuple[int, T]]: ...
 
     def collect(self) -> None: ...
 
@@ -93,19 +95,6 @@ def combined(method: Method, answers: Sequence[Any]) -> Any:
     return COMBINE.get(method, _first)(answers)
 
 
-def sum_of_stats(stats: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Add up the counters and gauges of engines. A state is that of any engine that has it."""
-    return {
-        name: max(each[name] for each in stats) if name in _STATES else sum(e[name] for e in stats)
-        for name in stats[0]
-    }
-
-
-_STATES = frozenset(
-    {"paused", "asleep", "num_speculative_tokens", "draft_break_even", "stopped_rank"}
-)
-
-
 class PoolCalls:
     """Makes calls at all engines of a pool.
 
@@ -113,39 +102,60 @@ class PoolCalls:
         engines: the pool.
         revival: starts engines again, and then makes the calls again that it needs; None: nobody
             does.
+
+    Attributes:
+        is_refusing: whether engines refuse new requests until they continue.
     """
 
     def __init__(self, engines: Engines, revival: Revival | None) -> None:
         self._engines = engines
         self._revival = revival
-        self._is_paused = False
-        self._is_asleep = False
+        self._pause: tuple[Method, Any] | None = None
+        self._sleeps: list[tuple[Method, Any]] = []
         self._level = 1
-        self._reports: dict[int, Any] = {}
+        self._asleep: Sequence[str] = ()
+        self._reports: dict[ChannelEngineClient, Any] = {}
+        self.is_refusing = False
 
     @property
     def is_idle(self) -> bool:
         """Whether the engines are paused or asleep."""
-        return self._is_paused or self._is_asleep
+        return self._pause is not None or bool(self._sleeps)
+
+    def prepare(self, client: ChannelEngineClient) -> None:
+        """Let an engine that joins the pool pause and sleep like the others."""
+        for method, argument in ([self._pause] if self._pause else []) + self._sleeps:
+            client.call(method, argument)
 
     def call(self, method: Method, argument: Any) -> Any:
         """See `EngineClient.call`."""
         if method in (Method.LEND_MEMORY, Method.STAGE_LENT):
             raise RequestError("a pool of engines gets weights through host memory")
         if method is Method.FINISH_WEIGHTS:
-            return self._finish_weights(argument)
+            names: list[Any] = []
+            # Half of it would leave the engines with different weights.
+            call_uninterrupted(lambda: names.append(self._finish_weights(argument)), FINISH_S)
+            return names[0]
         if method is Method.SLEEP:
             return self._sleep(argument)
         if method is Method.WAKE_UP:
             return self._wake_up(argument)
+        if method is Method.PAUSE:
+            self.is_refusing = argument == "wait"
         answer = self._at_all(method, argument)
         if method in (Method.PAUSE, Method.RESUME):
-            self._is_paused = method is Method.PAUSE
+            self._pause = (method, argument) if method is Method.PAUSE else None
+            self._note_refusals()
         elif method is Method.RESET_PREFIX_CACHE:
             self._engines.clear_cached()
         if self._revival is not None:
             self._revival.called(method, argument)
         return answer
+
+    def _note_refusals(self) -> None:
+        modes = [mode for _, mode in [self._pause] if mode == "wait"] if self._pause else []
+        sleeps = [options for method, options in self._sleeps if method is Method.SLEEP]
+        self.is_refusing = bool(modes) or any(each["mode"] != "keep" for each in sleeps)
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None) -> Any:
         """See `EnginePool.run_on_worker`."""
@@ -162,61 +172,89 @@ class PoolCalls:
 
     def _at_all(self, method: Method, argument: Any) -> Any:
         """Make a call at every engine. If one refuses, what the others have done is undone."""
-        answers: dict[int, Any] = {}
+        answers: dict[ChannelEngineClient, Any] = {}
         try:
-            for engine, answer in self._engines.each(lambda each: each.call(method, argument)):
-                answers[engine] = answer
+            self._ask(method, argument, answers)
         except BaseException:
-            if method in UNDO:
-                self._undo(answers, *UNDO[method](argument))
+            if method in UNDO and not (method is Method.PAUSE and self._pause is not None):
+                changed = [client for client, answer in answers.items() if answer is not False]
+                self._undo(changed, *UNDO[method](argument))
+            if method is Method.PAUSE:
+                self._note_refusals()
             raise
         return combined(method, [*answers.values()])
 
-    def _undo(self, engines: Iterable[int], method: Method, argument: Any) -> None:
-        for engine in engines:
+    def _ask(self, method: Method, argument: Any, answers: dict[ChannelEngineClient, Any]) -> None:
+        """Make a call at every engine that has not answered. The answer of an engine is None while
+        it is not known whether the engine has done it."""
+
+        def ask(client: ChannelEngineClient) -> None:
+            if client not in answers:
+                answers[client] = None
+                try:
+                    answers[client] = client.call(method, argument)
+                except ShmLLMError:
+                    del answers[client]
+                    raise
+
+        for _ in self._engines.each(ask):
+            pass
+
+    def _undo(self, clients: Sequence[ChannelEngineClient], method: Method, argument: Any) -> None:
+        for client in clients:
             try:
-                self._engines.at(engine).call(method, argument)
+                client.call(method, argument)
+            except EngineDeadError:
+                pass
             except ShmLLMError as problem:
-                logger.warning("engine %d of the pool: %s: %s", engine, method.name, problem)
+                logger.warning("%s at an engine of the pool: %s", method.name, problem)
 
     def _sleep(self, argument: Any) -> Any:
         """Put all engines to sleep. While requests of some have to end first, the caller repeats
         the call, which leaves out engines that sleep already."""
-        waiting: dict[int, int] = {}
-
-        def sleep(client: ChannelEngineClient) -> Any:
-            return client.call(Method.SLEEP, argument)
-
         reports = self._reports
+        self.is_refusing = self.is_refusing or argument["mode"] != "keep"
         try:
-            for engine, answer in self._engines.each(sleep, reports):
-                if isinstance(answer, int):
-                    waiting[engine] = answer
-                else:
-                    reports[engine] = answer
+            self._ask(Method.SLEEP, argument, reports)
         except BaseException:
-            self._undo([*reports, *waiting], Method.WAKE_UP, None)
-            reports.clear()
+            self._end_sleeping()
             raise
+        waiting = {client: num for client, num in reports.items() if isinstance(num, int)}
+        for client in waiting:
+            del reports[client]
         if waiting:
             return sum(waiting.values())
         answer = combined(Method.SLEEP, [*reports.values()])
         reports.clear()
-        self._is_asleep, self._level = True, argument["level"]
+        self._sleeps.append((Method.SLEEP, argument))
+        self._level, self._asleep = argument["level"], answer["report"]["asleep"]
+        self._note_refusals()
         return answer
+
+    def _end_sleeping(self) -> None:
+        """Wake the engines up that an unfinished call has put to sleep."""
+        clients = [*self._reports]
+        self._reports.clear()
+        if not self._sleeps:
+            self._undo(clients, Method.WAKE_UP, None)
+        self._note_refusals()
 
     def _wake_up(self, tags: Any) -> Any:
         """Wake all engines up, or none: those that have woken up sleep again if one cannot."""
-        answers: dict[int, Any] = {}
+        self._end_sleeping()
+        answers: dict[ChannelEngineClient, Any] = {}
         try:
-            for engine, answer in self._engines.each(lambda each: each.call(Method.WAKE_UP, tags)):
-                answers[engine] = answer
+            self._ask(Method.WAKE_UP, tags, answers)
         except BaseException:
-            self._undo(answers, Method.SLEEP, {"level": self._level, "mode": "keep"})
+            # Weights that were awake must not be lost.
+            level = self._level if "weights" in self._asleep else min(self._level, 1)
+            if self._sleeps:
+                self._undo([*answers], Method.SLEEP, {"level": level, "mode": "keep"})
             raise
-        self._reports.clear()
         answer = combined(Method.WAKE_UP, [*answers.values()])
-        self._is_asleep = bool(answer["report"]["asleep"])
+        self._asleep = answer["report"]["asleep"]
+        self._sleeps = [*self._sleeps, (Method.WAKE_UP, tags)] if self._asleep else []
+        self._note_refusals()
         return answer
 
     def _finish_weights(self, argument: Any) -> Any:
@@ -252,6 +290,8 @@ class PoolCalls:
                 names = answer
         if names is None:
             raise next(iter(problems.values()))
+        if self._revival is not None:
+            self._revival.called(Method.FINISH_WEIGHTS, argument)
         for engine, problem in problems.items():
             self._engines.drop(engine, f"it could not use new weights: {problem}")
         return names

@@ -118,6 +118,8 @@ class PrivateEngineClient(ChannelEngineClient):
             if not isinstance(message, Hello) or message.protocol_version != PROTOCOL_VERSION:
                 raise EngineStartError(f"the engine answered {message!r} instead of HELLO")
             self._has_said_hello = True
+            # A pool that nobody polled for long may hear of it late.
+            self._start_deadline = time.monotonic() + self._startup_timeout_s
             self._send(RecordKind.INIT, codec.encode_text(Text(self._config.to_json())))
         elif isinstance(message, Failed):
             raise EngineStartError(message.message, message.traceback)

@@ -17,13 +17,13 @@ from shmllm.wire.rpc import RpcCall
 
 MOST_STARTS = 3
 """How often an engine is started again."""
+NEW_WEIGHTS = "weights were sent since the start"
 
 
 class Revival:
     """
     Args:
         start: starts the engine of an index, and returns its client, which is not ready.
-        on_failure: called with the index of an engine that does not start, and the reason.
     """
 
     def __init__(self, start: Callable[[int], PrivateEngineClient]) -> None:
@@ -33,6 +33,12 @@ class Revival:
         self._adapters: dict[int, Any] = {}
         self._pinned: list[int] = []
         self._problem = ""
+        self._is_updating = False
+
+    @property
+    def problem(self) -> str:
+        """Why no engine can start again; "" if one can."""
+        return self._problem or (NEW_WEIGHTS if self._is_updating else "")
 
     @property
     def is_busy(self) -> bool:
@@ -46,41 +52,44 @@ class Revival:
 
     def begin(self, engine: int) -> str:
         """Start an engine again. Returns "", or why not."""
-        if self._problem:
-            return self._problem
+        if self.problem:
+            return self.problem
         if self._num_starts.get(engine, 0) >= MOST_STARTS:
             return f"it has ended {MOST_STARTS + 1} times"
         self._num_starts[engine] = self._num_starts.get(engine, 0) + 1
         try:
             self._starting[engine] = self._start(engine)
-        except ShmLLMError as problem:
+        except (ShmLLMError, OSError) as problem:
             return str(problem)
         return ""
 
-    def ready(self, is_idle: bool) -> Iterator[tuple[int, PrivateEngineClient | str]]:
+    def ready(
+        self, prepare: Callable[[PrivateEngineClient], object]
+    ) -> Iterator[tuple[int, PrivateEngineClient | ShmLLMError]]:
         """Yield the engines that have become ready, each with its client, and those that failed,
-        with the reason.
+        with the error.
 
         Args:
-            is_idle: whether the engines of the pool are paused or asleep: none may join them.
+            prepare: brings a new engine into the state of the others.
         """
         for engine, client in [*self._starting.items()]:
             try:
-                if client.poll_ready() is None or is_idle:
+                if client.poll_ready() is None:
                     continue
-                if self._problem:
-                    raise ShmLLMError(self._problem)
+                if self.problem:
+                    raise ShmLLMError(self.problem)
                 for lora in self._adapters.values():
                     client.call(Method.ADD_LORA, lora)
                 for number in self._pinned:
                     client.call(Method.PIN_LORA, number)
+                prepare(client)
             except ShmLLMError as problem:
-                del self._starting[engine]
+                self._starting.pop(engine, None)
                 client.close()
-                yield engine, str(problem)
+                yield engine, problem
             else:
-                del self._starting[engine]
                 yield engine, client
+                self._starting.pop(engine, None)
 
     def called(self, method: Method, argument: Any) -> None:
         """The engines of the pool have got a call."""
@@ -90,18 +99,21 @@ class Revival:
             self._adapters.pop(argument, None)
             self._pinned = [number for number in self._pinned if number != argument]
         elif method is Method.PIN_LORA:
-            self._pinned.append(argument)
-        elif method is Method.START_WEIGHTS:
-            self._problem = "weights were sent since the start"
+            self._pinned = [*dict.fromkeys([*self._pinned, argument])]
+        elif method in (Method.START_WEIGHTS, Method.ABANDON_WEIGHTS):
+            self._is_updating = method is Method.START_WEIGHTS
+        elif method is Method.FINISH_WEIGHTS:
+            self._problem = NEW_WEIGHTS
 
     def ran(self, call: RpcCall) -> None:
         """The workers of the pool have run a call."""
         if call.method in ("load_weights", "reload_weights"):
-            self._problem = "weights were sent since the start"
+            self._problem = NEW_WEIGHTS
         elif call.method == "add_lora":
             self._problem = "an adapter was sent as tensors"
 
     def close(self) -> None:
-        """End the engines that start."""
+        """End the engines that start. None starts again after this."""
+        self._problem = self._problem or "its pool is closed"
         while self._starting:
             self._starting.popitem()[1].close()

@@ -38,6 +38,7 @@ from shmllm.params.request import EngineCoreRequest
 from shmllm.wire import codec
 from shmllm.wire.messages import (
     PROTOCOL_VERSION,
+    SHUTTING_DOWN,
     Abort,
     Call,
     Failed,
@@ -55,7 +56,6 @@ from shmllm.wire.weight_bucket import pieces_of
 
 LIVENESS_PERIOD_S = 0.1
 EXIT_FAILED_START = 2
-SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 STALL_DUMP_AFTER_S = 5.0
 
 

@@ -24,11 +24,11 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from shmllm.client.protocol import EngineClient, EngineOutput
+from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.errors import ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_group import Outputs, RequestGroup
 from shmllm.frontend.request_state import RequestState
-from shmllm.frontend.uninterrupted import call_uninterrupted
 from shmllm.wire.messages import Method
 
 logger = logging.getLogger(__name__)

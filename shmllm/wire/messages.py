@@ -30,6 +30,8 @@ from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 
 PROTOCOL_VERSION = 7
+SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
+"""The message of REJECTED from an engine that ends. A front end may try another engine."""
 
 
 class RecordKind(IntEnum):

@@ -14,15 +14,17 @@ GRACE_S = 1.0
 """The time for which an interrupted caller waits for the end of the function, in seconds."""
 
 
-def call_uninterrupted(function: Callable[[], None]) -> None:
+def call_uninterrupted(function: Callable[[], None], grace_s: float = GRACE_S) -> None:
     """Call a function so that an exception of a signal handler does not end it in the middle.
 
-    Such an exception ends this call after the function's end, or after GRACE_S.
+    Such an exception ends this call after the function's end, after `grace_s` seconds, or when
+    another one comes.
     """
     if threading.current_thread() is not threading.main_thread():
         function()
         return
     errors: list[BaseException] = []
+    ended: list[bool] = []
     is_done = threading.Lock()
     is_done.acquire()
 
@@ -32,13 +34,15 @@ def call_uninterrupted(function: Callable[[], None]) -> None:
         except BaseException as error:
             errors.append(error)
         finally:
+            ended.append(True)
             is_done.release()
 
     try:
         _thread.start_new_thread(run, ())
         is_done.acquire()
     except BaseException:
-        is_done.acquire(timeout=GRACE_S)
+        if not ended:  # else the call above may have acquired the lock already
+            is_done.acquire(timeout=grace_s)
         raise
     if errors:
         raise errors[0]

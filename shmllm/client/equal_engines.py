@@ -1,0 +1,55 @@
+"""What the engines of a pool have in common, and what they must have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from shmllm.config.info import EngineInfo
+from shmllm.errors import EngineStartError
+
+MAY_DIFFER = frozenset(
+    {
+        "num_blocks", "num_states", "kv_cache_bytes", "weight_bytes", "max_num_seqs", "seed",
+        "num_threads", "wait_policy", "load_seconds", "device", "device_uuid", "graphs",
+        "gpu_memory_utilization", "warnings", "scheduling_policy", "async_scheduling",
+        "enable_prefix_caching", "max_loras", "tensor_parallel_size", "pipeline_parallel_size",
+        "speculative_method", "speculative_model", "num_speculative_tokens", "max_model_len",
+        "max_blocks_per_request", "max_states_per_request",
+    }
+)  # fmt: skip
+"""The fields of EngineInfo on which no output depends, but by what an engine has room for."""
+
+
+def check_equal(infos: Sequence[EngineInfo]) -> None:
+    """Raise EngineStartError if engines would give other outputs for equal requests."""
+    for field in fields(EngineInfo):
+        if field.name not in MAY_DIFFER:
+            check_values(field.name, [getattr(info, field.name) for info in infos])
+
+
+def check_values(name: str, values: Sequence[object]) -> None:
+    """Raise EngineStartError unless the values of all engines are equal.
+
+    Args:
+        name: what the values are, for the error.
+        values: the value of each engine.
+    """
+    for index, value in enumerate(values):
+        if value != values[0]:
+            raise EngineStartError(
+                f"the engines of a pool are equal, but {name} of the first one is "
+                f"{values[0]!r}, and of number {index + 1} {value!r}"
+            )
+
+
+def info_of_all(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """What a front end is told of equal engines: each request has to fit into every one."""
+    return replace(
+        infos[0],
+        device_uuid="",
+        max_model_len=min(each.max_model_len for each in infos),
+        max_logprobs=min(each.max_logprobs for each in infos),
+        max_loras=min(each.max_loras for each in infos),
+        data_parallel_size=len(infos),
+    )

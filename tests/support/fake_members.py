@@ -1,0 +1,172 @@
+"""Engines of a pool as the pool sees them, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from support.fakes import info
+
+from shmllm.client.flights import aborted
+from shmllm.client.protocol import EngineOutput
+from shmllm.errors import EngineDeadError, RequestError
+from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.wire.messages import Method, Rejected
+
+
+def token_of(number: int, position: int) -> int:
+    """What every engine samples there for the request of a number."""
+    return (7 * number + 3 * position) % 500
+
+
+class FakeWaiter:
+    """A waiter that never waits.
+
+    Attributes:
+        num_wakes: how often somebody woke it.
+    """
+
+    def __init__(self) -> None:
+        self.num_wakes = 0
+
+    def wake(self) -> None:
+        self.num_wakes += 1
+
+    def wait(self, has_data: Callable[[], bool], *_: Any) -> bool:
+        return has_data()
+
+
+class FakeMember:
+    """The client of an engine. One poll is one step, which gives each request a token.
+
+    Attributes:
+        requests: those that run, by number.
+        num_sent: by number, how many tokens of the request were sent.
+        is_dead: whether the engine has ended: what it sent before arrives.
+        is_ending: see `ChannelEngineClient.is_ending`.
+        is_ready: whether its start is over.
+        calls: what was asked, with its argument.
+        answers: to what is asked, or the exception to raise; None to all else.
+        counters: what `stats` returns; empty: the number of requests.
+        refusal: the message with which it refuses requests; None: it takes them.
+    """
+
+    def __init__(self, waiter: FakeWaiter, version: int = 0, **changes: Any) -> None:
+        self.info = info(**{"vocab_size": 600} | changes)
+        self.waiter = waiter
+        self.pid = id(self)
+        self.sharing: Any = None
+        self.connection = self.seed = 1
+        self.on_trace: Any = None
+        self.recorder: object = None
+        self.requests: dict[int, EngineCoreRequest] = {}
+        self.num_sent: dict[int, int] = {}
+        self.is_dead = self.is_ending = self.is_closed = False
+        self.is_ready = True
+        self.calls: list[tuple[Method, Any]] = []
+        self.answers: dict[Method, Any] = {Method.GET_WEIGHT_VERSION: version}
+        self.refusal: str | None = None
+        self.counters: dict[str, int] = {}
+        self._inbox: list[EngineOutput] = []
+
+    def wait_ready(self, progress: object = None) -> Any:
+        return self.info
+
+    def poll_ready(self) -> Any:
+        self.check_alive()
+        return self.info if self.is_ready else None
+
+    def add(self, request: EngineCoreRequest) -> None:
+        assert request.number not in self.num_sent, "sent twice"
+        if self.is_dead:
+            return  # the ring has room
+        if self.refusal is not None:
+            self._inbox.append(Rejected(request.number, self.refusal))
+            return
+        self.requests[request.number], self.num_sent[request.number] = request, 0
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        known = [each for each in numbers if self.requests.pop(each, None) is not None]
+        if known and not self.is_dead:
+            self._inbox.append(aborted(known))
+
+    def end_by_itself(self) -> None:
+        """Abort all requests and end."""
+        self.is_ending = True
+        self.abort([*self.requests])
+        self.is_dead = True
+
+    def tell(self, event: EngineOutput) -> None:
+        """Send an event."""
+        self._inbox.append(event)
+
+    def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
+        if self.requests and not self.is_dead:
+            self._inbox.append(self._step())
+        return self._inbox
+
+    def _step(self) -> OutputColumns:
+        numbers = [*self.requests]
+        is_first = [place for place, number in enumerate(numbers) if not self.num_sent[number]]
+        tokens = [token_of(number, self.num_sent[number]) for number in numbers]
+        finishes: list[int] = []
+        for number in numbers:
+            self.num_sent[number] += 1
+            params = self.requests[number].params
+            assert isinstance(params, SamplingParams)
+            has_ended = self.num_sent[number] >= (params.max_tokens or 1)
+            finishes.append(FinishReason.LENGTH if has_ended else FinishReason.NONE)
+            if has_ended:
+                del self.requests[number]
+        return OutputColumns(
+            numbers=numbers,
+            counts=[1] * len(numbers),
+            finishes=finishes,
+            token_ids=tokens,
+            cached_rows=is_first,
+            cached_counts=[0] * len(is_first),
+        )
+
+    def has_outputs(self) -> bool:
+        return bool(self._inbox) or (bool(self.requests) and not self.is_dead)
+
+    has_urgent_outputs = has_outputs
+
+    def before_wait(self) -> None:
+        pass
+
+    def check_alive(self) -> None:
+        if self.is_dead and not self._inbox:
+            raise EngineDeadError("it died")
+
+    def call(self, method: Method, argument: Any = None) -> Any:
+        if self.is_dead:
+            raise EngineDeadError("it died")
+        self.calls.append((method, argument))
+        answer = self.answers.get(method)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def trace(self, recorder: object) -> None:
+        self.recorder = recorder
+
+    def stats(self) -> dict[str, int]:
+        return self.counters or {"running": len(self.requests)}
+
+    def health(self) -> str:
+        return "dead" if self.is_dead else "ready"
+
+    def wake(self) -> None:
+        self.waiter.wake()
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+REFUSAL = RequestError("no")

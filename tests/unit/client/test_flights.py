@@ -1,0 +1,202 @@
+"""Flights: where requests are, and where they may go when their engine has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmllm.client.flights import OTHER_WEIGHTS, TWO_DEATHS, Flights, aborted
+from shmllm.client.routing import Router
+from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.wire.messages import SHUTTING_DOWN, Rejected, WeightVersion
+
+
+def make(count=2, num_rows=2, versions=None):
+    return Flights(Router([16] * count, 4), 4, num_rows, versions or [0] * count)
+
+
+def request(number, is_sibling=False):
+    prompt = [number + 1] * 9
+    return EngineCoreRequest(number, prompt, SamplingParams(), is_sibling=is_sibling)
+
+
+def begin(flights, count):
+    return [flights.begin(request(number)) for number in range(count)]
+
+
+def row(number, finish=FinishReason.NONE, is_first=False):
+    return OutputColumns(
+        numbers=[number], counts=[1], finishes=[finish], token_ids=[3],
+        cached_rows=[0] * is_first, cached_counts=[0] * is_first,
+    )  # fmt: skip
+
+
+def queued(flights):
+    return [flights._router.queued(engine) for engine in range(len(flights.versions))]
+
+
+def lose_all(flights):
+    lost = flights.stranded()
+    for flight in lost:
+        flights.lose(flight)
+    return lost
+
+
+def test_completions_of_a_prompt_stay_together():
+    flights = make()
+    first = flights.begin(request(0))
+    others = [flights.begin(request(number, is_sibling=True)) for number in (1, 2)]
+    assert {each.placement.engine for each in [first, *others]} == {first.placement.engine}
+    assert flights.begin(request(3)).placement.engine != first.placement.engine
+
+
+def test_a_completion_goes_elsewhere_if_its_engine_has_ended():
+    flights = make()
+    first = flights.begin(request(0))
+    engine = first.placement.engine
+    flights.lose_engine(engine)
+    assert flights.begin(request(1, is_sibling=True)).placement.engine == 1 - engine
+
+
+def test_ends_release_the_queue_once():
+    flights = make()
+    begin(flights, 4)
+    for _ in range(2):
+        for number in range(4):
+            flights.note(0, row(number, is_first=True), False)
+            flights.note(0, row(number, FinishReason.STOP), False)
+    assert queued(flights) == [0, 0]
+    assert len(flights) == 0
+
+
+def test_an_abort_releases_the_queue_once_and_the_row_ends_the_request():
+    flights = make()
+    begin(flights, 2)
+    for _ in range(2):
+        found = flights.abort([0, 1, 7])
+        assert sorted(number for numbers in found.values() for number in numbers) == [0, 1]
+    assert queued(flights) == [0, 0]
+    flights.note(0, aborted([0, 1]), False)
+    assert len(flights) == 0
+    assert queued(flights) == [0, 0]
+
+
+def test_lost_requests_are_placed_elsewhere():
+    flights = make()
+    placed = begin(flights, 4)
+    flights.lose_engine(0)
+    flights.lose_engine(0)
+    lost = lose_all(flights)
+    assert [each.request.number for each in lost] == [
+        each.request.number for each in placed if each in lost
+    ]
+    assert len(lost) == 2
+    assert flights.stranded() == []
+    assert flights.lost() == lost
+    assert all(flights.place_again(flight) for flight in lost)
+    assert {flight.placement.engine for flight in placed} == {1}
+    assert flights.lost() == []
+
+
+def test_waiting_requests_survive_any_number_of_deaths_and_running_ones_two():
+    flights = make(3, num_rows=1)
+    placed = begin(flights, 6)
+    victim = placed[0].placement.engine
+    ran = [flight for flight in placed if flight.placement.engine == victim]
+    flights.lose_engine(victim)
+    for flight in lose_all(flights):
+        assert flight.problem == ""
+        flights.place_again(flight)
+    assert [flight.num_deaths for flight in ran] == [1, 0]
+    # The request that ran is at the end of the queue now, so it does not run at the second one.
+    flights.lose_engine(ran[0].placement.engine)
+    lose_all(flights)
+    assert ran[0].num_deaths == 1
+    assert ran[0].problem == ""
+
+
+def test_a_request_that_ran_at_two_deaths_has_a_problem():
+    flights = make(3)
+    (flight,) = begin(flights, 1)
+    for _ in range(2):
+        assert flight.problem == ""
+        flights.lose_engine(flight.placement.engine)
+        lose_all(flights)
+        if not flight.problem:
+            flights.place_again(flight)
+    assert flight.problem == TWO_DEATHS
+
+
+def test_only_equal_weights_continue_a_request():
+    flights = make()
+    first, second = begin(flights, 2)
+    engine = first.placement.engine
+    flights.note(engine, WeightVersion("new"), False)
+    flights.lose_engine(second.placement.engine)
+    lose_all(flights)
+    assert second.problem == ""
+    assert not flights.place_again(second)
+    flights.lose_engine(engine)
+    lose_all(flights)
+    assert first.problem == OTHER_WEIGHTS  # it began with others
+
+
+def test_versions_of_named_engines_count_from_the_start():
+    flights = make(versions=[5, 5])
+    (flight,) = begin(flights, 1)
+    flights.note(flight.placement.engine, WeightVersion(5), False)
+    flights.lose_engine(flight.placement.engine)
+    lose_all(flights)
+    assert flight.problem == ""
+    assert flights.place_again(flight)
+
+
+def test_aborts_of_an_engine_that_ends_are_not_the_end_of_a_request():
+    flights = make(1)
+    first, second = begin(flights, 2)
+    flights.abort([1])
+    for _ in range(2):
+        event = flights.note(0, aborted([0, 1]), True)
+        assert event.numbers == [1]
+    assert flights.note(0, aborted([0]), True) is None
+    assert first.placement is not None
+    assert flights.note(0, row(0, FinishReason.STOP), True).numbers == [0]
+    assert len(flights) == 0
+    assert second.is_aborted
+
+
+def test_an_engine_that_takes_no_requests_gets_none():
+    flights = make()
+    flight = begin(flights, 1)[0]
+    engine = flight.placement.engine
+    for _ in range(2):
+        assert flights.note(engine, Rejected(0, SHUTTING_DOWN), False) is None
+    assert flights.lost() == [flight]
+    assert queued(flights) == [0, 0]
+    assert flights.place_again(flight)
+    assert flight.placement.engine == 1 - engine
+    assert flights.begin(request(1)).placement.engine == 1 - engine
+    flights.lose_engine(engine)
+    flights.add_engine(engine)
+    assert flights.open == [1 - engine, engine]
+
+
+@pytest.mark.parametrize("message", ["no", SHUTTING_DOWN])
+def test_other_refusals_are_passed_on(message):
+    flights = make(1)
+    begin(flights, 1)
+    event = Rejected(0, message)
+    assert flights.note(0, event, False) is event
+    assert len(flights) == 0
+
+
+def test_an_engine_that_joins_again_has_no_queue():
+    flights = make()
+    begin(flights, 4)
+    flights.lose_engine(0)
+    for flight in lose_all(flights):
+        flights.place_again(flight)
+    flights.add_engine(0)
+    assert queued(flights)[0] == 0
+    assert flights.begin(request(9)).placement.engine == 0

@@ -1,0 +1,248 @@
+"""Calls on all engines of a pool: all do it, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.fake_members import REFUSAL, FakeMember, FakeWaiter
+
+from shmllm.client.pool_calls import PoolCalls, combined
+from shmllm.client.revival import NEW_WEIGHTS, Revival
+from shmllm.errors import EngineDeadError, RequestError
+from shmllm.outputs.sleep_report import OwnedBytes
+from shmllm.wire.messages import Method
+from shmllm.wire.rpc import RpcCall
+
+
+class Engines:
+    """What `PoolCalls` needs of a pool of fake members."""
+
+    def __init__(self, count=2):
+        self.members = [FakeMember(FakeWaiter()) for _ in range(count)]
+        self.dropped = []
+        self.events = []
+
+    def each(self, use):
+        for index, member in enumerate(self.members):
+            try:
+                result = use(member)
+            except EngineDeadError:
+                continue
+            yield index, result
+
+    def collect(self):
+        self.events.append("collect")
+
+    def clear_cached(self):
+        self.events.append("clear")
+
+    def drop(self, engine, reason):
+        self.dropped.append((engine, reason))
+
+    def asked(self, index):
+        return [method for method, _ in self.members[index].calls]
+
+
+def report(asleep):
+    owned = [1] * len(dataclasses.fields(OwnedBytes))
+    values = dataclasses.asdict(OwnedBytes(*owned))
+    return {
+        "report": {
+            "before": values,
+            "after": values,
+            "asleep": asleep,
+            "num_missing": 0,
+            "num_kept": 1,
+            "seconds": 1.0,
+        },
+        "warning": "",
+    }
+
+
+SLEEP = {"level": 1, "mode": "keep"}
+
+
+@pytest.fixture
+def engines():
+    return Engines()
+
+
+@pytest.fixture
+def calls(engines):
+    for member in engines.members:
+        member.answers |= {
+            Method.SLEEP: report(["kv_cache", "scheduling"]),
+            Method.WAKE_UP: report([]),
+            Method.FINISH_WEIGHTS: ["a"],
+            Method.PAUSE: 2,
+            Method.RESUME: True,
+        }
+    return PoolCalls(engines, None)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("method", "argument", "undo"),
+    [
+        (Method.PAUSE, "keep", Method.RESUME),
+        (Method.START_WEIGHTS, None, Method.ABANDON_WEIGHTS),
+        (Method.ADD_LORA, {"lora_int_id": 3}, Method.REMOVE_LORA),
+        (Method.SLEEP, SLEEP, Method.WAKE_UP),
+    ],
+)
+def test_what_one_engine_refuses_is_undone(engines, calls, method, argument, undo, place):
+    engines.members[0].answers.setdefault(method, True)
+    engines.members[place].answers[method] = REFUSAL
+    with pytest.raises(RequestError, match="no"):
+        calls.call(method, argument)
+    assert engines.asked(0) == ([method, undo] if place else [method])
+    assert engines.asked(1) == ([method] if place else [])
+    assert not calls.is_idle
+
+
+def test_an_adapter_that_an_engine_had_before_stays(engines, calls):
+    engines.members[0].answers[Method.ADD_LORA] = False
+    engines.members[1].answers[Method.ADD_LORA] = REFUSAL
+    with pytest.raises(RequestError):
+        calls.call(Method.ADD_LORA, {"lora_int_id": 3})
+    assert engines.asked(0) == [Method.ADD_LORA]
+
+
+def test_an_interrupt_undoes_also_what_is_in_doubt(engines, calls):
+    engines.members[1].answers[Method.PAUSE] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        calls.call(Method.PAUSE, "keep")
+    assert [engines.asked(k) for k in (0, 1)] == [[Method.PAUSE, Method.RESUME]] * 2
+    assert not calls.is_idle
+
+
+@pytest.mark.parametrize(
+    ("level", "tags", "undone_to"), [(1, None, 1), (2, None, 2), (2, "kv_cache", 1), (0, None, 0)]
+)
+def test_engines_that_woke_up_sleep_again_and_lose_no_weights(
+    engines, calls, level, tags, undone_to
+):
+    parts = ["weights", "kv_cache", "scheduling"]
+    for member in engines.members:
+        member.answers[Method.SLEEP] = report(parts)
+    calls.call(Method.SLEEP, {"level": level, "mode": "abort"})
+    if tags:
+        for member in engines.members:
+            member.answers[Method.WAKE_UP] = report(["kv_cache", "scheduling"])
+        calls.call(Method.WAKE_UP, ["weights"])
+    engines.members[1].answers[Method.WAKE_UP] = REFUSAL
+    with pytest.raises(RequestError):
+        calls.call(Method.WAKE_UP, None)
+    assert engines.members[0].calls[-1] == (Method.SLEEP, {"level": undone_to, "mode": "keep"})
+    assert calls.is_idle
+    assert calls.is_refusing
+
+
+def test_a_sleep_that_waits_leaves_out_engines_that_sleep(engines, calls):
+    engines.members[1].answers[Method.SLEEP] = 3
+    assert calls.call(Method.SLEEP, {"level": 1, "mode": "wait"}) == 3
+    assert calls.is_refusing
+    engines.members[1].answers[Method.SLEEP] = report(["kv_cache"])
+    answer = calls.call(Method.SLEEP, {"level": 1, "mode": "wait"})
+    assert answer["report"]["before"]["kv_cache"] == 2
+    assert engines.asked(0) == [Method.SLEEP]
+    assert engines.asked(1) == [Method.SLEEP] * 2
+    assert calls.is_idle
+
+
+def test_a_sleep_that_is_given_up_wakes_engines_up(engines, calls):
+    """The front end calls WAKE_UP without tags then."""
+    engines.members[1].answers[Method.SLEEP] = 3
+    calls.call(Method.SLEEP, {"level": 1, "mode": "wait"})
+    calls.call(Method.WAKE_UP, [])
+    assert engines.members[0].calls[1:] == [(Method.WAKE_UP, None), (Method.WAKE_UP, [])]
+    assert engines.members[1].calls[1:] == [(Method.WAKE_UP, [])]
+    assert not calls.is_idle
+    assert not calls.is_refusing
+
+
+def test_new_weights_come_while_all_engines_pause(engines, calls):
+    assert calls.call(Method.FINISH_WEIGHTS, {}) == ["a"]
+    order = [Method.CHECK_WEIGHTS, Method.PAUSE, Method.FINISH_WEIGHTS, Method.RESUME]
+    assert engines.asked(0) == engines.asked(1) == order
+    assert engines.events == ["collect"]
+
+
+def test_weights_that_one_engine_refuses_change_none(engines, calls):
+    engines.members[1].answers[Method.CHECK_WEIGHTS] = REFUSAL
+    with pytest.raises(RequestError):
+        calls.call(Method.FINISH_WEIGHTS, {})
+    assert engines.asked(0) == engines.asked(1) == [Method.CHECK_WEIGHTS]
+
+
+def test_an_engine_that_fails_after_the_check_leaves_the_pool(engines, calls):
+    engines.members[0].answers[Method.FINISH_WEIGHTS] = REFUSAL
+    assert calls.call(Method.FINISH_WEIGHTS, {}) == ["a"]
+    assert engines.dropped == [(0, "it could not use new weights: no")]
+    engines.members[1].answers[Method.FINISH_WEIGHTS] = REFUSAL
+    with pytest.raises(RequestError):
+        calls.call(Method.FINISH_WEIGHTS, {})
+    assert len(engines.dropped) == 1
+
+
+def test_an_engine_that_joins_is_brought_into_the_state_of_the_others(engines, calls):
+    calls.call(Method.PAUSE, "wait")
+    calls.call(Method.SLEEP, SLEEP)
+    joining = FakeMember(FakeWaiter())
+    calls.prepare(joining)
+    assert joining.calls == [(Method.PAUSE, "wait"), (Method.SLEEP, SLEEP)]
+    assert calls.is_refusing
+    calls.call(Method.WAKE_UP, None)
+    calls.call(Method.RESUME, None)
+    joining = FakeMember(FakeWaiter())
+    calls.prepare(joining)
+    assert joining.calls == []
+    assert not calls.is_refusing
+
+
+def test_engines_start_again_only_with_the_weights_of_the_files(engines):
+    revival = Revival(lambda index: engines.members[index])
+    calls = PoolCalls(engines, revival)
+    calls.call(Method.START_WEIGHTS, None)
+    assert revival.begin(0) == NEW_WEIGHTS
+    calls.call(Method.ABANDON_WEIGHTS, None)
+    assert revival.begin(0) == ""
+    for member in engines.members:
+        member.answers |= {Method.FINISH_WEIGHTS: ["a"], Method.PAUSE: 0}
+    calls.call(Method.START_WEIGHTS, None)
+    calls.call(Method.FINISH_WEIGHTS, {})
+    assert revival.begin(1) == NEW_WEIGHTS
+
+
+def test_an_engine_that_starts_again_gets_the_adapters(engines):
+    revival = Revival(lambda index: FakeMember(FakeWaiter()))
+    calls = PoolCalls(engines, revival)
+    for number in (1, 2):
+        calls.call(Method.ADD_LORA, {"lora_int_id": number})
+        calls.call(Method.PIN_LORA, number)
+    calls.call(Method.REMOVE_LORA, 1)
+    revival.begin(0)
+    ((index, client),) = revival.ready(calls.prepare)
+    assert index == 0
+    assert client.calls == [(Method.ADD_LORA, {"lora_int_id": 2}), (Method.PIN_LORA, 2)]
+    assert not revival.is_busy
+
+
+def test_functions_give_the_results_of_all_engines_and_methods_of_one(engines, calls):
+    for index, member in enumerate(engines.members):
+        member.run_on_worker = lambda call, timeout_s, index=index: [index]
+    assert calls.run_on_worker(RpcCall(len), None) == [0, 1]
+    assert calls.run_on_worker(RpcCall("list_weights"), 1.0) == [0]
+
+
+def test_a_pool_lends_no_memory_of_a_gpu(calls):
+    with pytest.raises(RequestError, match="through host memory"):
+        calls.call(Method.LEND_MEMORY, {})
+
+
+def test_answers_are_combined():
+    assert combined(Method.PAUSE, [1, 2]) == 3
+    assert combined(Method.RESUME, [True, False]) is False
+    assert combined(Method.ADD_LORA, [False, True]) is True
+    assert combined(Method.LIST_LORAS, [[1], [1]]) == [1]
