@@ -37,6 +37,11 @@ from shmllm.core.step_outputs import StepOutputs, attach_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs.columns import FinishReason, OutputColumns
 
+PIPELINED_TOKENS = 128
+"""How many tokens a batch of a pipeline has at most, unless it has more requests. While a stage
+computes a long chunk of a prompt, the next one has nothing to do; so many tokens keep a CPU's core
+as busy as more would."""
+
 
 class Scheduler:
     """
@@ -67,6 +72,8 @@ class Scheduler:
         # With more rows than tokens in the budget, the last rows would starve.
         self._max_requests = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._budget = config.max_num_batched_tokens
+        if num_batches > 1:
+            self._budget = min(self._budget, max(PIPELINED_TOKENS, self._max_requests))
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
         self._rows = Rows(self._max_requests * num_batches)
         self._kv_cache = kv_cache

@@ -963,6 +963,13 @@ def test_a_batch_in_flight_keeps_the_row_of_a_request_that_was_aborted():
     assert (fourth.rows, fourth.left_rows) == ([0], [0])
 
 
+def test_the_batches_of_a_pipeline_have_short_chunks():
+    bench = Bench(num_blocks=200, budget=1000, num_seqs=4, num_batches=2)
+    bench.add(0, 300)
+    plans = [bench.scheduler.schedule() for _ in range(3)]
+    assert [plan.counts for plan in plans] == [[128], [128], [44]]
+
+
 def test_the_batches_of_a_pipeline_share_the_requests():
     bench = Bench(num_seqs=4, num_batches=2)
     for number in range(6):
