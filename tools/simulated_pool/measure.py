@@ -119,7 +119,7 @@ def run_real(
     Args:
         requests: the requests.
         limits: the engines' options.
-        num_engines: the number of engines; above 1, `data_parallel_size`.
+        num_engines: the number of engines, of one thread each.
         rounds: how often the load runs, each time with empty prefix caches.
 
     Returns:
@@ -131,16 +131,15 @@ def run_real(
 async def _run_real(
     requests: Sequence[Request], limits: Limits, num_engines: int, rounds: int
 ) -> list[Times]:
-    options: dict[str, object] = {} if num_engines == 1 else {"data_parallel_size": num_engines}
     llm = AsyncLLM(
         MODEL,
         device="cpu",
-        num_threads=1,
+        num_threads=num_engines,
         wait_policy="idle",
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_gpu_blocks_override=limits.num_blocks + 1,  # one pads block tables
-        **options,
+        data_parallel_size=num_engines,
     )
     found = []
     async with llm:
