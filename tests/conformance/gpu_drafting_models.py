@@ -369,7 +369,7 @@ class FurtherLayerConformance:
         assert num_drafted(ours)[0] > 5
         assert_same(ours, plain)
 
-    @pytest.mark.parametrize("level", [slow(1), 2])
+    @pytest.mark.parametrize("level", [slow(1), slow(2)])
     def test_it_sleeps_and_is_updated_with_the_model(
         self, further: Path, gpu_device: Device, tmp_path: Path, level: int
     ) -> None:

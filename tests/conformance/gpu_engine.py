@@ -119,7 +119,10 @@ class Engine:
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": 4, "ignore_eos": True} | options
         )
-        request = EngineCoreRequest(number, prompt, params, bad_words=bad_words, embeds=embeds)
+        seed = number if params.seed is None else params.seed
+        request = EngineCoreRequest(
+            number, prompt, params, bad_words=bad_words, embeds=embeds, seed=seed
+        )
         assert self.core.add(0, request) is None
 
     def call(self, method: Method, argument: Any = None) -> Any:

@@ -75,6 +75,7 @@ def test_latency(tmp_path: Path) -> None:
     ElementTree.fromstring(plot.read_text())
 
 
+@pytest.mark.slow
 def test_parallel_compares_one_process_with_ranks_stages_and_engines() -> None:
     """The user's sizes count for no division, and the user's threads for all."""
     quick = ("--output-len", "4", "--input-len", "8", "--num-iters", "1", "--num-prompts", "1")

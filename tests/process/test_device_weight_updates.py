@@ -380,6 +380,7 @@ def trainers(name: str) -> Iterator[Callable[[str], tuple[int, Callable[[], int]
         kill(parent)
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_in_the_middle_leaves_no_mapping_and_the_old_weights(
     tmp_path: Path,
 ) -> None:
@@ -404,6 +405,7 @@ def test_a_trainer_killed_in_the_middle_leaves_no_mapping_and_the_old_weights(
         assert llm.get_weight_version() == 1
 
 
+@pytest.mark.slow
 def test_two_front_ends_cannot_update_at_once(tmp_path: Path) -> None:
     with (
         named_engine(tmp_path, PREFACE, allow_callables=True) as (name, _),

@@ -265,6 +265,7 @@ def test_the_kernels_that_read_packed_weights_are_rehearsed(tmp_path):
     assert "| 40 x 256 | q4_k |" in (tmp_path / "gpu-check.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_sums_of_two_ranks_are_rehearsed(tmp_path):
     done = check("--rehearse", "--only", "ranks", "--out", str(tmp_path), timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -174,6 +174,7 @@ def graces(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return given
 
 
+@pytest.mark.slow
 def test_two_at_once_one_of_them_from_a_thread_that_has_ended(
     expected: list[int], graces: list[float]
 ) -> None:

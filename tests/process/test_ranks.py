@@ -43,7 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[RANKS, STAGES], ids=["ranks", "stages"])
+@pytest.fixture(scope="module", params=[RANKS, slow(STAGES)], ids=["ranks", "stages"])
 def engine(request: pytest.FixtureRequest, directory: Path) -> Iterator[LLM]:
     with LLM(str(directory), **request.param) as llm:
         yield llm
@@ -118,7 +118,7 @@ def test_no_process_has_a_socket(llm: LLM) -> None:
         assert sockets_of(pid) == []
 
 
-@pytest.mark.parametrize("when", ["generating", slow("idle"), "asleep"])
+@pytest.mark.parametrize("when", ["generating", slow("idle"), slow("asleep")])
 def test_the_end_of_a_rank_ends_the_engine_with_its_name(own: LLM, when: str) -> None:
     rank = rank_of(own)
 
@@ -327,7 +327,7 @@ def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
             {"enable_lora": True, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
             "enable_lora is not possible with pipeline_parallel_size 2",
         ),
-        ({"load_format": "dummy", "kv_cache_memory_bytes": 4}, "kv_cache_memory_bytes is 4 "),
+        slow(({"load_format": "dummy", "kv_cache_memory_bytes": 4}, "kv_cache_memory_bytes is 4 ")),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(

@@ -150,6 +150,7 @@ def test_a_bad_shard_is_one_line(shmllm: Shmllm, source: Path, tmp_path: Path, t
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_shard_resumes(tmp_path: Path) -> None:
     rows = [{"id": i, "prompt": f"x{i} ="} for i in range(40)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -14,6 +14,7 @@ from support.commands import command
 from support.engines import attached, named_engine, slow_steps
 from support.programs import CLI, Completed, python
 from support.terminals import opened_terminal
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM, AsyncLLM, RequestOutput, SamplingParams
@@ -30,7 +31,7 @@ def generate(*arguments: str) -> Completed:
 
 
 @pytest.mark.parametrize(
-    "sampling", [("--temperature", "0"), ("--temperature", "1", "--seed", "5")]
+    "sampling", [slow(("--temperature", "0")), ("--temperature", "1", "--seed", "5")]
 )
 def test_drafts_do_not_change_the_text(sampling: tuple[str, ...]) -> None:
     plain = generate(*sampling)

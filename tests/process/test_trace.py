@@ -430,6 +430,7 @@ def test_other_ranks_have_lanes_of_their_own(tmp_path: Path, option: str, role: 
     assert b"wait for others" in done.stdout
 
 
+@pytest.mark.slow
 def test_ranks_of_a_running_engine_are_in_its_traces(tmp_path: Path) -> None:
     with named_engine(tmp_path, tensor_parallel_size=2, num_threads=2) as (name, _), busy(name):
         for path in (tmp_path / "first.json", tmp_path / "second.json"):

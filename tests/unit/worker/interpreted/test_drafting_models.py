@@ -83,7 +83,7 @@ class TestFurtherLayer(FurtherLayerConformance):
         behind = [*SENT, "graph", "copy", TABLES, "aten::index_copy_"]
         assert found == [*before, *step, *behind]
 
-    @pytest.mark.parametrize("mode", ["NONE", slow(GRAPHS), slow("FULL")])
+    @pytest.mark.parametrize("mode", [slow("NONE"), slow(GRAPHS), slow("FULL")])
     def test_nothing_is_compiled_while_it_drafts(
         self, further: Path, gpu_device: FakeGpu, mode: str
     ) -> None:
