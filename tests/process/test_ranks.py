@@ -327,7 +327,7 @@ def test_prompts_with_embeddings_and_vectors(llm: LLM, alone: LLM) -> None:
             {"enable_lora": True, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
             "enable_lora is not possible with pipeline_parallel_size 2",
         ),
-        slow(({"load_format": "dummy", "kv_cache_memory_bytes": 4}, "kv_cache_memory_bytes is 4 ")),
+        slow({"load_format": "dummy", "kv_cache_memory_bytes": 4}, "kv_cache_memory_bytes is 4 "),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(
