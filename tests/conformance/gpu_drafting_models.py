@@ -236,7 +236,7 @@ class DraftModelConformance:
         assert drafts == accepted > 10
         assert ours.core.scheduler.stats.prefix_hit_tokens > 0
 
-    @pytest.mark.parametrize("level", [slow(1), 2])
+    @pytest.mark.parametrize("level", [slow(1), slow(2)])
     def test_its_memory_sleeps_and_its_weights_come_back(
         self, directory: Path, gpu_device: Device, level: int
     ) -> None:

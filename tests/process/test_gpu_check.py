@@ -254,6 +254,7 @@ def test_an_engine_and_transformers_are_rehearsed_on_the_same_weights(tmp_path):
     assert {batch: found["agreed"] for batch, found in ratios.items()} == {"1": 1.0, "2": 1.0}
 
 
+@pytest.mark.slow
 def test_the_kernels_that_read_packed_weights_are_rehearsed(tmp_path):
     done = check("--rehearse", "--only", "packed", "--out", str(tmp_path), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

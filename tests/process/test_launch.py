@@ -88,6 +88,7 @@ def test_from_a_directory_whose_files_are_named_like_modules(
     assert result_of(python(str(script), cwd=here)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", pytest.param("-c", marks=pytest.mark.slow)])
 def test_beside_files_named_like_modules_that_only_the_engine_needs(
     tmp_path: Path, expected: list[int], way: str

@@ -104,6 +104,7 @@ def test_figures_of_a_named_engine(at_work: str) -> None:
     check_working(found)
 
 
+@pytest.mark.slow
 def test_figures_of_a_private_engine() -> None:
     with LLM(num_threads=1) as llm, busy(llm):
         pid = llm._client.pid  # type: ignore[attr-defined]
