@@ -24,7 +24,7 @@ from shmllm.ipc.layout import Answer, EngineState, SegmentKind
 from shmllm.ipc.liveness import open_pidfd, wait_for_end
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.wait import WaitPolicy
-from shmllm.wire.messages import Failed, Text
+from shmllm.wire.messages import Text
 
 ACCEPT_TIMEOUT_S = 5.0
 _STOPPED = "engine {!r} was stopped by `shmllm engine stop`"
@@ -127,6 +127,7 @@ class AttachedEngineClient(ChannelEngineClient):
             self.segment_name = client_path.name
             self._nonce = client.nonce
             self._attached_ns = time.time_ns()
+            self._accept_deadline: float | None = None
             super().__init__(channel, engine)
             segments = (control, client)
             self._finalizer = weakref.finalize(
@@ -134,35 +135,11 @@ class AttachedEngineClient(ChannelEngineClient):
             )
             undo.pop_all()
 
-    def wait_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo:
-        """Ask the engine to accept this front end, and wait for its READY.
-
-        Args:
-            progress: not used, because a named engine is already loaded.
-
-        Raises:
-            EngineStartError: the engine refused, died or did not answer in time.
-        """
+    def poll_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo | None:
+        if hasattr(self, "info"):
+            return self.info
         try:
-            self._channel.say_hello(self._place, self._nonce)
-            deadline = time.monotonic() + ACCEPT_TIMEOUT_S
-            while (ready := self._receive_startup()) is None:
-                self._channel.repeat_hello(self._place, self._nonce)
-                answer = self._view.answer(self._place, self._nonce)
-                if answer not in (None, Answer.ACCEPTED):
-                    reason = self._logged_reason()
-                    raise EngineStartError(
-                        f"engine {self._name!r}: {_ANSWERS[answer]}"
-                        + (f": {reason}" if reason else "")
-                    )
-                if time.monotonic() >= deadline:
-                    raise EngineStartError(
-                        f"engine {self._name!r} did not answer in {ACCEPT_TIMEOUT_S:g} s; "
-                        "see: shmllm engine ls"
-                    )
-            if isinstance(ready, Failed) or not isinstance(ready, Text):
-                raise EngineStartError(f"the engine answered {ready!r} instead of READY")
-            return self._become_ready(ready)
+            return self._ask_to_be_accepted()
         except EngineDeadError as death:
             self.close()
             raise EngineStartError(f"engine {self._name!r} has ended: {death.args[0]}") from death
@@ -170,9 +147,35 @@ class AttachedEngineClient(ChannelEngineClient):
             self.close()
             raise
 
-    def stop(self) -> None:
+    def _ask_to_be_accepted(self) -> EngineInfo | None:
+        if self._accept_deadline is None:
+            self._accept_deadline = time.monotonic() + ACCEPT_TIMEOUT_S
+            self._channel.say_hello(self._place, self._nonce)
+        ready = self._take_startup()
+        if isinstance(ready, Text):
+            return self._become_ready(ready)
+        if ready is not None:
+            raise EngineStartError(f"the engine answered {ready!r} instead of READY")
+        self._channel.repeat_hello(self._place, self._nonce)
+        answer = self._view.answer(self._place, self._nonce)
+        if answer not in (None, Answer.ACCEPTED):
+            reason = self._logged_reason()
+            raise EngineStartError(
+                f"engine {self._name!r}: {_ANSWERS[answer]}" + (f": {reason}" if reason else "")
+            )
+        if time.monotonic() >= self._accept_deadline:
+            raise EngineStartError(
+                f"engine {self._name!r} did not answer in {ACCEPT_TIMEOUT_S:g} s; "
+                "see: shmllm engine ls"
+            )
+        return None
+
+    def begin_stop(self) -> None:
         if not self._channel.is_closed and os.getpid() == self._owner_pid:
             self._channel.set_closing()
+
+    def stop(self) -> None:
+        self.begin_stop()
 
     def _check_alive(self, call: int | None = None) -> None:
         super()._check_alive(call)

@@ -16,11 +16,21 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from shmllm.client.client_bucket import ClientBucket
-from shmllm.client.protocol import BucketMemory, DeviceSharing, EngineHandle, EngineOutput, death_of
+from shmllm.client.protocol import (
+    NO_PROGRESS,
+    BucketMemory,
+    DeviceSharing,
+    EngineHandle,
+    EngineOutput,
+    StartProgress,
+    death_of,
+)
 from shmllm.client.rpc_client import content_of, pack_call, release_result, unpack_result
+from shmllm.client.sending import send, transmit, wait_for_slot
 from shmllm.config.info import EngineInfo
 from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
 from shmllm.ipc.client_channel import ClientChannel
@@ -84,6 +94,32 @@ class ChannelEngineClient:
         self.connection = self.seed = channel.nonce
         self.on_trace: Callable[[str], None] = _ignore_trace
 
+    def poll_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo | None:
+        """As `wait_ready`, without waiting: go on with the start as far as the engine has come.
+        Returns None while it is not ready."""
+        raise NotImplementedError
+
+    def wait_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo:
+        """Wait until the engine is ready.
+
+        Args:
+            progress: the functions to call with the progress.
+
+        Raises:
+            EngineStartError: the engine failed, refused, died or did not become ready in time.
+        """
+        while (info := self.poll_ready(progress)) is None:
+            self._channel.wait()
+        return info
+
+    def begin_stop(self) -> None:
+        """As `stop`, without waiting."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """See `EngineClient.stop`."""
+        raise NotImplementedError
+
     @property
     def pid(self) -> int:
         """The pid of the engine process."""
@@ -96,7 +132,8 @@ class ChannelEngineClient:
 
     def add(self, request: EngineCoreRequest) -> None:
         if request.embeds is not None:
-            self._transmit(RecordKind.PROMPT_EMBEDS, lambda: self._embeds_parts(request))
+            put = partial(self._embeds_parts, request)
+            transmit(self._channel, RecordKind.PROMPT_EMBEDS, put, self._make_room)
         if isinstance(request.params, Pooling):
             self._send(RecordKind.POOL, codec.encode_pool(request))
         else:
@@ -116,14 +153,10 @@ class ChannelEngineClient:
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
         self._channel.beat()
         self._drain()
-        if (
-            not self._inbox
-            and timeout_s > 0
-            and not self._channel.wait(time.monotonic() + timeout_s, urgent_only=urgent_only)
-        ):
-            self._check_alive()
-            self._report_stall()
-        self._drain()
+        if not self._inbox and timeout_s > 0:
+            if not self._channel.wait(time.monotonic() + timeout_s, urgent_only=urgent_only):
+                self.check_alive()
+            self._drain()
         return self._inbox
 
     def wake(self) -> None:
@@ -171,7 +204,8 @@ class ChannelEngineClient:
         number = self._next_number(has_slot=True)
         try:
             self._replies[number] = None
-            self._transmit(RecordKind.WORK, lambda: self._work_parts(number, call))
+            put = partial(self._work_parts, number, call)
+            transmit(self._channel, RecordKind.WORK, put, self._make_room)
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             reply = self._await_reply(number, deadline)
             if reply is None:
@@ -184,14 +218,15 @@ class ChannelEngineClient:
             raise
 
     def _work_parts(self, number: int, call: RpcCall) -> codec.Parts:
-        text = pack_call(self._channel, call, self._wait_for_slot)
+        wait = partial(wait_for_slot, self._channel, self._make_room)
+        text = pack_call(self._channel, call, wait)
         return codec.encode_work(Work(number, text))
 
     def claim_bucket(self) -> Slot:
-        return self._bucket.claim(self._claim_slot)
+        return self._bucket.claim(self._make_room)
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
-        self._bucket.send(self._send, bucket, pieces)
+        self._bucket.send(bucket, pieces, self._make_room)
 
     def discard_bucket(self) -> None:
         self._bucket.discard()
@@ -254,54 +289,7 @@ class ChannelEngineClient:
         return self._channel.engine_errors()
 
     def _send(self, kind: RecordKind, parts: codec.Parts) -> None:
-        self._channel.beat()
-        if sum(map(len, parts)) > self._channel.requests.max_payload_bytes:
-            self._transmit(kind, lambda: parts)
-        else:
-            self._channel.send(kind, *parts, on_full=self._make_room, deadline=None)
-
-    def _send_parts(self, kind: RecordKind, parts: codec.Parts) -> None:
-        """Send a record, through a slot if it is large. `_transmit` calls this."""
-        size = sum(map(len, parts))
-        if size > self._channel.requests.max_payload_bytes:
-            kind, parts = RecordKind.IN_SLOT, self._put_in_slot(kind, parts, size)
-        self._channel.send(kind, *parts, on_full=self._make_room, deadline=None)
-
-    def _transmit(self, kind: RecordKind, put: Callable[[], codec.Parts]) -> None:
-        """Send a record that names slots.
-
-        Args:
-            kind: the kind of the record.
-            put: fills and publishes the slots, and returns the record. If an exception comes
-                before the record is sent, nobody else knows of the slots, and they are free
-                again.
-        """
-        slots, before = self._channel.slots, self._channel.requests.position
-        slots.begin_message()
-        try:
-            self._send_parts(kind, put())
-        except BaseException:
-            if self._channel.requests.position == before:
-                slots.take_back()
-            raise
-
-    def _put_in_slot(self, kind: RecordKind, parts: codec.Parts, size: int) -> codec.Parts:
-        slot = self._claim_slot(size)
-        offset = 0
-        for part in parts:
-            slot.buffer[offset : offset + len(part)] = part
-            offset += len(part)
-        return codec.encode_in_slot(kind, slot.publish())
-
-    def _claim_slot(self, size: int) -> Slot:
-        while (slot := self._channel.slots.claim(size)) is None:
-            self._wait_for_slot()
-        return slot
-
-    def _wait_for_slot(self) -> None:
-        """Wait at most 1 ms for outputs; the engine releases slots meanwhile."""
-        self._make_room()
-        self._channel.wait(time.monotonic() + 0.001)
+        send(self._channel, kind, parts, self._make_room)
 
     def _make_room(self) -> None:
         """Read all outputs. Otherwise this process, which waits for room in the request ring, and
@@ -357,20 +345,27 @@ class ChannelEngineClient:
             logger.warning("waiting for engine process %d, which is %s", self._engine.pid, state)
         self._stall_reported = is_stalled
 
-    def _receive_startup(self) -> Hello | Text | Failed | None:
-        """Wait for one park. Returns the message of the engine's start that arrived, if any."""
-        if not self._channel.wait():
-            self._check_alive()
+    def _take_startup(self) -> Hello | Text | Failed | None:
+        """Returns the message of the engine's start that has arrived, if any."""
+        self._check_alive()
         self._drain()
         startup, self._startup = self._startup, None
         return startup
 
     def _become_ready(self, ready: Text) -> EngineInfo:
         self.info = EngineInfo.from_json(ready.json)
-        cores = len(os.sched_getaffinity(0))
-        policy = WaitPolicy.for_machine(self.info.wait_policy, self.info.num_threads, cores)
-        self._channel.waiter.set_policy(policy)
+        if self._channel.owns_waiter:
+            self.set_policy(self.info.num_threads)
         return self.info
+
+    def set_policy(self, num_threads: int) -> None:
+        """Choose how to wait for outputs.
+
+        Args:
+            num_threads: the compute threads of all engines whose outputs are waited for.
+        """
+        cores = len(os.sched_getaffinity(0))
+        self.waiter.set_policy(WaitPolicy.for_machine(self.info.wait_policy, num_threads, cores))
 
     def _check_alive(self, call: int | None = None) -> None:
         """Raise EngineDeadError if the engine has ended and the awaited message has not arrived.

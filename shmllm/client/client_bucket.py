@@ -5,9 +5,8 @@ An exception of a signal handler may end any method. The slot is then free, or t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shmllm.client.protocol import BucketMemory
+from shmllm.client.sending import MakeRoom, claim_slot, send
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.slots import Slot
 from shmllm.wire import codec
@@ -26,16 +25,12 @@ class ClientBucket:
         self._slot: Slot | None = None
         self._num_publications = 0
 
-    def claim(self, claim_slot: Callable[[int], Slot]) -> Slot:
-        """See `EngineClient.claim_bucket`.
-
-        Args:
-            claim_slot: waits for a slot of so many bytes; raises EngineDeadError.
-        """
+    def claim(self, make_room: MakeRoom) -> Slot:
+        """See `EngineClient.claim_bucket`, and `sending` for `make_room`."""
         self.discard()
         self._channel.slots.begin_message()
         try:
-            self._slot = slot = claim_slot(BUCKET_BYTES)
+            self._slot = slot = claim_slot(self._channel, BUCKET_BYTES, make_room)
             self._num_publications = self._channel.slots.num_publications(slot.index)
             return slot
         except BaseException:
@@ -43,22 +38,13 @@ class ClientBucket:
             self._channel.slots.take_back()
             raise
 
-    def send(
-        self,
-        send: Callable[[RecordKind, codec.Parts], None],
-        bucket: BucketMemory,
-        pieces: str,
-    ) -> None:
-        """See `EngineClient.send_bucket`.
-
-        Args:
-            send: sends a record; raises EngineDeadError.
-        """
+    def send(self, bucket: BucketMemory, pieces: str, make_room: MakeRoom) -> None:
+        """See `EngineClient.send_bucket`, and `sending` for `make_room`."""
         assert isinstance(bucket, Slot)
         before = self._channel.requests.position
         try:
             message = Weights(bucket.publish(), pieces)
-            send(RecordKind.WEIGHTS, codec.encode_weights(message))
+            send(self._channel, RecordKind.WEIGHTS, codec.encode_weights(message), make_room)
             self._slot = None
         except BaseException:
             if self._channel.requests.position == before:

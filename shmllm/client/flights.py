@@ -49,7 +49,7 @@ class Flights:
     Args:
         router: chooses engines.
         block_size: tokens of a block of keys and values.
-        num_rows: how many requests an engine runs at once; others wait there.
+        num_rows: how many requests each engine runs at once; others wait there.
         versions: the version of each engine's weights.
 
     Attributes:
@@ -58,38 +58,38 @@ class Flights:
     """
 
     def __init__(
-        self, router: Router, block_size: int, num_rows: int, versions: Sequence[int | str]
+        self,
+        router: Router,
+        block_size: int,
+        num_rows: Sequence[int],
+        versions: Sequence[int | str],
     ) -> None:
         self._router = router
         self._block_size = block_size
         self._num_rows = num_rows
         self._flights: dict[int, Flight] = {}
-        self._last: Flight | None = None
+        self._last: tuple[Sequence[int], int | None] = (), None
         self._num_placed = 0
         self._leaving: set[int] = set()
         self._ran: dict[int, frozenset[int]] = {}
         self.alive = list(range(len(versions)))
         self.versions = [*versions]
 
-    def __len__(self) -> int:
-        return len(self._flights)
-
     def begin(self, request: EngineCoreRequest) -> Flight:
         """Add a request, and choose its engine."""
-        last = self._last
-        if request.is_sibling and last is not None:
-            flight = Flight(request, last.chain)
-            near = [last.placement.engine] if last.placement is not None else []
-        else:
-            lora = None if request.lora is None else request.lora.lora_int_id
-            salt = request.cache_salt, lora
-            flight = Flight(request, chain_hashes(request.prompt_token_ids, self._block_size, salt))
-            near = []
-        self._flights[request.number] = flight
-        self._last = flight
+        chain, near = self._last if request.is_sibling else (self._chain_of(request), None)
+        self._flights[request.number] = flight = Flight(request, chain)
         engines = self.open or self.alive
-        self._place(flight, [each for each in near if each in engines] or engines)
+        self._place(flight, [near] if near in engines else engines)
+        self._last = chain, None if flight.placement is None else flight.placement.engine
         return flight
+
+    def _chain_of(self, request: EngineCoreRequest) -> Sequence[int]:
+        if not request.params.reads_prefix_cache:
+            return ()
+        lora = None if request.lora is None else request.lora.lora_int_id
+        salt = request.cache_salt, lora
+        return chain_hashes(request.prompt_token_ids, self._block_size, salt)
 
     @property
     def open(self) -> list[int]:
@@ -183,7 +183,7 @@ class Flights:
         if engine in self.alive:
             here = [each for each in self._flights.values() if _is_at(each, engine)]
             here.sort(key=lambda flight: flight.place)
-            self._ran[engine] = frozenset(f.request.number for f in here[: self._num_rows])
+            self._ran[engine] = frozenset(f.request.number for f in here[: self._num_rows[engine]])
             self.alive.remove(engine)
         self._router.forget(engine)
 

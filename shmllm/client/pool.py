@@ -35,6 +35,7 @@ from shmllm.client.protocol import (
 )
 from shmllm.client.revival import Revival
 from shmllm.client.routing import Router
+from shmllm.client.together import await_all, stop_all, wait_for_any
 from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, ShmLLMError
@@ -78,9 +79,10 @@ class EnginePool:
         self._death: EngineDeadError | None = None
         self._tending = threading.Lock()
         self._next_check_s = 0.0
-        self._buckets = PoolBuckets()
         self._past = PastStats()
-        self._calls = PoolCalls(weakref.proxy(self), revival)  # no cycle: `del` ends engines
+        own = weakref.proxy(self)  # no cycle: `del` ends engines
+        self._buckets = PoolBuckets(own)
+        self._calls = PoolCalls(own, revival)
         self._recorder: Recorder | None = None
         self.sharing: DeviceSharing = clients[0].sharing
         self.connection = clients[0].connection
@@ -111,7 +113,7 @@ class EnginePool:
     def wait_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo:
         """Wait until all engines are ready. Raises EngineStartError; then all of them end."""
         try:
-            infos = [client.wait_ready(progress) for client in self._clients]
+            infos = await_all(self._clients, self._waiter, progress)
             check_equal(infos)
             versions = [client.call(Method.GET_WEIGHT_VERSION) for client in self._clients]
             check_values("the version of the weights", versions)
@@ -119,10 +121,13 @@ class EnginePool:
             self.close()
             raise
         self.seed = self._clients[0].seed
+        self._first.set_policy(sum(each.num_threads for each in infos))
         self.info = info_of_all(infos)
         blocks = [each.num_blocks * each.enable_prefix_caching for each in infos]
         router = Router(blocks, self.info.block_size)
-        self._flights = Flights(router, self.info.block_size, self.info.num_rows, versions)
+        rows = [each.num_rows for each in infos]
+        self._flights = Flights(router, self.info.block_size, rows, versions)
+        self._version = versions[0]
         return self.info
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -138,12 +143,11 @@ class EnginePool:
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
         self.collect()
-        has_news = bool(self._events)
-        if not has_news and timeout_s > 0:
-            has_news = self._wait(timeout_s, urgent_only)
-        # Also while other engines have news all the time.
-        self._check_alive(is_due=not has_news)
-        self.collect()
+        if self._events or timeout_s <= 0:
+            self._check_alive()  # although other engines have news all the time
+        else:
+            self._check_alive(is_due=not self._wait(timeout_s, urgent_only))
+            self.collect()
         return self._events
 
     def _check_alive(self, is_due: bool = False) -> None:
@@ -170,13 +174,13 @@ class EnginePool:
             client.trace(recorder)
 
     def claim_bucket(self) -> BucketMemory:
-        return self._buckets.claim(self.each)
+        return self._buckets.claim()
 
     def discard_bucket(self) -> None:
         self._buckets.discard()
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
-        self._buckets.send(self.each, bucket, pieces)
+        self._buckets.send(bucket, pieces)
 
     def stats(self) -> dict[str, int]:
         with self._past.lock:
@@ -198,8 +202,7 @@ class EnginePool:
     def stop(self) -> None:
         if self._revival is not None:
             self._revival.close()
-        for client in self._clients:
-            client.stop()
+        stop_all(self._clients)
 
     def close(self) -> None:
         self.stop()
@@ -232,6 +235,10 @@ class EnginePool:
         version = versions[-1] if versions else self._version
         if version == self._version:
             events = [event for event in events if not isinstance(event, WeightVersion)]
+        else:
+            flights.clear_cached()
+            if self._revival is not None:
+                self._revival.weights_changed()
         # No call comes between these statements, so no exception either.
         self._events += events
         self._version = version
@@ -239,17 +246,8 @@ class EnginePool:
 
     def _wait(self, timeout_s: float, urgent_only: bool) -> bool:
         clients = [self._clients[engine] for engine in self._flights.alive]
-        for client in clients:
-            client.before_wait()
-        if self._revival is not None:
-            clients += self._revival.clients
-        has_data = [client.has_outputs for client in clients]
-        has_urgent = [client.has_urgent_outputs for client in clients]
-        return self._waiter.wait(
-            lambda: any(each() for each in has_data),
-            (lambda: any(each() for each in has_urgent)) if urgent_only else None,
-            time.monotonic() + timeout_s,
-        )
+        starting = [] if self._revival is None else self._revival.clients
+        return wait_for_any([*clients, *starting], self._waiter, timeout_s, urgent_only)
 
     def _with(self, engine: int, use: Callable[[ChannelEngineClient], object]) -> None:
         """Use the client of an engine, unless the engine has ended."""

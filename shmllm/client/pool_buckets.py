@@ -5,23 +5,23 @@ A bucket is filled in the memory of one engine's connection, and copied into tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 from shmllm.client.channel_client import ChannelEngineClient
+from shmllm.client.pool_calls import Engines
 from shmllm.client.protocol import BucketMemory
-
-Each = Callable[[Callable[[ChannelEngineClient], Any]], Iterator[tuple[int, Any]]]
 
 
 class PoolBuckets:
-    """`each` is `EnginePool.each` in all methods."""
+    """
+    Args:
+        engines: the pool.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
         self._owner: ChannelEngineClient | None = None
         self._others: list[ChannelEngineClient] = []
 
-    def claim(self, each: Each) -> BucketMemory:
+    def claim(self) -> BucketMemory:
         """See `EngineClient.claim_bucket`."""
         self.discard()
 
@@ -29,8 +29,7 @@ class PoolBuckets:
             self._owner = client
             return client.claim_bucket()
 
-        bucket: BucketMemory = next(bucket for _, bucket in each(claim))
-        return bucket
+        return next(bucket for _, bucket in self._engines.each(claim))
 
     def discard(self) -> None:
         """See `EngineClient.discard_bucket`."""
@@ -38,7 +37,7 @@ class PoolBuckets:
             client.discard_bucket()
         self._owner, self._others = None, []
 
-    def send(self, each: Each, bucket: BucketMemory, pieces: str) -> None:
+    def send(self, bucket: BucketMemory, pieces: str) -> None:
         """See `EngineClient.send_bucket`. The engine in whose memory it is may have ended."""
         owner = self._owner
 
@@ -54,6 +53,6 @@ class PoolBuckets:
                 client.send_bucket(bucket, pieces)
 
         for use in (send_copy, send):
-            for _ in each(use):
+            for _ in self._engines.each(use):
                 pass
         self._owner, self._others = None, []

@@ -110,7 +110,7 @@ class PoolCalls:
     def __init__(self, engines: Engines, revival: Revival | None) -> None:
         self._engines = engines
         self._revival = revival
-        self._pause: tuple[Method, Any] | None = None
+        self._pause_mode: str | None = None
         self._sleeps: list[tuple[Method, Any]] = []
         self._level = 1
         self._asleep: Sequence[str] = ()
@@ -120,11 +120,13 @@ class PoolCalls:
     @property
     def is_idle(self) -> bool:
         """Whether the engines are paused or asleep."""
-        return self._pause is not None or bool(self._sleeps)
+        return self._pause_mode is not None or bool(self._sleeps)
 
     def prepare(self, client: ChannelEngineClient) -> None:
         """Let an engine that joins the pool pause and sleep like the others."""
-        for method, argument in ([self._pause] if self._pause else []) + self._sleeps:
+        if self._pause_mode is not None:
+            client.call(Method.PAUSE, self._pause_mode)
+        for method, argument in self._sleeps:
             client.call(method, argument)
 
     def call(self, method: Method, argument: Any) -> Any:
@@ -132,10 +134,8 @@ class PoolCalls:
         if method in (Method.LEND_MEMORY, Method.STAGE_LENT):
             raise RequestError("a pool of engines gets weights through host memory")
         if method is Method.FINISH_WEIGHTS:
-            names: list[Any] = []
             # Half of it would leave the engines with different weights.
-            call_uninterrupted(lambda: names.append(self._finish_weights(argument)), FINISH_S)
-            return names[0]
+            return call_uninterrupted(lambda: self._finish_weights(argument), FINISH_S)
         if method is Method.SLEEP:
             return self._sleep(argument)
         if method is Method.WAKE_UP:
@@ -144,18 +144,19 @@ class PoolCalls:
             self.is_refusing = argument == "wait"
         answer = self._at_all(method, argument)
         if method in (Method.PAUSE, Method.RESUME):
-            self._pause = (method, argument) if method is Method.PAUSE else None
+            self._pause_mode = argument if method is Method.PAUSE else None
             self._note_refusals()
-        elif method is Method.RESET_PREFIX_CACHE:
+        elif method is Method.RESET_PREFIX_CACHE and answer:
             self._engines.clear_cached()
         if self._revival is not None:
             self._revival.called(method, argument)
         return answer
 
     def _note_refusals(self) -> None:
-        modes = [mode for _, mode in [self._pause] if mode == "wait"] if self._pause else []
         sleeps = [options for method, options in self._sleeps if method is Method.SLEEP]
-        self.is_refusing = bool(modes) or any(each["mode"] != "keep" for each in sleeps)
+        self.is_refusing = self._pause_mode == "wait" or any(
+            options["mode"] != "keep" for options in sleeps
+        )
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None) -> Any:
         """See `EnginePool.run_on_worker`."""
@@ -165,9 +166,11 @@ class PoolCalls:
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0.001)
             return client.run_on_worker(call, left_s)
 
-        results = [result for _, result in self._engines.each(run)]
-        if self._revival is not None:
-            self._revival.ran(call)
+        try:
+            results = [result for _, result in self._engines.each(run)]
+        finally:
+            if self._revival is not None:
+                self._revival.ran(call)
         return [each for result in results for each in result] if call.is_function else results[0]
 
     def _at_all(self, method: Method, argument: Any) -> Any:
@@ -176,7 +179,7 @@ class PoolCalls:
         try:
             self._ask(method, argument, answers)
         except BaseException:
-            if method in UNDO and not (method is Method.PAUSE and self._pause is not None):
+            if method in UNDO and not (method is Method.PAUSE and self._pause_mode is not None):
                 changed = [client for client, answer in answers.items() if answer is not False]
                 self._undo(changed, *UNDO[method](argument))
             if method is Method.PAUSE:
@@ -229,6 +232,8 @@ class PoolCalls:
         self._sleeps.append((Method.SLEEP, argument))
         self._level, self._asleep = argument["level"], answer["report"]["asleep"]
         self._note_refusals()
+        if argument["level"] > 0:
+            self._engines.clear_cached()
         return answer
 
     def _end_sleeping(self) -> None:
@@ -291,7 +296,7 @@ class PoolCalls:
         if names is None:
             raise next(iter(problems.values()))
         if self._revival is not None:
-            self._revival.called(Method.FINISH_WEIGHTS, argument)
+            self._revival.weights_changed()
         for engine, problem in problems.items():
             self._engines.drop(engine, f"it could not use new weights: {problem}")
         return names

@@ -74,22 +74,7 @@ class PrivateEngineClient(ChannelEngineClient):
             self, _shut_down, os.getpid(), channel, engine, (control, client)
         )
 
-    def wait_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo:
-        """Send the configuration, and wait until the engine is ready.
-
-        Args:
-            progress: the functions to call with the progress.
-
-        Raises:
-            EngineStartError: the engine failed, died or did not become ready in time.
-        """
-        while (info := self.poll_ready(progress)) is None:
-            self._channel.wait()
-        return info
-
     def poll_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo | None:
-        """As `wait_ready`, without waiting: go on with the start as far as the engine has come.
-        Returns None while it is not ready."""
         if hasattr(self, "info"):
             return self.info
         try:
@@ -104,14 +89,16 @@ class PrivateEngineClient(ChannelEngineClient):
             self.close()
             raise
 
+    def begin_stop(self) -> None:
+        if not self._channel.is_closed and os.getpid() == self._owner_pid:
+            _ask_to_end(self._channel, self._process)
+
     def stop(self) -> None:
         if not self._channel.is_closed:
             _end_engine(self._owner_pid, self._channel, self._process)
 
     def _start_on(self, progress: StartProgress) -> EngineInfo | None:
-        self._check_alive()
-        self._drain()
-        message, self._startup = self._startup, None
+        message = self._take_startup()
         if message is None:
             self._report(progress)
         elif not self._has_said_hello:
@@ -147,11 +134,15 @@ class PrivateEngineClient(ChannelEngineClient):
             )
 
 
+def _ask_to_end(channel: ClientChannel, engine: ChildEngineHandle) -> None:
+    if not engine.wait(0):
+        channel.set_closing()
+
+
 def _end_engine(owner_pid: int, channel: ClientChannel, engine: ChildEngineHandle) -> None:
     if os.getpid() != owner_pid:
         return
-    if not engine.wait(0):
-        channel.set_closing()
+    _ask_to_end(channel, engine)
     # An engine that still starts has nothing to clean up, and may be in an import that reacts to
     # nothing for seconds.
     engine.stop(0 if channel.engine_state is EngineState.STARTING else CLOSE_GRACE_S)

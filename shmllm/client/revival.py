@@ -102,15 +102,15 @@ class Revival:
             self._pinned = [*dict.fromkeys([*self._pinned, argument])]
         elif method in (Method.START_WEIGHTS, Method.ABANDON_WEIGHTS):
             self._is_updating = method is Method.START_WEIGHTS
-        elif method is Method.FINISH_WEIGHTS:
-            self._problem = NEW_WEIGHTS
 
     def ran(self, call: RpcCall) -> None:
-        """The workers of the pool have run a call."""
-        if call.method in ("load_weights", "reload_weights"):
-            self._problem = NEW_WEIGHTS
-        elif call.method == "add_lora":
+        """Workers of the pool have run a call."""
+        if call.method == "add_lora":
             self._problem = "an adapter was sent as tensors"
+
+    def weights_changed(self) -> None:
+        """Engines of the pool have other weights than those of their files."""
+        self._problem = NEW_WEIGHTS
 
     def close(self) -> None:
         """End the engines that start. None starts again after this."""

@@ -9,20 +9,24 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 GRACE_S = 1.0
 """The time for which an interrupted caller waits for the end of the function, in seconds."""
 
 
-def call_uninterrupted(function: Callable[[], None], grace_s: float = GRACE_S) -> None:
-    """Call a function so that an exception of a signal handler does not end it in the middle.
+def call_uninterrupted(function: Callable[[], T], grace_s: float = GRACE_S) -> T:
+    """Call a function, and return its result. An exception of a signal handler does not end the
+    function in the middle.
 
     Such an exception ends this call after the function's end, after `grace_s` seconds, or when
     another one comes.
     """
     if threading.current_thread() is not threading.main_thread():
-        function()
-        return
+        return function()
+    results: list[T] = []
     errors: list[BaseException] = []
     ended: list[bool] = []
     is_done = threading.Lock()
@@ -30,7 +34,7 @@ def call_uninterrupted(function: Callable[[], None], grace_s: float = GRACE_S) -
 
     def run() -> None:
         try:
-            function()
+            results.append(function())
         except BaseException as error:
             errors.append(error)
         finally:
@@ -46,3 +50,4 @@ def call_uninterrupted(function: Callable[[], None], grace_s: float = GRACE_S) -
         raise
     if errors:
         raise errors[0]
+    return results[0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmllm.config.options import Flag, Free, Number, Section, Whole, option
+from shmllm.config.parallel import MOST_PROCESSES
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -108,7 +109,7 @@ class FrontEndConfig(Section):
         1,
         "Engines that share the requests, each with the whole model. On a CPU they divide "
         "num_threads and kv_cache_memory_bytes.",
-        Whole(1, 64),
+        Whole(1, MOST_PROCESSES),
         flag="--engines",
     )
     multiprocess: bool = option(

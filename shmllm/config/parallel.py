@@ -13,7 +13,13 @@ MOST_PROCESSES = 64
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig(Section):
-    """Several processes that compute one model."""
+    """Several processes that compute one model.
+
+    Attributes:
+        pool_size: the number of engines of the pool that this engine belongs to.
+        pool_index: its index in the pool.
+        num_starting: the number of engines of the pool that load their models at the same time.
+    """
 
     tensor_parallel_size: int = option(
         1,
@@ -27,6 +33,9 @@ class ParallelConfig(Section):
         "each of them has up to max_num_seqs requests.",
         Whole(1, MOST_PROCESSES),
     )
+    pool_size: int = 1
+    pool_index: int = 0
+    num_starting: int = 1
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

@@ -38,6 +38,7 @@ class ClientChannel(ChannelEnd):
 
     Attributes:
         waiter: waits for outputs.
+        owns_waiter: whether that is this channel's own one.
         slots: the writer of the tensor slots to the engine.
         output_slots: the reader of the tensor slots from the engine.
         requests: the writer of the request ring.
@@ -66,7 +67,7 @@ class ClientChannel(ChannelEnd):
         self._request_stats = StatisticsLine(memory, layout.REQUEST_WRITER_STATS_OFFSET)
         self._output_stats = StatisticsLine(memory, layout.OUTPUT_READER_STATS_OFFSET)
         self._published_ns = 0
-        self._owns_waiter = waiter is None
+        self.owns_waiter = waiter is None
         self.waiter = OutputWaiter(client, policy) if waiter is None else waiter
         self.waiter.on_park.append(self._before_park)
 
@@ -258,7 +259,7 @@ class ClientChannel(ChannelEnd):
         self._is_closed = True
         if self._before_park in self.waiter.on_park:
             self.waiter.on_park.remove(self._before_park)
-        if self._owns_waiter:
+        if self.owns_waiter:
             self.waiter.close()
         for part in (
             self.requests,

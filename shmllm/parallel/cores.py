@@ -33,6 +33,26 @@ def threads_of_a_rank(num_threads: int | None, parallel: ParallelConfig) -> int:
     )
 
 
+def threads_of_an_engine(num_threads: int | None, parallel: ParallelConfig) -> int:
+    """Return the number of compute threads of an engine.
+
+    Args:
+        num_threads: the number of all engines of its pool together; None: the usable cores.
+        parallel: the options for the pool.
+
+    Raises:
+        EngineStartError: there are fewer threads than engines.
+    """
+    total, count = num_threads or len(os.sched_getaffinity(0)), parallel.pool_size
+    if total < count:
+        told = "num_threads is" if num_threads else "the number of usable cores is"
+        raise EngineStartError(
+            f"data_parallel_size {count} needs at least a thread for each engine, and {told} "
+            f"{total}; possible: 1 to {total}"
+        )
+    return total // count + (parallel.pool_index < total % count)
+
+
 def cores_of(rank: int, threads: int, size: int) -> set[int] | None:
     """Return the cores of a rank, next to each other on one memory node if possible; None: there
     are fewer cores than threads, so that the ranks are not bound."""

@@ -47,7 +47,9 @@ class CpuRankPart:
 
     def __init__(self, config: EngineConfig, memory: GroupMemory) -> None:
         num_threads = threads_of_a_rank(config.num_threads, config.parallel)
-        cores = cores_of(memory.rank, num_threads, memory.size)
+        parallel, size = config.parallel, memory.size
+        place = parallel.pool_index * size + memory.rank
+        cores = cores_of(place, num_threads, parallel.pool_size * size)
         if cores is not None:
             os.sched_setaffinity(0, cores)
         memory.look = AwaitMore(memory.step.ctypes.data)

@@ -13,6 +13,7 @@ import torch
 
 from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.graphs import GraphConfig
+from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.plugins.entry_points import load_general_plugins, search_also
 from shmllm.worker.load_processors import load_processor_classes
@@ -55,7 +56,12 @@ def _make_runner(
 ) -> LoadedRunner:
     gpu, warning = choose_device(config.device)
     if gpu is not None:
-        return _make_gpu_runner(config, gpu, on_load, on_capture)
+        index = gpu_of_an_engine(config.parallel, gpu)
+        return _make_gpu_runner(config, index, on_load, on_capture)
+    from shmllm.parallel.cores import threads_of_an_engine
+
+    threads = threads_of_an_engine(config.num_threads, config.parallel)
+    config = replace(config, num_threads=threads)
     warnings = [] if warning is None else [warning]
     return _make_cpu_runner(config, on_load, [*warnings, *options_ignored_on_cpu(config)])
 
@@ -88,6 +94,28 @@ def _make_gpu_runner(
     except BaseException:
         ranks.close()
         raise
+
+
+def gpu_of_an_engine(parallel: ParallelConfig, first: int) -> int:
+    """Return the index of an engine's first GPU. The engines of a pool have as many each as they
+    have ranks.
+
+    Args:
+        parallel: the options for the pool and the ranks.
+        first: the first GPU of the pool.
+
+    Raises:
+        EngineStartError: there are not as many.
+    """
+    count, size = parallel.pool_size, parallel.num_processes
+    found = max(torch.cuda.device_count() - first, 0)
+    if count > 1 and found < count * size:
+        raise EngineStartError(
+            f"data_parallel_size {count} needs {count * size} GPUs from cuda:{first} on, "
+            f"{size} for each engine, and CUDA finds {found}; possible: 1 to {found // size}, or "
+            "device='cpu'"
+        )
+    return first + parallel.pool_index * size
 
 
 def check_gpus(option: str, index: int, size: int) -> None:

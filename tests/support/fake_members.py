@@ -22,17 +22,10 @@ def token_of(number: int, position: int) -> int:
 
 
 class FakeWaiter:
-    """A waiter that never waits.
-
-    Attributes:
-        num_wakes: how often somebody woke it.
-    """
-
-    def __init__(self) -> None:
-        self.num_wakes = 0
+    """A waiter that never waits."""
 
     def wake(self) -> None:
-        self.num_wakes += 1
+        pass
 
     def wait(self, has_data: Callable[[], bool], *_: Any) -> bool:
         return has_data()
@@ -47,6 +40,7 @@ class FakeMember:
         is_dead: whether the engine has ended: what it sent before arrives.
         is_ending: see `ChannelEngineClient.is_ending`.
         is_ready: whether its start is over.
+        num_waited_threads: the compute threads beside which the front end waits.
         calls: what was asked, with its argument.
         answers: to what is asked, or the exception to raise; None to all else.
         counters: what `stats` returns; empty: the number of requests.
@@ -65,16 +59,14 @@ class FakeMember:
         self.num_sent: dict[int, int] = {}
         self.is_dead = self.is_ending = self.is_closed = False
         self.is_ready = True
+        self.num_waited_threads = 0
         self.calls: list[tuple[Method, Any]] = []
         self.answers: dict[Method, Any] = {Method.GET_WEIGHT_VERSION: version}
         self.refusal: str | None = None
         self.counters: dict[str, int] = {}
         self._inbox: list[EngineOutput] = []
 
-    def wait_ready(self, progress: object = None) -> Any:
-        return self.info
-
-    def poll_ready(self) -> Any:
+    def poll_ready(self, progress: object = None) -> Any:
         self.check_alive()
         return self.info if self.is_ready else None
 
@@ -162,8 +154,13 @@ class FakeMember:
     def wake(self) -> None:
         self.waiter.wake()
 
-    def stop(self) -> None:
+    def begin_stop(self) -> None:
         pass
+
+    stop = begin_stop
+
+    def set_policy(self, num_threads: int) -> None:
+        self.num_waited_threads = num_threads
 
     def close(self) -> None:
         self.is_closed = True

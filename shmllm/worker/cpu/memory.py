@@ -22,7 +22,7 @@ class HostMemory:
     """The host's memory. Its arenas have huge pages, since each step reads all weights.
 
     Args:
-        num_ranks: the number of processes that divide the KV cache.
+        num_ranks: the number of processes that divide the KV cache, those of all engines of a pool.
         num_needing: the number of processes that need as much memory as this one, and have not
             taken it yet. Rank 0 of a group checks so that the sum is free; each other rank checks
             its own part, when some have taken theirs.

@@ -62,7 +62,9 @@ class CpuPart:
         self._config = config
         self._group = group
         self._num_threads = num_threads
-        self.pool = HostMemory(group.shard.size, 1 if group.rank else group.size)
+        parallel = config.parallel
+        num_needing = 1 if group.rank else group.size * parallel.num_starting
+        self.pool = HostMemory(group.shard.size * parallel.pool_size, num_needing)
         load = config.load
         divide = group.divide if group.size > 1 else None
         self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_progress, divide)

@@ -13,7 +13,8 @@ from shmllm.wire.messages import SHUTTING_DOWN, Rejected, WeightVersion
 
 
 def make(count=2, num_rows=2, versions=None):
-    return Flights(Router([16] * count, 4), 4, num_rows, versions or [0] * count)
+    rows = [num_rows] * count
+    return Flights(Router([16] * count, 4), 4, rows, versions or [0] * count)
 
 
 def request(number, is_sibling=False):
@@ -67,7 +68,7 @@ def test_ends_release_the_queue_once():
             flights.note(0, row(number, is_first=True), False)
             flights.note(0, row(number, FinishReason.STOP), False)
     assert queued(flights) == [0, 0]
-    assert len(flights) == 0
+    assert len(flights._flights) == 0
 
 
 def test_an_abort_releases_the_queue_once_and_the_row_ends_the_request():
@@ -78,7 +79,7 @@ def test_an_abort_releases_the_queue_once_and_the_row_ends_the_request():
         assert sorted(number for numbers in found.values() for number in numbers) == [0, 1]
     assert queued(flights) == [0, 0]
     flights.note(0, aborted([0, 1]), False)
-    assert len(flights) == 0
+    assert len(flights._flights) == 0
     assert queued(flights) == [0, 0]
 
 
@@ -162,7 +163,7 @@ def test_aborts_of_an_engine_that_ends_are_not_the_end_of_a_request():
     assert flights.note(0, aborted([0]), True) is None
     assert first.placement is not None
     assert flights.note(0, row(0, FinishReason.STOP), True).numbers == [0]
-    assert len(flights) == 0
+    assert len(flights._flights) == 0
     assert second.is_aborted
 
 
@@ -188,7 +189,7 @@ def test_other_refusals_are_passed_on(message):
     begin(flights, 1)
     event = Rejected(0, message)
     assert flights.note(0, event, False) is event
-    assert len(flights) == 0
+    assert len(flights._flights) == 0
 
 
 def test_an_engine_that_joins_again_has_no_queue():

@@ -11,7 +11,7 @@ import pytest
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.parallel import cores
-from shmllm.parallel.cores import cores_of, threads_of_a_rank
+from shmllm.parallel.cores import cores_of, threads_of_a_rank, threads_of_an_engine
 
 
 @pytest.fixture
@@ -93,3 +93,12 @@ def test_fewer_threads_than_ranks_are_refused(
     machine([0, 1])
     with pytest.raises(EngineStartError, match=message):
         threads_of_a_rank(num_threads, parallel)
+
+
+def test_the_engines_of_a_pool_divide_the_threads() -> None:
+    found = [
+        threads_of_an_engine(8, ParallelConfig(pool_size=3, pool_index=index)) for index in range(3)
+    ]
+    assert found == [3, 3, 2]
+    with pytest.raises(EngineStartError, match="num_threads is 2; possible: 1 to 2"):
+        threads_of_an_engine(2, ParallelConfig(pool_size=3))

@@ -15,7 +15,13 @@ from shmllm.config.lora import LoraConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.gpu import device as gpu_device
-from shmllm.worker.make_runner import check_gpus, choose_device, make_runner, options_ignored_on_cpu
+from shmllm.worker.make_runner import (
+    check_gpus,
+    choose_device,
+    gpu_of_an_engine,
+    make_runner,
+    options_ignored_on_cpu,
+)
 
 
 @pytest.fixture
@@ -122,3 +128,17 @@ def test_a_front_end_gets_errors_and_warnings(multiprocess, caplog):
         assert llm.facts.device == "cpu"
         assert llm.facts.block_size == 64
     assert "enforce_eager=True has no effect on a CPU" in caplog.text
+
+
+@pytest.mark.parametrize(("index", "size", "expected"), [(0, 1, 1), (1, 1, 2), (1, 2, 3)])
+def test_each_engine_of_a_pool_has_its_own_gpus(machine, index, size, expected):
+    machine(5)
+    parallel = ParallelConfig(tensor_parallel_size=size, pool_size=2, pool_index=index)
+    assert gpu_of_an_engine(parallel, 1) == expected
+
+
+def test_a_pool_with_too_few_gpus_is_refused_with_the_numbers(machine):
+    machine(3)
+    parallel = ParallelConfig(tensor_parallel_size=2, pool_size=2)
+    with pytest.raises(EngineStartError, match=r"needs 4 GPUs from cuda:1 .* finds 2; possible: 1 "):
+        gpu_of_an_engine(parallel, 1)
