@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import fields, replace
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineStartError
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
 
 MAY_DIFFER = frozenset(
     {
         "num_blocks", "num_states", "kv_cache_bytes", "weight_bytes", "max_num_seqs", "seed",
         "num_threads", "wait_policy", "load_seconds", "device", "device_uuid", "graphs",
-        "gpu_memory_utilization", "warnings", "scheduling_policy", "async_scheduling",
+        "gpu_memory_utilization", "warnings", "async_scheduling",
         "enable_prefix_caching", "max_loras", "tensor_parallel_size", "pipeline_parallel_size",
         "speculative_method", "speculative_model", "num_speculative_tokens", "max_model_len",
         "max_blocks_per_request", "max_states_per_request",
@@ -53,3 +56,14 @@ def info_of_all(infos: Sequence[EngineInfo]) -> EngineInfo:
         max_loras=min(each.max_loras for each in infos),
         data_parallel_size=len(infos),
     )
+
+
+def bounded(request: EngineCoreRequest, max_model_len: int) -> EngineCoreRequest:
+    """Bound the length of a request without a bound. It then does not depend on its engine, which
+    may have room for more than `max_model_len` tokens."""
+    params = request.params
+    if not isinstance(params, SamplingParams) or params.max_tokens is not None:
+        return request
+    params = copy(params)
+    params.max_tokens = max_model_len - len(request.prompt_token_ids)
+    return replace(request, params=params)

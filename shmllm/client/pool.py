@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from shmllm.client.attached import AttachedEngineClient
 from shmllm.client.channel_client import ChannelEngineClient
-from shmllm.client.equal_engines import check_equal, check_values, info_of_all
+from shmllm.client.equal_engines import bounded, check_equal, check_values, info_of_all
 from shmllm.client.flights import OTHER_WEIGHTS, Flight, Flights, aborted
 from shmllm.client.pool_buckets import PoolBuckets
 from shmllm.client.pool_calls import PoolCalls, Use
@@ -132,7 +132,7 @@ class EnginePool:
 
     def add(self, request: EngineCoreRequest) -> None:
         self._check_alive()  # a death before the request is none of its deaths
-        self._send(self._flights.begin(request))
+        self._send(self._flights.begin(bounded(request, self.info.max_model_len)))
 
     def abort(self, numbers: Sequence[int]) -> None:
         for engine, those in self._flights.abort(numbers).items():

@@ -1,7 +1,7 @@
 """The interface of an engine's client: the methods that a front end calls on an engine.
 
-`PrivateEngineClient`, `AttachedEngineClient` and `LocalEngineClient` implement it. This module
-must not know in which process the engine runs.
+`PrivateEngineClient`, `AttachedEngineClient`, `LocalEngineClient` and, for several engines,
+`EnginePool` implement it. This module must not know in which process the engine runs.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ class EngineClient(Protocol):
         """The engine's counters and gauges, by name in lower case."""
 
     def health(self) -> str:
-        """The engine's state in words, such as "ready", "stalled 7 s in step 12" or "dead"."""
+        """The engine's state in words, such as "ready", "stalled 7 s in step 12" or "dead". Those
+        of a pool's engines, if they differ, as "engine 0: ready; engine 1: dead"."""
 
     def errors(self) -> list[LoggedError]:
         """The distinct errors that the engine process has recorded, the latest one last."""

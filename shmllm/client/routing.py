@@ -146,31 +146,10 @@ class Router:
         """The tokens queued at an engine, as in the formula of this module."""
         return self._queued[engine]
 
-    def choose(
-        self,
-        token_ids: Sequence[int],
-        num_completions: int,
-        alive: Iterable[int],
-        salt: Hashable = 0,
-    ) -> Placement:
-        """Choose an engine for a prompt, and count the request as sent.
-
-        Args:
-            token_ids: the prompt; at least one token.
-            num_completions: the number of its completions, which stay together.
-            alive: the indices of the engines to choose from.
-            salt: what requests must have in common to share blocks.
-
-        Raises:
-            ValueError: there is no engine to choose from.
-        """
-        chain = chain_hashes(token_ids, self.block_size, salt)
-        return self.place(chain, len(token_ids), num_completions, alive)
-
     def place(
         self, chain: Sequence[int], num_tokens: int, num_completions: int, alive: Iterable[int]
     ) -> Placement:
-        """As `choose`, for a prompt whose hashes are known.
+        """Choose an engine for a prompt, and count the request as sent.
 
         Args:
             chain: the `chain_hashes` of the prompt; empty if the request reads no cached blocks.

@@ -117,7 +117,7 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         priority = usable_priority(options.get("priority"), self._llm.facts)
-        given = _of_one_engine(options | {"priority": priority})
+        given = _of_one_engine(options | {"priority": priority}, self._is_pool)
         return super().generate(without_nones(prompt), sampling_params, request_id, **given)
 
     def encode(
@@ -128,7 +128,7 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         lora_request: Any = None,
         **options: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        given = of_vectors(_of_one_engine({"lora_request": lora_request, **options}))
+        given = of_vectors(_of_one_engine({"lora_request": lora_request, **options}, self._is_pool))
         return super().encode(without_nones(prompt), pooling_params, request_id, **given)
 
     async def add_request(
@@ -181,18 +181,26 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         return self.get_tokenizer()
 
     @property
+    def _is_pool(self) -> bool:
+        return self._llm.facts.data_parallel_size > 1
+
+    @property
     def _view(self) -> EngineView:
         return self._llm.llm_engine
 
 
-def _of_one_engine(options: Mapping[str, Any]) -> dict[str, Any]:
+def _of_one_engine(options: Mapping[str, Any], is_pool: bool) -> dict[str, Any]:
     """The options that have an effect.
+
+    Args:
+        options: vLLM's options.
+        is_pool: whether there are several engines.
 
     Raises:
         RequestError: an option that shmllm does not have.
     """
     rank = options.get("data_parallel_rank")
-    if rank not in (None, 0):
+    if rank not in ((None,) if is_pool else (None, 0)):
         raise RequestError(
             f"data_parallel_rank {rank} is not possible: a pool chooses the engine of a request"
         )

@@ -25,6 +25,7 @@ class EngineInfo:
         max_states_per_request: the most of them that a request of max_model_len tokens holds.
         max_blocks_per_request: the most KV blocks that a request of max_model_len tokens holds.
         weight_bytes: the size of the weights in memory.
+        seed: the seed of requests that have none.
         tensor_parallel_size: the number of processes that each compute a part of every layer.
         pipeline_parallel_size: the number of processes that each compute some of the layers.
         max_logprobs: the largest number of alternatives per position that a request may ask for,

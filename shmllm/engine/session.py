@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError, SegmentError
+from shmllm.ipc.client_bell import bell_nonce
 from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.error_log import front_end
 from shmllm.ipc.liveness import is_stopped, wait_for_end
@@ -103,6 +104,8 @@ class Session:
 
     Attributes:
         nonce: the nonce of the front end's segment.
+        connection: the nonce by which the front end names itself in traces; a front end of several
+            engines has one at all of them.
         pid: the pid of the front end in its own pid namespace.
         protocol_error: the error, if the front end wrote invalid bytes into its segment.
         on_error: called with (text, place) for an error that ends no session.
@@ -119,6 +122,7 @@ class Session:
     ) -> None:
         self.place = place
         self.nonce = segment.nonce
+        self.connection = bell_nonce(segment)
         self.pid = segment.creator_pid
         self.channel = CoreChannel(control, segment, bell)
         self._segment = segment

@@ -68,7 +68,7 @@ class EngineTracing:
             return
         channel, now_ns = session.channel, perf_counter_ns()
         channel.watch(RingTracer(recorder, channel.nonce, Direction.OUTPUTS))
-        client = session.place, channel.nonce, session.pid
+        client = session.place, session.connection, session.pid
         recorder.add(Type.EVENT, Event.JOINED, now_ns, now_ns, *client)
         if self._is_named:
             record = encode_trace(Trace(self._directory))

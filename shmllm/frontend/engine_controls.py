@@ -74,8 +74,8 @@ class EngineControls:
             kwargs: the keyword arguments.
 
         Returns:
-            A list with the result of each rank of a function, by rank, or with the engine's of a
-            method. Tensors in it are copies.
+            A list with the result of each rank of a function, by engine and rank, or with the
+            first engine's of a method. Tensors in it are copies.
 
         Raises:
             RequestError: a value cannot be sent to another process, or the engine refused the
@@ -114,7 +114,8 @@ class EngineControls:
 
         Returns:
             The path of the trace that will be written. Other ranks of the engine write theirs
-            beside it, with "-rank1" and so on in the name.
+            beside it, with "-rank1" and so on in the name, and other engines of a pool with their
+            process ids.
         """
         directory = os.path.abspath(self.profile_directory or os.getcwd())
         options = {

@@ -179,7 +179,9 @@ class WeightPush:
             return None
         uuid = self._sharing.uuid(tensor.device)
         if uuid != self._info.device_uuid:
-            if uuid:
+            if uuid and self._info.data_parallel_size > 1:
+                self._report("several engines get them")
+            elif uuid:
                 self._report(f"they are on GPU {uuid}, the engine on {self._info.device_uuid}")
             return None
         if self._device is None:

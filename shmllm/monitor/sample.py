@@ -44,7 +44,8 @@ class ClientSample:
         command: its command line; "" if this process may not read it.
         requests_used: the unread share of its request ring, 0 to 1.
         outputs_used: the unread share of its output ring, 0 to 1.
-        is_parked: whether it is parked or about to park.
+        is_parked: whether it is parked or about to park; None if it waits on the doorbell of its
+            segment at another engine.
         state: whether it is idle, active, hung or stopped (see `client_state`), or dead.
         bell: the nonce of the segment whose doorbell wakes it, in hexadecimal digits. A front end
             of several engines has the same one at each of them.
@@ -54,7 +55,7 @@ class ClientSample:
     command: str
     requests_used: float
     outputs_used: float
-    is_parked: bool
+    is_parked: bool | None
     state: str
     bell: str = ""
 
@@ -169,15 +170,16 @@ class Watch:
 
 
 def _sample_client(segment: Segment, command: str) -> ClientSample:
+    bell = bell_nonce(segment)
     parked = Word(segment.buffer, layout.CLIENT_PARKED_OFFSET)
     sample = ClientSample(
         segment.creator_pid,
         command,
         _used(segment, REQUEST_RING_LAYOUT),
         _used(segment, OUTPUT_RING_LAYOUT),
-        parked.load() != Parked.NO,
+        parked.load() != Parked.NO if bell == segment.nonce else None,
         client_state(segment) if segment.is_owned() else "dead",
-        f"{bell_nonce(segment):x}",
+        f"{bell:x}",
     )
     parked.close()
     return sample

@@ -351,7 +351,7 @@ def _anatomy(figures: Figures) -> RenderableType:
 
 def _client_state(client: Mapping[str, Any]) -> Text:
     state = client["state"]
-    if state == "active":
+    if state == "active" and client["is_parked"] is not None:
         return Text("sleeps" if client["is_parked"] else "awake")
     return Text(state, style="dim" if state == "idle" else "bold red")
 

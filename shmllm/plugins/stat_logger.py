@@ -96,7 +96,7 @@ class StatLoggerBase(ABC):
 
     Args:
         vllm_config: the engine's configuration, a `VllmConfigView`.
-        engine_index: 0, because a front end has one engine.
+        engine_index: 0. The statistics of a pool's engines are added up.
     """
 
     @abstractmethod

@@ -29,7 +29,7 @@ from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 """The message of REJECTED from an engine that ends. A front end may try another engine."""
 

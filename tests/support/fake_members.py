@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from shmllm.client.flights import aborted
 from shmllm.client.protocol import EngineOutput
 from shmllm.errors import EngineDeadError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.outputs.sleep_report import OwnedBytes
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method, Rejected
@@ -19,6 +21,22 @@ from shmllm.wire.messages import Method, Rejected
 def token_of(number: int, position: int) -> int:
     """What every engine samples there for the request of a number."""
     return (7 * number + 3 * position) % 500
+
+
+def report(asleep: Sequence[str]) -> dict[str, Any]:
+    owned = [1] * len(dataclasses.fields(OwnedBytes))
+    values = dataclasses.asdict(OwnedBytes(*owned))
+    return {
+        "report": {
+            "before": values,
+            "after": values,
+            "asleep": asleep,
+            "num_missing": 0,
+            "num_kept": 1,
+            "seconds": 1.0,
+        },
+        "warning": "",
+    }
 
 
 class FakeWaiter:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from support.fake_members import FakeMember, FakeWaiter, token_of
+from support.fake_members import FakeMember, FakeWaiter, report, token_of
 from support.fakes import info
 from support.interrupting import Interrupted, Moment, raising_handler
 from support.variants import slow
@@ -438,3 +438,40 @@ def test_engines_start_at_the_same_time_and_their_progress_is_one():
     pool.wait_ready(StartProgress(lambda *numbers: seen.append(numbers)))
     assert polls == members * 3
     assert seen == [(1, 20), (3, 20), (5, 20), (7, 20), (9, 20), (11, 20)]
+
+
+def test_a_request_without_a_bound_ends_where_the_engine_with_the_least_room_would_end_it():
+    pool = Pool()
+    pool.members[1].info = info(vocab_size=600, max_model_len=50)
+    pool.client.wait_ready()
+    pool.submit(2, max_tokens=None)
+    sent = [each for member in pool.members for each in member.requests.values()]
+    assert [each.params.max_tokens for each in sent] == [47, 47]
+    assert all(state.request.params.max_tokens is None for state in pool.states)
+
+
+def test_routing_forgets_prefixes_that_engines_have_forgotten():
+    pool = Pool(block_size=2)
+    sent = pool.client._flights._router._sent
+
+    def num_known():
+        return sum(map(len, sent))
+
+    def submit():
+        pool.submit(1, max_tokens=1)
+        pool.run()
+        assert num_known()
+
+    for member in pool.members:
+        member.answers |= {Method.RESET_PREFIX_CACHE: False, Method.SLEEP: report([])}
+    submit()
+    assert not pool.client.call(Method.RESET_PREFIX_CACHE)
+    assert num_known()
+    pool.client.call(Method.SLEEP, {"level": 0, "mode": "keep"})
+    assert num_known()
+    pool.client.call(Method.SLEEP, {"level": 1, "mode": "keep"})
+    assert not num_known()
+    submit()
+    pool.members[0].tell(WeightVersion(1))
+    pool.dispatcher.pump(0.001)
+    assert not num_known()

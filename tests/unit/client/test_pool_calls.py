@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-from support.fake_members import REFUSAL, FakeMember, FakeWaiter
+from support.fake_members import REFUSAL, FakeMember, FakeWaiter, report
 
 from shmllm.client.pool_calls import PoolCalls, combined
 from shmllm.client.revival import NEW_WEIGHTS, Revival
 from shmllm.errors import EngineDeadError, RequestError
-from shmllm.outputs.sleep_report import OwnedBytes
 from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall
 
@@ -42,22 +39,6 @@ class Engines:
 
     def asked(self, index):
         return [method for method, _ in self.members[index].calls]
-
-
-def report(asleep):
-    owned = [1] * len(dataclasses.fields(OwnedBytes))
-    values = dataclasses.asdict(OwnedBytes(*owned))
-    return {
-        "report": {
-            "before": values,
-            "after": values,
-            "asleep": asleep,
-            "num_missing": 0,
-            "num_kept": 1,
-            "seconds": 1.0,
-        },
-        "warning": "",
-    }
 
 
 SLEEP = {"level": 1, "mode": "keep"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -66,7 +67,7 @@ def test_every_choice_is_the_one_of_the_plain_formula(data: st.DataObject) -> No
             expected = min(alive, key=lambda each: plain.order(each, prompt))
             missing = len(prompt) - plain.cached(expected, prompt)
             count = data.draw(st.integers(1, 3))
-            placement = router.choose(prompt, count, alive)
+            placement = choose(router, prompt, count, alive)
             assert placement == Placement(expected, missing, count)
             plain.send(placement, prompt)
         elif action == "begun" and placed:
@@ -95,6 +96,13 @@ def test_a_hash_covers_all_tokens_before_its_block_and_the_salt() -> None:
     assert not set(chain) & set(changed)
     assert not set(chain) & set(chain_hashes(prompt, SIZE, salt=("salt", 1)))
     assert chain == chain_hashes(prompt[:-1], SIZE)
+
+
+def choose(
+    router: Router, prompt: Sequence[int], num_completions: int, alive: Iterable[int]
+) -> Placement:
+    chain = chain_hashes(prompt, router.block_size)
+    return router.place(chain, len(prompt), num_completions, alive)
 
 
 def hits(sent: SentBlocks, chain: list[int]) -> int:
@@ -143,7 +151,7 @@ def test_a_prefix_stays_with_its_engine_while_the_queue_is_short() -> None:
     prefix = [1] * 512
     places = []
     for number in range(20):
-        placement = router.choose([*prefix, number], 1, range(4))
+        placement = choose(router, [*prefix, number], 1, range(4))
         router.begun(placement)
         router.ended(placement)
         places.append(placement.engine)
@@ -153,10 +161,10 @@ def test_a_prefix_stays_with_its_engine_while_the_queue_is_short() -> None:
 def test_equal_prompts_spread_when_the_queue_is_long() -> None:
     router = Router([MANY] * 4, 16)
     prompt = [1] * 256
-    places = Counter(router.choose(prompt, 1, range(4)).engine for _ in range(200))
+    places = Counter(choose(router, prompt, 1, range(4)).engine for _ in range(200))
     assert sorted(places) == [0, 1, 2, 3]
     assert max(places.values()) <= 70
-    first = [Router([MANY] * 4, 16).choose(prompt, 1, range(4)).engine for _ in range(8)]
+    first = [choose(Router([MANY] * 4, 16), prompt, 1, range(4)).engine for _ in range(8)]
     assert len(set(first)) == 1, "the first group stays together"
 
 
@@ -164,7 +172,7 @@ def test_idle_engines_share_different_prompts_that_come_one_by_one() -> None:
     router = Router([MANY] * 4, SIZE)
     places = []
     for number in range(8):
-        placement = router.choose([number] * 4 * SIZE, 1, range(4))
+        placement = choose(router, [number] * 4 * SIZE, 1, range(4))
         router.ended(placement)
         places.append(placement.engine)
     assert places == [0, 1, 2, 3] * 2
@@ -173,24 +181,24 @@ def test_idle_engines_share_different_prompts_that_come_one_by_one() -> None:
 def test_a_dead_engine_is_neither_chosen_nor_remembered() -> None:
     router = Router([MANY] * 2, SIZE)
     prompt = [1] * 8 * SIZE
-    assert router.choose(prompt, 1, [0, 1]).engine == 0
+    assert choose(router, prompt, 1, [0, 1]).engine == 0
     router.forget(0)
     assert router.queued(0) == 0
-    placement = router.choose(prompt, 1, [1])
+    placement = choose(router, prompt, 1, [1])
     assert placement.engine == 1
     router.ended(placement)
-    assert router.choose(prompt, 1, [0, 1]) == Placement(1, SIZE, 1)
+    assert choose(router, prompt, 1, [0, 1]) == Placement(1, SIZE, 1)
     with pytest.raises(ValueError, match="no engine to choose from"):
-        router.choose(prompt, 1, [])
+        choose(router, prompt, 1, [])
 
 
 def test_a_reset_cache_leaves_the_queues() -> None:
     router = Router([MANY] * 2, SIZE)
     prompt = [1] * 8 * SIZE
-    placement = router.choose(prompt, 1, [0])
+    placement = choose(router, prompt, 1, [0])
     router.clear_cached()
     assert router.queued(0) == 8 * SIZE + COMPLETION_TOKENS
-    assert router.choose(prompt, 1, [0]).num_prompt_tokens == 8 * SIZE
+    assert choose(router, prompt, 1, [0]).num_prompt_tokens == 8 * SIZE
     router.ended(placement)
     assert router.queued(0) == 8 * SIZE + COMPLETION_TOKENS
 
@@ -203,7 +211,7 @@ def test_queues_of_random_prompts_differ_by_at_most_one_request(seed: int) -> No
     in_flight: list[Placement] = []
     for _ in range(500):
         prompt = draw.choices(range(1000), k=draw.randint(1, longest))
-        in_flight.append(router.choose(prompt, 1, range(8)))
+        in_flight.append(choose(router, prompt, 1, range(8)))
         queued = [router.queued(engine) for engine in range(8)]
         assert max(queued) - min(queued) <= longest + COMPLETION_TOKENS
     for placement in in_flight:

@@ -151,6 +151,10 @@ def test_a_segment_that_is_only_a_doorbell_is_no_front_end(control: Segment) -> 
         name_bell(own, bell, "")
         (path,) = found.client_paths()
         assert identity_of(path) == identity_of(Path(f"/proc/self/fd/{own.fd}"))
+        watch = Watch(found)
+        (client,) = watch.sample().clients
+        assert (client.bell, client.is_parked) == (f"{bell.nonce:x}", None)
+        watch.close()
 
 
 def test_a_sample_changes_no_byte_of_the_segments(control: Segment) -> None:

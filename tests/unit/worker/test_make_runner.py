@@ -140,5 +140,5 @@ def test_each_engine_of_a_pool_has_its_own_gpus(machine, index, size, expected):
 def test_a_pool_with_too_few_gpus_is_refused_with_the_numbers(machine):
     machine(3)
     parallel = ParallelConfig(tensor_parallel_size=2, pool_size=2)
-    with pytest.raises(EngineStartError, match=r"needs 4 GPUs from cuda:1 .* finds 2; possible: 1 "):
+    with pytest.raises(EngineStartError, match=r"needs 4 GPUs from cuda:1 .* 2; possible: 1 to 1"):
         gpu_of_an_engine(parallel, 1)
