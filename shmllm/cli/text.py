@@ -89,6 +89,8 @@ def stream(
     llm: LLM, request: PreparedRequest, out: TextIO, echo: bool, outcome: TextOutcome
 ) -> None:
     """Writes the text of one request as it is generated."""
+    from shmllm.frontend.request_outputs import request_output
+
     if echo:
         out.write(request.prompt or "")
     text = ""
@@ -103,7 +105,7 @@ def stream(
                 out.write(delta)
                 out.flush()
             if state.ends_request:
-                output = state.output()
+                output = request_output(state)
     if not text.endswith("\n"):
         out.write("\n")
     assert output is not None
@@ -122,6 +124,7 @@ def batch(
     The texts of a prompt are written as soon as they and all texts before them are complete.
     """
     from shmllm.frontend.progress import BatchProgress
+    from shmllm.frontend.request_outputs import request_output
 
     waiting: dict[int, RequestOutput] = {}
     num_written = 0
@@ -131,7 +134,7 @@ def batch(
         contextlib.closing(llm.front_end.run_each(requests, False)) as ended,
     ):
         for state in ended:
-            waiting[state.index] = state.output()
+            waiting[state.index] = request_output(state)
             progress.finish(waiting[state.index])
             while num_written in waiting:
                 output = waiting.pop(num_written)

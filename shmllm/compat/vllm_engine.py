@@ -15,8 +15,8 @@ from shmllm.errors import RequestError
 from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S
 from shmllm.frontend.input_processor import as_list, set_priorities
-from shmllm.frontend.output_processor import next_outputs
 from shmllm.frontend.request_group import RequestGroup
+from shmllm.frontend.request_outputs import join_completions, next_output
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
@@ -84,7 +84,8 @@ class LLMEngine:
             EngineDeadError: the engine process ended.
         """
         changed = self.llm.front_end.dispatcher.collect(self._group, POLL_S)
-        outputs = next_outputs(s for s in changed if s.parent.request_id in self._states)
+        open_states = (s for s in changed if s.parent.request_id in self._states)
+        outputs = join_completions(map(next_output, open_states))
         for state in changed:
             if state.ends_request:
                 self._states.pop(state.parent.request_id, None)

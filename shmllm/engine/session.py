@@ -1,18 +1,21 @@
-"""The engine's state of one front end: its channel, its process, and its unsent outputs."""
+"""Session: the engine's connection to one front end, and why it ends.
+
+`Backlog` knows how records find room. Here its errors, like all others that come from invalid words
+in the front end's segment, end the session.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
+from shmllm.engine.backlog import Backlog
 from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc.client_bell import bell_nonce
 from shmllm.ipc.core_channel import CoreChannel
@@ -21,18 +24,8 @@ from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.ipc.segment import LOST, Segment
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensors import TensorReader, TensorRef
-from shmllm.outputs.columns import OutputColumns
-from shmllm.outputs.logprobs import PromptLogprobs
-from shmllm.wire.codec import (
-    Parts,
-    decode,
-    decode_in_slot,
-    encode_in_slot,
-    encode_outputs,
-    encode_rejected,
-    encode_reply,
-)
-from shmllm.wire.messages import PromptEmbeds, RecordKind, Rejected, Reply
+from shmllm.wire.codec import Parts, decode_in_slot
+from shmllm.wire.messages import PromptEmbeds, RecordKind
 
 RECORDS_PER_TURN = 64
 TURN_S = 0.01
@@ -129,12 +122,10 @@ class Session:
         self._bell = bell
         self._pidfd = pidfd
         self._timeout_s = timeout_s
-        self._stuck_since = 0.0
         self._stopped_since: float | None = None
-        self._seen_consumed = 0
         self.protocol_error: ProtocolMismatchError | None = None
         self.on_error: Callable[[str, int], None] = _ignore_error
-        self._backlog: deque[tuple[RecordKind, Parts]] = deque()
+        self._backlog = Backlog(self.channel, self._record_no_room)
         self._tensors = TensorReader(self.channel.slots)
         self._embeds: tuple[int, Any] | None = None
 
@@ -154,7 +145,7 @@ class Session:
     def is_stuck(self) -> bool:
         """Whether outputs wait for room in the ring. The scheduler then skips this front end's
         requests."""
-        return bool(self._backlog)
+        return self._backlog.is_stuck
 
     @property
     def is_closing(self) -> bool:
@@ -164,7 +155,7 @@ class Session:
     def has_requests(self) -> bool:
         """Whether there are records to `take`. False while outputs wait, because the answers to
         these records would have no room."""
-        return not self._backlog and self.channel.has_requests()
+        return not self.is_stuck and self.channel.has_requests()
 
     @_ends_session
     def take(self, handler: Callable[[Session, int, memoryview], None], in_turns: bool) -> None:
@@ -207,13 +198,7 @@ class Session:
             parts: the record's bytes.
             is_urgent: wake a front end that waits for urgent records only.
         """
-        if not self._backlog:
-            if self._fits_ring(parts) and self.channel.try_send(kind, *parts, is_urgent=is_urgent):
-                return
-            self._stuck_since = time.monotonic()
-        self._backlog.append((kind, parts))
-        if len(self._backlog) == 1:
-            self.flush()
+        self._backlog.send(kind, parts, is_urgent)
 
     def keep_embeds(self, message: PromptEmbeds, max_bytes: int) -> None:
         """Copy a prompt's embeddings from their slot, for the request that follows.
@@ -250,54 +235,16 @@ class Session:
 
     def has_work(self) -> bool:
         """Whether there are records to `take`, or room for waiting outputs."""
-        return self.has_room_again() if self.is_stuck else self.has_requests()
-
-    def has_room_again(self) -> bool:
-        """Whether the front end has read outputs since the last one found no room, or has damaged
-        its cursor, which `flush` finds then."""
-        return self.channel.outputs.consumed_position != self._seen_consumed
+        return self._backlog.has_room_again() if self.is_stuck else self.has_requests()
 
     @_ends_session
     def flush(self) -> None:
         """Publish waiting outputs as long as there is room."""
-        while self._backlog:
-            kind, parts = self._backlog[0]
-            self._seen_consumed = self.channel.outputs.consumed_position
-            if not self._fits_ring(parts):
-                if not self._move_to_slot(kind, parts):
-                    return
-                continue
-            if not self.channel.try_send(kind, *parts):
-                return
-            self._backlog.popleft()
-            self._stuck_since = time.monotonic()
+        self._backlog.flush()
 
-    def _fits_ring(self, parts: Parts) -> bool:
-        return sum(map(len, parts)) <= self.channel.outputs.max_payload_bytes
-
-    def _move_to_slot(self, kind: RecordKind, parts: Parts) -> bool:
-        """Move the first waiting record, which is too large for the ring, into an output slot.
-
-        Returns:
-            False if the front end holds all slots. It releases a slot before it advances in the
-            ring, so `has_room_again` notices the release.
-        """
-        try:
-            slot = self.channel.output_slots.claim(sum(map(len, parts)))
-        except NoSpaceError as error:
-            name = front_end(self.pid, self.place)
-            self.on_error(f"outputs for {name} found no room: {error}", self.place)
-            self._backlog.popleft()
-            self._backlog.extendleft(reversed(list(_replacements(kind, parts, error))))
-            return True
-        if slot is None:
-            return False
-        offset = 0
-        for part in parts:
-            slot.buffer[offset : offset + len(part)] = part
-            offset += len(part)
-        self._backlog[0] = RecordKind.IN_SLOT, encode_in_slot(kind, slot.publish())
-        return True
+    def _record_no_room(self, error: NoSpaceError) -> None:
+        name = front_end(self.pid, self.place)
+        self.on_error(f"outputs for {name} found no room: {error}", self.place)
 
     @contextlib.contextmanager
     def exit_if_front_end_dies(self) -> Iterator[None]:
@@ -335,8 +282,8 @@ class Session:
         elif self._stopped_since is None:
             self._stopped_since = now
         if self._timeout_s is not None:
-            since = [self._stuck_since] if self._backlog else []
-            since += [self._stopped_since] if self._stopped_since is not None else []
+            times = (self._backlog.stuck_since, self._stopped_since)
+            since = [each for each in times if each is not None]
             if since and now - min(since) > self._timeout_s:
                 return SessionEnd.TOO_SLOW
         return None
@@ -348,7 +295,7 @@ class Session:
                 return ""
             case SessionEnd.DIED:
                 return "it ended without closing its connection"
-            case SessionEnd.TOO_SLOW if self._backlog:
+            case SessionEnd.TOO_SLOW if self.is_stuck:
                 return "it did not read its outputs in time"
             case SessionEnd.TOO_SLOW:
                 return "a signal stopped it while other front ends waited for it"
@@ -382,28 +329,3 @@ class Session:
 
 def _ignore_error(text: str, place: int) -> None:
     """The default of `on_error`."""
-
-
-def _replacements(
-    kind: RecordKind, parts: Parts, error: NoSpaceError
-) -> Iterator[tuple[RecordKind, Parts]]:
-    """The records to send instead of one that finds no room in shared memory.
-
-    Requests whose log-probabilities find no room end with an error, and the front end ignores
-    their later rows. All other requests get their tokens. A reply becomes an error.
-    """
-    message = decode(kind, memoryview(b"".join(parts)))
-    if isinstance(message, Reply):
-        content = json.dumps([type(error).__name__, str(error), ""])
-        yield RecordKind.REPLY, encode_reply(Reply(message.number, False, content))
-    numbers: list[int] = []
-    if isinstance(message, PromptLogprobs):
-        numbers = [message.number]
-    elif isinstance(message, OutputColumns) and message.logprobs is not None:
-        numbers = [message.numbers[row] for row in message.logprobs.rows]
-        message.logprobs = None
-    for number in numbers:
-        refusal = f"no room for its log-probabilities: {error}"
-        yield RecordKind.REJECTED, encode_rejected(Rejected(number, refusal))
-    if isinstance(message, OutputColumns):
-        yield RecordKind.OUTPUTS, encode_outputs(message)

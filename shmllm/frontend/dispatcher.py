@@ -29,14 +29,12 @@ from shmllm.errors import ShmLLMError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.request_group import Outputs, RequestGroup
 from shmllm.frontend.request_state import RequestState
+from shmllm.params.request import unseeded
 from shmllm.wire.messages import Method
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-UNSEEDED = -(2**63)
-"""The lowest one of the seeds that requests get for which the user gave none."""
 
 POLL_S = 1.0
 """The time for which callers usually wait in one `collect`, in seconds."""
@@ -134,18 +132,14 @@ class Dispatcher:
                 group._running[state.number] = state
             self._urgent.update(state.number for state in states if state.text_is_urgent)
             for state in states:
-                self._client.add(state.request.message(state.number, self._unseeded(state.number)))
+                seed = unseeded(self._client.seed, state.number)
+                self._client.add(state.request.message(state.number, seed))
             group.num_open += 1
             return states
         except BaseException:
             self._forget(group, [state.number for state in states])
             self.outputs.discard_all_but(self._groups)
             raise
-
-    def _unseeded(self, number: int) -> int:
-        """The seed of a request for which the user gave none: the same one in each run of a program
-        with an engine of its own, and at each engine that gets the request."""
-        return UNSEEDED + ((self._client.seed % 2**31 << 32) + number + 1) % 2**63
 
     def collect(self, group: RequestGroup, timeout_s: float) -> list[RequestState]:
         """Wait until a state of the group has changed, and return the changed states.

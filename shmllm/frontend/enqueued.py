@@ -8,6 +8,7 @@ from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.progress import BatchProgress
 from shmllm.frontend.request_group import RequestGroup
+from shmllm.frontend.request_outputs import request_output
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import RequestOutput
 
@@ -52,4 +53,4 @@ class Enqueued:
             while group.num_open:
                 progress.update(self._dispatcher.collect(group, POLL_S))
         self._states = []
-        return [state.output() for state in states]
+        return [request_output(state) for state in states]

@@ -34,6 +34,7 @@ from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.replies.registry import check_names
 from shmllm.frontend.request_group import RequestGroup
+from shmllm.frontend.request_outputs import request_output
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.tokenizer_backend import NoBackend
@@ -264,7 +265,7 @@ class FrontEnd:
         # An exception here would leave the generator to the garbage collector, and the requests
         # running until then.
         with contextlib.closing(self.run_each(requests, show_progress)) as ended:
-            outputs = {state.index: state.output() for state in ended}
+            outputs = {state.index: request_output(state) for state in ended}
         return [outputs[index] for index in sorted(outputs)]
 
     def run_each(

@@ -80,7 +80,7 @@ class PreparedRequest:
         """The token ids of the prompt; placeholders if it was given as embeddings."""
         return self.submitted.prompt_token_ids  # type: ignore[return-value]
 
-    def message(self, number: int, unseeded: int = 0) -> EngineCoreRequest:
+    def message(self, number: int, unseeded: int) -> EngineCoreRequest:
         """The request for the engine.
 
         Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from shmllm.client.protocol import EngineOutput, StartedOver
 from shmllm.frontend.input_processor import PreparedRequest
@@ -19,7 +19,6 @@ from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs.request import RequestOutput
 from shmllm.wire.messages import WeightVersion
 
 
@@ -261,29 +260,3 @@ class OutputProcessor:
 def _plain_numbers(event: EngineOutput) -> list[int] | None:
     """The requests of a step that has one token for each of them and nothing else, or None."""
     return event.numbers if isinstance(event, OutputColumns) and event.is_plain else None
-
-
-class OutputSource(Protocol):
-    """A RequestState, or an object that a stream yields in place of one."""
-
-    index: int
-
-    def next_output(self) -> RequestOutput | None: ...
-
-
-def next_outputs(changed: Iterable[OutputSource]) -> list[RequestOutput]:
-    """The outputs that a stream yields for the states that changed.
-
-    Completions of one prompt that changed together share one output. Separate outputs of two
-    completions that ended together would both have `finished` set.
-    """
-    outputs: dict[int, RequestOutput] = {}
-    for source in changed:
-        output = source.next_output()
-        if output is None:
-            continue
-        first = outputs.setdefault(source.index, output)
-        if first is not output:
-            first.outputs += output.outputs
-            first.prompt_logprobs = first.prompt_logprobs or output.prompt_logprobs
-    return list(outputs.values())

@@ -10,7 +10,7 @@ import asyncio
 import copy
 from contextlib import AbstractContextManager
 
-from shmllm.frontend.output_processor import next_outputs
+from shmllm.frontend.request_outputs import join_completions, next_output
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import RequestOutput
 
@@ -65,7 +65,7 @@ class RequestOutputQueue:
             self.changed.clear()
             for state in changed:
                 state.raise_error()
-            outputs = next_outputs(changed)
+            outputs = join_completions(map(next_output, changed))
         if self.error is not None and not outputs:
             raise copy.copy(self.error)
         return outputs[0] if outputs else None

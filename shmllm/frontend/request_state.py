@@ -1,7 +1,7 @@
-"""RequestState: the tokens, the text and the outputs of one request in its front end.
+"""RequestState: the tokens, the text and the end of one request in its front end.
 
 A request with n > 1 completions is n separate requests in the engine, with a RequestState each.
-Their ParentRequest connects them.
+Their ParentRequest connects them, and `request_outputs` shows them to the caller.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from shmllm.frontend.replies.reader import ReplyReader
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.frontend.weight_versions import VersionStarts, add_version, version_spans
+from shmllm.frontend.weight_versions import VersionStarts, add_version
 from shmllm.outputs.columns import FinishReason
-from shmllm.outputs.flat_logprobs import FlatLogprobs
-from shmllm.outputs.logprob_lists import LogprobsList, LogprobStore
-from shmllm.outputs.reply import Reply
-from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutput
-from shmllm.params.sampling import RequestOutputKind
+from shmllm.outputs.logprob_lists import LogprobStore
+from shmllm.outputs.request import RequestMetrics
 
 REPETITION_DETECTED = "repetition_detected"
 DIFFERS = "its engine has ended, and another one gave other tokens than those returned before"
@@ -144,6 +141,11 @@ class RequestState:
         return self._text
 
     @property
+    def text_so_far(self) -> str:
+        """The decoded text, without creating `text` if it does not exist yet."""
+        return "" if self._text is None else self._text.text
+
+    @property
     def reply(self) -> ReplyReader | None:
         """The reply so far, if it has parts. Special tokens may be marks between them."""
         if self._reply is None and self.request.reply_format is not None:
@@ -256,44 +258,6 @@ class RequestState:
             kind = EnginePausedError if self.is_retryable else RequestError
             raise kind(f"{name}: {self.error}" if name else self.error)
 
-    def output(self) -> RequestOutput:
-        """The current output of the request, with all completions of the prompt."""
-        states = self._siblings()
-        completions = [
-            state._completion(state._text_so_far(), state.token_ids, state._reply_so_far())
-            for state in states
-        ]
-        return self._make_output(completions, self._prompt_logprobs_list())
-
-    def next_output(self) -> RequestOutput | None:
-        """The next output of a stream, according to `output_kind` and `stream_interval`.
-
-        Call this after each change of the state, and not after the end of the completion was
-        returned.
-
-        Returns:
-            An output with this completion alone, or, for FINAL_ONLY, one output with all
-            completions of the prompt when all have ended. None if no output is due.
-        """
-        params = self.request.params
-        if params.output_kind is RequestOutputKind.FINAL_ONLY:
-            return self.output() if self.ends_request else None
-        num_new = len(self.token_ids) - self.num_emitted
-        if self.finish_reason is None and (
-            not num_new or (self.num_emitted and num_new < (params.stream_interval or 1))
-        ):
-            return None
-        is_delta = params.output_kind is RequestOutputKind.DELTA
-        begin = self.num_emitted if is_delta else 0
-        delta = self.text.take_delta()
-        text = delta if is_delta else self.text.emitted
-        reply = self._reply_so_far()
-        if is_delta and self.reply is not None:
-            reply = self.reply.take_delta()
-        completion = self._completion(text, self.token_ids[begin:], reply, begin)
-        self.num_emitted = len(self.token_ids)
-        return self._make_output([completion], None if begin else self._prompt_logprobs_list())
-
     def _end(self, finish: int) -> None:
         self.finish_reason = FinishReason(finish).text
         self.metrics.end_drafts()
@@ -330,82 +294,4 @@ class RequestState:
             params.structured_outputs is None
             or last in self.eos_stop_ids
             or last in params.stop_token_ids
-        )
-
-    def _completion(
-        self, text: str, token_ids: list[int], reply: Reply | None, begin: int = 0
-    ) -> CompletionOutput:
-        """This completion as part of an output, with its tokens from position `begin` on."""
-        completion = CompletionOutput(
-            index=self.completion_index,
-            text=text,
-            token_ids=token_ids,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            lora_request=self.request.submitted.lora,
-        )
-        if reply is not None:
-            completion.reasoning, completion.content = reply.reasoning, reply.content
-            completion.tool_calls = list(reply.tool_calls)
-        if self.finish_reason is not None:
-            completion.weight_versions = version_spans(self.versions, len(self.token_ids))
-        if self.logprobs is not None:
-            texts = self.token_texts if self.request.params.detokenize else None
-            prompt = self.request.prompt_token_ids
-            entries = LogprobsList(self.token_ids, self.logprobs, texts, prompt)
-            completion.logprobs = self._in_asked_form(entries[begin:] if begin else entries)
-            completion.cumulative_logprob = self.logprobs.total
-        return completion
-
-    def _siblings(self) -> list[RequestState]:
-        """All completions of the prompt, including this one."""
-        return self.parent.states or [self]
-
-    def _text_so_far(self) -> str:
-        """The decoded text, without creating `text` if it does not exist yet."""
-        return "" if self._text is None else self._text.text
-
-    def _reply_so_far(self) -> Reply | None:
-        """The reply, without creating it if it does not exist yet and detokenizing is off."""
-        if not self.request.params.detokenize or self.reply is None:
-            return None
-        return self.reply.so_far
-
-    def _in_asked_form(self, entries: LogprobsList) -> LogprobsList | FlatLogprobs:
-        return FlatLogprobs.of(entries) if self.request.params.flat_logprobs else entries
-
-    def _prompt_logprobs_list(self) -> LogprobsList | FlatLogprobs | None:
-        first = self._siblings()[0]
-        if first.prompt_logprobs is None:
-            return None
-        texts = first.token_texts if first.request.params.detokenize else None
-        prompt = first.request.prompt_token_ids
-        entries = LogprobsList(prompt[1:], first.prompt_logprobs, texts, prompt[:1], True)
-        return self._in_asked_form(entries)
-
-    def _request_metrics(self, states: list[RequestState]) -> RequestMetrics:
-        """The metrics of the request, whose counts come with the end of its completions."""
-        if self.finish_reason is None or len(states) == 1:
-            return self.metrics
-        return self.metrics.with_counts_of([state.metrics for state in states])
-
-    def _make_output(
-        self,
-        completions: list[CompletionOutput],
-        prompt_logprobs: LogprobsList | FlatLogprobs | None,
-    ) -> RequestOutput:
-        states = self._siblings()
-        return RequestOutput(
-            request_id=self.parent.request_id,
-            prompt=self.request.prompt,
-            prompt_token_ids=self.request.prompt_token_ids,
-            outputs=completions,
-            finished=not self.parent.num_open,
-            num_cached_tokens=states[0].num_cached_tokens,
-            prompt_logprobs=prompt_logprobs,
-            metrics=self._request_metrics(states),
-            error=next((state.error for state in states if state.error is not None), None),
-            prompt_index=self.index,
-            is_retryable=any(state.is_retryable for state in states),
-            lora_request=self.request.submitted.lora,
         )

@@ -22,9 +22,9 @@ from shmllm.frontend.input_processor import (
     check_priority,
     set_priorities,
 )
-from shmllm.frontend.output_processor import next_outputs
 from shmllm.frontend.prompt_source import AdaptersSource, ParamsSource, PromptSource, Taken
 from shmllm.frontend.request_group import RequestGroup
+from shmllm.frontend.request_outputs import join_completions, next_output
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.params.lora import LoRARequest
@@ -59,7 +59,7 @@ class FailedPrompt:
     def raise_error(self, name: str) -> None:
         """Do nothing: a stream that raises errors creates no FailedPrompt."""
 
-    def next_output(self) -> RequestOutput:
+    def output(self) -> RequestOutput:
         """An output like that of a request that the engine refused, without token ids."""
         return RequestOutput(
             request_id=f"prompt-{self.index}",
@@ -238,12 +238,16 @@ class Stream:
     def _outputs(self, items: list[Item]) -> list[RequestOutput]:
         with self._dispatcher.reading():
             self._raise_first_error(items)
-            return next_outputs(self._order.put(items))
+            return join_completions(map(_next_output, self._order.put(items)))
 
     def _raise_first_error(self, items: list[Item]) -> None:
         if self._raises:
             for item in items:
                 item.raise_error(f"prompt {item.index}")
+
+
+def _next_output(item: Item) -> RequestOutput | None:
+    return item.output() if isinstance(item, FailedPrompt) else next_output(item)
 
 
 def stream(

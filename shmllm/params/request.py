@@ -54,3 +54,15 @@ class EngineCoreRequest:
     lora: LoRARequest | None = None
     seed: int = 0
     is_sibling: bool = False
+
+
+def unseeded(engine_seed: int, number: int) -> int:
+    """The seed of a request for which the user gave none: the same one in each run of a program
+    with an engine of its own, and at each engine that gets the request. It is below 0, unlike
+    those that most users give.
+
+    Args:
+        engine_seed: the seed of the front end's engine.
+        number: the number of the request.
+    """
+    return -(2**63) + ((engine_seed % 2**31 << 32) + number + 1) % 2**63

@@ -432,14 +432,15 @@ def test_a_slow_reader_gets_the_full_timeout_again(
 
 
 def test_a_session_without_a_timeout_never_counts_as_too_slow(
-    engine: Engine, no_pidfd: None
+    engine: Engine, no_pidfd: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front_end = engine.front_end()
     segment = registry.attach(front_end.path, SegmentKind.CLIENT, "x", Access.ALL)
     session = Session(0, engine.control, segment, None, timeout_s=None)
     engine.acceptor.sessions[0] = session
     fill(session)
-    session._stuck_since -= 10**6
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 10**6)
     assert session.ended() is None
 
 

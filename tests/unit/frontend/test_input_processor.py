@@ -264,9 +264,9 @@ def test_a_structured_output_is_sent_as_a_grammar():
     processor = InputProcessor(tokenizer, info(vocab_size=4096))
     constraint = StructuredOutputsParams(choice=["a", "b"])
     (request,) = prepare(processor, [1, 2], structured_outputs=constraint)
-    assert request.message(3).grammar.endswith('start: "a" | "b"')
+    assert request.message(3, 0).grammar.endswith('start: "a" | "b"')
     (free,) = prepare(processor, [1, 2])
-    assert free.message(4).grammar == ""
+    assert free.message(4, 0).grammar == ""
     with pytest.raises(RequestError, match="unclosed group"):
         prepare(processor, [1, 2], structured_outputs=StructuredOutputsParams(regex="("))
 

@@ -13,6 +13,7 @@ from support.tokenizer_helpers import token_id_of
 from shmllm.client.protocol import StartedOver
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
+from shmllm.frontend.request_outputs import next_output, request_output
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.outputs.logprobs import Logprob, LogprobColumns, PromptLogprobs
@@ -82,7 +83,7 @@ def feed(processor, state, token_ids, finish=FinishReason.NONE):
 
 
 def completion(state):
-    return state.output().outputs[0]
+    return request_output(state).outputs[0]
 
 
 def ending(state):
@@ -100,7 +101,7 @@ def test_tokens_and_text_of_a_finished_request(processor, tokenizer):
     state = add(processor, index=4)
     ids = tokenizer.encode(" jumps over")
     assert feed(processor, state, ids, LENGTH) == []
-    output = state.output()
+    output = request_output(state)
     assert (output.finished, output.request_id, output.prompt_token_ids) == (True, "0", [5, 6])
     assert completion(state).token_ids == ids
     assert ending(state) == (" jumps over", "length", None)
@@ -138,7 +139,7 @@ def test_an_error_keeps_the_tokens_before_it(processor, tokenizer):
     feed(processor, state, ids)
     processor.process([Rejected(state.number, "cannot go on")])
     assert ending(state) == ("dog and", "error", None)
-    assert state.output().error == "cannot go on"
+    assert request_output(state).error == "cannot go on"
     assert completion(state).token_ids == ids
 
 
@@ -276,7 +277,7 @@ def test_a_rejected_request_ends_with_the_error(processor):
     state = add(processor)
     changed, to_abort = processor.process([Rejected(state.number, "too long")])
     assert (changed, to_abort) == ([state], [])
-    output = state.output()
+    output = request_output(state)
     assert (output.error, output.finished) == ("too long", True)
     assert ending(state) == ("", "error", None)
 
@@ -322,19 +323,19 @@ def test_prefix_cache_hits_are_recorded(processor):
     rows = ((first.number, [5]), (second.number, [6]))
     processor.process([columns(*rows, cached=[(1, 48)])])
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 48)
-    assert second.output().num_cached_tokens == 48
+    assert request_output(second).num_cached_tokens == 48
 
 
 def test_times_are_those_of_the_output_columns(processor):
     state = add(processor)
     for time_ns in (2_000_000_000, 3_000_000_000, 5_500_000_000):
         processor.process([columns((state.number, [7]), time_ns=time_ns)])
-    metrics = state.output().metrics
+    metrics = request_output(state).metrics
     assert (metrics.first_token_time, metrics.last_token_time) == (2.0, 5.5)
 
 
 def drafted_of(state):
-    metrics = state.output().metrics
+    metrics = request_output(state).metrics
     return metrics.num_draft_tokens, metrics.num_accepted_tokens
 
 
@@ -378,7 +379,7 @@ def test_a_refused_request_has_no_counts_of_drafts(processor):
 def test_an_unfinished_request_has_an_output(processor, tokenizer):
     state = add(processor, streaming=True)
     feed(processor, state, tokenizer.encode("The fox"))
-    assert not state.output().finished
+    assert not request_output(state).finished
     assert ending(state) == ("The fox", None, None)
 
 
@@ -517,13 +518,13 @@ def test_prompt_logprobs_can_arrive_in_parts_and_begin_with_none(processor):
         [prompt_logprobs(state.number, 3, [-3.0]), columns((state.number, [1], LENGTH))]
     )
     best = Logprob(-0.25, 1)
-    assert state.output().prompt_logprobs == [
+    assert request_output(state).prompt_logprobs == [
         None,
         {6: Logprob(-1.0, 2), 40: best},
         {7: Logprob(-2.0, 2), 40: best},
         {8: Logprob(-3.0, 2), 40: best},
     ]
-    assert add(processor).output().prompt_logprobs is None
+    assert request_output(add(processor)).prompt_logprobs is None
 
 
 def test_a_repetition_has_its_own_finish_reason(processor):
@@ -545,7 +546,7 @@ def test_each_completion_is_a_request_with_its_own_seed(processor):
     assert [params.n for params in children] == [1, 1, 1]
     assert [params.prompt_logprobs for params in children] == [1, None, None]
     assert [state.number for state in states] == [0, 1, 2]
-    assert add(processor).output().request_id == "1"
+    assert request_output(add(processor)).request_id == "1"
 
 
 @pytest.mark.parametrize("seed", [None, 2**63 - 1, -2])
@@ -563,11 +564,11 @@ def test_a_request_ends_with_its_last_completion_and_orders_them_by_index(proces
     ends = []
     for state in (states[2], states[0], states[1]):
         processor.process([columns((state.number, [state.number + 7], LENGTH))])
-        ends.append((state.ends_request, state.output().finished))
+        ends.append((state.ends_request, request_output(state).finished))
     assert ends == [(False, False), (False, False), (True, True)]
-    output = states[1].output()
+    output = request_output(states[1])
     assert [(c.index, c.token_ids) for c in output.outputs] == [(0, [7]), (1, [8]), (2, [9])]
-    assert {state.output().request_id for state in states} == {"0"}
+    assert {request_output(state).request_id for state in states} == {"0"}
 
 
 def test_the_metrics_of_a_request_have_the_sums_of_its_completions(processor):
@@ -580,13 +581,13 @@ def test_the_metrics_of_a_request_have_the_sums_of_its_completions(processor):
     processor.process([columns((states[2].number, [7], LENGTH))])
     for state in states:
         assert drafted_of(state) == (18, 8)
-        assert state.output().metrics.num_preemptions == 4
+        assert request_output(state).metrics.num_preemptions == 4
 
 
 def test_a_refused_completion_makes_the_request_an_error(processor):
     states = add_completions(processor, 2)
     processor.process([Rejected(states[0].number, "no"), columns((states[1].number, [7], LENGTH))])
-    output = states[1].output()
+    output = request_output(states[1])
     assert (output.error, output.finished) == ("no", True)
     assert [c.finish_reason for c in output.outputs] == ["error", "length"]
 
@@ -598,7 +599,7 @@ def stream(processor, ids, *, stop_after=None, **options):
     for position, token_id in enumerate(ids):
         finish = LENGTH if position == len(ids) - 1 else FinishReason.NONE
         processor.process([columns((state.number, [token_id], finish))])
-        output = state.next_output()
+        output = next_output(state)
         if output is not None:
             outputs.append(output)
     return outputs
@@ -636,7 +637,7 @@ def test_a_stream_emits_no_text_that_a_stop_string_may_remove(processor, tokeniz
         texts = []
         for token_id in ids:
             processor.process([columns((state.number, [token_id]))])
-            if (output := state.next_output()) is not None:
+            if (output := next_output(state)) is not None:
                 texts.append(output.outputs[0].text)
         assert not any("E" in text for text in texts)
         assert (texts[-1] if kind is RequestOutputKind.CUMULATIVE else "".join(texts)) == "fox "
@@ -648,7 +649,7 @@ def test_a_final_output_comes_once_with_all_completions(processor):
     given = []
     for state, finish in ((states[0], 0), (states[1], LENGTH), (states[0], LENGTH)):
         processor.process([columns((state.number, [7], finish))])
-        given.append(state.next_output())
+        given.append(next_output(state))
     assert given[:2] == [None, None]
     assert [len(c.token_ids) for c in given[2].outputs] == [2, 1]
 
@@ -656,13 +657,13 @@ def test_a_final_output_comes_once_with_all_completions(processor):
 def test_completions_are_streamed_separately(processor):
     states = add_completions(processor, 2, output_kind=RequestOutputKind.DELTA)
     processor.process([columns((states[1].number, [7]))])
-    output = states[1].next_output()
+    output = next_output(states[1])
     assert [(c.index, c.token_ids) for c in output.outputs] == [(1, [7])]
-    assert states[0].next_output() is None
+    assert next_output(states[0]) is None
     processor.process([columns((states[1].number, [8], LENGTH))])
-    assert not states[1].next_output().finished
+    assert not next_output(states[1]).finished
     processor.process([columns((states[0].number, [9], LENGTH))])
-    assert states[0].next_output().finished
+    assert next_output(states[0]).finished
 
 
 def test_a_delta_has_its_own_logprobs_and_only_the_first_those_of_the_prompt(processor):
@@ -680,7 +681,7 @@ def test_a_delta_has_its_own_logprobs_and_only_the_first_those_of_the_prompt(pro
         event = columns((state.number, [token], LENGTH if token == 9 else 0))
         event.logprobs = logprob_columns([0], [0], [-float(token)], [1])
         processor.process([event])
-        outputs.append(state.next_output())
+        outputs.append(next_output(state))
     assert [without_text(o.outputs[0].logprobs) for o in outputs] == [
         [{7: (-7.0, 1)}],
         [{8: (-8.0, 1)}],
@@ -697,27 +698,27 @@ def spans(output):
 def test_an_output_has_the_versions_of_the_weights_that_sampled_it(processor):
     early, over, late = (add(processor, output_kind=RequestOutputKind.CUMULATIVE) for _ in "abc")
     processor.process([columns((early.number, [5], LENGTH), (over.number, [5, 6]))])
-    assert over.next_output().outputs[0].weight_versions is None
+    assert next_output(over).outputs[0].weight_versions is None
     processor.process([WeightVersion("b"), columns((over.number, [7])), WeightVersion(2)])
     # Two updates without a token between them: the first version sampled nothing.
     processor.process([WeightVersion(3), columns((over.number, [8], STOP), (late.number, [9]))])
     processor.process([columns((late.number, [9], LENGTH)), WeightVersion(4)])
-    assert spans(early.output()) == [(0, 0, 1)]
-    assert spans(over.output()) == [(0, 0, 2), ("b", 2, 3), (3, 3, 4)]
-    assert spans(late.output()) == [(3, 0, 2)]
+    assert spans(request_output(early)) == [(0, 0, 1)]
+    assert spans(request_output(over)) == [(0, 0, 2), ("b", 2, 3), (3, 3, 4)]
+    assert spans(request_output(late)) == [(3, 0, 2)]
 
 
 def test_an_output_without_tokens_has_no_weight_versions(processor):
     state = add(processor)
     processor.process([WeightVersion(1), columns((state.number, [], ABORT))])
-    assert spans(state.output()) == []
+    assert spans(request_output(state)) == []
 
 
 def test_a_version_without_tokens_has_no_span(processor):
     state = add(processor)
     processor.process([columns((state.number, [5])), WeightVersion(1)])
     processor.process([columns((state.number, [], ABORT))])
-    assert spans(state.output()) == [(0, 0, 1)]
+    assert spans(request_output(state)) == [(0, 0, 1)]
 
 
 @pytest.mark.parametrize("options", [{}, {"stop": ["e"]}, {"detokenize": False}])
@@ -753,7 +754,7 @@ def test_processing_several_steps_together_gives_the_same_states(
         assert left.token_times == right.token_times
         assert left.metrics.first_token_time == right.metrics.first_token_time
         assert left.metrics.last_token_time == right.metrics.last_token_time
-        assert left.output().outputs == right.output().outputs
+        assert request_output(left).outputs == request_output(right).outputs
         assert left.text.take_delta() == right.text.take_delta()
 
 
@@ -763,7 +764,7 @@ def test_an_ended_request_is_freed_without_the_garbage_collector(processor):
     try:
         state = add(processor)
         [changed], _ = processor.process([columns((state.number, [7], LENGTH))])
-        output = changed.output()
+        output = request_output(changed)
         del state, changed
         assert not [each for each in gc.get_objects() if type(each) is RequestState]
     finally:
