@@ -214,48 +214,12 @@ class Scheduler:
         return outputs
 
     def _apply_each(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
+        num_finished = self.stats.requests_finished
         outputs = StepOutputs(plan.step)
-        outputs.add_prompt_logprobs(plan, result)
-        any_finished = self._apply_vectors(plan, result, outputs)
-        counts = [1] * len(plan.samples) if result.counts is None else result.counts
-        if sum(counts) != len(result.token_ids):
-            raise ValueError(f"{len(result.token_ids)} tokens for {counts} places")
-        end = 0
-        for sample, (index, count) in enumerate(zip(plan.samples, counts, strict=True)):
-            begin, end = end, end + count
-            request = plan.requests[index]
-            if request.status is RequestStatus.FINISHED:
-                continue
-            if sample in result.failures:
-                self.fail(request, result.failures[sample])
-                any_finished = True
-                continue
-            if drafted := plan.drafts.get(index):
-                self._drafts.settle(request, len(drafted), count - 1)
-            is_first = len(request.token_ids) == request.num_prompt_tokens
-            num_taken, finish = request.extend(result.token_ids[begin:end])
-            if finish:
-                finish = self._end(request, finish)
-                any_finished = True
-            token_ids = result.token_ids[begin : begin + num_taken]
-            outputs.add_row(request, finish, token_ids, is_first=is_first)
-        if any_finished:
+        outputs.add_results(plan, result, self._drafts, self._finish, self.fail)
+        if self.stats.requests_finished > num_finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return outputs.by_client
-
-    def _apply_vectors(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> bool:
-        """End the pooling requests whose prompts are complete. Returns whether there are any."""
-        any_finished = False
-        ending = (pool for pool in plan.pools if pool.is_last)
-        for pool, vector in zip(ending, result.vectors, strict=True):
-            request = plan.requests[pool.index]
-            if request.status is RequestStatus.FINISHED:
-                continue
-            self._finish(request, FinishReason.STOP)
-            any_finished = True
-            outputs.add_vector(request, vector)
-            outputs.add_row(request, FinishReason.STOP, is_first=True)
-        return any_finished
 
     def replace_adapter(self, lora_id: int, adapter: Any) -> None:
         """Let running requests continue with other contents of their adapter. They keep their keys
@@ -399,20 +363,6 @@ class Scheduler:
         self.stats.preemptions += 1
         self._waiting.add_preempted(request)
         self.observer.preempted(request)
-
-    def _end(self, request: Request, finish: FinishReason) -> FinishReason:
-        """End a running request.
-
-        Returns:
-            The finish reason for its last output row. It is NONE for an error, which is reported
-            separately, together with its message.
-        """
-        self._finish(request, finish)
-        if finish is not FinishReason.ERROR or request.constraint is None:
-            return finish
-        message = request.constraint.error
-        self.failures.append(Failure(request.client, request.number, message))
-        return FinishReason.NONE
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is RequestStatus.RUNNING:
