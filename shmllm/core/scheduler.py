@@ -153,7 +153,6 @@ class Scheduler:
     def pause_client(self, client: int) -> None:
         """Stop scheduling a front end's requests: its output ring has no room."""
         self._waiting.paused.add(client)
-        self._steady.end()
 
     def resume_client(self, client: int) -> None:
         """Schedule a front end's requests again."""
