@@ -24,6 +24,7 @@ from typing import Any
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.adapter_room import AdapterRoom
+from shmllm.core.batches import Batches
 from shmllm.core.drafts import Drafts
 from shmllm.core.kv_cache_manager import KVCacheManager, PrefixHit
 from shmllm.core.observer import NULL_OBSERVER, Observer
@@ -36,11 +37,6 @@ from shmllm.core.steady_decode import SteadySteps
 from shmllm.core.step_outputs import StepOutputs, attach_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.outputs.columns import FinishReason, OutputColumns
-
-PIPELINED_TOKENS = 128
-"""How many tokens a batch of a pipeline has at most, unless it has more requests. While a stage
-computes a long chunk of a prompt, the next one has nothing to do; so many tokens keep a CPU's core
-as busy as more would."""
 
 
 class Scheduler:
@@ -68,14 +64,9 @@ class Scheduler:
         max_drafts: int = 0,
         num_batches: int = 1,
     ) -> None:
-        self._num_batches = num_batches
-        # With more rows than tokens in the budget, the last rows would starve.
-        self._max_requests = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._budget = config.max_num_batched_tokens
-        if num_batches > 1:
-            self._budget = min(self._budget, max(PIPELINED_TOKENS, self._max_requests))
-        self._longest_chunk = config.long_prefill_token_threshold or self._budget
-        self._rows = Rows(self._max_requests * num_batches)
+        self._batches = Batches(config, num_batches)
+        self._longest_chunk = config.long_prefill_token_threshold or self._batches.budget
+        self._rows = Rows(self._batches.num_rows)
         self._kv_cache = kv_cache
         self._is_by_priority = config.policy == "priority"
         self._waiting = PriorityQueue() if self._is_by_priority else WaitingQueue()
@@ -83,7 +74,6 @@ class Scheduler:
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
         self._steady = SteadySteps(kv_cache)
-        self._last_applied = -1
         self.adapters = AdapterRoom(max_loras)
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
@@ -163,7 +153,6 @@ class Scheduler:
     def pause_client(self, client: int) -> None:
         """Stop scheduling a front end's requests: its output ring has no room."""
         self._waiting.paused.add(client)
-        self._steady.end()
 
     def resume_client(self, client: int) -> None:
         """Schedule a front end's requests again."""
@@ -185,7 +174,7 @@ class Scheduler:
             The plan. Its `num_tokens` is 0 if there is nothing to compute.
         """
         plan = StepPlan(step=self.stats.steps)
-        most = self._most_requests()
+        most = self._batches.most_requests(len(self._running) + len(self._waiting))
         if self._plan_steady(plan) or not self._schedule_running(plan, most):
             self._schedule_waiting(plan, most)
         self._drafts.offered = {}
@@ -203,7 +192,7 @@ class Scheduler:
         Returns:
             The columns of each front end for which the step produced anything.
         """
-        self._last_applied = plan.step
+        self._batches.applied(plan.step)
         self._rows.release(plan.step)
         outputs = self._steady.apply(plan, result)
         if outputs is None:
@@ -214,48 +203,12 @@ class Scheduler:
         return outputs
 
     def _apply_each(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
+        num_finished = self.stats.requests_finished
         outputs = StepOutputs(plan.step)
-        outputs.add_prompt_logprobs(plan, result)
-        any_finished = self._apply_vectors(plan, result, outputs)
-        counts = [1] * len(plan.samples) if result.counts is None else result.counts
-        if sum(counts) != len(result.token_ids):
-            raise ValueError(f"{len(result.token_ids)} tokens for {counts} places")
-        end = 0
-        for sample, (index, count) in enumerate(zip(plan.samples, counts, strict=True)):
-            begin, end = end, end + count
-            request = plan.requests[index]
-            if request.status is RequestStatus.FINISHED:
-                continue
-            if sample in result.failures:
-                self.fail(request, result.failures[sample])
-                any_finished = True
-                continue
-            if drafted := plan.drafts.get(index):
-                self._drafts.settle(request, len(drafted), count - 1)
-            is_first = len(request.token_ids) == request.num_prompt_tokens
-            num_taken, finish = request.extend(result.token_ids[begin:end])
-            if finish:
-                finish = self._end(request, finish)
-                any_finished = True
-            token_ids = result.token_ids[begin : begin + num_taken]
-            outputs.add_row(request, finish, token_ids, is_first=is_first)
-        if any_finished:
+        outputs.add_results(plan, result, self._drafts, self._finish, self.fail)
+        if self.stats.requests_finished > num_finished:
             self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return outputs.by_client
-
-    def _apply_vectors(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> bool:
-        """End the pooling requests whose prompts are complete. Returns whether there are any."""
-        any_finished = False
-        ending = (pool for pool in plan.pools if pool.is_last)
-        for pool, vector in zip(ending, result.vectors, strict=True):
-            request = plan.requests[pool.index]
-            if request.status is RequestStatus.FINISHED:
-                continue
-            self._finish(request, FinishReason.STOP)
-            any_finished = True
-            outputs.add_vector(request, vector)
-            outputs.add_row(request, FinishReason.STOP, is_first=True)
-        return any_finished
 
     def replace_adapter(self, lora_id: int, adapter: Any) -> None:
         """Let running requests continue with other contents of their adapter. They keep their keys
@@ -289,7 +242,7 @@ class Scheduler:
 
     def _plan_steady(self, plan: StepPlan) -> bool:
         """Plan an unchanged step if possible. Returns whether it was."""
-        if self._num_batches > 1 or self._drafts.offered or self._waiting.paused:
+        if self._batches.are_several or self._drafts.offered or self._waiting.paused:
             self._steady.end()
             return False
         return self._steady.plan(plan, self._running)
@@ -304,8 +257,8 @@ class Scheduler:
             if request.client in self._waiting.paused:
                 continue
             start = request.num_computed_tokens
-            most = min(self._longest_chunk, self._budget - plan.num_tokens)
-            if self._num_batches > 1 and request.num_in_flight:
+            most = min(self._longest_chunk, self._batches.budget - plan.num_tokens)
+            if self._batches.are_several and request.num_in_flight:
                 continue  # its next token comes with another batch
             count = min(request.num_uncomputed_tokens, most)
             if not count:
@@ -330,32 +283,21 @@ class Scheduler:
             self._plan_tokens(plan, request, count + len(drafts), drafts)
         return preempted
 
-    def _most_requests(self) -> int:
-        """The largest number of requests in the next step. The batches of a pipeline share what
-        there is."""
-        count = len(self._running) + len(self._waiting)
-        return min(self._max_requests, -(-count // self._num_batches))
-
-    def _is_in_flight(self, request: Request) -> bool:
-        """Whether a step computes tokens of the request, and its result has not been applied. A
-        request that was preempted meanwhile waits for it: it may have its next token."""
-        return request.last_step > self._last_applied
-
     def _has_room(self, plan: StepPlan, most_requests: int) -> bool:
-        return plan.num_tokens < self._budget and len(plan.requests) < most_requests
+        return plan.num_tokens < self._batches.budget and len(plan.requests) < most_requests
 
     def _schedule_waiting(self, plan: StepPlan, most_requests: int) -> None:
         while self._rows.free and self._has_room(plan, most_requests):
             excluded = self._rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
-            if request is None or self._is_in_flight(request):
+            if request is None or self._batches.has(request):
                 break
             if request.lora_id and (problem := self.adapters.prepare(request)) is not None:
                 self.fail(request, problem)
                 continue
             hit = self._kv_cache.longest_hit(request)
             num_hit = hit.num_blocks * self._kv_cache.block_size
-            most = min(self._longest_chunk, self._budget - plan.num_tokens)
+            most = min(self._longest_chunk, self._batches.budget - plan.num_tokens)
             count = min(request.num_tokens - num_hit, most)
             if not self._kv_cache.admit(request, hit, num_hit + count):
                 break
@@ -400,20 +342,6 @@ class Scheduler:
         self._waiting.add_preempted(request)
         self.observer.preempted(request)
 
-    def _end(self, request: Request, finish: FinishReason) -> FinishReason:
-        """End a running request.
-
-        Returns:
-            The finish reason for its last output row. It is NONE for an error, which is reported
-            separately, together with its message.
-        """
-        self._finish(request, finish)
-        if finish is not FinishReason.ERROR or request.constraint is None:
-            return finish
-        message = request.constraint.error
-        self.failures.append(Failure(request.client, request.number, message))
-        return FinishReason.NONE
-
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is RequestStatus.RUNNING:
             self._release(request)
@@ -429,7 +357,6 @@ class Scheduler:
         self._drafts.release(request)
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
-        # A pipeline samples a batch by the state of its rows when it has the next one's inputs.
-        is_used = self._num_batches > 1 and self._is_in_flight(request)
-        self._rows.give_back(request.row, request.client, request.last_step if is_used else None)
+        last_step = self._batches.last_step_of_row(request)
+        self._rows.give_back(request.row, request.client, last_step)
         self.adapters.leave(request)

@@ -1,16 +1,23 @@
-"""Writes the results of a step into one set of output columns for each front end.
+"""Gives the results of a step to its requests, and writes one set of output columns for each front
+end.
 
-This module is the only writer of output rows. It reads requests and step results; it must not
-know how columns are transmitted.
+This module is the only writer of output rows. It says why a request ends; the scheduler ends it. It
+must not know how columns are transmitted, nor what a request holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from shmllm.core.drafts import Drafts
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
 from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
+
+Finish = Callable[[Request, FinishReason], None]
+"""Ends a request; its status is FINISHED afterwards."""
+Fail = Callable[[Request, str], None]
+"""Ends a request with an error, which has a message."""
 
 
 class StepOutputs:
@@ -25,6 +32,62 @@ class StepOutputs:
     def __init__(self, step: int) -> None:
         self._step = step
         self.by_client: dict[int, OutputColumns] = {}
+
+    def add_results(
+        self, plan: StepPlan, result: StepResult, drafts: Drafts, finish: Finish, fail: Fail
+    ) -> None:
+        """Append sampled tokens to their requests, end those that end, and append all rows.
+
+        Requests that have ended while the step ran get nothing.
+
+        Args:
+            plan: the plan of the step.
+            result: its result.
+            drafts: takes note of the drafted tokens that were right.
+            finish: is called before the last row of a request.
+            fail: is called for a request that ends with an error, which is reported separately:
+                no row of the request has a finish reason.
+
+        Raises:
+            ValueError: the result does not have as many tokens as it says.
+        """
+        self._add_prompt_logprobs(plan, result)
+        self._add_vectors(plan, result, finish)
+        counts = [1] * len(plan.samples) if result.counts is None else result.counts
+        if sum(counts) != len(result.token_ids):
+            raise ValueError(f"{len(result.token_ids)} tokens for {counts} places")
+        end = 0
+        for sample, (index, count) in enumerate(zip(plan.samples, counts, strict=True)):
+            begin, end = end, end + count
+            request = plan.requests[index]
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if sample in result.failures:
+                fail(request, result.failures[sample])
+                continue
+            if drafted := plan.drafts.get(index):
+                drafts.settle(request, len(drafted), count - 1)
+            is_first = len(request.token_ids) == request.num_prompt_tokens
+            num_taken, reason = request.extend(result.token_ids[begin:end])
+            if reason:
+                reason = _end(request, reason, finish, fail)
+            token_ids = result.token_ids[begin : begin + num_taken]
+            self.add_row(request, reason, token_ids, is_first=is_first)
+
+    def _add_vectors(self, plan: StepPlan, result: StepResult, finish: Finish) -> None:
+        """End the pooling requests whose prompts are complete, and append their vectors."""
+        ending = (pool for pool in plan.pools if pool.is_last)
+        for pool, vector in zip(ending, result.vectors, strict=True):
+            request = plan.requests[pool.index]
+            if request.status is RequestStatus.FINISHED:
+                continue
+            finish(request, FinishReason.STOP)
+            columns = self._columns_of(request.client)
+            if columns.embeddings is None:
+                columns.embeddings = Embeddings()
+            columns.embeddings.numbers.append(request.number)
+            columns.embeddings.vectors.append(vector)
+            self.add_row(request, FinishReason.STOP, is_first=True)
 
     def add_row(
         self,
@@ -62,15 +125,7 @@ class StepOutputs:
         columns.counts.append(len(token_ids))
         columns.token_ids += token_ids
 
-    def add_vector(self, request: Request, vector: bytes) -> None:
-        """Append the vector of a pooling request, whose row follows."""
-        columns = self._columns_of(request.client)
-        if columns.embeddings is None:
-            columns.embeddings = Embeddings()
-        columns.embeddings.numbers.append(request.number)
-        columns.embeddings.vectors.append(vector)
-
-    def add_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+    def _add_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         """Append the log-probabilities of prompt tokens, except those of finished requests."""
         for scores, logprobs in zip(plan.prompt_scores, result.prompt_logprobs, strict=True):
             request = plan.requests[scores.index]
@@ -83,6 +138,15 @@ class StepOutputs:
         if columns is None:
             columns = self.by_client[client] = OutputColumns(step=self._step)
         return columns
+
+
+def _end(request: Request, reason: FinishReason, finish: Finish, fail: Fail) -> FinishReason:
+    """End a request. Returns the finish reason of its last row."""
+    if reason is FinishReason.ERROR and request.constraint is not None:
+        fail(request, request.constraint.error)
+        return FinishReason.NONE
+    finish(request, reason)
+    return reason
 
 
 def attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]) -> None:
