@@ -483,7 +483,7 @@ def test_bad_sizes_are_refused() -> None:
     for size in (0, -1, 2.5, "two"):
         with pytest.raises((EngineStartError, RequestError, TypeError), match="data_parallel_size"):
             LLM(data_parallel_size=size)
-    with pytest.raises(EngineStartError, match="3 needs a thread for each engine"):
+    with pytest.raises(EngineStartError, match="3 needs at least a thread for each engine"):
         LLM(data_parallel_size=3, num_threads=2)
     with pytest.raises(EngineStartError, match="not possible with multiprocess=False"):
         LLM(data_parallel_size=2, multiprocess=False)
