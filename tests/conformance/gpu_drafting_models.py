@@ -152,7 +152,7 @@ class DraftModelConformance:
         assert drafts > 50
         assert accepted > 20 if is_right else accepted < drafts / 3
 
-    @pytest.mark.parametrize(("mode", "budget"), [("FULL_AND_PIECEWISE", 32), slow("NONE", 6)])
+    @pytest.mark.parametrize(("mode", "budget"), [slow("FULL_AND_PIECEWISE", 32), slow("NONE", 6)])
     def test_a_model_that_drafts_for_itself_is_always_right(
         self, directory: Path, gpu_device: Device, mode: str, budget: int
     ) -> None:
@@ -215,6 +215,7 @@ class DraftModelConformance:
         assert num_drafted(ours)[1] > 5
         assert_same(ours, plain)
 
+    @pytest.mark.slow
     def test_two_requests_with_one_prompt(self, directory: Path, gpu_device: Device) -> None:
         """As those of n = 2 do: they share blocks, which the draft model fills once, and draw
         different tokens."""

@@ -215,6 +215,7 @@ class DraftsConformance:
         assert num_drafted(ours)[1] > 5
         assert_same(ours, plain)
 
+    @pytest.mark.slow
     def test_preempted_requests_with_drafts(self, directory: Path, gpu_device: Device) -> None:
         names = ["greedy", "drawn with penalties", "penalties", "drawn"]
         config = drafting_config(directory, "NONE", num_blocks=5)
@@ -226,6 +227,7 @@ class DraftsConformance:
         assert num_drafted(ours)[1] > 5
         assert_same(ours, plain)
 
+    @pytest.mark.slow
     def test_a_custom_processor_changes_its_request_alone(
         self, directory: Path, gpu_device: Device
     ) -> None:

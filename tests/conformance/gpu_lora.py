@@ -116,7 +116,7 @@ class LoraEngineConformance:
         assert [engine.tokens[index] for index in range(len(PROMPTS))] == adapted.wanted
 
     @pytest.mark.parametrize(
-        ("mode", "max_loras"), [("FULL_AND_PIECEWISE", 2), slow("NONE", 3), slow("FULL", 1)]
+        ("mode", "max_loras"), [slow("FULL_AND_PIECEWISE", 2), slow("NONE", 3), slow("FULL", 1)]
     )
     def test_experts_and_routers_have_adapters(
         self, adapted_experts: Adapted, gpu_device: Device, mode: str, max_loras: int

@@ -66,7 +66,7 @@ class TestDraftModel(DraftModelConformance):
         first = [*SENT, TABLES, "graph", *SAMPLED]
         assert found == [*first, *SENT, "graph", *SAMPLED, *first]
 
-    @pytest.mark.parametrize("mode", ["FULL", slow("NONE"), slow(GRAPHS)])
+    @pytest.mark.parametrize("mode", [slow("FULL"), slow("NONE"), slow(GRAPHS)])
     def test_nothing_is_compiled_while_it_drafts(
         self, directory: Path, other: Path, gpu_device: FakeGpu, mode: str
     ) -> None:

@@ -242,6 +242,7 @@ def test_other_requests_do_not_change_a_requests_tokens(llama: Any, make: Any) -
     assert engine.core.scheduler.stats.prefix_hit_tokens > 0
 
 
+@pytest.mark.slow
 def test_graphs_work_after_sleep_and_with_new_weights(llama: Any, make: Any) -> None:
     reference, directory = llama
     engine, other = make(make_config(directory, num_seqs=2)), other_model(**KV_HEADS)
@@ -326,6 +327,7 @@ def test_the_end_of_a_rank_ends_the_steps_that_wait_for_it(llama: Any, make: Any
         engine.run()
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_be_built_ends_the_start(
     llama: Any, make: Any, gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
