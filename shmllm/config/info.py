@@ -40,6 +40,7 @@ class EngineInfo:
         graphs: the captured CUDA graphs in words; empty if there are none.
         logits_processors: the names of the classes of custom logits processors.
         data_parallel_size: the number of engines of a pool; the numbers above are of one of them.
+        extension_methods: the names of the methods that `worker_extension_cls` adds to workers.
         max_loras: the largest number of adapters in a step; 0: the engine has no adapters.
         speculative_method: who drafts tokens; empty: nobody does.
         speculative_model: the model that drafts; empty if none does.
@@ -81,6 +82,7 @@ class EngineInfo:
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.0
     logits_processors: tuple[str, ...] = ()
+    extension_methods: tuple[str, ...] = field(default=(), kw_only=True)
     max_loras: int = 0
     speculative_method: str = ""
     speculative_model: str = ""
@@ -168,6 +170,6 @@ class EngineInfo:
     @classmethod
     def from_json(cls, text: str) -> EngineInfo:
         values: dict[str, Any] = json.loads(text)
-        for name in ("eos_token_ids", "logits_processors", "warnings"):
+        for name in ("eos_token_ids", "logits_processors", "extension_methods", "warnings"):
             values[name] = tuple(values[name])
         return cls(**{each.name: values[each.name] for each in fields(cls)})

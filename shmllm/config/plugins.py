@@ -26,6 +26,18 @@ class ClassNames:
         return tuple(each.strip() for each in names)
 
 
+@dataclass(frozen=True)
+class ClassName:
+    """The kind of the option `worker_extension_cls`: the name of a class, or empty."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str) or (
+            value and not value.replace(":", ".").strip(".").count(".")
+        ):
+            raise EngineStartError(f"{name} must be 'module.Class', got {value!r}")
+        return value
+
+
 @dataclass(frozen=True, slots=True)
 class PluginConfig(Section):
     """The plugins of an engine.
@@ -41,7 +53,19 @@ class PluginConfig(Section):
         ClassNames(),
         default_text="those of plugins",
     )
+    worker_extension_cls: str = option(
+        "",
+        "A class, as 'module.Class', whose methods `collective_rpc` calls in each rank's worker, "
+        "as trainers do; `LLM` takes the class, too.",
+        ClassName(),
+        default_text="none",
+    )
     search_path: tuple[str, ...] = ()
+
+    @property
+    def runs_code_of_others(self) -> bool:
+        """Whether an option names code, which may have been written for vLLM."""
+        return bool(self.logits_processors or self.worker_extension_cls)
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

@@ -120,6 +120,7 @@ class ParallelConfigView:
         tensor_parallel_size: how many divide each layer.
         pipeline_parallel_size: how many divide the layers.
         data_parallel_size: the number of engines.
+        rank: the number of the process among those of the engine.
     """
 
     world_size: int = 1
@@ -157,8 +158,10 @@ class VllmConfigView:
     speculative_config: SpeculativeConfigView | None = None
 
     @classmethod
-    def of(cls, info: EngineInfo, model_defaults: Mapping[str, Any]) -> VllmConfigView:
-        """The configurations of an engine, as it reports them."""
+    def of(
+        cls, info: EngineInfo, model_defaults: Mapping[str, Any], rank: int = 0
+    ) -> VllmConfigView:
+        """The configurations of an engine, as it reports them, in the process of a rank."""
         return cls(
             ModelConfigView(info, model_defaults),
             CacheConfigView(
@@ -174,6 +177,7 @@ class VllmConfigView:
                 info.tensor_parallel_size,
                 info.pipeline_parallel_size,
                 info.data_parallel_size,
+                rank,
             ),
             speculative_config=_speculation(info),
         )

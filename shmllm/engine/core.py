@@ -54,6 +54,7 @@ class EngineCore:
 
     Attributes:
         info: the information that the engine reports to front ends.
+        extension: the name of the class that extends workers; empty: there is none.
         timings: the time that steps took.
         pauses: the pauses in force.
         sleeper: releases memory and restores it.
@@ -66,6 +67,7 @@ class EngineCore:
         self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _do_nothing
     ) -> None:
         self.info = runner.info
+        self.extension = config.plugins.worker_extension_cls
         self.timings = StepTimings()
         self.runner = runner
         self._kv_cache = KVCacheManager(

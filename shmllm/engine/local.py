@@ -79,7 +79,7 @@ class LocalEngineClient:
         self._runner = make_runner(self._config, progress.on_load, progress.on_capture)
         self._core = EngineCore(self._config, self._runner)
         self._core.weights.sharing = self.sharing
-        self._worker = Worker(self._core)
+        self._worker = Worker(self._core, own_process=False)
         self.info = self._core.info
         self.seed = self.info.seed
         self.trace(self._recorder)

@@ -163,7 +163,7 @@ class EngineProcess:
         from shmllm.worker.make_runner import make_runner
 
         search_also(config.plugins.search_path)
-        keep_vllm_names(is_needed=bool(config.plugins.logits_processors))
+        keep_vllm_names(is_needed=config.plugins.runs_code_of_others)
         garbage.freeze_imports()
         self._reporter.imported(config.load.model_name)
         self._tracing.loading()
@@ -171,13 +171,14 @@ class EngineProcess:
             runner = make_runner(config, self._report_loading, self._report_capturing)
             runner.watch(self._reporter.stopped_rank)
             core = EngineCore(config, runner, self._waiter.wake)
+            allow_functions = self._path is None or config.client.allow_callables
+            self._rpc_server = RpcServer(core, allow_functions)
         except Exception as problem:
             if isinstance(problem, ShmLLMError):
                 return Failed(str(problem), "")
             return Failed(f"{type(problem).__name__}: {problem}", traceback.format_exc())
         self._core = self._publisher.core = core
         self._tracing.loaded(core)
-        self._rpc_server = RpcServer(core, self._path is None or config.client.allow_callables)
         self._waiter.set_policy(WaitPolicy.named(config.client.wait_policy))
         garbage.enable()
         self._reporter.ready(core)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from shmllm.engine.core import EngineCore
@@ -22,6 +24,7 @@ class Worker:
 
     Args:
         core: the engine core.
+        own_process: whether the engine has a process of its own.
 
     Attributes:
         model_runner: the runner, which executes steps; `.model` is the loaded model.
@@ -33,11 +36,13 @@ class Worker:
 
     rank = local_rank = 0
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, *, own_process: bool = True) -> None:
         self._core = core
         self.model_runner: Any = core.runner
         self._profile: Any = None
         self._num_profiles = 0
+        if core.extension:
+            self._extend(core.extension, own_process)
 
     @property
     def model(self) -> Any:
@@ -51,6 +56,21 @@ class Worker:
     def device(self) -> Any:
         weight, *_ = next(iter(self.model.named_weights().values()))
         return weight.device
+
+    def _extend(self, name: str, own_process: bool) -> None:
+        """Extend the worker of each rank by the class of the option `worker_extension_cls`.
+
+        Raises:
+            EngineStartError: that is not possible.
+        """
+        from shmllm.worker.extension import extend, join_group
+
+        info = self._core.info
+        names, *_ = self.run(RpcCall(extend, (name, info)))
+        self._core.info = replace(info, extension_methods=tuple(names))
+        if own_process:
+            with TemporaryDirectory(prefix="shmllm-ranks-") as directory:
+                self.run(RpcCall(join_group, (f"{directory}/store", info.num_processes)))
 
     def run(self, call: RpcCall) -> Any:
         """Run a method or a function between two steps.
@@ -216,9 +236,10 @@ class Worker:
 
     def _method(self, name: str) -> Callable[..., Any]:
         if name not in METHODS:
+            known = [*METHODS, *self._core.info.extension_methods]
             raise RequestError(
-                f"the worker has no method {name!r}; the nearest is {nearest(name, METHODS)!r}. "
-                f"All: {', '.join(METHODS)}"
+                f"the worker has no method {name!r}; the nearest is {nearest(name, known)!r}. "
+                f"All: {', '.join(known)}"
             )
         method: Callable[..., Any] = getattr(self, name)
         return method

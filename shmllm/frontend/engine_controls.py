@@ -36,7 +36,7 @@ from shmllm.frontend.weight_push import (
 from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.lora import LoRARequest
 from shmllm.wire.messages import Method
-from shmllm.wire.rpc import RpcCall, call_on_model
+from shmllm.wire.rpc import RpcCall, call_method, call_on_model
 
 
 class EngineControls:
@@ -63,7 +63,8 @@ class EngineControls:
         """Call a method or a function in the engine's worker, between two steps.
 
         Args:
-            method: a name from `shmllm.engine.worker.METHODS`, or a function. A function
+            method: a name from `shmllm.engine.worker.METHODS`, a method of the class that
+                `worker_extension_cls` names, or a function. A function
                 is pickled (by cloudpickle) and called in the engine with the worker, whose
                 `model` and `model_runner` it may use, and the arguments. Only the process
                 that started the engine can send functions, unless the engine was started
@@ -74,8 +75,8 @@ class EngineControls:
             kwargs: the keyword arguments.
 
         Returns:
-            A list with the result of each rank of a function, by engine and rank, or with the
-            first engine's of a method. Tensors in it are copies.
+            A list with the result of each rank of a function or of a method of the extension, by
+            engine and rank, or with the first engine's of another method. Tensors in it are copies.
 
         Raises:
             RequestError: a value cannot be sent to another process, or the engine refused the
@@ -87,6 +88,8 @@ class EngineControls:
             raise RequestError(
                 f"collective_rpc takes a name or a function, got {type(method).__name__}"
             )
+        if isinstance(method, str) and method in self.front_end.info.extension_methods:
+            method, args = call_method, (method, *args)
         call = RpcCall(method, tuple(args), dict(kwargs or {}))
         result = self._run_on_worker(call, timeout)
         return list(result) if call.is_function else [result]

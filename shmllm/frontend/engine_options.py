@@ -14,10 +14,10 @@ from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.options import Option, Section
 from shmllm.errors import EngineStartError
+from shmllm.frontend.class_names import name_class, name_processors
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
 from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
-from shmllm.frontend.processor_names import name_processors
 from shmllm.frontend.speculative_options import read_speculative_config
 from shmllm.frontend.stored_method import check_stored_method
 from shmllm.params.unknown_options import reject_unknown_options
@@ -73,6 +73,8 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     front_end = FrontEndConfig(**_fields_of(FrontEndConfig, values))
     named = name_processors(values.get("logits_processors"), front_end.multiprocess)
     values = values | {"logits_processors": named}
+    extension = name_class(values.get("worker_extension_cls", ""), front_end.multiprocess)
+    values = values | {"worker_extension_cls": extension}
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
     problems = load_general_plugins()
@@ -87,7 +89,7 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
         for problem in problems:  # a plugin might have had the architecture
             logger.warning("%s", problem)
         raise
-    if named or are_installed():
+    if named or extension or are_installed():
         sections["plugins"]["search_path"] = added_paths()
     sections["load"]["directory"] = str(directory.absolute())
     sections["load"]["model_name"] = model_title(str(front_end.model))

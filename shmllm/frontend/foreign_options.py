@@ -62,7 +62,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
-    "worker_extension_cls": OnlyValues(("",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
     "kv_transfer_config": OnlyValues((None,), "keys and values stay in one engine"),
     "limit_mm_per_prompt": OnlyValues((None, {}), _TEXT),

@@ -112,14 +112,20 @@ class Model(ABC):
         self.weights_lost()
         self.weights_version += 1
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Overwrites weights in place, all of these or none; see `weight_update.checked_update`.
+
+        Args:
+            weights: pairs of a name in the checkpoint and a tensor of that weight's shape.
+
+        Returns:
+            The names of the written weights.
 
         Raises:
             RequestError: the weights are asleep, or a tensor was refused.
         """
         self.check_awake()
-        update = checked_update(self.destinations(), named_tensors, self.known_name)
+        update = checked_update(self.destinations(), weights, self.known_name)
         if update:
             self.write(update)
         return {name for name, _ in update}

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -81,14 +82,14 @@ class RankWorker:
     Attributes:
         rank, local_rank: the number of the rank.
         model: its part of the model. Names, shapes and `load_weights` are those of the whole one.
-        model_runner: what owns the model.
+        model_runner: what owns the model; it has a `model`.
         device: the torch.device of the weights.
     """
 
     def __init__(self, rank: int, part: RankPart) -> None:
         self.rank = self.local_rank = rank
         self.model = part.loaded.model
-        self.model_runner = part.loaded
+        self.model_runner = SimpleNamespace(model=self.model)
         self.device = part.torch_device
 
     def get_model(self) -> Any:
@@ -245,7 +246,7 @@ def _make_part(
     """Load plugins, whose problems rank 0 reports, and this rank's part of the model. Only the
     modules of its device are imported."""
     search_also(config.plugins.search_path)
-    keep_vllm_names(is_needed=bool(config.plugins.logits_processors))
+    keep_vllm_names(is_needed=config.plugins.runs_code_of_others)
     load_general_plugins()
     if config.device.startswith("cuda"):
         from shmllm.parallel.gpu_rank import make_gpu_part

@@ -47,6 +47,11 @@ def call_on_model(worker: Any, function: Callable[[Any], Any]) -> Any:
     return function(worker.model)
 
 
+def call_method(worker: Any, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the worker's extension. `LLM.collective_rpc` sends this function."""
+    return getattr(worker, method)(*args, **kwargs)
+
+
 def encode_call(call: RpcCall) -> Flat:
     """Encode a call.
 

@@ -149,7 +149,7 @@ FULL = EngineConfig(
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
-    plugins=PluginConfig(("größe:Own",), ("/größe",)),
+    plugins=PluginConfig(("größe:Own",), "größe.Own", ("/größe",)),
     num_threads=2,
     device="cuda:1",
 )

@@ -1,0 +1,136 @@
+"""Doubles of the classes by which three trainers extend vLLM's workers.
+
+Each does what the trainer's own class does with a worker, in code of ours: the names of its
+methods, the attributes that it reads, and the order of its calls are those of OpenRLHF, verl and
+prime-rl. Tensors travel over gloo, in shared memory, and in files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.connection import Client
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+
+PATIENCE = timedelta(seconds=60)
+
+
+def join(port: int, rank: int, size: int) -> Any:
+    """Join a group beside torch.distributed's default one, whose rank 0 has the store."""
+    host = "127.0.0.1"
+    tcp: Any = dist
+    store = tcp.TCPStore(host, port, size, rank == 0, PATIENCE, wait_for_workers=False)
+    device = dist.ProcessGroupGloo.create_device(interface="lo")
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices, options._timeout = [device], PATIENCE
+    return dist.ProcessGroupGloo(tcp.PrefixStore("update", store), rank, size, options)
+
+
+def broadcast(group: Any, tensor: torch.Tensor) -> None:
+    """Send a tensor of rank 0 to the others, which receive it in theirs."""
+    options = dist.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    group.broadcast([tensor], options).wait()
+
+
+class OneByOne:
+    """As OpenRLHF's `WorkerWrap`: a call for each weight, in a group with the trainer."""
+
+    rank: int
+    model_config: Any
+    model_runner: Any
+
+    def init_process_group(self, port: int, rank_offset: int, world_size: int) -> int:
+        assert dist.is_initialized(), "the worker is in the default group"
+        rank = dist.get_rank() + rank_offset
+        self._model_update_group = join(port, rank, world_size)
+        return rank
+
+    def update_weight(self, name: str, dtype: torch.dtype, shape: list[int]) -> None:
+        assert dtype == self.model_config.dtype, f"{dtype}, {self.model_config.dtype}"
+        weight = torch.empty(shape, dtype=dtype)
+        broadcast(self._model_update_group, weight)
+        self.model_runner.model.load_weights(weights=[(name, weight)])
+        del weight
+
+
+class InBuckets:
+    """As verl's `vLLMColocateWorkerExtension`: one call that receives buckets of weights, which
+    the next bucket overwrites."""
+
+    rank: int
+    local_rank: int
+    device: Any
+    model_runner: Any
+    was_made_with: Any
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        made.was_made_with = kwargs["vllm_config"].parallel_config.tensor_parallel_size
+        return made
+
+    def update_weights_from_ipc(self, address: str) -> int:
+        assert self.device.type == "cpu"
+        assert self.model_runner.vllm_config.speculative_config is None
+        count = 0
+        with Client(f"{address}-{self.local_rank}", "AF_UNIX") as trainer:
+            memory = SharedMemory(trainer.recv())
+            try:
+                while (bucket := trainer.recv()) is not None:
+                    weights = [
+                        (
+                            name,
+                            torch.frombuffer(
+                                memory.buf, dtype=dtype, count=shape.numel(), offset=at
+                            ),
+                        )
+                        for name, (dtype, shape, at) in bucket.items()
+                    ]
+                    shaped = [(n, w.view(bucket[n][1])) for n, w in weights]
+                    self.model_runner.model.load_weights(shaped)
+                    count += len(weights)
+                    del weights, shaped
+                    trainer.send("done")
+            finally:
+                memory.close()
+        return count
+
+
+class FromFiles:
+    """As prime-rl's workers: one call reads a checkpoint that the trainer has written."""
+
+    model_runner: Any
+
+    def init_broadcaster(self) -> None:
+        """Do nothing: a directory needs no preparation."""
+
+    def update_weights_from_path(self, weight_dir: str) -> None:
+        self.model_runner.model.load_weights(self._weights(Path(weight_dir)))
+
+    def liveness_probe(self) -> None:
+        """Do nothing. The reply shows that the engine answers."""
+
+    def _weights(self, directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        for path in sorted(directory.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    yield name, file.get_tensor(name)
+
+
+class Taken:
+    """Has a method that the worker has itself."""
+
+    def get_model(self) -> None: ...
+
+
+class Fails:
+    """Cannot be made."""
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        raise RuntimeError("no GPU")
