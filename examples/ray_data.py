@@ -3,8 +3,8 @@
     python ray_data.py [INPUT.jsonl [DIRECTORY]]
 
 It runs on the cluster at RAY_ADDRESS, or on a local Ray if the variable is not set. A line of the
-input holds `id`, which no other line has, `prompt` and perhaps `seed`; other fields are copied. If
-the run ends early, whatever the reason, the same command computes what is missing.
+input holds `id`, which no other line has, `prompt` and perhaps `seed`; fields are copied. If the
+run ends early, whatever the reason, the same command computes what is missing.
 DIRECTORY, which all machines share, then has each id once in completions.jsonl.
 """
 
@@ -19,7 +19,7 @@ try:
     import ray
     from ray.data.checkpoint import CheckpointConfig
 except ImportError as error:
-    sys.exit(f"ray_data.py needs Ray: pip install 'ray[data]>=2.60' ({error})")
+    sys.exit(f"ray_data.py needs Ray: pip install 'ray[data]>=2.60,<2.64' ({error})")
 
 from shmllm import LLM, EngineDeadError, SamplingParams
 
@@ -29,10 +29,10 @@ ROWS_PER_BATCH = 64
 MAX_RETRIES = 3  # of a batch whose engine or actor dies; then the run ends
 
 
-def seed_of(row_id: object) -> int:
+def seed_of(row_id: object, own: int | None = None) -> int:
     """A row that is computed again gets the same text, whichever engine computes it."""
     digest = hashlib.blake2b(str(row_id).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(digest, "little") >> 1 if own is None else own
 
 
 class Completer:
@@ -41,13 +41,11 @@ class Completer:
     def __init__(self, max_tokens: int = 16, **options: Any) -> None:
         defaults = {"num_threads": CORES_PER_ENGINE, "kv_cache_memory_bytes": 2**27}
         self.llm = LLM(**defaults | options)
-        self.max_tokens = max_tokens
+        self.defaults = {"temperature": 0.8, "max_tokens": max_tokens}
 
     def params(self, batch: dict[str, Any]) -> list[SamplingParams]:
         seeds = batch.get("seed", [seed_of(row_id) for row_id in batch["id"]])
-        return [
-            SamplingParams(temperature=0.8, max_tokens=self.max_tokens, seed=int(s)) for s in seeds
-        ]
+        return [SamplingParams(seed=int(seed), **self.defaults) for seed in seeds]
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -92,6 +90,8 @@ def main() -> None:
         rows = ray.data.read_json(sys.argv[1])  # lines=True makes blocks that no checkpoint takes
     else:
         rows = ray.data.range(200).map(lambda row: row | {"prompt": f"def f{row['id']}("})
+    # In a batch a missing seed would turn the others into floats.
+    rows = rows.map(lambda row: row | {"seed": seed_of(row["id"], row.get("seed"))})
     rows.repartition(target_num_rows_per_block=ROWS_PER_BATCH).map_batches(
         Completer,
         batch_size=ROWS_PER_BATCH,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Simulates a pool of engines: which rule chooses the engine of a request best.
 
-    python tools/simulate_pool.py [--quick] [--json FILE] [--plot FILE.svg]
+    python tools/simulate_pool.py [--quick] [--seed 1] [--json FILE] [--plot FILE.svg]
     python tools/simulate_pool.py --variants [--sizes 8]
     python tools/simulate_pool.py --measure
     python tools/simulate_pool.py --check [--engines 2]
@@ -51,6 +51,8 @@ TITLE = "Rules that choose an engine, in simulated time"
 @click.option("--sizes", multiple=True, type=click.IntRange(1), default=SIZES, help="Engines.")
 @click.option("--loads", multiple=True, type=click.Choice(list(LOADS)), default=tuple(LOADS))
 @click.option("--cost", type=click.Choice(list(COSTS)), default="tiny", help="Whose steps.")
+@click.option("--seed", default=1, help="Seed of the loads.")
+@click.option("--share", default=SHARE, help="Rate of Poisson arrivals, of what engines can do.")
 @click.option("--quick", is_flag=True, help="2 and 8 engines, a quarter of the requests; seconds.")
 @click.option("--variants", is_flag=True, help="Compare variants of shmllm's rule.")
 @click.option("--measure", is_flag=True, help="Fit the time of a step on this machine.")
@@ -61,9 +63,9 @@ TITLE = "Rules that choose an engine, in simulated time"
 @click.option("--json", "json_file", type=click.File("w"), help="Also write the JSON to FILE.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write a picture (.svg, .html).")
 def main(
-    sizes: tuple[int, ...], loads: tuple[str, ...], cost: str, quick: bool, variants: bool,
-    measure: bool, is_check: bool, engines: int, rounds: int, workers: int,
-    json_file: TextIO | None, plot: Path | None,
+    sizes: tuple[int, ...], loads: tuple[str, ...], cost: str, seed: int, share: float,
+    quick: bool, variants: bool, measure: bool, is_check: bool, engines: int, rounds: int,
+    workers: int, json_file: TextIO | None, plot: Path | None,
 ) -> None:  # fmt: skip
     record: dict[str, Any] = {}
     step_cost = COSTS[cost]
@@ -86,13 +88,15 @@ def main(
         sys.exit(0 if is_close(found) else 1)
     chosen = QUICK_SIZES if quick and sizes == SIZES else sizes
     names = list(VARIANTS if variants else RULES)
-    cases = grid(loads, chosen, names, step_cost, QUICK_DIVISOR if quick else 1)
+    divisor = QUICK_DIVISOR if quick else 1
+    cases = grid(loads, chosen, names, step_cost, share=share, divisor=divisor, seed=seed)
     results = run_all(cases, workers)
     click.echo(table(cases, results))
     record |= {
         "cost": asdict(step_cost),
         "limits": asdict(LIMITS),
-        "share_of_capacity": SHARE,
+        "share_of_capacity": share,
+        "seed": seed,
         "cases": [
             {"load": case.load, "engines": case.size, "rule": case.rule, **figures}
             for case, figures in zip(cases, results, strict=True)

@@ -79,7 +79,8 @@ class LoadConfig(Section):
     )
     seed: int = option(
         0,
-        "Seed of dummy weights, and of requests without a seed.",
+        "Seed of dummy weights, and of requests without a seed, but for those of a front end that "
+        "attaches, which draws its own.",
         Whole(0, 2**63 - 1, words="a whole number from 0 to 2**63 - 1"),
         flag="",
     )

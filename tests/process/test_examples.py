@@ -198,7 +198,7 @@ def test_load_weights_changes_the_model_and_back(run_example: Run) -> None:
     [
         ("grpo_colocate.py", "trl", "pip install trl peft"),
         ("openai_bridge.py", "uvicorn", "pip install starlette uvicorn"),
-        ("ray_data.py", "ray", "pip install 'ray[data]>=2.60'"),
+        ("ray_data.py", "ray", "pip install 'ray[data]>=2.60,<2.64'"),
         ("ray_processor.py", "ray", "pip install 'ray[data]'"),
     ],
 )

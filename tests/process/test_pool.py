@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 import pytest
 from conftest import without_leaks
 from support.commands import command
-from support.engines import assert_idle, named_engine, slow_steps
+from support.engines import assert_idle, held_steps, named_engine, run_a_little, slow_steps
 from support.pools import (
     KINDS,
     OPTIONS,
@@ -38,7 +37,7 @@ from support.pools import (
 )
 from support.programs import CLI, children, environment, is_running, kill
 from support.variants import slow
-from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
+from support.waiting import PATIENCE_S, holds_within, join_all, wait_until, wait_until_async
 
 from shmllm import (
     LLM,
@@ -90,22 +89,32 @@ def pool(engines: LLM) -> Iterator[LLM]:
     assert [engines._client._flights._router.queued(k) for k in (0, 1)] == [0, 0]
 
 
+def num_generated(llm: LLM, index: int) -> int:
+    """The number of tokens that one of a pool's engines has made."""
+    return int(llm._client._clients[index].stats()["generated_tokens"])
+
+
 @contextmanager
-def kills_when(
-    llm: LLM, num_tokens: int, *indexes: int, how: signal.Signals = signal.SIGKILL
-) -> Iterator[None]:
-    """Kill engines when they have made some tokens."""
-    before, pids = llm.get_metrics()["generated_tokens"], pids_of(llm)
+def kills_running(llm: LLM, *indexes: int, how: signal.Signals = signal.SIGKILL) -> Iterator[None]:
+    """End engines when all of them have made some tokens, and before their requests end."""
+    pids, before = pids_of(llm), [num_generated(llm, index) for index in (0, 1)]
 
-    def run() -> None:
-        wait_until(lambda: llm.get_metrics()["generated_tokens"] > before + num_tokens, "tokens")
-        for index in indexes:
-            os.kill(pids[index], how)
+    def have_begun() -> bool:
+        return all(num_generated(llm, index) > before[index] for index in indexes)
 
-    killer = threading.Thread(target=run)
-    killer.start()
-    yield
-    join_all([killer])
+    def run(go_on: Callable[[], None]) -> None:
+        try:
+            wait_until(have_begun, "tokens")
+            for index in indexes:
+                os.kill(pids[index], how)
+        finally:
+            go_on()
+
+    with held_steps(llm) as go_on:
+        killer = threading.Thread(target=run, args=(go_on,))
+        killer.start()
+        yield
+        join_all([killer])
 
 
 def tokens_of(llm: LLM, given: Any = PROMPTS, params: Any = GREEDY) -> list[list[int]]:
@@ -132,7 +141,7 @@ def test_a_death_changes_no_row(
     first = next(_numbers)
     params = [params_of(kind, 60) for kind in KINDS for _ in range(2)]
     given = prompts(random.Random(4), len(params))
-    with kills_when(pool, 20, 0, how=how):
+    with kills_running(pool, 0, how=how):
         found = rows(pool, given, params, first)
     assert found == rows(alone, given, params, first)
     assert "engine 0 of the pool has ended: engine process" in caplog.text
@@ -140,15 +149,29 @@ def test_a_death_changes_no_row(
     assert f"({cause}); it is started again" in caplog.text
 
 
-def test_a_stream_shows_no_token_twice(pool: LLM, alone: LLM) -> None:
+def engine_of(llm: LLM, prompt: dict[str, Any]) -> int:
+    """The engine of a pool that has the request of a prompt."""
+    (placement,) = (
+        flight.placement
+        for flight in llm._client._flights._flights.values()
+        if flight.request.prompt_token_ids == prompt["prompt_token_ids"]
+    )
+    return int(placement.engine)
+
+
+def test_a_stream_shows_no_token_twice(
+    pool: LLM, alone: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = joined(deltas(alone, PROMPTS, GREEDY))
-    stream = deltas(pool, PROMPTS, GREEDY)
     found: dict[int, list[int]] = {}
-    for num_outputs, output in enumerate(stream):
-        found.setdefault(output.prompt_index, []).extend(output.outputs[0].token_ids)
-        if num_outputs == 30:
-            kill_engine(pool, 1)
+    with held_steps(pool) as go_on:
+        for output in deltas(pool, PROMPTS, GREEDY):
+            if not found:
+                kill_engine(pool, engine_of(pool, PROMPTS[output.prompt_index]))
+                go_on()
+            found.setdefault(output.prompt_index, []).extend(output.outputs[0].token_ids)
     assert found == expected
+    assert "of the pool has ended: engine process" in caplog.text
 
 
 @pytest.mark.slow
@@ -160,20 +183,20 @@ def test_the_death_of_an_idle_engine_is_no_error(pool: LLM, alone: LLM) -> None:
 
 def test_a_busy_engine_does_not_hide_the_death_of_another(pool: LLM, alone: LLM) -> None:
     """The death is noticed while outputs arrive all the time."""
-    stream = deltas(pool, PROMPTS[:2], SamplingParams(max_tokens=400, ignore_eos=True))
-    next(stream)
-    pid = pids_of(pool)[0]
-    kill_engine(pool, 0)
-    began = time.monotonic()
-    while pid in pids_of(pool):
+    with slow_steps(pool):
+        stream = deltas(pool, PROMPTS[:2], SamplingParams(max_tokens=400, ignore_eos=True))
         next(stream)
-        assert time.monotonic() < began + PATIENCE_S
-    stream.close()
+        pid = pids_of(pool)[0]
+        kill_engine(pool, 0)
+        wait_until(
+            lambda: pid not in pids_of(pool), "the death is seen", between=lambda: next(stream)
+        )
+        stream.close()
 
 
 def test_both_engines_may_die_at_once(pool: LLM, alone: LLM) -> None:
     """Waiting and running requests have died once; they wait for the first engine that starts."""
-    with kills_when(pool, 20, 0, 1):
+    with kills_running(pool, 0, 1):
         found = tokens_of(pool)
     assert found == tokens_of(alone)
 
@@ -211,18 +234,23 @@ def test_a_request_that_ran_at_two_deaths_fails_and_no_other(pool: LLM, alone: L
     errors: dict[int, str | None] = {}
     found: dict[int, list[int]] = {}
     num_kills = 0
+
+    def is_poisoned(flight: Any) -> bool:
+        return len(flight.request.prompt_token_ids) == 3
+
     stream = pool.stream(
         [*PROMPTS[:2], poison], GREEDY, output_kind=RequestOutputKind.DELTA, on_error="yield"
     )
-    for output in stream:
-        errors[output.prompt_index] = output.error
-        found.setdefault(output.prompt_index, []).extend(output.outputs[0].token_ids)
-        flight = next((f for f in flights.values() if len(f.request.prompt_token_ids) == 3), None)
-        if flight is None or flight.placement is None:
-            continue
-        if flight.num_deaths == num_kills and (num_kills == 0 or output.prompt_index == 2):
-            num_kills += 1
-            os.kill(pool._client._clients[flight.placement.engine].pid, signal.SIGKILL)
+    with slow_steps(pool):
+        for output in stream:
+            errors[output.prompt_index] = output.error
+            found.setdefault(output.prompt_index, []).extend(output.outputs[0].token_ids)
+            flight = next((f for f in flights.values() if is_poisoned(f)), None)
+            if flight is None or flight.placement is None:
+                continue
+            if flight.num_deaths == num_kills and (num_kills == 0 or output.prompt_index == 2):
+                num_kills += 1
+                os.kill(pool._client._clients[flight.placement.engine].pid, signal.SIGKILL)
     assert num_kills == 2
     expected = tokens_of(alone, [*PROMPTS[:2], poison])
     assert [index for index in errors if errors[index] is None]
@@ -231,7 +259,7 @@ def test_a_request_that_ran_at_two_deaths_fails_and_no_other(pool: LLM, alone: L
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_async_requests_survive(alone: LLM) -> None:
+def test_async_requests_survive(alone: LLM, caplog: pytest.LogCaptureFixture) -> None:
     expected = tokens_of(alone)
 
     async def one(llm: AsyncLLM, prompt: Any) -> list[int]:
@@ -246,14 +274,17 @@ def test_async_requests_survive(alone: LLM) -> None:
     async def run() -> list[list[int]]:
         llm = AsyncLLM(data_parallel_size=2, num_threads=2, **OPTIONS)
         try:
-            tasks = [asyncio.ensure_future(one(llm, prompt)) for prompt in PROMPTS]
-            await asyncio.sleep(0.1)
-            kill_engine(llm._llm, 0)
-            return [await task for task in tasks]
+            with held_steps(llm._llm) as go_on:
+                tasks = [asyncio.ensure_future(one(llm, prompt)) for prompt in PROMPTS]
+                await wait_until_async(lambda: num_generated(llm._llm, 0) > 0, "tokens")
+                kill_engine(llm._llm, 0)
+                go_on()
+                return [await task for task in tasks]
         finally:
             llm.shutdown()
 
     assert asyncio.run(run()) == expected
+    assert "engine 0 of the pool has ended: engine process" in caplog.text
 
 
 def weight_of(llm: LLM, index: int, name: str = NORM) -> Any:
@@ -365,7 +396,7 @@ def test_an_engine_with_other_weights_is_not_started_again(
         expected = tokens_of(alone)
     finally:
         alone.update_weights({NORM: old})
-    with kills_when(own, 20, 1):
+    with kills_running(own, 1):
         assert tokens_of(own) == expected
     assert "it is not started again: weights were sent since the start" in caplog.text
     kill_engine(own)
@@ -379,7 +410,7 @@ def test_requests_of_other_weights_end_with_an_error(own: LLM) -> None:
     old = weight_of(own, 0)
     own.enqueue(PROMPTS, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
     with slow_steps(own):
-        own._dispatcher.pump(0.1)
+        run_a_little(own)
         own.update_weights({NORM: 2 * old})
         kill_engine(own)
         wait_until(
@@ -410,9 +441,10 @@ def test_a_stopped_engine_is_named_and_loses_nothing(pool: LLM, alone: LLM) -> N
     try:
         asking.start()
         with patch.object(control, "STALLED_AFTER_S", 0.5):
-            is_named = holds_within(lambda: "engine 1: stalled" in pool.health(), PATIENCE_S)
-            assert pool.health().startswith("engine 0: ready; ")
-        assert is_named, pool.health()
+            wait_until(
+                lambda: pool.health().startswith("engine 0: ready; engine 1: stalled"),
+                "engine 1 alone is named",
+            )
         assert not found
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -483,7 +515,10 @@ def test_bad_sizes_are_refused() -> None:
     for size in (0, -1, 2.5, "two"):
         with pytest.raises((EngineStartError, RequestError, TypeError), match="data_parallel_size"):
             LLM(data_parallel_size=size)
-    with pytest.raises(EngineStartError, match="3 needs at least a thread for each engine"):
+    with pytest.raises(
+        EngineStartError,
+        match="3 needs at least a thread for each engine, and num_threads is 2; possible: 1 to 2",
+    ):
         LLM(data_parallel_size=3, num_threads=2)
     with pytest.raises(EngineStartError, match="not possible with multiprocess=False"):
         LLM(data_parallel_size=2, multiprocess=False)

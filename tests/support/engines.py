@@ -7,8 +7,9 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,36 @@ def _slow_down(worker: Any, step_s: float) -> None:
 
     if step_s:
         program.run = run_slowly
+
+
+@contextmanager
+def held_steps(llm: LLM, num_steps: int = 4) -> Iterator[Callable[[], None]]:
+    """Each engine that runs now computes so many steps more, and waits in the next one.
+
+    For a test that does something to requests while they run: they do not end before, however long
+    that takes. An engine of a pool that is started again does not wait.
+
+    Yields:
+        Lets the engines go on, which the end of the block does, too.
+    """
+    with tempfile.NamedTemporaryFile() as gate:
+        llm.collective_rpc(_hold, args=(gate.name, num_steps))
+        yield gate.close
+
+
+def _hold(worker: Any, gate: str, num_steps: int) -> None:
+    """Runs in the engine."""
+    program = worker.model_runner._program
+    vars(program).pop("run", None)
+    run = program.run
+
+    def run_or_wait(inputs: Any) -> Any:
+        nonlocal num_steps
+        num_steps -= 1
+        if num_steps < 0:
+            while os.path.exists(gate):
+                time.sleep(0.01)
+            vars(program).pop("run", None)
+        return run(inputs)
+
+    program.run = run_or_wait

@@ -7,7 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import Any
 
+from shmllm.bench.summary import percentiles
 from simulated_pool.engine import Engine, Limits, StepCost
 from simulated_pool.loads import LOADS, Draw, arrive
 from simulated_pool.rules import RULES, VARIANTS
@@ -81,20 +83,15 @@ def figures(case: Case) -> Figures:
     seconds until the last request ended, generated tokens per second, and the requests of the
     engine with the most over the mean."""
     outcome = run(case)
-    ttft = sorted(outcome.ttft_s)
+    ttft_ms = percentiles([1e3 * each for each in outcome.ttft_s])
     return {
         "hit_rate": outcome.num_cached / outcome.num_prompt,
-        "ttft_p50_ms": 1e3 * quantile(ttft, 0.5),
-        "ttft_p99_ms": 1e3 * quantile(ttft, 0.99),
+        "ttft_p50_ms": ttft_ms["p50"],
+        "ttft_p99_ms": ttft_ms["p99"],
         "makespan_s": outcome.end_s,
         "tokens_per_s": outcome.num_outputs / outcome.end_s,
         "most_over_mean": max(outcome.num_sent) * case.size / sum(outcome.num_sent),
     }
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed."""
-    return ordered[max(-int(-share * len(ordered) // 1) - 1, 0)]
 
 
 def run_all(cases: Sequence[Case], workers: int) -> list[Figures]:
@@ -109,12 +106,11 @@ def run_all(cases: Sequence[Case], workers: int) -> list[Figures]:
 
 
 def grid(
-    loads: Sequence[str], sizes: Sequence[int], rules: Sequence[str], cost: StepCost, divisor: int
+    loads: Sequence[str], sizes: Sequence[int], rules: Sequence[str], cost: StepCost, **options: Any
 ) -> list[Case]:
-    """A case for each load, size and rule."""
+    """A case for each load, size and rule, with the same further fields."""
     return [
-        Case(load, size, rule, cost, divisor=divisor)
-        for load, size, rule in product(loads, sizes, rules)
+        Case(load, size, rule, cost, **options) for load, size, rule in product(loads, sizes, rules)
     ]
 
 

@@ -6,13 +6,14 @@ Engines are those of the bundled model with one compute thread each.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import fmean
+
+from bench_engine import cpu_s
 
 from shmllm import AsyncLLM, SamplingParams
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
@@ -103,12 +104,11 @@ def best(rounds: Sequence[Times]) -> Times:
 
 def children_cpu_s() -> float:
     """The CPU time of the processes that this one has started and that run, in seconds."""
-    total = 0
+    total = 0.0
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
+            total += cpu_s(int(pid))
+    return total
 
 
 def run_real(
@@ -145,9 +145,9 @@ async def _run_real(
     async with llm:
         for _ in range(rounds + 1):
             await llm.reset_prefix_cache()
-            began_s, cpu_s = time.monotonic(), children_cpu_s()
+            began_s, before_s = time.monotonic(), children_cpu_s()
             outputs = await asyncio.gather(*(_send(llm, each, began_s) for each in requests))
-            found.append(_times(outputs, began_s, children_cpu_s() - cpu_s))
+            found.append(_times(outputs, began_s, children_cpu_s() - before_s))
     return found[1:]
 
 

@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner
 from simulate_pool import main
 from simulated_pool.engine import Engine, Job, Limits, StepCost
-from simulated_pool.experiment import COSTS, Case, quantile, run
+from simulated_pool.experiment import COSTS, Case, run
 from simulated_pool.fitting import fit
 from simulated_pool.loads import LOADS, Draw, Request, arrive
 from simulated_pool.rules import RULES, VARIANTS
 from simulated_pool.run import Simulation
+
+from shmllm.bench.summary import percentiles
 
 SECOND_A_STEP = StepCost(1.0, 0.0, 0.0, 0.0)
 TOKENS = StepCost(0.0, 1.0, 0.0, 0.0)
@@ -131,14 +133,9 @@ def test_affinity_is_not_bought_with_waiting() -> None:
     """What decided the rule, in small: more hits than vLLM's, a lower p99 than hashing's."""
     found = {rule: run(Case("systems", 8, rule, COSTS["tiny"], divisor=4)) for rule in RULES}
     shares = {rule: each.num_cached / each.num_prompt for rule, each in found.items()}
-    slow = {rule: quantile(sorted(each.ttft_s), 0.99) for rule, each in found.items()}
+    slow = {rule: percentiles(each.ttft_s)["p99"] for rule, each in found.items()}
     assert shares["shmllm"] > shares["vllm"]
     assert slow["shmllm"] < min(slow["vllm"], slow["random"], slow["hashing"])
-
-
-def test_a_quantile_is_a_value() -> None:
-    values = [float(each) for each in range(1, 101)]
-    assert (quantile(values, 0.5), quantile(values, 0.99), quantile([3.0], 0.99)) == (50, 99, 3)
 
 
 def test_a_fit_finds_the_cost_that_made_the_steps() -> None:
