@@ -12,7 +12,6 @@ import pickle
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,6 +27,7 @@ from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.rank_tracing import RankTracing
+from shmllm.parallel.replies import pack_failure, pack_result
 from shmllm.parallel.staging import StagedTensor, Staging
 from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
 from shmllm.worker.arrays import LongArray
@@ -283,17 +283,9 @@ def serve(
 
 def _reply(server: RankServer, name: str, arguments: tuple[Any, ...]) -> bytes:
     try:
-        return pickle.dumps((True, getattr(server, name)(*arguments), ""))
+        return pack_result(getattr(server, name)(*arguments))
     except Exception as problem:
-        return _failure(problem)
-
-
-def _failure(problem: Exception) -> bytes:
-    try:
-        return pickle.dumps((False, problem, traceback.format_exc()))
-    except Exception:
-        plain = RuntimeError(f"{type(problem).__name__}: {problem}")
-        return pickle.dumps((False, plain, traceback.format_exc()))
+        return pack_failure(problem)
 
 
 def _nothing() -> None:
@@ -337,12 +329,12 @@ def run(arguments: list[str]) -> int:
         at_end.append(memory.end)
         server = RankServer(part, memory, staging)
     except Exception as problem:
-        replies.send_bytes(_failure(problem))
+        replies.send_bytes(pack_failure(problem))
         return 2
-    replies.send_bytes(pickle.dumps((True, None, "")))
+    replies.send_bytes(pack_result(None))
     try:
         serve(server, memory, commands, replies)
     except Exception as problem:
-        replies.send_bytes(_failure(problem))
+        replies.send_bytes(pack_failure(problem))
         return 1
     return 0

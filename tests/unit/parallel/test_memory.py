@@ -18,6 +18,7 @@ from shmllm.config.parallel import MOST_PROCESSES
 from shmllm.errors import SegmentError
 from shmllm.parallel.memory import NUM_KINDS, GroupMemory
 from shmllm.parallel.rank import serve
+from shmllm.parallel.replies import unpack
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.group import Kind
@@ -134,7 +135,29 @@ def test_a_command_is_left_before_its_reply_comes(group: Group) -> None:
     group.server.answer = lambda: 5
     group.first.begin(Kind.COMMAND)
     group.commands.send(("answer", (), {}))
-    assert group.commands.recv() == (True, 5, "")
+    assert unpack(group.commands.recv_bytes()) == (5, None)
+    group.first.settle()
+
+
+class CodeError(Exception):
+    """An exception that a pickle cannot make again: it has fewer arguments than its constructor."""
+
+    def __init__(self, what: str, code: int) -> None:
+        super().__init__(f"{what} {code}")
+
+
+def test_an_error_of_any_class_is_the_reply_of_a_command(group: Group) -> None:
+    def fail() -> None:
+        raise CodeError("no such thing", 7)
+
+    group.server.go.set()
+    group.server.answer = fail
+    group.first.begin(Kind.COMMAND)
+    group.commands.send(("answer", (), {}))
+    result, failure = unpack(group.commands.recv_bytes())
+    assert result is None
+    assert failure is not None
+    assert str(failure.error_of(1)).startswith("rank 1: CodeError: no such thing 7\nTraceback ")
     group.first.settle()
 
 
