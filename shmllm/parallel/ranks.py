@@ -102,8 +102,8 @@ class RankProcesses:
             raise problem
         return results
 
-    def elsewhere(self, name: str, *arguments: Any) -> None:
-        self.everywhere(_nothing, name, *arguments)
+    def elsewhere(self, name: str, *arguments: Any) -> list[Any]:
+        return self.everywhere(lambda: None, name, *arguments)[1:]
 
     def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         def run() -> T:
@@ -130,7 +130,7 @@ class RankProcesses:
         return GroupOwners(own, self.everywhere)
 
     def adapters(self, own: CpuLora) -> StepAdapters:
-        return GroupAdapters(own, self.everywhere, self._staging)
+        return GroupAdapters(own, self.elsewhere, self._staging)
 
     def close(self) -> None:
         if self._is_closing:
@@ -177,7 +177,3 @@ class RankProcesses:
     def _raise_end(self) -> None:
         dead = [other for other in self._others if other.has_ended]
         raise RankDeadError("; ".join(other.describe_end() for other in dead) or "the group ended")
-
-
-def _nothing() -> None:
-    pass
