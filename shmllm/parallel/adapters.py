@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmllm.models.fields import Fields
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.staging import StagingWriter
 from shmllm.worker.arrays import LongArray
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class GroupAdapters:
         staging: the memory for tensors.
     """
 
-    def __init__(self, own: CpuLora, elsewhere: Callable[..., list[Any]], staging: Staging) -> None:
+    def __init__(
+        self, own: CpuLora, elsewhere: Callable[..., list[Any]], staging: StagingWriter
+    ) -> None:
         self._own = own
         self._elsewhere = elsewhere
         self._staging = staging

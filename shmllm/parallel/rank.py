@@ -28,7 +28,7 @@ from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.rank_tracing import RankTracing
 from shmllm.parallel.replies import pack_failure, pack_result
-from shmllm.parallel.staging import StagedTensor, Staging
+from shmllm.parallel.staging import StagedTensor, StagingReader
 from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
@@ -105,7 +105,7 @@ class RankServer:
         staging: the memory for new weights.
     """
 
-    def __init__(self, part: RankPart, memory: GroupMemory, staging: Staging) -> None:
+    def __init__(self, part: RankPart, memory: GroupMemory, staging: StagingReader) -> None:
         self._memory = memory
         self._staging = staging
         self._part = part
@@ -171,8 +171,7 @@ class RankServer:
 
     def write(self, batch: list[StagedTensor]) -> None:
         """Write this rank's part of new weights."""
-        with self._staging.read(batch) as tensors:
-            self._model.write(tensors)
+        self._model.write(self._staging.read(batch))
 
     def take_lora(self, number: int, batch: list[StagedTensor]) -> None:
         """Copy tensors of a low-rank adapter.
@@ -182,8 +181,7 @@ class RankServer:
             batch: some of its tensors, under the names of adapter_model.safetensors.
         """
         taken = self._tensors_of_loras.setdefault(number, {})
-        with self._staging.read(batch) as tensors:
-            taken |= {name: tensor.clone() for name, tensor in tensors}
+        taken |= {name: tensor.clone() for name, tensor in self._staging.read(batch)}
 
     def make_lora(self, number: int, config: Fields) -> LongArray:
         """Make this rank's share of an adapter, of its tensors. Returns its `CpuAdapter.entries`.
@@ -288,10 +286,6 @@ def _reply(server: RankServer, name: str, arguments: tuple[Any, ...]) -> bytes:
         return pack_failure(problem)
 
 
-def _nothing() -> None:
-    pass
-
-
 def _end_with(pidfd: int, at_end: list[Callable[[], None]]) -> None:
     """End this process when the engine ends, whatever it does then.
 
@@ -323,11 +317,10 @@ def run(arguments: list[str]) -> int:
         faulthandler.enable()
     commands, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     config = EngineConfig.from_json(commands.recv_bytes().decode())
-    staging = Staging(staging_fd, _nothing)
     try:
         memory, part = _make_part(config, memory_fd, rank, size)
         at_end.append(memory.end)
-        server = RankServer(part, memory, staging)
+        server = RankServer(part, memory, StagingReader(staging_fd))
     except Exception as problem:
         replies.send_bytes(pack_failure(problem))
         return 2

@@ -24,7 +24,7 @@ from shmllm.errors import ShmLLMError
 from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.parallel.memory import GroupMemory, Place
 from shmllm.parallel.replies import unpack
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.staging import StagingWriter
 
 RANK_MODULE = "shmllm.parallel"
 DEATH_GRACE_S = 1.0
@@ -52,7 +52,7 @@ class RankProcess:
     """
 
     def __init__(
-        self, rank: int, memory: GroupMemory, staging: Staging, config: EngineConfig
+        self, rank: int, memory: GroupMemory, staging: StagingWriter, config: EngineConfig
     ) -> None:
         self.rank = rank
         self._memory = memory

@@ -17,7 +17,7 @@ from shmllm.parallel.cores import threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.owners import GroupOwners
 from shmllm.parallel.rank_process import RankDeadError, RankProcess
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.staging import StagingWriter
 from shmllm.worker.group import Kind
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 from shmllm.worker.ranks import StepAdapters
@@ -52,7 +52,7 @@ class RankProcesses:
         is_pipeline = parallel.pipeline_parallel_size > 1
         self.memory = memory or GroupMemory.create(size, is_pipeline)
         self.memory.on_check = self._raise_end
-        self._staging = Staging.create(self.memory.settle)
+        self._staging = StagingWriter(self.memory.settle)
         self._others: list[RankProcess] = []
         self._is_closing = self._is_calling = self._have_loaded = False
         self._report: Callable[[int], None] | None = None

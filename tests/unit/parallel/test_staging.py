@@ -11,7 +11,7 @@ import torch
 
 from shmllm.parallel import staging
 from shmllm.parallel.rank_process import RankDeadError
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.staging import StagingReader, StagingWriter
 
 
 class Group:
@@ -25,8 +25,8 @@ class Group:
     def __init__(self) -> None:
         self.held: list[int] = []
         self.has_ended = False
-        self.first = Staging.create(self.settle)
-        self.second = Staging(os.dup(self.first.fd), self.settle)
+        self.first = StagingWriter(self.settle)
+        self.second = StagingReader(self.first.fd)
 
     @property
     def num_bytes(self) -> int:
@@ -44,7 +44,6 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
     made = Group()
     yield made
     made.first.close()
-    made.second.close()
 
 
 TENSORS = [
@@ -59,8 +58,7 @@ def test_tensors_are_read_as_they_were_written(group: Group) -> None:
     found, sizes = [], []
     with closing(group.first.batches(TENSORS)) as batches:
         for batch in batches:
-            with group.second.read(batch) as tensors:
-                found += [(name, tensor.clone()) for name, tensor in tensors]
+            found += [(name, tensor.clone()) for name, tensor in group.second.read(batch)]
             sizes.append(len(batch))
     assert sizes == [3, 1]
     for (name, ours), (expected_name, expected) in zip(found, TENSORS, strict=True):
