@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shmllm.errors import SegmentError
+from shmllm.errors import RankDeadError, SegmentError
 from shmllm.ipc.doorbell import Doorbell, initialise_doorbell, open_doorbell, remove_doorbell
 from shmllm.ipc.layout import DOORBELL_BYTES, WORD_BYTES
 from shmllm.ipc.wait import Waiter, WaitPolicy, wake_if_parked
@@ -82,6 +82,7 @@ class GroupMemory:
         places: by the name of an array, its place. The other ranks get those of rank 0.
         look: waits for a step for a while without Python's lock; see
             `shmllm_kernels.cpu.group.AwaitMore`. None: this rank looks for steps in Python.
+        describe_end: returns why the group has ended, for the message of the error.
 
     Its other attributes are those of `Group`.
     """
@@ -116,7 +117,7 @@ class GroupMemory:
         }
         self._all_have_left = 0
         self._bells: dict[int, Doorbell] = {each: open_doorbell(self._bell(each)) for each in ranks}
-        self.on_check: Callable[[], None] = _nothing
+        self.describe_end: Callable[[], str] = lambda: "the group has ended"
         self.turn = RLock()
 
     @classmethod
@@ -195,20 +196,21 @@ class GroupMemory:
         self.check()
 
     def _wait_for_place(self, number: int) -> None:
-        """Wait until all ranks have left the step whose kind is overwritten, or the group has
-        ended."""
+        """Wait until all ranks have left the step whose kind is overwritten. Raises as `check`."""
         while number - self._all_have_left > NUM_KINDS:
             self._all_have_left = min(word.load() for word in self._left[1:])
             if number - self._all_have_left > NUM_KINDS:
-                if self.has_ended:
-                    self.check()
-                    return
+                self.check()
                 time.sleep(LOOK_S)
 
     def check(self) -> None:
-        """Raise if the group has ended: what a step computed is undefined then."""
+        """See `Group.check`.
+
+        Raises:
+            RankDeadError: the group has ended.
+        """
         if self._ended.load():
-            self.on_check()
+            raise RankDeadError(self.describe_end())
 
     def end(self) -> None:
         """Let all waiting ranks go on: the group has ended."""
@@ -293,7 +295,3 @@ def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _nothing() -> None:
-    pass

@@ -20,7 +20,7 @@ from typing import Any
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.environment import engine_environment
-from shmllm.errors import ShmLLMError
+from shmllm.errors import RankDeadError
 from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.parallel.memory import GroupMemory, Place
 from shmllm.parallel.replies import unpack
@@ -29,10 +29,6 @@ from shmllm.parallel.staging import StagingWriter
 RANK_MODULE = "shmllm.parallel"
 DEATH_GRACE_S = 1.0
 """How long the traceback of a rank that has ended may take to arrive."""
-
-
-class RankDeadError(ShmLLMError):
-    """A process of a group has ended, and with it the group."""
 
 
 def device_of(first: str, rank: int) -> str:

@@ -16,7 +16,7 @@ from shmllm.parallel.adapters import GroupAdapters
 from shmllm.parallel.cores import threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.owners import GroupOwners
-from shmllm.parallel.rank_process import RankDeadError, RankProcess
+from shmllm.parallel.rank_process import RankProcess
 from shmllm.parallel.staging import StagingWriter
 from shmllm.worker.group import Kind
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
@@ -51,7 +51,7 @@ class RankProcesses:
             self.num_threads = threads_of_a_rank(config.num_threads, parallel)
         is_pipeline = parallel.pipeline_parallel_size > 1
         self.memory = memory or GroupMemory.create(size, is_pipeline)
-        self.memory.on_check = self._raise_end
+        self.memory.describe_end = self._describe_end
         self._staging = StagingWriter(self.memory.settle)
         self._others: list[RankProcess] = []
         self._is_closing = self._is_calling = self._have_loaded = False
@@ -174,6 +174,6 @@ class RankProcesses:
         if self._closing not in ended:
             self.memory.end()
 
-    def _raise_end(self) -> None:
+    def _describe_end(self) -> str:
         dead = [other for other in self._others if other.has_ended]
-        raise RankDeadError("; ".join(other.describe_end() for other in dead) or "the group ended")
+        return "; ".join(other.describe_end() for other in dead) or "the group ended"

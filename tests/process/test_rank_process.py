@@ -19,9 +19,10 @@ from support.waiting import wait_until
 
 from shmllm.config.engine import EngineConfig, LoadConfig
 from shmllm.config.parallel import ParallelConfig
+from shmllm.errors import RankDeadError
 from shmllm.parallel import ranks
 from shmllm.parallel.memory import GroupMemory
-from shmllm.parallel.rank_process import RankDeadError, RankProcess
+from shmllm.parallel.rank_process import RankProcess
 from shmllm.parallel.ranks import RankProcesses
 from shmllm.parallel.staging import StagingWriter
 

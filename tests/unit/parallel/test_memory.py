@@ -15,7 +15,7 @@ import pytest
 from support.waiting import join_all, wait_until
 
 from shmllm.config.parallel import MOST_PROCESSES
-from shmllm.errors import SegmentError
+from shmllm.errors import RankDeadError, SegmentError
 from shmllm.parallel.memory import NUM_KINDS, GroupMemory
 from shmllm.parallel.rank import serve
 from shmllm.parallel.replies import unpack
@@ -124,7 +124,12 @@ def test_inputs_stay_until_the_others_have_left_the_step(group: Group) -> None:
 
 def test_the_end_of_the_group_ends_the_wait(group: Group) -> None:
     group.begin()
-    settling = start(group.first.settle)
+
+    def settle() -> None:
+        with pytest.raises(RankDeadError, match="the group has ended"):
+            group.first.settle()
+
+    settling = start(settle)
     assert_waits(settling)
     group.first.end()
     join_all([settling])
@@ -229,15 +234,12 @@ def test_no_step_is_overwritten_before_a_rank_has_left_it(
 def test_the_end_of_the_group_ends_the_wait_for_a_place(
     ranks: tuple[GroupMemory, ...],
 ) -> None:
-    def fail() -> None:
-        raise RuntimeError("rank 1 has ended")
-
     first, _ = ranks
-    first.on_check = fail
+    first.describe_end = lambda: "rank 1 was ended"
     for slot in range(NUM_KINDS):
         first.begin(Kind.STEP, slot)
     first.end()
-    with pytest.raises(RuntimeError, match="rank 1 has ended"):
+    with pytest.raises(RankDeadError, match="rank 1 was ended"):
         first.begin(Kind.STEP)
 
 

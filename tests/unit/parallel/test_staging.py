@@ -9,8 +9,8 @@ from contextlib import closing, suppress
 import pytest
 import torch
 
+from shmllm.errors import RankDeadError
 from shmllm.parallel import staging
-from shmllm.parallel.rank_process import RankDeadError
 from shmllm.parallel.staging import StagingReader, StagingWriter
 
 
