@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import ShmLLMError
+from shmllm.worker.arena import padded_bytes
 
 BATCH_BYTES = 2**26
-ALIGNMENT_BYTES = 64
 
 
 class StagedTensor(NamedTuple):
@@ -112,7 +112,7 @@ def _mapped(fd: int) -> Tensor:
 
 
 def _padded(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return padded_bytes(tensor.shape, tensor.dtype)
 
 
 def _tensor_at(memory: Tensor, staged: StagedTensor) -> Tensor:
