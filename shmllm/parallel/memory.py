@@ -95,7 +95,7 @@ class GroupMemory:
         self.places: dict[str, Place] = {}
         self._num_told = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._floats: list[mmap.mmap] = []
+        self._mappings_of_floats: list[mmap.mmap] = []
         if rank == 0:
             os.ftruncate(fd, _whole_pages(HEADER_BYTES))
         self._header = memoryview(mmap.mmap(fd, HEADER_BYTES))
@@ -166,11 +166,11 @@ class GroupMemory:
     @property
     def workspace_bytes(self) -> int:
         """The memory that all `floats` take now, in bytes."""
-        return sum(resident_bytes_of(each) for each in self._floats)
+        return sum(resident_bytes_of(each) for each in self._mappings_of_floats)
 
     def drop_workspace(self) -> None:
         """Give the memory of all `floats` back, in all ranks, which have left the last step."""
-        for mapping in self._floats:
+        for mapping in self._mappings_of_floats:
             mapping.madvise(mmap.MADV_REMOVE)
 
     def begin(self, kind: Kind, slot: int = 0) -> None:
@@ -257,13 +257,15 @@ class GroupMemory:
         self._left[self.rank].store(self._last)
 
     def close(self) -> None:
-        """Remove what has names, and close the descriptor. Arrays stay mapped as long as used."""
+        """Remove what has names, and close the descriptor. Arrays stay mapped as long as used.
+        Idempotent."""
+        if self.fd < 0:
+            return
         if self.rank == 0:
             for other in range(1, self.size):
                 remove_doorbell(self._bell(other))
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        os.close(self.fd)
+        self.fd = -1
 
     def _bell(self, rank: int) -> memoryview:
         begin = BELLS + BELL_BYTES * rank + LINE_BYTES
@@ -285,7 +287,7 @@ class GroupMemory:
         size = _whole_pages(_num_bytes(shape, dtype))
         mapping = mmap.mmap(self.fd, size, offset=begin)
         if dtype == "float32":
-            self._floats.append(mapping)
+            self._mappings_of_floats.append(mapping)
         return np.frombuffer(mapping, dtype, prod(shape)).reshape(shape)
 
 

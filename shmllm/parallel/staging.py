@@ -83,7 +83,7 @@ class StagingWriter:
         return staged
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -72,7 +72,7 @@ class Ranks(Protocol):
         """Return the adapters of all ranks."""
 
     def close(self) -> None:
-        """End the others."""
+        """End the others. Idempotent."""
 
 
 class NoRanks:

@@ -286,3 +286,13 @@ def test_the_memory_of_floats_is_given_back_and_words_stay(
     assert not theirs.any()
     theirs[0] = 5
     assert first.floats("buffer", 1000, 512)[0, 511] == 5
+
+
+def test_a_second_close_closes_nothing_that_was_opened_since() -> None:
+    memory, other = GroupMemory.create(2), os.memfd_create("other")
+    number = memory.fd
+    memory.close()
+    os.dup2(other, number)
+    memory.close()
+    for fd in (number, other):
+        os.close(fd)

@@ -81,3 +81,12 @@ def test_the_memory_is_freed_when_the_ranks_have_ended(group: Group) -> None:
     with closing(group.first.batches(TENSORS)) as batches:
         next(batches)
     assert group.num_bytes == 0
+
+
+def test_a_second_close_closes_nothing_that_was_opened_since(group: Group) -> None:
+    number, other = group.first.fd, os.memfd_create("other")
+    group.first.close()
+    os.dup2(other, number)
+    group.first.close()
+    for fd in (number, other):
+        os.close(fd)
