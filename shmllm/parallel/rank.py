@@ -30,6 +30,7 @@ from shmllm.parallel.rank_tracing import RankTracing
 from shmllm.parallel.replies import pack_failure, pack_result
 from shmllm.parallel.staging import StagedTensor, StagingReader
 from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
+from shmllm.tracing.layout import Slice
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
 from shmllm.worker.loaded_runner import Observe
@@ -50,6 +51,7 @@ class RankPart(Protocol):
     Attributes:
         loaded: the weights.
         torch_device: where they are.
+        traced_as: what a trace calls its part of a step: RANK_STEP or RANK_LAUNCH.
         lora: what makes and applies low-rank adapters, if the engine has them.
     """
 
@@ -60,6 +62,7 @@ class RankPart(Protocol):
     def lora(self) -> CpuLora | None: ...
 
     torch_device: torch.device
+    traced_as: Slice
 
     def size_cache(self) -> CacheSize:
         """Return the size of the KV cache that fits, of which all ranks get the smallest."""
@@ -112,7 +115,7 @@ class RankServer:
         self._model = part.loaded.model
         self._worker = RankWorker(memory.rank, part)
         self._recording: Recording | None = None
-        self._tracing = RankTracing(memory)
+        self._tracing = RankTracing(memory, part.traced_as)
         self._loras: dict[int, CpuAdapter] = {}
         self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
