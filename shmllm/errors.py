@@ -6,6 +6,7 @@
     │   └── CallOrderError (RuntimeError)   a call came before or after the wrong call
     ├── EngineStartError              the engine did not start
     ├── EngineDeadError               the engine process ended; its requests are lost
+    ├── RankDeadError                 another process that computes the engine's model ended
     ├── QuantizeError                 a model cannot be quantized, or not be written
     ├── CallError                     a call in the engine raised; the engine keeps running
     └── IpcError                      an error of shared memory
@@ -87,6 +88,11 @@ class EngineStartError(ShmLLMError):
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message}\n{self.remote_traceback}" if self.remote_traceback else message
+
+
+class RankDeadError(ShmLLMError):
+    """A process of a group has ended, and with it the group. Its engine raises this and ends, so
+    that its front ends raise EngineDeadError."""
 
 
 class QuantizeError(ShmLLMError):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmllm.models.fields import Fields
-from shmllm.parallel.owners import Everywhere
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.staging import StagingWriter
 from shmllm.worker.arrays import LongArray
 
 if TYPE_CHECKING:
@@ -27,13 +26,15 @@ class GroupAdapters:
 
     Args:
         own: the adapters of this process.
-        everywhere: `Ranks.everywhere`.
+        elsewhere: `Ranks.elsewhere`.
         staging: the memory for tensors.
     """
 
-    def __init__(self, own: CpuLora, everywhere: Everywhere, staging: Staging) -> None:
+    def __init__(
+        self, own: CpuLora, elsewhere: Callable[..., list[Any]], staging: StagingWriter
+    ) -> None:
         self._own = own
-        self._everywhere = everywhere
+        self._elsewhere = elsewhere
         self._staging = staging
         self._numbers = itertools.count()
         self._unused: SimpleQueue[int] = SimpleQueue()  # any allocation may put something there
@@ -45,8 +46,8 @@ class GroupAdapters:
         weakref.finalize(adapter, self._unused.put, number).atexit = False
         with closing(self._staging.batches(tensors.values.items())) as batches:
             for batch in batches:
-                self._everywhere(_nothing, "take_lora", number, batch)
-        _, *others = self._everywhere(_nothing, "make_lora", number, config)
+                self._elsewhere("take_lora", number, batch)
+        others = self._elsewhere("make_lora", number, config)
         adapter.entries = np.concatenate([adapter.entries, *others])
         return adapter
 
@@ -62,8 +63,4 @@ class GroupAdapters:
             while True:
                 numbers.append(self._unused.get_nowait())
         if numbers:
-            self._everywhere(_nothing, "drop_loras", numbers)
-
-
-def _nothing() -> None:
-    pass
+            self._elsewhere("drop_loras", numbers)

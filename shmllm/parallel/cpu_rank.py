@@ -10,6 +10,7 @@ import torch
 from shmllm.config.engine import EngineConfig
 from shmllm.parallel.cores import cores_of, threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory
+from shmllm.tracing.layout import Slice
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.part import CpuPart
@@ -44,6 +45,7 @@ class CpuRankPart:
     """
 
     torch_device = torch.device("cpu")
+    traced_as = Slice.RANK_STEP
 
     def __init__(self, config: EngineConfig, memory: GroupMemory) -> None:
         num_threads = threads_of_a_rank(config.num_threads, config.parallel)

@@ -8,6 +8,7 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.parallel.gpu_memory import GpuGroupMemory
+from shmllm.tracing.layout import Slice
 from shmllm.worker.gpu.device import CudaDevice, Device
 from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.gpu.step_messages import StepMessages, rows_of_slot
@@ -47,6 +48,7 @@ class GpuRankPart:
     """
 
     lora = None
+    traced_as = Slice.RANK_LAUNCH
 
     def __init__(self, part: GpuPart, memory: GpuGroupMemory) -> None:
         self._part = part

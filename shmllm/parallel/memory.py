@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shmllm.errors import SegmentError
+from shmllm.errors import RankDeadError, SegmentError
 from shmllm.ipc.doorbell import Doorbell, initialise_doorbell, open_doorbell, remove_doorbell
 from shmllm.ipc.layout import DOORBELL_BYTES, WORD_BYTES
 from shmllm.ipc.wait import Waiter, WaitPolicy, wake_if_parked
@@ -82,6 +82,7 @@ class GroupMemory:
         places: by the name of an array, its place. The other ranks get those of rank 0.
         look: waits for a step for a while without Python's lock; see
             `shmllm_kernels.cpu.group.AwaitMore`. None: this rank looks for steps in Python.
+        describe_end: returns why the group has ended, for the message of the error.
 
     Its other attributes are those of `Group`.
     """
@@ -94,7 +95,7 @@ class GroupMemory:
         self.places: dict[str, Place] = {}
         self._num_told = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._floats: list[mmap.mmap] = []
+        self._mappings_of_floats: list[mmap.mmap] = []
         if rank == 0:
             os.ftruncate(fd, _whole_pages(HEADER_BYTES))
         self._header = memoryview(mmap.mmap(fd, HEADER_BYTES))
@@ -116,7 +117,7 @@ class GroupMemory:
         }
         self._all_have_left = 0
         self._bells: dict[int, Doorbell] = {each: open_doorbell(self._bell(each)) for each in ranks}
-        self.on_check: Callable[[], None] = _nothing
+        self.describe_end: Callable[[], str] = lambda: "the group has ended"
         self.turn = RLock()
 
     @classmethod
@@ -165,11 +166,11 @@ class GroupMemory:
     @property
     def workspace_bytes(self) -> int:
         """The memory that all `floats` take now, in bytes."""
-        return sum(resident_bytes_of(each) for each in self._floats)
+        return sum(resident_bytes_of(each) for each in self._mappings_of_floats)
 
     def drop_workspace(self) -> None:
         """Give the memory of all `floats` back, in all ranks, which have left the last step."""
-        for mapping in self._floats:
+        for mapping in self._mappings_of_floats:
             mapping.madvise(mmap.MADV_REMOVE)
 
     def begin(self, kind: Kind, slot: int = 0) -> None:
@@ -195,20 +196,21 @@ class GroupMemory:
         self.check()
 
     def _wait_for_place(self, number: int) -> None:
-        """Wait until all ranks have left the step whose kind is overwritten, or the group has
-        ended."""
+        """Wait until all ranks have left the step whose kind is overwritten. Raises as `check`."""
         while number - self._all_have_left > NUM_KINDS:
             self._all_have_left = min(word.load() for word in self._left[1:])
             if number - self._all_have_left > NUM_KINDS:
-                if self.has_ended:
-                    self.check()
-                    return
+                self.check()
                 time.sleep(LOOK_S)
 
     def check(self) -> None:
-        """Raise if the group has ended: what a step computed is undefined then."""
+        """See `Group.check`.
+
+        Raises:
+            RankDeadError: the group has ended.
+        """
         if self._ended.load():
-            self.on_check()
+            raise RankDeadError(self.describe_end())
 
     def end(self) -> None:
         """Let all waiting ranks go on: the group has ended."""
@@ -255,13 +257,15 @@ class GroupMemory:
         self._left[self.rank].store(self._last)
 
     def close(self) -> None:
-        """Remove what has names, and close the descriptor. Arrays stay mapped as long as used."""
+        """Remove what has names, and close the descriptor. Arrays stay mapped as long as used.
+        Idempotent."""
+        if self.fd < 0:
+            return
         if self.rank == 0:
             for other in range(1, self.size):
                 remove_doorbell(self._bell(other))
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        os.close(self.fd)
+        self.fd = -1
 
     def _bell(self, rank: int) -> memoryview:
         begin = BELLS + BELL_BYTES * rank + LINE_BYTES
@@ -283,7 +287,7 @@ class GroupMemory:
         size = _whole_pages(_num_bytes(shape, dtype))
         mapping = mmap.mmap(self.fd, size, offset=begin)
         if dtype == "float32":
-            self._floats.append(mapping)
+            self._mappings_of_floats.append(mapping)
         return np.frombuffer(mapping, dtype, prod(shape)).reshape(shape)
 
 
@@ -293,7 +297,3 @@ def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _nothing() -> None:
-    pass

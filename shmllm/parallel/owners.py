@@ -26,7 +26,6 @@ class GroupOwners:
     def __init__(self, own: MemoryOwners, everywhere: Everywhere) -> None:
         self._own = own
         self._everywhere = everywhere
-        self._kept = SleepState(0)
 
     @property
     def num_missing(self) -> int:
@@ -42,15 +41,15 @@ class GroupOwners:
             if keep:
                 self._restore(part)
             raise
-        self._kept = self._kept | part if keep else self._kept & ~part
 
     def restore(self, part: SleepState) -> None:
         """See `MemoryOwners.restore`. All ranks restore a part, or none; what was kept stays so."""
+        keep = not self._own.has_lost(part)
         try:
             self._restore(part)
         except Exception:
             with suppress(RequestError):  # what cannot be kept again stays restored
-                self._release(part, part in self._kept)
+                self._release(part, keep)
             raise
 
     def _release(self, part: SleepState, keep: bool) -> None:

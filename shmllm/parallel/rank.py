@@ -12,7 +12,6 @@ import pickle
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,8 +28,10 @@ from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.rank_tracing import RankTracing
-from shmllm.parallel.staging import StagedTensor, Staging
+from shmllm.parallel.replies import pack_failure, pack_result
+from shmllm.parallel.staging import StagedTensor, StagingReader
 from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
+from shmllm.tracing.layout import Slice
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
 from shmllm.worker.loaded_runner import Observe
@@ -51,6 +52,7 @@ class RankPart(Protocol):
     Attributes:
         loaded: the weights.
         torch_device: where they are.
+        traced_as: what a trace calls its part of a step: RANK_STEP or RANK_LAUNCH.
         lora: what makes and applies low-rank adapters, if the engine has them.
     """
 
@@ -61,6 +63,7 @@ class RankPart(Protocol):
     def lora(self) -> CpuLora | None: ...
 
     torch_device: torch.device
+    traced_as: Slice
 
     def size_cache(self) -> CacheSize:
         """Return the size of the KV cache that fits, of which all ranks get the smallest."""
@@ -106,14 +109,14 @@ class RankServer:
         staging: the memory for new weights.
     """
 
-    def __init__(self, part: RankPart, memory: GroupMemory, staging: Staging) -> None:
+    def __init__(self, part: RankPart, memory: GroupMemory, staging: StagingReader) -> None:
         self._memory = memory
         self._staging = staging
         self._part = part
         self._model = part.loaded.model
         self._worker = RankWorker(memory.rank, part)
         self._recording: Recording | None = None
-        self._tracing = RankTracing(memory)
+        self._tracing = RankTracing(memory, part.traced_as)
         self._loras: dict[int, CpuAdapter] = {}
         self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
@@ -172,8 +175,7 @@ class RankServer:
 
     def write(self, batch: list[StagedTensor]) -> None:
         """Write this rank's part of new weights."""
-        with self._staging.read(batch) as tensors:
-            self._model.write(tensors)
+        self._model.write(self._staging.read(batch))
 
     def take_lora(self, number: int, batch: list[StagedTensor]) -> None:
         """Copy tensors of a low-rank adapter.
@@ -183,8 +185,7 @@ class RankServer:
             batch: some of its tensors, under the names of adapter_model.safetensors.
         """
         taken = self._tensors_of_loras.setdefault(number, {})
-        with self._staging.read(batch) as tensors:
-            taken |= {name: tensor.clone() for name, tensor in tensors}
+        taken |= {name: tensor.clone() for name, tensor in self._staging.read(batch)}
 
     def make_lora(self, number: int, config: Fields) -> LongArray:
         """Make this rank's share of an adapter, of its tensors. Returns its `CpuAdapter.entries`.
@@ -284,21 +285,9 @@ def serve(
 
 def _reply(server: RankServer, name: str, arguments: tuple[Any, ...]) -> bytes:
     try:
-        return pickle.dumps((True, getattr(server, name)(*arguments), ""))
+        return pack_result(getattr(server, name)(*arguments))
     except Exception as problem:
-        return _failure(problem)
-
-
-def _failure(problem: Exception) -> bytes:
-    try:
-        return pickle.dumps((False, problem, traceback.format_exc()))
-    except Exception:
-        plain = RuntimeError(f"{type(problem).__name__}: {problem}")
-        return pickle.dumps((False, plain, traceback.format_exc()))
-
-
-def _nothing() -> None:
-    pass
+        return pack_failure(problem)
 
 
 def _end_with(pidfd: int, at_end: list[Callable[[], None]]) -> None:
@@ -332,18 +321,17 @@ def run(arguments: list[str]) -> int:
         faulthandler.enable()
     commands, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     config = EngineConfig.from_json(commands.recv_bytes().decode())
-    staging = Staging(staging_fd, _nothing)
     try:
         memory, part = _make_part(config, memory_fd, rank, size)
         at_end.append(memory.end)
-        server = RankServer(part, memory, staging)
+        server = RankServer(part, memory, StagingReader(staging_fd))
     except Exception as problem:
-        replies.send_bytes(_failure(problem))
+        replies.send_bytes(pack_failure(problem))
         return 2
-    replies.send_bytes(pickle.dumps((True, None, "")))
+    replies.send_bytes(pack_result(None))
     try:
         serve(server, memory, commands, replies)
     except Exception as problem:
-        replies.send_bytes(_failure(problem))
+        replies.send_bytes(pack_failure(problem))
         return 1
     return 0

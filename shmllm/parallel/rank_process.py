@@ -20,18 +20,15 @@ from typing import Any
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.environment import engine_environment
-from shmllm.errors import ShmLLMError
+from shmllm.errors import RankDeadError
 from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.parallel.memory import GroupMemory, Place
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.replies import unpack
+from shmllm.parallel.staging import StagingWriter
 
 RANK_MODULE = "shmllm.parallel"
 DEATH_GRACE_S = 1.0
 """How long the traceback of a rank that has ended may take to arrive."""
-
-
-class RankDeadError(ShmLLMError):
-    """A process of a group has ended, and with it the group."""
 
 
 def device_of(first: str, rank: int) -> str:
@@ -51,7 +48,7 @@ class RankProcess:
     """
 
     def __init__(
-        self, rank: int, memory: GroupMemory, staging: Staging, config: EngineConfig
+        self, rank: int, memory: GroupMemory, staging: StagingWriter, config: EngineConfig
     ) -> None:
         self.rank = rank
         self._memory = memory
@@ -102,14 +99,14 @@ class RankProcess:
 
         Raises:
             RankDeadError: the process has ended.
-            Exception: what the method raised.
+            Exception: what the method raised; see `Failure.error_of`.
         """
         while self._num_owed > 1:
             self._receive_bytes()  # an interrupt has ended the wait for an earlier result
-        is_good, value, trace = pickle.loads(self._receive_bytes())
-        if is_good:
-            return value
-        raise self._named(value, trace)
+        value, failure = unpack(self._receive_bytes())
+        if failure is not None:
+            raise failure.error_of(self.rank)
+        return value
 
     def _receive_bytes(self) -> bytes:
         while not self._replies.poll(0):
@@ -126,19 +123,13 @@ class RankProcess:
             raise
         return received
 
-    def _named(self, problem: Exception, trace: str) -> Exception:
-        text = f"rank {self.rank}: {problem}"
-        if isinstance(problem, ShmLLMError):
-            return type(problem)(text)
-        return RuntimeError(f"rank {self.rank}: {type(problem).__name__}: {problem}\n{trace}")
-
     def describe_end(self) -> str:
         """Return how the process ended, in words, and the traceback that it left, if any."""
         text = self._how_it_ended()
         try:
             if self._replies.poll(0):
-                is_good, _, trace = pickle.loads(self._replies.recv_bytes())
-                return text if is_good else f"{text}:\n{trace}"
+                _, failure = unpack(self._replies.recv_bytes())
+                return text if failure is None else f"{text}:\n{failure.trace}"
         except (EOFError, OSError):
             pass  # it left none
         return text

@@ -27,13 +27,15 @@ class RankTracing:
 
     Args:
         memory: the memory of the group.
+        what: RANK_STEP or RANK_LAUNCH: whether this process computes steps, or launches them.
 
     Attributes:
         recorder: where steps are recorded; None: no trace is taken.
     """
 
-    def __init__(self, memory: GroupMemory) -> None:
+    def __init__(self, memory: GroupMemory, what: Slice) -> None:
         self._memory = memory
+        self._what = what
         self._role = f"{'rank' if memory.num_stages == 1 else 'stage'} {memory.rank}"
         self.recorder: Recorder | None = None
         self._use(recorder_of_environment(self._role))
@@ -56,7 +58,7 @@ class RankTracing:
         memory.waits[WAITED_NS] = 0
         yield
         facts = memory.label_of_step(), int(memory.waits[WAITED_NS]), kind
-        recorder.add(Type.SLICE, Slice.RANK_STEP, began_ns, perf_counter_ns(), *facts)
+        recorder.add(Type.SLICE, self._what, began_ns, perf_counter_ns(), *facts)
 
     def _use(self, recorder: Recorder | None) -> None:
         self.recorder = recorder

@@ -16,8 +16,8 @@ from shmllm.parallel.adapters import GroupAdapters
 from shmllm.parallel.cores import threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.owners import GroupOwners
-from shmllm.parallel.rank_process import RankDeadError, RankProcess
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.rank_process import RankProcess
+from shmllm.parallel.staging import StagingWriter
 from shmllm.worker.group import Kind
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 from shmllm.worker.ranks import StepAdapters
@@ -51,8 +51,8 @@ class RankProcesses:
             self.num_threads = threads_of_a_rank(config.num_threads, parallel)
         is_pipeline = parallel.pipeline_parallel_size > 1
         self.memory = memory or GroupMemory.create(size, is_pipeline)
-        self.memory.on_check = self._raise_end
-        self._staging = Staging.create(self.memory.settle)
+        self.memory.describe_end = self._describe_end
+        self._staging = StagingWriter(self.memory.settle)
         self._others: list[RankProcess] = []
         self._is_closing = self._is_calling = self._have_loaded = False
         self._report: Callable[[int], None] | None = None
@@ -102,8 +102,8 @@ class RankProcesses:
             raise problem
         return results
 
-    def elsewhere(self, name: str, *arguments: Any) -> None:
-        self.everywhere(_nothing, name, *arguments)
+    def elsewhere(self, name: str, *arguments: Any) -> list[Any]:
+        return self.everywhere(lambda: None, name, *arguments)[1:]
 
     def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         def run() -> T:
@@ -130,7 +130,7 @@ class RankProcesses:
         return GroupOwners(own, self.everywhere)
 
     def adapters(self, own: CpuLora) -> StepAdapters:
-        return GroupAdapters(own, self.everywhere, self._staging)
+        return GroupAdapters(own, self.elsewhere, self._staging)
 
     def close(self) -> None:
         if self._is_closing:
@@ -174,10 +174,6 @@ class RankProcesses:
         if self._closing not in ended:
             self.memory.end()
 
-    def _raise_end(self) -> None:
+    def _describe_end(self) -> str:
         dead = [other for other in self._others if other.has_ended]
-        raise RankDeadError("; ".join(other.describe_end() for other in dead) or "the group ended")
-
-
-def _nothing() -> None:
-    pass
+        return "; ".join(other.describe_end() for other in dead) or "the group ended"

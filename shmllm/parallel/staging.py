@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import ShmLLMError
+from shmllm.worker.arena import padded_bytes
 
 BATCH_BYTES = 2**26
-ALIGNMENT_BYTES = 64
 
 
 class StagedTensor(NamedTuple):
@@ -33,22 +33,19 @@ class StagedTensor(NamedTuple):
     offset: int
 
 
-class Staging:
-    """The memory, in one process.
+class StagingWriter:
+    """Creates the memory, in rank 0. It takes none until tensors are written.
 
     Args:
-        fd: the descriptor of an unnamed file; this object closes it.
         settle: waits until no rank reads the memory, or raises ShmLLMError when they have ended.
+
+    Attributes:
+        fd: the descriptor of the memory, an unnamed file.
     """
 
-    def __init__(self, fd: int, settle: Callable[[], None]) -> None:
-        self.fd = fd
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self.fd = os.memfd_create("shmllm-staging", os.MFD_CLOEXEC)
         self._settle = settle
-
-    @classmethod
-    def create(cls, settle: Callable[[], None]) -> Staging:
-        """Create the memory; it takes none until tensors are written."""
-        return cls(os.memfd_create("shmllm-staging", os.MFD_CLOEXEC), settle)
 
     def batches(
         self, tensors: Iterable[tuple[str, Tensor]]
@@ -75,38 +72,47 @@ class Staging:
     def _write(self, batch: Sequence[tuple[str, Tensor]]) -> list[StagedTensor]:
         total = sum(_padded(tensor) for _, tensor in batch)
         os.ftruncate(self.fd, max(total, os.fstat(self.fd).st_size))
-        staged, offset = [], 0
-        with self._mapped() as memory:
-            for name, tensor in batch:
-                found = StagedTensor(
-                    name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset
-                )
-                if tensor.numel():
-                    _tensor_at(memory, found).copy_(tensor)
-                staged.append(found)
-                offset += _padded(tensor)
+        staged, offset, memory = [], 0, _mapped(self.fd)
+        for name, tensor in batch:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found = StagedTensor(name, dtype, tuple(tensor.shape), offset)
+            if tensor.numel():
+                _tensor_at(memory, found).copy_(tensor)
+            staged.append(found)
+            offset += _padded(tensor)
         return staged
 
-    @contextmanager
-    def read(self, staged: Sequence[StagedTensor]) -> Iterator[list[tuple[str, Tensor]]]:
-        """Return the tensors of a batch, as views of the memory."""
-        with self._mapped() as memory:
-            yield [(each.name, _tensor_at(memory, each)) for each in staged]
-
-    @contextmanager
-    def _mapped(self) -> Iterator[Tensor]:
-        size = os.fstat(self.fd).st_size
-        yield torch.frombuffer(mmap.mmap(self.fd, max(size, 1)), dtype=torch.uint8)
-
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
+class StagingReader:
+    """Reads the memory, in another rank.
+
+    Args:
+        fd: the descriptor of the memory.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, staged: Sequence[StagedTensor]) -> list[tuple[str, Tensor]]:
+        """Return the tensors of a batch, as views of the memory."""
+        memory = _mapped(self._fd)
+        return [(each.name, _tensor_at(memory, each)) for each in staged]
+
+
+def _mapped(fd: int) -> Tensor:
+    """Return the whole memory, which is mapped as long as a tensor refers to it."""
+    size = os.fstat(fd).st_size
+    return torch.frombuffer(mmap.mmap(fd, max(size, 1)), dtype=torch.uint8)
+
+
 def _padded(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return padded_bytes(tensor.shape, tensor.dtype)
 
 
 def _tensor_at(memory: Tensor, staged: StagedTensor) -> Tensor:

@@ -57,8 +57,8 @@ class Type(IntEnum):
 
 class Slice(IntEnum):
     """An activity of a thread from begin to end. The comments list the values a, b, ...; IMPORT,
-    LOAD_MODEL, DRAIN and PUBLISH belong to an engine, RANK_STEP to another process that computes
-    with it, the others to a front end."""
+    LOAD_MODEL, DRAIN and PUBLISH belong to an engine, RANK_STEP and RANK_LAUNCH to another process
+    that computes with it, the others to a front end."""
 
     START_ENGINE = 1
     LOAD_TOKENIZER = 2
@@ -69,6 +69,7 @@ class Slice(IntEnum):
     DRAIN = 7
     PUBLISH = 8
     RANK_STEP = 9  # step + 1, or 0 if it is not known; ns of waiting for other ranks; RankStep
+    RANK_LAUNCH = 10  # the same, where a GPU computes the step, and waits by itself: 0 ns
 
 
 class RankStep(IntEnum):

@@ -280,14 +280,15 @@ def _spans(
             facts = dict(zip(FACTS.get(what, ()), record[5:], strict=False))
             times = record.begin_ns, record.end_ns
             yield Span(pid, record.thread, NAMES[what], *times, facts)
-        elif record.type == Type.SLICE and record.name == Slice.RANK_STEP:
+        elif record.type == Type.SLICE and record.name in (Slice.RANK_STEP, Slice.RANK_LAUNCH):
             yield _rank_span(pid, record)
 
 
 def _rank_span(pid: int, record: Record) -> Span:
     number = f" {record.a - 1}" if record.a else ""
     name = f"step{number}" if record.c == RankStep.STEP else f"logits for prompts, step{number}"
-    facts = {"waited for others us": record.b / 1000}
+    is_launch = record.name == Slice.RANK_LAUNCH
+    facts = {} if is_launch else {"waited for others us": record.b / 1000}
     return Span(pid, record.thread, name, record.begin_ns, record.end_ns, facts)
 
 

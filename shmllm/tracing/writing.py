@@ -122,19 +122,23 @@ def _phase_table(timeline: Timeline) -> Iterator[str]:
 
 
 def _rank_table(recording: Recording, begin_ns: int) -> Iterator[str]:
-    """The time that a process that computes with an engine spent in steps."""
+    """The time that a process that computes with an engine spent in steps, or in their launches."""
     steps = [
         record
         for record in recording.records
-        if (record.type, record.name) == (Type.SLICE, Slice.RANK_STEP)
+        if record.type == Type.SLICE
+        and record.name in (Slice.RANK_STEP, Slice.RANK_LAUNCH)
         and record.begin_ns >= begin_ns
     ]
     total_ns = sum(step.end_ns - step.begin_ns for step in steps)
     if not total_ns:
         return
     waited_ns = sum(step.b for step in steps)
+    spent = {"compute": total_ns - waited_ns, "wait for others": waited_ns}
+    if steps[0].name == Slice.RANK_LAUNCH:
+        spent = {"launch": total_ns}
     yield f"{recording.facts['role']}, pid {recording.pid}"
-    for name, spent_ns in (("compute", total_ns - waited_ns), ("wait for others", waited_ns)):
+    for name, spent_ns in spent.items():
         yield (
             f"  {name:<16}{spent_ns / 1e6:>12,.2f}{spent_ns / total_ns:>8.1%}"
             f"{spent_ns / len(steps) / 1e3:>12,.1f}"

@@ -87,7 +87,8 @@ class ReloadedArena:
         """Take the memory again, and read the weights if they were lost.
 
         Raises:
-            MemoryError: there is not enough memory, or the weights cannot be read.
+            MemoryError: there is not enough memory, or the weights cannot be read; the memory is
+                given back.
         """
         was_lost = self._arena.contents is Contents.LOST
         self._arena.restore()
@@ -96,4 +97,5 @@ class ReloadedArena:
         try:
             self._loaded.reload(None)
         except EngineStartError as problem:
+            self._arena.release()
             raise MemoryError(f"the draft model: {problem}") from problem

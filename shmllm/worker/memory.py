@@ -7,7 +7,7 @@ fitting weights and KV blocks into it. `cpu.memory` and `gpu.memory` have the po
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
@@ -306,6 +306,12 @@ class CacheSize:
         """
         sizes = shape.states_for(num_blocks), shape.bytes_for(num_blocks)
         return cls(num_blocks if shape.num_buffers else 1, *sizes, max_model_len, warning)
+
+
+def smallest(sizes: Iterable[CacheSize]) -> CacheSize:
+    """Return the size that fits on all ranks of a group, of those that fit on each. Where layers
+    have only states, num_blocks is 1."""
+    return min(sizes, key=lambda each: (each.num_blocks, each.num_states))
 
 
 def fit_kv_cache(

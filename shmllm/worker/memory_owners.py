@@ -85,6 +85,10 @@ class MemoryOwners:
         """The number of weights that were lost and have not been written since."""
         return len(self._model.missing)
 
+    def has_lost(self, part: SleepState) -> bool:
+        """Return whether `restore` does not bring the contents of a part back."""
+        return any(arena.contents is Contents.LOST for arena in self._arenas[part])
+
     def release(self, part: SleepState, keep: bool) -> None:
         """Give back the memory of the weights, or that of the KV cache and the workspaces.
 

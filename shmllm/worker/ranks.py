@@ -48,8 +48,8 @@ class Ranks(Protocol):
             Exception: what `own` raised, or else the first of the others.
         """
 
-    def elsewhere(self, name: str, *arguments: Any) -> None:
-        """As `everywhere`, in the others only."""
+    def elsewhere(self, name: str, *arguments: Any) -> list[Any]:
+        """As `everywhere`, in the others only. Returns their results."""
 
     def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         """As `everywhere`, where all wait for each other: if one raises, the group ends, so that
@@ -72,7 +72,7 @@ class Ranks(Protocol):
         """Return the adapters of all ranks."""
 
     def close(self) -> None:
-        """End the others."""
+        """End the others. Idempotent."""
 
 
 class NoRanks:
@@ -89,8 +89,8 @@ class NoRanks:
     def everywhere(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         return [own()]
 
-    def elsewhere(self, name: str, *arguments: Any) -> None:
-        pass
+    def elsewhere(self, name: str, *arguments: Any) -> list[Any]:
+        return []
 
     def together(self, own: Callable[[], T], name: str, *arguments: Any) -> list[T]:
         return [own()]

@@ -19,11 +19,12 @@ from support.waiting import wait_until
 
 from shmllm.config.engine import EngineConfig, LoadConfig
 from shmllm.config.parallel import ParallelConfig
+from shmllm.errors import RankDeadError
 from shmllm.parallel import ranks
 from shmllm.parallel.memory import GroupMemory
-from shmllm.parallel.rank_process import RankDeadError, RankProcess
+from shmllm.parallel.rank_process import RankProcess
 from shmllm.parallel.ranks import RankProcesses
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.staging import StagingWriter
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -138,7 +139,7 @@ def test_an_interrupt_in_the_middle_of_a_result_ends_the_group(program: Any) -> 
         """
     )
     memory = GroupMemory.create(2)
-    staged = Staging.create(memory.settle)
+    staged = StagingWriter(memory.settle)
     rank = RankProcess(1, memory, staged, CONFIG)
     usual = signal.signal(signal.SIGALRM, interrupt)
     try:

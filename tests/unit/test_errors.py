@@ -14,6 +14,7 @@ TREE = {
     "EnginePausedError": ("RequestError",),
     "CallOrderError": ("RequestError", "RuntimeError"),
     "EngineStartError": ("ShmLLMError",),
+    "RankDeadError": ("ShmLLMError",),
     "QuantizeError": ("ShmLLMError",),
     "EngineDeadError": ("ShmLLMError",),
     "CallError": ("ShmLLMError",),

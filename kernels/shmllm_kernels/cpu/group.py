@@ -44,7 +44,7 @@ def _await(operands, rank):
     spins = 0
     while load_acquire(place) < step:
         spins = wait_a_moment(spins)
-        if (spins > SPINS) & (load_acquire(word(operands, 5)) != 0):
+        if spins > SPINS and load_acquire(word(operands, 5)) != 0:
             return
 
 

@@ -134,10 +134,11 @@ class KernelProgram:
     """A sequence of kernels with their operands.
 
     Args:
-        num_threads: the number of threads of a replay, unless `replay` is given one.
+        num_threads: the number of threads of a replay.
 
     Attributes:
         labels: the kernels' labels, in order.
+        num_threads: as given, or 1 if torch uses another library than libgomp. It can be changed.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -182,37 +183,30 @@ class KernelProgram:
             row[: len(operands)] = operands
         self._counters = self._rows[:, _TAKEN:]
 
-    def replay(
-        self,
-        num_threads: int | None = None,
-        *,
-        kernels: range | None = None,
-        observe: Observe | None = None,
-    ) -> None:
+    def replay(self, kernels: range | None = None, observe: Observe | None = None) -> None:
         """Runs kernels, in order.
 
         Args:
-            num_threads: the number of threads; None: `self.num_threads`.
             kernels: the consecutive kernels to run; None: all.
             observe: makes the context manager inside which each kernel runs, from its label. That
                 computes the same, slower: the kernels run one by one. None: nobody looks.
         """
-        kernels, wanted = kernels or range(len(self._entries)), num_threads or self.num_threads
+        kernels = range(len(self)) if kernels is None else kernels
         if observe is None:
-            self._run(kernels.start, len(kernels), wanted)
+            self._run(kernels.start, len(kernels))
             return
         for index in kernels:
             with observe(self.labels[index]):
-                self._run(index, 1, wanted)
+                self._run(index, 1)
 
-    def _run(self, first: int, count: int, wanted: int) -> None:
+    def _run(self, first: int, count: int) -> None:
         if len(self._rows) < len(self._entries):
             self._lay_out()
         self._counters.fill(0)
         rows = self._rows.ctypes.data + first * self._rows.strides[0]
         entries = self._table.ctypes.data + first * self._table.strides[0]
-        self._program[:] = (count, rows, wanted, entries, 0)
-        if wanted > 1:
-            self._threads.run(self._entry, self._program.ctypes.data, wanted)
+        self._program[:] = (count, rows, self.num_threads, entries, 0)
+        if self.num_threads > 1:
+            self._threads.run(self._entry, self._program.ctypes.data, self.num_threads)
         else:
             self._run_alone(self._program.ctypes.data)

@@ -30,6 +30,7 @@ from shmllm.worker.grammar_masks import PendingMasks
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, make_info
+from shmllm.worker.memory import smallest
 from shmllm.worker.memory_owners import MemoryOwners, Workspace
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.scoring import score_in_pieces
@@ -121,8 +122,7 @@ class CpuRunner(LoadedRunner):
         loaded = part.loaded
         super().__init__(config, loaded, ranks)
         self.kv_groups = part.shape.groups
-        sizes = ranks.together(part.size_cache, "size_cache")
-        size = min(sizes, key=lambda each: (each.num_blocks, each.num_states))
+        size = smallest(ranks.together(part.size_cache, "size_cache"))
         self._vocab_size = loaded.config.vocab_size
         self._batch = InputBatch(
             config.num_rows,

@@ -97,5 +97,5 @@ class CpuTransformersProgram:
 
     def _run(self, rows: Tensor, layer: AttentionHeads) -> Tensor:
         kernels, out = self._recorded[layer.layer]
-        self._kernels.replay(kernels=kernels, observe=self.observe)
+        self._kernels.replay(kernels, self.observe)
         return out[: len(rows)]

@@ -14,8 +14,7 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
-
-Progress = Callable[[int, int], None]
+from shmllm.worker.loading import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
-from shmllm.worker.gpu.capture import CaptureReport, Progress, capture_graphs
+from shmllm.worker.gpu.capture import CaptureReport, capture_graphs
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import NoMeetings
@@ -27,6 +27,7 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
+from shmllm.worker.loading import Progress
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
 from shmllm_kernels.gpu.latent_attention import MAX_RANK

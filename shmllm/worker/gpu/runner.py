@@ -32,6 +32,7 @@ from shmllm.worker.group import Kind
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, make_info
+from shmllm.worker.memory import smallest
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.step_drafter import StepDrafter
@@ -190,9 +191,7 @@ class GpuRunner(LoadedRunner):
         self._part = part = GpuPart(config, device, group, on_load)
         loaded, draft = part.loaded, part.draft
         super().__init__(config, loaded, ranks, loaded.config.embeds_scale)
-        sizes = ranks.together(part.size_cache, "size_cache")
-        # Blocks are of one size on all ranks. Where layers have only states, num_blocks is 1.
-        size = min(sizes, key=lambda each: each.num_bytes)
+        size = smallest(ranks.together(part.size_cache, "size_cache"))
         resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers

@@ -17,11 +17,12 @@ from shmllm.models.transformers_impl.model import TransformersModel
 from shmllm.worker.batch import EMBEDDED, SAMPLED_FOR_ROW
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
-from shmllm.worker.gpu.capture import CaptureReport, Progress
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.ops import GpuOps
+from shmllm.worker.loading import Progress
 from shmllm.worker.transformers_attention import PagedAttention
 
 

@@ -15,9 +15,10 @@ import pytest
 from support.waiting import join_all, wait_until
 
 from shmllm.config.parallel import MOST_PROCESSES
-from shmllm.errors import SegmentError
+from shmllm.errors import RankDeadError, SegmentError
 from shmllm.parallel.memory import NUM_KINDS, GroupMemory
 from shmllm.parallel.rank import serve
+from shmllm.parallel.replies import unpack
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.group import Kind
@@ -123,7 +124,12 @@ def test_inputs_stay_until_the_others_have_left_the_step(group: Group) -> None:
 
 def test_the_end_of_the_group_ends_the_wait(group: Group) -> None:
     group.begin()
-    settling = start(group.first.settle)
+
+    def settle() -> None:
+        with pytest.raises(RankDeadError, match="the group has ended"):
+            group.first.settle()
+
+    settling = start(settle)
     assert_waits(settling)
     group.first.end()
     join_all([settling])
@@ -134,7 +140,29 @@ def test_a_command_is_left_before_its_reply_comes(group: Group) -> None:
     group.server.answer = lambda: 5
     group.first.begin(Kind.COMMAND)
     group.commands.send(("answer", (), {}))
-    assert group.commands.recv() == (True, 5, "")
+    assert unpack(group.commands.recv_bytes()) == (5, None)
+    group.first.settle()
+
+
+class CodeError(Exception):
+    """An exception that a pickle cannot make again: it has fewer arguments than its constructor."""
+
+    def __init__(self, what: str, code: int) -> None:
+        super().__init__(f"{what} {code}")
+
+
+def test_an_error_of_any_class_is_the_reply_of_a_command(group: Group) -> None:
+    def fail() -> None:
+        raise CodeError("no such thing", 7)
+
+    group.server.go.set()
+    group.server.answer = fail
+    group.first.begin(Kind.COMMAND)
+    group.commands.send(("answer", (), {}))
+    result, failure = unpack(group.commands.recv_bytes())
+    assert result is None
+    assert failure is not None
+    assert str(failure.error_of(1)).startswith("rank 1: CodeError: no such thing 7\nTraceback ")
     group.first.settle()
 
 
@@ -206,15 +234,12 @@ def test_no_step_is_overwritten_before_a_rank_has_left_it(
 def test_the_end_of_the_group_ends_the_wait_for_a_place(
     ranks: tuple[GroupMemory, ...],
 ) -> None:
-    def fail() -> None:
-        raise RuntimeError("rank 1 has ended")
-
     first, _ = ranks
-    first.on_check = fail
+    first.describe_end = lambda: "rank 1 was ended"
     for slot in range(NUM_KINDS):
         first.begin(Kind.STEP, slot)
     first.end()
-    with pytest.raises(RuntimeError, match="rank 1 has ended"):
+    with pytest.raises(RankDeadError, match="rank 1 was ended"):
         first.begin(Kind.STEP)
 
 
@@ -261,3 +286,13 @@ def test_the_memory_of_floats_is_given_back_and_words_stay(
     assert not theirs.any()
     theirs[0] = 5
     assert first.floats("buffer", 1000, 512)[0, 511] == 5
+
+
+def test_a_second_close_closes_nothing_that_was_opened_since() -> None:
+    memory, other = GroupMemory.create(2), os.memfd_create("other")
+    number = memory.fd
+    memory.close()
+    os.dup2(other, number)
+    memory.close()
+    for fd in (number, other):
+        os.close(fd)

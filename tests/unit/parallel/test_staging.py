@@ -9,9 +9,9 @@ from contextlib import closing, suppress
 import pytest
 import torch
 
+from shmllm.errors import RankDeadError
 from shmllm.parallel import staging
-from shmllm.parallel.rank_process import RankDeadError
-from shmllm.parallel.staging import Staging
+from shmllm.parallel.staging import StagingReader, StagingWriter
 
 
 class Group:
@@ -25,8 +25,8 @@ class Group:
     def __init__(self) -> None:
         self.held: list[int] = []
         self.has_ended = False
-        self.first = Staging.create(self.settle)
-        self.second = Staging(os.dup(self.first.fd), self.settle)
+        self.first = StagingWriter(self.settle)
+        self.second = StagingReader(self.first.fd)
 
     @property
     def num_bytes(self) -> int:
@@ -44,7 +44,6 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
     made = Group()
     yield made
     made.first.close()
-    made.second.close()
 
 
 TENSORS = [
@@ -59,8 +58,7 @@ def test_tensors_are_read_as_they_were_written(group: Group) -> None:
     found, sizes = [], []
     with closing(group.first.batches(TENSORS)) as batches:
         for batch in batches:
-            with group.second.read(batch) as tensors:
-                found += [(name, tensor.clone()) for name, tensor in tensors]
+            found += [(name, tensor.clone()) for name, tensor in group.second.read(batch)]
             sizes.append(len(batch))
     assert sizes == [3, 1]
     for (name, ours), (expected_name, expected) in zip(found, TENSORS, strict=True):
@@ -83,3 +81,12 @@ def test_the_memory_is_freed_when_the_ranks_have_ended(group: Group) -> None:
     with closing(group.first.batches(TENSORS)) as batches:
         next(batches)
     assert group.num_bytes == 0
+
+
+def test_a_second_close_closes_nothing_that_was_opened_since(group: Group) -> None:
+    number, other = group.first.fd, os.memfd_create("other")
+    group.first.close()
+    os.dup2(other, number)
+    group.first.close()
+    for fd in (number, other):
+        os.close(fd)

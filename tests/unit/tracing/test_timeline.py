@@ -168,6 +168,16 @@ def test_another_rank_has_a_lane_with_its_steps_and_waits(tmp_path: Path) -> Non
     assert [line[-2:] for line in table[:2]] == [["75.0%", "0.1"], ["25.0%", "0.1"]]
 
 
+def test_a_rank_that_launches_steps_has_launches_and_no_waits(tmp_path: Path) -> None:
+    recording = rank((Type.SLICE, Slice.RANK_LAUNCH, 100, 400, 8, 0, RankStep.STEP))
+    trace = written(tmp_path, engine(), recording, begin=50)
+    assert trace.lanes[RANK, RANK] == [(50, 350, "step 7", {})]
+    lines = [line.split() for line in summary(make_timeline([recording], 50, {}), Path("x"), 0)]
+    table = lines[lines.index(["rank", "1,", "pid", "30"]) + 1 :]
+    assert table[0] == ["launch", "0.00", "100.0%", "0.3"]
+    assert table[1][0] != "wait"
+
+
 def test_a_compressed_trace_has_the_same_contents(tmp_path: Path) -> None:
     timeline = make_timeline([front((Type.SLICE, Slice.TOKENIZE, 1, 2, 3))], 0, {})
     for name in ("plain.json", "packed.json.gz"):

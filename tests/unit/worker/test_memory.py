@@ -7,7 +7,7 @@ from support.cache_shapes import one_group
 
 from shmllm.core.kv_groups import FullAttention, RecurrentState, group_layers, most_states
 from shmllm.errors import EngineStartError
-from shmllm.worker.memory import CacheShape, check_weights_fit, fit_kv_cache
+from shmllm.worker.memory import CacheShape, CacheSize, check_weights_fit, fit_kv_cache, smallest
 
 MIB = 2**20
 
@@ -123,3 +123,10 @@ def test_without_room_for_a_state_the_error_has_the_size() -> None:
     with pytest.raises(EngineStartError, match=f"needs {fewest:,}"):
         fit_kv_cache(fewest - 1, with_states(), 64)
     assert fit_kv_cache(fewest, with_states(), 64).max_model_len == 16
+
+
+def test_the_smallest_cache_has_the_fewest_blocks_and_then_the_fewest_states() -> None:
+    """A stage's blocks may be larger than another's."""
+    most = CacheSize(9, 1, 100, 64, None)
+    fewer_blocks, fewest_states = CacheSize(7, 3, 500, 64, None), CacheSize(7, 2, 500, 64, None)
+    assert smallest([most, fewer_blocks, fewest_states]) is fewest_states

@@ -152,7 +152,8 @@ class Layer:
         heads_per_kv = self.num_heads // self.layout.num_kv_heads
         counts, contexts = (self.columns[name][: len(parts)] for name in ("counts", "contexts"))
         count_pieces(counts, contexts, heads_per_kv, self.columns["tiles"], self.columns["splits"])
-        self.program.replay(num_threads)
+        self.program.num_threads = num_threads
+        self.program.replay()
         token = 0
         for request, count in parts:
             request.out[request.num_done : request.num_done + count] = torch.from_numpy(

@@ -82,7 +82,8 @@ def test_threads_are_numbered_from_zero() -> None:
     program.record(NOTE_THREAD, [seen.ctypes.data, 500])
     program.replay()
     assert set(seen.tolist()) <= {30, 31, 32}
-    program.replay(1)
+    program.num_threads = 1
+    program.replay()
     assert set(seen.tolist()) == {10}
 
 

@@ -134,7 +134,8 @@ class Layer:
         counts, contexts = (self.columns[name][: len(parts)] for name in ("counts", "contexts"))
         pieces = self.columns["tiles"], self.columns["splits"]
         count_pieces(counts, contexts, self.num_heads, *pieces, SPLIT_KEYS)
-        self.program.replay(num_threads)
+        self.program.num_threads = num_threads
+        self.program.replay()
         token = 0
         for request, count in parts:
             done = slice(request.num_done, request.num_done + count)
