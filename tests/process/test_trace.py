@@ -77,11 +77,12 @@ def lanes_by_role(trace: Trace) -> dict[str, set[str]]:
     return found
 
 
-def test_a_command_s_trace_has_every_request_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [("--num-threads", "1"), ("--engines", "2")], ids=" ".join)
+def test_a_command_s_trace_has_every_request_once(options: tuple[str, ...], tmp_path: Path) -> None:
     source, target, path = (tmp_path / n for n in ("in.jsonl", "out.jsonl", "trace.json"))
     rows = [{"prompt": "x = 1\n" * n, "sampling_params": {"max_tokens": n}} for n in range(1, 20)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = traced(path, "generate", "-i", str(source), "-o", str(target), "--num-threads", "1")
+    done = traced(path, "generate", "-i", str(source), "-o", str(target), *options)
     assert done.returncode == 0, done.stderr.decode()
     records = [json.loads(line) for line in target.read_text().splitlines()]
     trace = load(path)
