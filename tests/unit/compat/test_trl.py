@@ -53,7 +53,7 @@ def test_no_module_named_vllm_appears(generation: ModuleType) -> None:
 
 def test_defaults_of_trl_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The removed values are defaults of TRL's `GRPOConfig`; each would cause a warning."""
-    monkeypatch.setattr(trl, "_has_gpu", lambda: False)
+    monkeypatch.setattr(trl, "_current_gpu", lambda: None)
     passed: list[dict[str, object]] = []
     monkeypatch.setattr(shmllm.LLM, "__init__", lambda self, **options: passed.append(options))
     always = {"distributed_executor_backend": "external_launcher", "max_model_len": None}
@@ -64,7 +64,7 @@ def test_defaults_of_trl_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_memory_fraction_is_passed_on_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trl, "_has_gpu", lambda: True)
+    monkeypatch.setattr(trl, "_current_gpu", lambda: 0)
     passed: list[dict[str, object]] = []
     monkeypatch.setattr(shmllm.LLM, "__init__", lambda self, **options: passed.append(options))
     trl.LLM("tiny", gpu_memory_utilization=0.3)
