@@ -1,6 +1,8 @@
 """A program that trains, as one of several that torchrun starts.
 
-    torchrun --nproc-per-node 2 grpo_driver.py POLICY NUM_STEPS TENSOR_PARALLEL_SIZE
+    torchrun --nproc-per-node 2 grpo_driver.py POLICY NUM_STEPS TENSOR_PARALLEL_SIZE [adapter]
+
+With "adapter" it trains one, which is sent by itself.
 
 Writes what its run showed into POLICY/RANK.json, and leaves its engine to the end of the process.
 """
@@ -13,15 +15,16 @@ import sys
 from pathlib import Path
 
 import torch
-from support.grpo_runs import trainer
+from support.grpo_runs import low_rank_adapter, trainer
 
 from shmllm.compat import trl
 
 
-def main(directory: Path, num_steps: int, tensor_parallel_size: int) -> None:
+def main(directory: Path, num_steps: int, tensor_parallel_size: int, *adapter: str) -> None:
     torch.set_num_threads(1)
-    trl.install()
+    trl.install(enable_lora=bool(adapter))
     options = {
+        "peft_config": low_rank_adapter() if adapter else None,
         "max_steps": num_steps,
         "per_device_train_batch_size": 8,
         "vllm_tensor_parallel_size": tensor_parallel_size,
@@ -40,4 +43,4 @@ def main(directory: Path, num_steps: int, tensor_parallel_size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
