@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from support.grpo_runs import low_rank_adapter, trainer
@@ -23,7 +24,7 @@ from shmllm.compat import trl
 def main(directory: Path, num_steps: int, tensor_parallel_size: int, *adapter: str) -> None:
     torch.set_num_threads(1)
     trl.install(enable_lora=bool(adapter))
-    options = {
+    options: dict[str, Any] = {
         "peft_config": low_rank_adapter() if adapter else None,
         "max_steps": num_steps,
         "per_device_train_batch_size": 8,

@@ -12,7 +12,7 @@ import pytest
 
 import shmllm
 from shmllm import EngineDeadError, EngineStartError, ShmLLMError
-from shmllm.compat.external_launcher import CALLS, SharedLLM
+from shmllm.compat.external_launcher import CALLS, SharedLLM, TorchGroup
 
 PATIENCE_S = 60
 WITHOUT_SHARING = {
@@ -156,6 +156,11 @@ def test_an_engine_that_does_not_start(channel: queue.Queue[bytes]) -> None:
     ):
         assert isinstance(error, EngineStartError)
         assert str(error) == "no model"
+
+
+def test_without_a_launcher_the_message_names_one() -> None:
+    with pytest.raises(ShmLLMError, match=r"torch\.distributed has 0: start a multiple of 2 with"):
+        TorchGroup(2)
 
 
 def test_the_first_process_ends_the_engine_alone(llms: list[SharedLLM]) -> None:
