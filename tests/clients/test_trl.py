@@ -17,6 +17,7 @@ from support.client_helpers import needs
 from support.grpo_runs import CHATS, NUM_STEPS, PLAIN, Run, low_rank_adapter, train, trainer
 
 from shmllm import RequestError
+from shmllm.compat import trl
 from shmllm.frontend.engine_view import RemoteModel
 
 pytestmark = [
@@ -70,6 +71,62 @@ def test_adapters_that_are_merged(policy: Path) -> None:
     run = train(policy, peft_config=low_rank_adapter())
     assert_same_numbers(run)
     assert run.has_learnt(by=0.05)
+
+
+@pytest.mark.parametrize("sleeps", [True, False], ids=["sleep", "no sleep"])
+def test_adapters_that_are_sent_by_themselves(
+    policy: Path,
+    sleeps: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The base is sent once, and no weight of it after that."""
+    trl.install(enable_lora=True, max_lora_rank=8)
+    calls: list[str] = []
+
+    def count(owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            return method(*args, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(RemoteModel, "load_weights")
+    for name in ("update_weights", "send_adapter"):
+        count(trl.LLM, name)
+    with caplog.at_level(logging.WARNING, "shmllm"):
+        run = train(policy, peft_config=low_rank_adapter(), vllm_enable_sleep_mode=sleeps)
+    assert_same_numbers(run)
+    assert run.has_learnt(by=0.05)
+    assert calls == ["update_weights"] + ["send_adapter"] * NUM_STEPS
+    assert not [record for record in caplog.records if record.name.startswith("shmllm")]
+
+
+def test_an_old_adapter_is_detected(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trl.install(enable_lora=True)
+    send = trl.LLM.send_adapter
+
+    def send_first(llm: Any, tensors: Any, config: Any) -> None:
+        if llm.policy is None:
+            send(llm, tensors, config)
+
+    monkeypatch.setattr(trl.LLM, "send_adapter", send_first)
+    run = train(policy, peft_config=low_rank_adapter(), max_steps=6)
+    assert run.differences[0] < SAME
+    assert max(run.differences[1:]) > OTHER
+
+
+def test_an_adapter_of_a_larger_rank_is_refused(policy: Path) -> None:
+    trl.install(enable_lora=True, max_lora_rank=4)
+    with pytest.raises(RequestError, match="has rank 8; max_lora_rank is 4: raise it"):
+        train(policy, peft_config=low_rank_adapter(), max_steps=1)
+
+
+def test_models_without_an_adapter_are_sent_as_before(policy: Path) -> None:
+    trl.install(enable_lora=True)
+    assert_same_numbers(train(policy, max_steps=3), num_steps=3)
 
 
 def test_an_engine_with_old_weights_is_detected(policy: Path) -> None:

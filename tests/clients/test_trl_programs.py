@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from support.client_helpers import needs
 from support.programs import ROOT, is_running, python, result_of, run_source
+from support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.clients,
@@ -76,18 +78,53 @@ def test_the_example_learns_and_draws_its_reward(tmp_path: Path) -> None:
     assert len(shades) > 2 * 12  # it slept in each step, and both panels show it
 
 
-def test_each_process_of_torchrun_has_an_engine_of_its_own(policy: Path) -> None:
+def train_under_torchrun(
+    directory: Path,
+    *further: str,
+    num_processes: int = 2,
+    tensor_parallel_size: int = 2,
+    num_steps: int = NUM_STEPS,
+) -> list[dict[str, Any]]:
+    """Train in several processes; return what each one's run showed, by rank."""
     driver = Path(__file__).parents[1] / "support" / "grpo_driver.py"
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = python(*torchrun, str(driver), str(policy), str(NUM_STEPS), timeout=TIMEOUT_S, env=TESTS)
+    torchrun = ("-m", "torch.distributed.run", "--standalone")
+    arguments = (str(directory), str(num_steps), str(tensor_parallel_size), *further)
+    processes = ("--nproc-per-node", str(num_processes))
+    done = python(*torchrun, *processes, str(driver), *arguments, timeout=TIMEOUT_S, env=TESTS)
     assert done.returncode == 0, done.stderr.decode()[-8000:]
-    ranks = [json.loads((policy / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = [json.loads((directory / f"{rank}.json").read_text()) for rank in range(num_processes)]
+    for rank in ranks:
+        assert len(rank["differences"]) == num_steps
+        assert max(rank["differences"]) < SAME
+        wait_until(lambda pid=rank["engine"]: not is_running(pid), "the engine ends")
+    return ranks
+
+
+def test_each_process_of_torchrun_has_an_engine_of_its_own(policy: Path) -> None:
+    ranks = train_under_torchrun(policy, tensor_parallel_size=1)
     assert ranks[0]["engine"] != ranks[1]["engine"]
     assert not set(ranks[0]["texts"]) & set(ranks[1]["texts"])
-    for rank in ranks:
-        assert len(rank["differences"]) == NUM_STEPS
-        assert max(rank["differences"]) < SAME
-        assert not is_running(rank["engine"])
+
+
+def test_processes_of_a_tensor_parallel_group_share_an_engine(policy: Path) -> None:
+    ranks = train_under_torchrun(policy, num_steps=20)
+    assert ranks[0]["engine"] == ranks[1]["engine"]
+    first, second = ({text for text in rank["texts"][:24] if len(text) > 4} for rank in ranks)
+    assert first
+    assert not first & second  # each has its share
+    rewards = ranks[0]["rewards"]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.3
+
+
+def test_processes_that_share_an_engine_send_it_an_adapter(policy: Path) -> None:
+    ranks = train_under_torchrun(policy, "adapter")
+    assert ranks[0]["engine"] == ranks[1]["engine"]
+
+
+def test_each_of_two_groups_has_an_engine(policy: Path) -> None:
+    ranks = train_under_torchrun(policy, num_processes=4, num_steps=2)
+    engines = [rank["engine"] for rank in ranks]
+    assert engines[0] == engines[1] != engines[2] == engines[3]
 
 
 def test_a_trainer_that_looks_for_vllm_itself(policy: Path) -> None:

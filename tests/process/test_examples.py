@@ -26,15 +26,20 @@ DOCUMENTS = [
     *("docs/clients.md", "docs/ipc.md", "docs/python.md", "docs/speculation.md"),
     *("docs/structured-outputs.md", "docs/tools.md"),
 ]
-Run = Callable[[str], str]
+Run = Callable[..., str]
 TIMEOUT_S = 120
-MOST_LINES = {"openai_bridge.py": 80, "grpo_colocate.py": 62, "ray_data.py": 106}
+MOST_LINES = {
+    "openai_bridge.py": 80,
+    "policy_gradient.py": 80,
+    "grpo_colocate.py": 62,
+    "ray_data.py": 106,
+}
 
 
-def run(program: Path, directory: Path) -> str:
+def run(program: Path, directory: Path, *arguments: str) -> str:
     """Run a program, which must succeed and write something; return its stdout."""
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, str(program), *arguments],
         cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -56,7 +61,7 @@ def run_program(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> Callable[[Path], str]:
+) -> Run:
     """As `run`. By default a program and its engine are in this process, which has imported torch
     already."""
     start = front_end.start_engine
@@ -64,9 +69,9 @@ def run_program(
     def start_here(options: Any, config: Any) -> Any:
         return start(replace(options, multiprocess=False), config)
 
-    def run_here(program: Path) -> str:
+    def run_here(program: Path, *arguments: str) -> str:
         monkeypatch.setattr(front_end, "start_engine", start_here)
-        monkeypatch.setattr(sys, "argv", [str(program)])
+        monkeypatch.setattr(sys, "argv", [str(program), *arguments])
         monkeypatch.chdir(tmp_path)
         try:
             runpy.run_path(str(program), run_name="__main__")
@@ -76,12 +81,15 @@ def run_program(
         assert out.strip()
         return out
 
-    return (lambda program: run(program, tmp_path)) if request.param else run_here
+    def run_apart(program: Path, *arguments: str) -> str:
+        return run(program, tmp_path, *arguments)
+
+    return run_apart if request.param else run_here
 
 
 @pytest.fixture
-def run_example(run_program: Callable[[Path], str]) -> Run:
-    return lambda name: run_program(REPOSITORY / "examples" / name)
+def run_example(run_program: Run) -> Run:
+    return lambda name, *arguments: run_program(REPOSITORY / "examples" / name, *arguments)
 
 
 def test_basic_completes_every_prompt(tmp_path: Path) -> None:
@@ -193,6 +201,19 @@ def test_load_weights_changes_the_model_and_back(run_example: Run) -> None:
     assert out.rstrip().endswith("same text as at the start: True")
 
 
+@pytest.mark.parametrize("num_steps", [3, pytest.param(16, marks=pytest.mark.slow)])
+def test_policy_gradient_samples_from_its_policy_and_learns(
+    run_example: Run, num_steps: int
+) -> None:
+    out = run_example("policy_gradient.py", "--steps", str(num_steps))
+    lines = re.findall(r"^ +\d+ +(\d\.\d+) +(\S+) +\S+$", out, re.MULTILINE)
+    rewards, differences = ([float(each) for each in column] for column in zip(*lines, strict=True))
+    assert len(rewards) == num_steps
+    assert max(differences) < 1e-3
+    if num_steps == 16:
+        assert sum(rewards[-3:]) > sum(rewards[:3]) + 3 * 0.3
+
+
 @pytest.mark.parametrize(
     ("name", "module", "command"),
     [
@@ -229,9 +250,7 @@ def test_examples_are_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_python_in_the_documents_runs(
-    document: str, tmp_path: Path, run_program: Callable[[Path], str]
-) -> None:
+def test_python_in_the_documents_runs(document: str, tmp_path: Path, run_program: Run) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks

@@ -103,7 +103,7 @@ RULES = {
     "shmllm.compat": Rule(
         "errors frontend outputs params",
         lazy="models",
-        lazy_packages="torch transformers trl",
+        lazy_packages="peft torch transformers trl",
     ),
     "shmllm_kernels": Rule(),
     "shmllm_kernels.cpu": Rule(packages="llvmlite numpy"),
