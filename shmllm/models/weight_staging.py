@@ -182,7 +182,7 @@ class StagedWeights:
         if self._was_touched(name):
             return _touched(name)
         part = values[begin:end]
-        with one_thread():
+        with one_thread_less():
             part.copy_(piece)
             self._num_staged[name] = end
             return None if is_finite(part) else not_finite(name)
@@ -220,14 +220,14 @@ class StagedWeights:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Lets torch compute in the caller's thread only.
+def one_thread_less() -> Iterator[None]:
+    """Lets torch use one thread less, as long as one is left.
 
-    While a piece is staged, the front end fills the next bucket: if all threads of the engine
-    worked, there would be one more than cores, and each piece would wait for the last of them.
+    While a piece is staged, the front end fills the next bucket and needs a core. With a thread on
+    each core, every copy would wait until the system lets the last of its threads run.
     """
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(max(num_threads - 1, 1))
     try:
         yield
     finally:
