@@ -6,20 +6,21 @@ this module contains the part that runs in the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
 from shmllm.errors import EngineDeadError
-from shmllm.frontend import pooling
-from shmllm.frontend.adapters import set_adapters
+from shmllm.frontend import pooling, scoring
+from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.async_controls import AsyncEngineControls
 from shmllm.frontend.async_io import AsyncIO
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, set_priorities
+from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list, set_priorities
 from shmllm.frontend.io_processing import is_data
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.poll_thread import PollThread
@@ -182,6 +183,27 @@ class AsyncLLM(AsyncEngineControls):
         if is_data(prompt):
             return self._io.encode(prompt, pooling_params, request_id, prepare)
         return self._requests.pool(partial(prepare, prompt, pooling_params), request_id)
+
+    async def score_tokens(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        completions: Sequence[Sequence[int]],
+        *,
+        lora_request: Adapters = None,
+    ) -> list[list[float]]:
+        """Compute the log-probabilities of given completions; see `LLM.score_tokens`."""
+        front_end = self._llm.front_end
+
+        def prepare() -> list[PreparedRequest]:
+            requests = scoring.prepare(front_end, as_list(prompts), completions)
+            return set_adapters(requests, lora_request, front_end.info)
+
+        requests = await self._call(prepare)
+        tasks = [
+            self._requests.score(request, len(completion))
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+        return await asyncio.gather(*tasks)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests. Each one that had not ended yields a last output with reason "abort" and

@@ -22,6 +22,7 @@ from shmllm.frontend.poll_thread import PollThread
 from shmllm.frontend.pooling import pooling_output
 from shmllm.frontend.prompt_chunks import ChunkReader, PromptChunk, PromptChunks
 from shmllm.frontend.request_output_queue import RequestOutputQueue
+from shmllm.frontend.scoring import scores_of
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
@@ -90,6 +91,16 @@ class AsyncRequests:
             self._poll_thread.submit(request.queue, prepare, request.request_id)
             await self._next_output(request)
             yield pooling_output(request.queue.states[0])
+
+    async def score(self, prepared: PreparedRequest, length: int) -> list[float]:
+        """Run a request that `scoring.prepare` made, and return the scores of its last `length`
+        tokens; see `AsyncLLM.score_tokens`."""
+        await self._until_released()
+        with self._opened(None) as request:
+            self._poll_thread.submit(request.queue, lambda: prepared, request.request_id)
+            while not (await self._next_output(request)).finished:
+                pass
+            return scores_of(request.queue.states[0], length)
 
     async def run_chunks(
         self, chunks: PromptChunks, prepare: PrepareChunk, request_id: str | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,7 @@ from shmllm.client.protocol import StartProgress
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.views import VllmConfigView
 from shmllm.errors import RequestError, ShmLLMError
-from shmllm.frontend import pooling
+from shmllm.frontend import pooling, scoring
 from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.beam_search import BeamSearch
 from shmllm.frontend.engine_controls import EngineControls
@@ -400,6 +401,44 @@ class LLM(EngineControls):
             pooling.similarity(one, other)
             for one, other in zip(ones, vectors[len(first) :], strict=True)
         ]
+
+    def score_tokens(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        completions: Sequence[Sequence[int]],
+        *,
+        use_tqdm: bool = False,
+        lora_request: Adapters = None,
+    ) -> list[list[float]]:
+        """Compute the log-probabilities of given completions under the weights in force.
+
+        Args:
+            prompts: as for `generate`, but no embeddings.
+            completions: the token ids of one completion for each prompt; a completion may be empty.
+                Prompt i with completion i has at most `max_model_len - 1` tokens.
+            use_tqdm: show a progress bar on stderr.
+            lora_request: as for `generate`.
+
+        Returns:
+            A list for each prompt, in their order, with a float32 number for each token of its
+            completion, given the prompt and the tokens before. They are the numbers that
+            `prompt_logprobs` reports, bit for bit, so `logprobs_mode` may make logits of them.
+            The temperature is 1. An update of the weights during the call may fall between two
+            prompts, and between two chunks of a prompt.
+
+        Raises:
+            RequestError: a prompt or a completion is wrong, and nothing was queued; or another
+                call, such as `pause_generation("abort")`, ended the scoring.
+            EngineDeadError: the engine died.
+        """
+        requests = scoring.prepare(self.front_end, as_list(prompts), completions)
+        self._set_adapters(requests, lora_request)
+        with closing(self.front_end.run_each(requests, use_tqdm)) as ended:
+            scores = {
+                state.index: scoring.scores_of(state, len(completions[state.index]))
+                for state in ended
+            }
+        return [scores[index] for index in sorted(scores)]
 
     @property
     def llm_engine(self) -> EngineView:

@@ -26,7 +26,7 @@ def add_version(
         starts.append((before, 0))
     if starts and starts[-1][1] == num_tokens:
         starts.pop()
-    if num_tokens:
+    if num_tokens and (not starts or starts[-1][0] != version):
         starts.append((version, num_tokens))
 
 

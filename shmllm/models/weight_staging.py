@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -182,9 +182,10 @@ class StagedWeights:
         if self._was_touched(name):
             return _touched(name)
         part = values[begin:end]
-        part.copy_(piece)
-        self._num_staged[name] = end
-        return None if is_finite(part) else not_finite(name)
+        with one_thread_less():
+            part.copy_(piece)
+            self._num_staged[name] = end
+            return None if is_finite(part) else not_finite(name)
 
     def _place(self, name: str, device: torch.device) -> Tensor:
         """Returns the memory in which a weight waits, [elements] in the weight's dtype."""
@@ -216,6 +217,21 @@ class StagedWeights:
             or not self._is_missing(name)
             or model.num_losses != self._in_place[name]
         )
+
+
+@contextlib.contextmanager
+def one_thread_less() -> Iterator[None]:
+    """Lets torch use one thread less, as long as one is left.
+
+    While a piece is staged, the front end fills the next bucket and needs a core. With a thread on
+    each core, every copy would wait until the system lets the last of its threads run.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(max(num_threads - 1, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _num_bytes(view: Destination) -> int:

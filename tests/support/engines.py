@@ -179,8 +179,10 @@ def slow_steps(llm: LLM | AsyncLLM) -> Iterator[None]:
 
 
 def _slow_down(worker: Any, step_s: float) -> None:
-    """Runs in the engine; 0 ends it."""
-    program = worker.model_runner._program
+    """Runs in the engine, and in its other ranks, which wait for the first; 0 ends it."""
+    program = getattr(worker.model_runner, "_program", None)
+    if program is None:
+        return
     vars(program).pop("run", None)
     run = program.run
 

@@ -203,3 +203,15 @@ def test_host_memory_that_cannot_be_reserved_is_a_problem_of_the_update(model, m
     put(staged, "a")
     with pytest.raises(RequestError, match="no memory to stage 0 MiB of weights"):
         staged.check()
+
+
+@pytest.mark.parametrize(("num_threads", "expected"), [(4, 3), (2, 1), (1, 1)])
+def test_staging_leaves_a_core_to_the_front_end(num_threads, expected):
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        with weight_staging.one_thread_less():
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)

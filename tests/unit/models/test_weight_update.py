@@ -7,6 +7,7 @@ import torch
 from support.model_helpers import load, our_logits, reference_logits, reference_model, save
 
 from shmllm.errors import RequestError
+from shmllm.models.weight_update import is_finite
 
 TOKENS = [3, 14, 15, 92, 6]
 
@@ -91,3 +92,23 @@ def test_lost_weights_are_missing_until_each_is_written(pair):
     torch.testing.assert_close(
         our_logits(ours, TOKENS), reference_logits(other, TOKENS), atol=1e-4, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.5, -2.0], True),
+        (["largest", "largest"], True),  # the sum overflows
+        (["largest", "-largest"], True),
+        ([float("nan"), 1.0], False),
+        ([float("inf"), 1.0], False),
+        ([float("inf"), float("-inf")], False),
+    ],
+)
+def test_values_that_are_not_finite_are_found(dtype, values, expected):
+    largest = torch.finfo(dtype).max
+    known = {"largest": largest, "-largest": -largest}
+    tensor = torch.zeros(5000, dtype=dtype)
+    tensor[[17, 4321]] = torch.tensor([known.get(each, each) for each in values], dtype=dtype)
+    assert is_finite(tensor) is expected
