@@ -85,15 +85,15 @@ def _set_weight_version(core: EngineCore, client: int, argument: Any) -> None:
 
 
 def _open_transfer(core: EngineCore, client: int, argument: Any) -> None:
-    core.transfer.open(client, argument)
+    core.transfer.open(client, argument["init_info"], argument["token"])
 
 
 def _receive_weights(core: EngineCore, client: int, argument: Any) -> None:
-    core.transfer.receive(client, argument)
+    core.transfer.receive(client, argument["update_info"], argument["token"])
 
 
 def _transfer_progress(core: EngineCore, client: int, argument: Any) -> int:
-    return core.transfer.progress(client)
+    return core.transfer.progress(client, argument)
 
 
 def _close_transfer(core: EngineCore, client: int, argument: Any) -> None:

@@ -39,10 +39,16 @@ class WeightTransfer:
         self._receiver: Receiver | None = None
         self._client: int | None = None
         self._receiving: int | None = None
+        self._token: object = None
 
-    def open(self, client: int, init_info: object) -> None:
+    def open(self, client: int, init_info: object, token: object) -> None:
         """Begin to connect with a trainer, instead of the one before. `progress` says when that is
         done. The connection ends with the front end that asked for it.
+
+        Args:
+            client: the front end.
+            init_info: what the backend needs.
+            token: names what this call begins, for `progress`.
 
         Raises:
             CallOrderError: an update is in progress.
@@ -54,10 +60,15 @@ class WeightTransfer:
         if self._receiver is None:
             self._receiver = self._make_receiver()
         self._receiver.open(init_info)
-        self._client = client
+        self._client, self._token = client, token
 
-    def receive(self, client: int, update_info: object) -> None:
+    def receive(self, client: int, update_info: object, token: object) -> None:
         """Begin to receive tensors of a front end's update. `progress` goes on with it.
+
+        Args:
+            client: the front end.
+            update_info: what the backend says about the tensors.
+            token: names what this call begins, for `progress`.
 
         Raises:
             CallOrderError: the front end has no update in progress, the tensors of the last call
@@ -75,28 +86,36 @@ class WeightTransfer:
             raise RequestError(f"update_info must be a dict, got {type(update_info).__name__}")
         try:
             update = self._receiver.read_update(update_info)
-            self._receiving = client
+            self._receiving, self._token = client, token
             self._receiver.receive(update)
         except BaseException:
             self._fail(client)
             raise
 
-    def progress(self, client: int) -> int:
+    def progress(self, client: int, token: object) -> int:
         """Put what has arrived into the update.
+
+        Args:
+            client: the front end.
+            token: that of the call of `open` or `receive`.
 
         Returns:
             0 if all has arrived, or the connection is made; otherwise a number that falls.
 
         Raises:
-            RequestError: the trainer is gone, or sent nothing in time. The update has ended.
+            RequestError: the trainer is gone, or sent nothing in time. The update has ended. Or
+                another call has ended the connection.
         """
-        if self._receiver is None:
-            return 0
+        if self._receiver is None or token != self._token:
+            raise RequestError("another call has ended the connection with the trainer")
         if self._receiving is not None and not self._weights.updates(self._receiving):
             self._fail(client)  # abandoned by another thread of the front end
             raise RequestError("the update of the weights was abandoned")
         try:
             left = self._receiver.progress()
+        except RequestError as problem:
+            self._fail(client)
+            raise RequestError(str(problem)) from problem  # a front end knows no subclass
         except BaseException:
             self._fail(client)
             raise
@@ -132,7 +151,7 @@ class WeightTransfer:
 
     def close(self) -> None:
         """Disconnect from the trainer. Idempotent."""
-        self._receiving = self._client = None
+        self._receiving = self._client = self._token = None
         if self._receiver is not None:
             self._receiver.close()
 

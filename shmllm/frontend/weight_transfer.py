@@ -8,6 +8,7 @@ and outputs are collected meanwhile.
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from shmllm.transfer.update_info import merged
 from shmllm.wire.messages import Method
 
 POLL_S = 0.001
+TOKEN_BITS = 48
 
 
 class HasUpdateInfo(Protocol):
@@ -76,8 +78,10 @@ class WeightTransfer:
             raise RequestError(f"init_info must be a dict, got {type(init_info).__name__}")
         _check_plain("init_info", init_info)
         try:
-            self._dispatcher.call(Method.OPEN_TRANSFER, dict(init_info))
-            self._wait(timeout_s)
+            token = random.getrandbits(TOKEN_BITS)
+            argument = {"init_info": dict(init_info), "token": token}
+            self._dispatcher.call(Method.OPEN_TRANSFER, argument)
+            self._wait(token, timeout_s)
         except IpcTimeoutError:
             self.disconnect()
             raise
@@ -102,22 +106,25 @@ class WeightTransfer:
         if isinstance(shapes, list | tuple):  # torch.Size is no JSON value
             info["shapes"] = [[*each] if isinstance(each, tuple) else each for each in shapes]
         _check_plain("update_info", info)
-        self._dispatcher.call(Method.RECEIVE_WEIGHTS, info)
-        self._wait(timeout_s)
+        token = random.getrandbits(TOKEN_BITS)
+        self._dispatcher.call(Method.RECEIVE_WEIGHTS, {"update_info": info, "token": token})
+        self._wait(token, timeout_s)
 
     def disconnect(self) -> None:
         """Disconnect the engine from the trainer."""
         self._dispatcher.call(Method.CLOSE_TRANSFER)
 
-    def _wait(self, timeout_s: float | None) -> None:
-        """Wait until the engine has done what it began. It has a deadline itself."""
+    def _wait(self, token: int, timeout_s: float | None) -> None:
+        """Wait until the engine has done what it began for a token. It has a deadline itself."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         last = None
-        while left := self._dispatcher.call(Method.TRANSFER_PROGRESS):
+        while left := self._dispatcher.call(Method.TRANSFER_PROGRESS, token):
             if deadline is not None and time.monotonic() > deadline:
                 raise IpcTimeoutError(f"the trainer did not answer within {timeout_s:g} s")
             if left == last:
-                self._dispatcher.pump(POLL_S)
+                began = time.monotonic()
+                self._dispatcher.pump(POLL_S)  # may return at once
+                time.sleep(max(POLL_S - (time.monotonic() - began), 0))
             last = left
 
 

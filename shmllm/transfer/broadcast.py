@@ -11,80 +11,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from shmllm.errors import CallOrderError, RequestError
 from shmllm.transfer.buckets import Bucket, plan_buckets
+from shmllm.transfer.connection import Connection
 from shmllm.transfer.fields import read
 from shmllm.transfer.group import POLL_S, BrokenConnectionError, Group, is_done
 from shmllm.transfer.receiver import Place
-from shmllm.transfer.rendezvous import announce, gather, join_store, serve_store
+from shmllm.transfer.rendezvous import gather, say_gone, serve_store
 from shmllm.transfer.sender import Sender as BaseSender
 from shmllm.transfer.sender import update_info_of
 from shmllm.transfer.source import ParamMeta
-from shmllm.transfer.trainer_info import BUFFER_BYTES, NUM_BUFFERS, TIMEOUT_S
+from shmllm.transfer.trainer_info import NCCLWeightTransferInitInfo
 from shmllm.transfer.update_info import UpdateInfo
 
 LONGEST_PROGRESS_S = 0.05
 """How long `Receiver.progress` goes on while buckets arrive, before the engine runs a step."""
-MOST_BUFFERS = 16
-
-
-@dataclass(kw_only=True)
-class NCCLWeightTransferInitInfo:
-    """How an engine joins a trainer's group; see `NCCLTrainerInitInfo` for the other fields.
-
-    Attributes:
-        rank_offset: the number of ranks of the trainer in the group, always 1.
-
-    Raises:
-        RequestError: a value is not valid.
-    """
-
-    master_address: str
-    master_port: int
-    world_size: int
-    rank_offset: int = 1
-    packed: bool = False
-    packed_buffer_size_bytes: int = BUFFER_BYTES
-    packed_num_buffers: int = NUM_BUFFERS
-    timeout_s: float = TIMEOUT_S
-
-    def __post_init__(self) -> None:
-        bounds = {
-            "rank_offset": (1, 1),
-            "world_size": (2, 2**31),
-            "packed_buffer_size_bytes": (1, 2**40),
-            "packed_num_buffers": (1, MOST_BUFFERS),
-        }
-        for name, (least, most) in bounds.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise RequestError(f"{name} must be from {least} to {most}, got {value!r}")
-        if type(self.master_port) is not int or not 0 <= self.master_port < 2**16:
-            raise RequestError(f"master_port is not a port: {self.master_port!r}")
-        if not isinstance(self.master_address, str) or not self.master_address:
-            raise RequestError(f"master_address is not an address: {self.master_address!r}")
-        is_number = isinstance(self.timeout_s, int | float)
-        if not is_number or not 0 < self.timeout_s <= 86_400:
-            raise RequestError(
-                f"timeout_s must be above 0 and at most 86,400, got {self.timeout_s!r}"
-            )
-
-    @property
-    def bucket_bytes(self) -> int:
-        """The largest bucket; 0: one for each tensor."""
-        return self.packed_buffer_size_bytes if self.packed else 0
-
-    @property
-    def broadcast_s(self) -> float:
-        """The longest time that a broadcast may take: it waits for those before it, too."""
-        return self.timeout_s * (self.packed_num_buffers + 1)
-
-    def join(self, backend: str, store: Any, rank: int, size: int, device: Any) -> Group:
-        """See `Group`."""
-        return Group(backend, store, rank, size, device, self.broadcast_s, self.packed_num_buffers)
+GRACE_S = 1.0
+"""How long a trainer that gives up lets its engines know, in seconds."""
 
 
 class _Buffers:
@@ -128,13 +74,12 @@ def tensors_in(bucket: Bucket, update: UpdateInfo, buffer: Any) -> Iterator[tupl
 
 
 class Receiver:
-    """The engine's end; see `transfer.receiver`. A thread connects, because that takes as long as
-    the trainer and all engines need."""
+    """The engine's end; see `transfer.receiver`."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._info: NCCLWeightTransferInitInfo | None = None
-        self._joining: Future[Group] | None = None
+        self._connection: Connection | None = None
         self._update: UpdateInfo | None = None
         self._waiting: deque[Bucket] = deque()
         self._in_flight: deque[tuple[Bucket, Any, Any]] = deque()
@@ -149,18 +94,19 @@ class Receiver:
         if place.backend == "nccl" and place.device.type != "cuda":
             raise RequestError("the backend 'nccl' needs an engine on a GPU; a CPU has 'gloo'")
         self.close()
-        self._info, self._joining = info, Future()
-        arguments = (self._joining, info, place.backend, place.num_workers, self._device)
-        threading.Thread(target=_join, args=arguments, name="shmllm-join", daemon=True).start()
+        self._info = info
+        self._connection = Connection(info, place.backend, place.num_workers, self._device)
 
     def read_update(self, update_info: Mapping[str, Any]) -> UpdateInfo:
         update = read(UpdateInfo, update_info, "update_info")
         update.dtypes()
-        if self._joining is None or not self._joining.done():
+        if self._connection is None or not self._connection.is_joined:
             raise CallOrderError(
                 "the engine has not joined a trainer's group: call init_weight_transfer_engine "
                 "first, and again after an error"
             )
+        if self._connection.gone:
+            raise RequestError(self._connection.gone)
         return update
 
     def receive(self, update: UpdateInfo) -> None:
@@ -172,14 +118,21 @@ class Receiver:
         self._begin()
 
     def progress(self) -> int:
-        if self._joining is not None and not self._joining.done():
+        connection = self._connection
+        if connection is None:
+            return 0
+        if not connection.is_joined:
             return 1
-        if self._joining is not None and (problem := self._joining.exception()) is not None:
+        try:
+            connection.group()
+        except BaseException:
             self.close()
-            raise problem
+            raise
         until = time.monotonic() + LONGEST_PROGRESS_S
         while self._in_flight and is_done(self._in_flight[0][2]) and time.monotonic() < until:
             self._take_first()
+        if self._in_flight and connection.gone:
+            raise BrokenConnectionError(connection.gone)
         if self._in_flight and time.monotonic() > self._deadline:
             assert self._info is not None
             raise BrokenConnectionError(f"the trainer sent nothing for {self._info.timeout_s:g} s")
@@ -189,12 +142,12 @@ class Receiver:
         return left
 
     def close(self) -> None:
-        joining, self._joining = self._joining, None
+        connection, self._connection = self._connection, None
         self._waiting.clear()
         self._in_flight.clear()
         self._buffers = self._update = None
-        if joining is not None:
-            joining.add_done_callback(_close_group)
+        if connection is not None:
+            connection.close()
 
     @property
     def _device(self) -> Any:
@@ -204,9 +157,9 @@ class Receiver:
 
     def _begin(self) -> None:
         """Begin as many broadcasts as there are free buffers."""
-        assert self._joining is not None
+        assert self._connection is not None
         assert self._buffers is not None
-        group = self._joining.result()
+        group = self._connection.group()
         while self._waiting and self._buffers.is_free:
             bucket, buffer = self._waiting.popleft(), self._buffers.take()
             self._in_flight.append((bucket, buffer, group.broadcast(buffer[: bucket.num_bytes])))
@@ -221,28 +174,6 @@ class Receiver:
         self._buffers.give_back(buffer)
         self._deadline = time.monotonic() + self._info.timeout_s
         self._begin()
-
-
-def _join(
-    joined: Future[Group],
-    info: NCCLWeightTransferInitInfo,
-    backend: str,
-    num_workers: int,
-    device: Any,
-) -> None:
-    try:
-        store = join_store(info.master_address, info.master_port, info.timeout_s)
-        rank, size = announce(store, num_workers, time.monotonic() + info.timeout_s)
-        group = info.join(backend, store, rank, size, device)
-    except BaseException as problem:
-        joined.set_exception(problem)
-    else:
-        joined.set_result(group)
-
-
-def _close_group(joined: Future[Group]) -> None:
-    if joined.exception() is None:
-        joined.result().close()
 
 
 class Sender(BaseSender):
@@ -268,9 +199,10 @@ class Sender(BaseSender):
         try:
             deadline = time.monotonic() + timeout_s
             size = gather(self._store, given.world_size - 1, deadline, lambda: _look(call))
-            self._group = self._wire.join(given.backend, self._store, 0, size, self._device)
+            self._group = Group(given.backend, self._store, 0, size, self._device, self._wire)
             call.result(timeout_s)
         except BaseException:
+            _error_of(call, GRACE_S)  # the engine reads why, before the store is gone
             self.disconnect()
             raise
 
@@ -324,7 +256,9 @@ class Sender(BaseSender):
             raise RequestError("the connection has ended; make a new one by trainer_init")
 
     def disconnect(self) -> None:
-        group, self._group, self._store = self._group, None, None
+        group, store, self._group, self._store = self._group, self._store, None, None
+        if store is not None:
+            say_gone(store)
         if group is not None:
             group.close()
 

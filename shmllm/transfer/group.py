@@ -14,6 +14,7 @@ from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.transfer.rendezvous import own_address
+from shmllm.transfer.trainer_info import NCCLWeightTransferInitInfo
 
 POLL_S = 0.0002
 CLOSE_POLL_S = 0.05
@@ -30,8 +31,7 @@ class Group:
         store: the trainer's store.
         rank, size: of this process; the trainer has rank 0.
         device: the torch.device of the broadcast tensors: the CPU for gloo, a GPU for NCCL.
-        timeout_s: the longest time that one broadcast may take, in seconds.
-        num_in_flight: the largest number of broadcasts at a time.
+        info: the deadlines, and the number of broadcasts at a time.
 
     Raises:
         RequestError: the backend does not exist here, or the others do not connect in time.
@@ -44,8 +44,7 @@ class Group:
         rank: int,
         size: int,
         device: Any,
-        timeout_s: float,
-        num_in_flight: int,
+        info: NCCLWeightTransferInitInfo,
     ) -> None:
         distributed: Any = import_module("torch.distributed")
 
@@ -56,10 +55,10 @@ class Group:
         self._store: Any = distributed.PrefixStore("group", store)
         try:
             if backend == "gloo":
-                self._group = _gloo(self._store, store, rank, size, timeout_s, num_in_flight)
+                self._group = _gloo(self._store, store, rank, size, info)
             else:
-                self._group = _nccl(self._store, rank, size, timeout_s)
-            self._connect(device, timeout_s)
+                self._group = _nccl(self._store, rank, size, info)
+            self._connect(device, info.timeout_s)
         except RuntimeError as problem:
             if isinstance(problem, RequestError):
                 raise
@@ -137,19 +136,17 @@ def first_line(problem: Exception) -> str:
     return text.partition("] ")[2] if text.startswith("[/") else text
 
 
-def _gloo(
-    prefixed: Any, store: Any, rank: int, size: int, timeout_s: float, num_threads: int
-) -> Any:
+def _gloo(prefixed: Any, store: Any, rank: int, size: int, info: NCCLWeightTransferInitInfo) -> Any:
     kind: Any = import_module("torch.distributed").ProcessGroupGloo
     options = kind._Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    options._threads = num_threads
+    options._timeout = timedelta(seconds=info.broadcast_s)
+    options._threads = info.packed_num_buffers
     address = own_address(store.host, store.port)
     options._devices = [kind.create_device(hostname=address)]
     return kind(prefixed, rank, size, options)
 
 
-def _nccl(prefixed: Any, rank: int, size: int, timeout_s: float) -> Any:
+def _nccl(prefixed: Any, rank: int, size: int, info: NCCLWeightTransferInitInfo) -> Any:
     try:
         from torch.distributed import ProcessGroupNCCL
     except ImportError:
@@ -157,5 +154,5 @@ def _nccl(prefixed: Any, rank: int, size: int, timeout_s: float) -> Any:
             "this torch has no NCCL; the backend 'gloo' sends weights through the CPU"
         ) from None
     options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = timedelta(seconds=info.broadcast_s)
     return ProcessGroupNCCL(prefixed, rank, size, options)

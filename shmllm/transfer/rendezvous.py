@@ -88,10 +88,7 @@ def announce(store: Any, num_workers: int, deadline: float) -> tuple[int, int]:
         store.set(f"workers/{index}", str(num_workers))
         while not store.check([f"place/{index}"]):
             if time.monotonic() > deadline:
-                raise RequestError(
-                    "the trainer waits for other engines: its world_size must be 1 and the number "
-                    "of all workers"
-                )
+                raise RequestError("the trainer waits for other engines; check its world_size")
             time.sleep(POLL_S)
         place = json.loads(store.get(f"place/{index}"))
     except RuntimeError as problem:
@@ -118,26 +115,44 @@ def gather(store: Any, num_workers: int, deadline: float, look: Callable[[], Non
     Raises:
         RequestError: too many workers, or too few at the deadline.
     """
-    while True:
-        look()
-        num_engines: int = store.add("joined", 0)
-        keys = [f"workers/{index}" for index in range(1, num_engines + 1)]
-        found = sum(int(store.get(key)) for key in keys if store.check([key]))
-        if found >= num_workers:
-            break
-        if time.monotonic() > deadline:
-            raise RequestError(
-                f"engines with {found} workers have joined, but world_size says {num_workers}"
-            )
-        time.sleep(POLL_S)
+    num_engines = 0
+    try:
+        while True:
+            look()
+            num_engines = int(store.add("joined", 0))
+            keys = [f"workers/{index}" for index in range(1, num_engines + 1)]
+            found = sum(int(store.get(key)) for key in keys if store.check([key]))
+            is_late = time.monotonic() > deadline
+            if found > num_workers or (is_late and found < num_workers):
+                raise RequestError(
+                    f"engines with {found} workers have joined, but the trainer's world_size is "
+                    f"{num_workers + 1}: it must be 1 and the number of all workers"
+                )
+            if found == num_workers:
+                break
+            time.sleep(POLL_S)
+    except RequestError as problem:
+        _tell(store, [{"error": str(problem)}] * num_engines)
+        raise
     size = num_engines + 1
-    error = f"the engines have {found} workers, but the trainer's world_size is {num_workers + 1}"
-    for rank in range(1, size):
-        place = {"error": error} if found > num_workers else {"rank": rank, "size": size}
-        store.set(f"place/{rank}", json.dumps(place))
-    if found > num_workers:
-        raise RequestError(error)
+    _tell(store, [{"rank": rank, "size": size} for rank in range(1, size)])
     return size
+
+
+def _tell(store: Any, places: list[dict[str, Any]]) -> None:
+    for index, place in enumerate(places, 1):
+        store.set(f"place/{index}", json.dumps(place))
+
+
+def say_gone(store: Any) -> None:
+    """Let the engines know that the trainer ends the connection."""
+    store.set("gone", "")
+
+
+def is_gone(store: Any) -> bool:
+    """Whether the trainer has ended the connection. Raises RuntimeError if it is gone itself."""
+    found: bool = store.check(["gone"])
+    return found
 
 
 def own_address(address: str, port: int) -> str:
