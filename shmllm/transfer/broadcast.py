@@ -189,7 +189,9 @@ class Sender(BaseSender):
         if given.backend == "nccl" and not torch.cuda.is_available():
             raise RequestError("the backend 'nccl' needs a GPU; a CPU has 'gloo'")
         is_nccl = given.backend == "nccl"
-        self._device = torch.device("cuda" if is_nccl else "cpu")
+        self._device = torch.device("cpu")
+        if is_nccl:
+            self._device = torch.device("cuda", torch.cuda.current_device())
         fields = {name: value for name, value in asdict(given).items() if name != "rank"}
         self._wire = NCCLWeightTransferInitInfo(**fields)
         timeout_s = self._wire.timeout_s

@@ -106,6 +106,7 @@ class Receiver:
         self._place = place
         self._sharing = sharing or CudaSharing()
         self._packed: bool | None = None
+        self._mapped: list[Any] = []
 
     def open(self, init_info: Mapping[str, Any]) -> None:
         info = read(IPCWeightTransferInitInfo, init_info, "init_info")
@@ -138,6 +139,7 @@ class Receiver:
                 self._place.put(name, tuple(shape), tensor)
         finally:
             self._sharing.synchronize(self._place.device)
+            self._mapped.clear()  # not before the copies have ended
 
     def progress(self) -> int:
         return 0
@@ -148,7 +150,8 @@ class Receiver:
     def _open(self, handles: object) -> Any:
         device = self._place.device
         arguments = handle_on(handles, self._sharing.uuid(device), device.index or 0)
-        return self._sharing.rebuild(arguments)
+        self._mapped.append(self._sharing.rebuild(arguments))
+        return self._mapped[-1]
 
     def _single(self, update: IPCWeightTransferUpdateInfo) -> Iterator[Any]:
         each = zip(update.names, update.shapes, update.dtypes(), update.ipc_handles, strict=True)
