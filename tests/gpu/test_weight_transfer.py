@@ -53,10 +53,8 @@ def test_handles_make_it_the_new_model(packed: bool) -> None:
             sender.send_weights(version)
             assert llm.get_weight_version() == version
             assert_equal(llm, weights)
+        sender.source = DictSource({name: each * float("nan") for name, each in weights.items()})
         with pytest.raises(RequestError, match="finite"):
-            sender.source = DictSource(
-                {name: each * float("nan") for name, each in weights.items()}
-            )
             sender.send_weights()
         assert_equal(llm, weights)
         sender.shutdown()
