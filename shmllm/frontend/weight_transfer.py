@@ -20,7 +20,8 @@ from shmllm.transfer.ipc_handle import plain_handles
 from shmllm.transfer.update_info import merged
 from shmllm.wire.messages import Method
 
-POLL_S = 0.001
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.001, 0.02
+"""The time between two questions to the engine; it grows while nothing arrives."""
 TOKEN_BITS = 48
 
 
@@ -117,14 +118,15 @@ class WeightTransfer:
     def _wait(self, token: int, timeout_s: float | None) -> None:
         """Wait until the engine has done what it began for a token. It has a deadline itself."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        last = None
+        last, pause_s = None, SHORTEST_POLL_S
         while left := self._dispatcher.call(Method.TRANSFER_PROGRESS, token):
             if deadline is not None and time.monotonic() > deadline:
                 raise IpcTimeoutError(f"the trainer did not answer within {timeout_s:g} s")
+            pause_s = min(pause_s * 1.1, LONGEST_POLL_S) if left == last else SHORTEST_POLL_S
             if left == last:
                 began = time.monotonic()
-                self._dispatcher.pump(POLL_S)  # may return at once
-                time.sleep(max(POLL_S - (time.monotonic() - began), 0))
+                self._dispatcher.pump(pause_s)  # may return at once
+                time.sleep(max(pause_s - (time.monotonic() - began), 0))
             last = left
 
 

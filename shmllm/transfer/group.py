@@ -50,6 +50,7 @@ class Group:
 
         self._options = distributed.BroadcastOptions()
         self._options.rootRank = 0
+        self._options.timeout = timedelta(seconds=info.broadcast_s)
         self._works: list[Any] = []
         self._group: Any = None
         self._store: Any = distributed.PrefixStore("group", store)
@@ -139,7 +140,7 @@ def first_line(problem: Exception) -> str:
 def _gloo(prefixed: Any, store: Any, rank: int, size: int, info: NCCLWeightTransferInitInfo) -> Any:
     kind: Any = import_module("torch.distributed").ProcessGroupGloo
     options = kind._Options()
-    options._timeout = timedelta(seconds=info.broadcast_s)
+    options._timeout = timedelta(seconds=info.timeout_s)  # to connect
     options._threads = info.packed_num_buffers
     address = own_address(store.host, store.port)
     options._devices = [kind.create_device(hostname=address)]

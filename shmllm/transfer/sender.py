@@ -125,7 +125,7 @@ class Sender(ABC):
             found = ParamMeta(name, tensor.dtype, tuple(tensor.shape))
             if (wanted := next(expected, None)) != found:
                 raise RequestError(f"the source's metadata say {wanted}, but it has {found}")
-            yield name, tensor
+            yield name, tensor.detach()
         if (wanted := next(expected, None)) is not None:
             raise RequestError(f"the source ended before {wanted.name}")
 

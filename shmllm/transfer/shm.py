@@ -39,12 +39,12 @@ class Receiver:
 
 
 class Sender(BaseSender):
-    """The trainer's end. Its client must be an `LLM`, started here or attached."""
+    """The trainer's end. Its client must be an `LLM`, started here or attached, of an engine with
+    any backend."""
 
     def connect(self) -> None:
         if not hasattr(self.client.target, "collective_rpc"):
             raise RequestError("the backend 'shm' needs an LLM as its client")
-        self.client.init({})
 
     def transmit(self) -> None:
         self.client.target.update_weights(self.checked_pairs())

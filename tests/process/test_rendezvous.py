@@ -7,9 +7,20 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from shmllm.errors import RequestError
-from shmllm.transfer.rendezvous import announce, gather, join_store, own_address, serve_store
+from shmllm.transfer.group import Group
+from shmllm.transfer.rendezvous import (
+    announce,
+    gather,
+    is_gone,
+    join_store,
+    own_address,
+    say_gone,
+    serve_store,
+)
+from shmllm.transfer.trainer_info import NCCLWeightTransferInitInfo
 
 pytestmark = pytest.mark.process
 
@@ -75,3 +86,17 @@ def test_a_trainer_that_does_not_answer_is_an_error_in_time(store: Any) -> None:
 def test_this_host_is_reached_by_loopback() -> None:
     assert own_address("127.0.0.1", 1) == "127.0.0.1"
     assert own_address("localhost", 1) in ("127.0.0.1", "::1")
+
+
+def test_a_group_that_others_do_not_join_is_an_error_in_time(store: Any) -> None:
+    info = NCCLWeightTransferInitInfo(
+        master_address="127.0.0.1", master_port=store.port, world_size=2, timeout_s=0.3
+    )
+    with pytest.raises(RequestError, match="gloo cannot connect"):
+        Group("gloo", store, 0, 2, torch.device("cpu"), info)
+
+
+def test_a_trainer_that_says_so_is_gone(store: Any) -> None:
+    assert not is_gone(store)
+    say_gone(store)
+    assert is_gone(store)

@@ -275,6 +275,10 @@ def test_an_end_that_does_not_come_is_one_error_in_time(
     nobody = {"master_address": "127.0.0.1", "master_port": 1, "world_size": 2, "timeout_s": 0.3}
     with pytest.raises(RequestError, match="no trainer answers"):
         llm.init_weight_transfer_engine({"init_info": nobody})
+    with pytest.raises(TimeoutError):
+        llm.collective_rpc(
+            "init_weight_transfer_engine", 0.05, kwargs={"init_info": nobody | {"timeout_s": 5}}
+        )
     sender = connect(llm, source, timeout_s=0.3)
     llm.start_weight_update()
     with pytest.raises(RequestError, match=r"sent nothing for 0\.3 s"):
@@ -362,9 +366,6 @@ weights = {n: torch.ones(shape) for n, (_, shape) in llm.collective_rpc("list_we
 info = ShmTrainerInitInfo()
 if backend == "gloo":
     info = GlooTrainerInitInfo("127.0.0.1", 0, 2, packed=False)
-client = llm
-if backend == "shm":  # through the LLM of an engine that has another backend
-    llm.init_weight_transfer_engine = lambda request: None
 source = DictSource(weights, die)
 sender = WeightTransferTrainerFactory.trainer_init(info, client=llm, source=source)
 print("ready", flush=True)
