@@ -6,6 +6,7 @@ tells the engines how at the beginning; each update carries the list of the tens
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -68,7 +69,7 @@ class _Buffers:
 def tensors_in(bucket: Bucket, update: UpdateInfo, buffer: Any) -> Iterator[tuple[int, Any]]:
     """The tensors of a bucket as views of a buffer: the index of each and the view, [elements] in
     its dtype."""
-    dtypes, sizes = update.dtypes(), update.sizes()
+    dtypes, sizes = update.dtypes, update.sizes
     for index, offset in enumerate(bucket.offsets, bucket.first):
         yield index, buffer[offset : offset + sizes[index]].view(dtypes[index])
 
@@ -99,7 +100,7 @@ class Receiver:
 
     def read_update(self, update_info: Mapping[str, Any]) -> UpdateInfo:
         update = read(UpdateInfo, update_info, "update_info")
-        update.dtypes()
+        _ = update.dtypes  # raises if one does not exist
         if self._connection is None or not self._connection.is_joined:
             raise CallOrderError(
                 "the engine has not joined a trainer's group: call init_weight_transfer_engine "
@@ -111,7 +112,7 @@ class Receiver:
 
     def receive(self, update: UpdateInfo) -> None:
         assert self._info is not None
-        buckets = [*plan_buckets(update.sizes(), self._info.bucket_bytes)]
+        buckets = [*plan_buckets(update.sizes, self._info.bucket_bytes)]
         self._buffers = _Buffers(buckets, self._info.packed_num_buffers, self._device)
         self._update, self._waiting = update, deque(buckets)
         self._deadline = time.monotonic() + self._info.timeout_s
@@ -217,14 +218,14 @@ class Sender(BaseSender):
             call.result(self._wire.broadcast_s)
         except BaseException as problem:
             self.disconnect()  # so that the engines do not wait
-            theirs = _error_of(call, self._wire.broadcast_s)
+            theirs = _error_of(call, self._wire.timeout_s)
             if isinstance(problem, BrokenConnectionError) and theirs is not None:
                 raise theirs from problem  # which may say why
             raise
 
     def _broadcast(self, meta: list[ParamMeta], update: UpdateInfo, call: Future[None]) -> None:
         assert self._group is not None
-        buckets = [*plan_buckets(update.sizes(), self._wire.bucket_bytes)]
+        buckets = [*plan_buckets(update.sizes, self._wire.bucket_bytes)]
         buffers = _Buffers(buckets, self._wire.packed_num_buffers, self._device)
         in_flight: deque[tuple[Any, Any]] = deque()
 
@@ -260,7 +261,8 @@ class Sender(BaseSender):
     def disconnect(self) -> None:
         group, store, self._group, self._store = self._group, self._store, None, None
         if store is not None:
-            say_gone(store)
+            with contextlib.suppress(RuntimeError):
+                say_gone(store)
         if group is not None:
             group.close()
 

@@ -120,7 +120,7 @@ class Receiver:
         update = read(IPCWeightTransferUpdateInfo, update_info, "update_info")
         if self._packed is None:
             raise RequestError("call init_weight_transfer_engine first")
-        sizes = update.sizes()
+        sizes = update.sizes
         if self._packed != isinstance(update.ipc_handles, Mapping):
             wanted = "one dict" if self._packed else "a list with a dict for each tensor"
             raise RequestError(f"ipc_handles must be {wanted} with packed={self._packed}")
@@ -154,7 +154,7 @@ class Receiver:
         return self._mapped[-1]
 
     def _single(self, update: IPCWeightTransferUpdateInfo) -> Iterator[Any]:
-        each = zip(update.names, update.shapes, update.dtypes(), update.ipc_handles, strict=True)
+        each = zip(update.names, update.shapes, update.dtypes, update.ipc_handles, strict=True)
         for name, shape, dtype, handles in each:
             tensor = self._open(handles)
             if tensor.dtype != dtype or tensor.numel() != math.prod(shape):
@@ -168,11 +168,11 @@ class Receiver:
         import torch
 
         buffer = self._open(update.ipc_handles).view(torch.uint8).view(-1)
-        sizes = update.sizes()
+        sizes = update.sizes
         if sum(sizes) > len(buffer):
             raise RequestError(f"the buffer has {len(buffer)} bytes, its tensors {sum(sizes)}")
         end = 0
-        for size, dtype in zip(sizes, update.dtypes(), strict=True):
+        for size, dtype in zip(sizes, update.dtypes, strict=True):
             piece = buffer[end : end + size]
             end += size
             is_aligned = piece.storage_offset() % dtype.itemsize == 0
@@ -198,7 +198,7 @@ class Sender(BaseSender):
 
     def transmit(self) -> None:
         meta = self.source.metadata()
-        sizes = UpdateInfo(**update_info_of(meta)).sizes()
+        sizes = UpdateInfo(**update_info_of(meta)).sizes
         pairs = self.checked_pairs(meta)
         most = self.info.packed_buffer_size_bytes
         for bucket in plan_buckets(sizes, most):

@@ -10,7 +10,8 @@ from shmllm.errors import RequestError
 
 TIMEOUT_S = 60.0
 """The longest time that one end waits for the other one, in seconds."""
-BUFFER_BYTES = 2**30
+BUFFER_BYTES = 2**27
+"""So small that sending, receiving and staging overlap."""
 NUM_BUFFERS = 2
 MOST_BUFFERS = 16
 
@@ -114,6 +115,8 @@ class NCCLWeightTransferInitInfo:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise RequestError(f"{name} must be from {least} to {most}, got {value!r}")
+        if type(self.packed) is not bool:
+            raise RequestError(f"packed must be True or False, got {self.packed!r}")
         if type(self.master_port) is not int or not 0 <= self.master_port < 2**16:
             raise RequestError(f"master_port is not a port: {self.master_port!r}")
         if not isinstance(self.master_address, str) or not self.master_address:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from shmllm.errors import RequestError
-
-MOST_ITEM_BYTES = 16
 
 
 @dataclass
@@ -49,6 +48,7 @@ class UpdateInfo:
             if len(value) != num:
                 raise RequestError(f"names has {num} entries, but {key} has {len(value)}")
 
+    @cached_property
     def dtypes(self) -> list[Any]:
         """The torch dtypes. Raises RequestError if a name is none of them."""
         import torch
@@ -61,10 +61,10 @@ class UpdateInfo:
             found.append(dtype)
         return found
 
+    @cached_property
     def sizes(self) -> list[int]:
         """The sizes of the tensors in bytes."""
-        dtypes = self.dtypes()
-        shapes = zip(self.shapes, dtypes, strict=True)
+        shapes = zip(self.shapes, self.dtypes, strict=True)
         return [math.prod(shape) * dtype.itemsize for shape, dtype in shapes]
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -325,6 +326,32 @@ def test_coroutines_have_the_same_methods(
         async_llm.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def listening_at(pid: int) -> set[str]:
+    """The addresses at which a process listens, in the hexadecimal digits of /proc/net."""
+    own = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            own.add(os.readlink(link))
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {
+        row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own
+    }
+
+
+def test_with_a_loopback_address_nothing_listens_on_a_network(llm: LLM) -> None:
+    assert listening_at(llm.engine_pid) == set()
+    before = listening_at(os.getpid())
+    sender = connect(llm, DictSource({}))
+    assert listening_at(llm.engine_pid) == {"0100007F"}
+    assert listening_at(os.getpid()) == {"0100007F"} | before
+    sender.shutdown()
+    wait_until(lambda: not listening_at(llm.engine_pid), "the engine has closed its socket")
 
 
 class _Blocking:
