@@ -410,7 +410,7 @@ def _can_start(llm: LLM) -> bool:
     return True
 
 
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.slow)])
 def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(
     llm: LLM,
     named: str,
