@@ -71,6 +71,7 @@ COMBINE: dict[Method, Callable[[Sequence[Any]], Any]] = {
     Method.RESUME: all,
     Method.SLEEP: _reports,
     Method.WAKE_UP: _reports,
+    Method.TRANSFER_PROGRESS: sum,
     Method.ADD_LORA: any,
     Method.REMOVE_LORA: any,
     Method.PIN_LORA: all,
@@ -80,6 +81,7 @@ COMBINE: dict[Method, Callable[[Sequence[Any]], Any]] = {
 UNDO: dict[Method, Callable[[Any], tuple[Method, Any]]] = {
     Method.PAUSE: lambda _: (Method.RESUME, None),
     Method.START_WEIGHTS: lambda _: (Method.ABANDON_WEIGHTS, None),
+    Method.OPEN_TRANSFER: lambda _: (Method.CLOSE_TRANSFER, None),
     Method.ADD_LORA: lambda lora: (Method.REMOVE_LORA, lora["lora_int_id"]),
 }
 """By method, what undoes a call with an argument: a method and its argument."""

@@ -56,12 +56,12 @@ def get_ip() -> NoReturn:
 
 
 def trainer_init(*arguments: Any, **options: Any) -> NoReturn:
-    """Not supported: new weights come through shared memory."""
+    """Not supported: a trainer makes its whole end by the factory."""
     _refuse("trainer_init")
 
 
 def packed_nccl_broadcast_producer(*arguments: Any, **options: Any) -> NoReturn:
-    """Not supported: new weights come through shared memory."""
+    """Not supported: a trainer makes its whole end by the factory."""
     _refuse("packed_nccl_broadcast_producer")
 
 

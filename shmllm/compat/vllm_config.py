@@ -51,6 +51,13 @@ class StructuredOutputsConfig(Settings):
     enable_in_reasoning = False
 
 
+class WeightTransferConfig(Settings):
+    """How a trainer's weights reach an engine. The default is vLLM's, not shmllm's "shm"."""
+
+    def __init__(self, backend: str = "nccl") -> None:
+        super().__init__(backend=backend)
+
+
 class CompilationConfig(Settings):
     """The settings of CUDA graphs; those of compilers have no effect."""
 

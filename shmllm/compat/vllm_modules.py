@@ -24,8 +24,8 @@ UNUSABLE = {
     "ClassificationOutput": "LLM.embed; there are no classifiers",
     "ClassificationRequestOutput": "LLM.embed; there are no classifiers",
     "get_ip": "shmllm opens no ports",
-    "trainer_init": "LLM.update_weights takes the tensors themselves",
-    "packed_nccl_broadcast_producer": "LLM.update_weights takes the tensors themselves",
+    "trainer_init": "WeightTransferTrainerFactory.trainer_init",
+    "packed_nccl_broadcast_producer": "WeightTransferTrainerFactory.trainer_init",
 }
 """Names that clients import whether or not they use them, and the nearest things."""
 
@@ -35,6 +35,10 @@ _OUTPUTS = (
 )
 _CLASSES = "ClassificationOutput ClassificationRequestOutput"
 _SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig StructuredOutputsConfig"
+_TRAINER = "ModuleSource ParamMeta WeightSource TrainerWeightTransferEngine"
+_REQUESTS = "TrainerInitInfo WeightTransferInitRequest WeightTransferUpdateRequest"
+_NCCL = "NCCLTrainerInitInfo NCCLWeightTransferInitInfo NCCLWeightTransferUpdateInfo"
+_IPC = "IPCTrainerInitInfo IPCWeightTransferInitInfo IPCWeightTransferUpdateInfo"
 _CONFIGS = "CacheConfig ModelConfig ParallelConfig SchedulerConfig VllmConfig"
 _METRICS = "Counter Gauge Histogram Metric Vector"
 
@@ -54,7 +58,9 @@ HOMES = {
     **_at("shmllm.compat.vllm_names", "LLM get_tokenizer"),
     **_at("shmllm.compat.vllm_names", "resolve_chat_template RayPrometheusStatLogger"),
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
-    **_at("shmllm.compat.vllm_config", _SETTINGS),
+    **_at("shmllm.compat.vllm_config", f"{_SETTINGS} WeightTransferConfig"),
+    **_at("shmllm.trainer", f"{_TRAINER} {_REQUESTS} {_NCCL} {_IPC}"),
+    "WeightTransferTrainerFactory": "shmllm.trainer",
     "LLMEngine": "shmllm.compat.vllm_engine",
     "FlexibleArgumentParser": "shmllm.compat.vllm_cli_args",
     "PoolingTask": "builtins:str",
@@ -82,9 +88,15 @@ MODULES = {
     "vllm": "LLM SamplingParams PoolingParams TextPrompt TokensPrompt PromptType EngineArgs "
     f"AsyncEngineArgs AsyncLLMEngine LLMEngine ModelRegistry {_OUTPUTS} {_CLASSES} "
     "__version__ __version_tuple__",
-    "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode",
+    "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode WeightTransferConfig",
     "vllm.config.compilation": "CompilationConfig CUDAGraphMode",
-    "vllm.distributed.weight_transfer.nccl_common": "trainer_init",
+    "vllm.config.weight_transfer": "WeightTransferConfig",
+    "vllm.distributed.weight_transfer": f"{_TRAINER} WeightTransferTrainerFactory",
+    "vllm.distributed.weight_transfer.base": f"{_TRAINER} {_REQUESTS}",
+    "vllm.distributed.weight_transfer.factory": "WeightTransferTrainerFactory",
+    "vllm.distributed.weight_transfer.ipc_engine": _IPC,
+    "vllm.distributed.weight_transfer.nccl_common": "trainer_init NCCLWeightTransferInitInfo",
+    "vllm.distributed.weight_transfer.nccl_engine": _NCCL,
     "vllm.distributed.weight_transfer.packed_tensor": "packed_nccl_broadcast_producer",
     "vllm.engine.arg_utils": "EngineArgs AsyncEngineArgs",
     "vllm.engine.async_llm_engine": "AsyncLLMEngine",

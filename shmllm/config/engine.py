@@ -33,6 +33,7 @@ from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
 from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
 from shmllm.config.speculative import MOST_DRAFTING, SpeculativeConfig
+from shmllm.config.weight_transfer import WeightTransferConfig
 from shmllm.errors import EngineStartError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -275,6 +276,7 @@ class EngineConfig(Section):
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    transfer: WeightTransferConfig = field(default_factory=WeightTransferConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     num_threads: int | None = option(
         None,
@@ -360,6 +362,7 @@ SECTIONS: dict[str, type[Section]] = {
     "parallel": ParallelConfig,
     "graphs": GraphConfig,
     "plugins": PluginConfig,
+    "transfer": WeightTransferConfig,
 }
 """The parts of an EngineConfig whose options are options of an engine, by their field's name."""
 

@@ -67,15 +67,37 @@ def _stage_lent(core: EngineCore, client: int, argument: Any) -> None:
 
 
 def _finish_weights(core: EngineCore, client: int, argument: Any) -> list[str]:
+    core.transfer.check_arrived(client)
     return core.weights.finish(client, **argument)
 
 
 def _abandon_weights(core: EngineCore, client: int, argument: Any) -> None:
+    core.transfer.abandon(client)
     core.weights.abandon(client)
 
 
 def _get_weight_version(core: EngineCore, client: int, argument: Any) -> int | str:
     return core.weights.version
+
+
+def _set_weight_version(core: EngineCore, client: int, argument: Any) -> None:
+    core.weights.set_version(argument)
+
+
+def _open_transfer(core: EngineCore, client: int, argument: Any) -> None:
+    core.transfer.open(client, argument["init_info"], argument["token"])
+
+
+def _receive_weights(core: EngineCore, client: int, argument: Any) -> None:
+    core.transfer.receive(client, argument["update_info"], argument["token"])
+
+
+def _transfer_progress(core: EngineCore, client: int, argument: Any) -> int:
+    return core.transfer.progress(client, argument)
+
+
+def _close_transfer(core: EngineCore, client: int, argument: Any) -> None:
+    core.transfer.shut_down()
 
 
 def _add_lora(core: EngineCore, client: int, argument: Any) -> bool:
@@ -106,6 +128,11 @@ _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.FINISH_WEIGHTS: _finish_weights,
     Method.ABANDON_WEIGHTS: _abandon_weights,
     Method.GET_WEIGHT_VERSION: _get_weight_version,
+    Method.SET_WEIGHT_VERSION: _set_weight_version,
+    Method.OPEN_TRANSFER: _open_transfer,
+    Method.RECEIVE_WEIGHTS: _receive_weights,
+    Method.TRANSFER_PROGRESS: _transfer_progress,
+    Method.CLOSE_TRANSFER: _close_transfer,
     Method.LEND_MEMORY: _lend_memory,
     Method.STAGE_LENT: _stage_lent,
     Method.ADD_LORA: _add_lora,
@@ -115,7 +142,12 @@ _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
 }
 
 
-_FAILURES_TO_RECORD = (Method.CHECK_WEIGHTS, Method.FINISH_WEIGHTS, Method.STAGE_LENT)
+_FAILURES_TO_RECORD = (
+    Method.CHECK_WEIGHTS,
+    Method.FINISH_WEIGHTS,
+    Method.STAGE_LENT,
+    Method.TRANSFER_PROGRESS,
+)
 """The methods whose refusals belong into the error log: the weights that were sent are lost."""
 
 

@@ -33,6 +33,7 @@ from shmllm.engine.drafting.make import make_drafting
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
 from shmllm.engine.step_timings import StepTimings
+from shmllm.engine.weight_transfer import WeightTransfer
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
@@ -59,6 +60,7 @@ class EngineCore:
         pauses: the pauses in force.
         sleeper: releases memory and restores it.
         weights: the weight update in progress and the version of the weights in force.
+        transfer: the connection with a trainer.
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
     """
@@ -96,7 +98,15 @@ class EngineCore:
         self.weights = WeightUpdates(
             lambda: self.runner.model, self.weights_written, self.abort_all
         )
+        self.transfer = WeightTransfer(
+            config.transfer.backend, config.parallel.num_processes, self._device, self.weights
+        )
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
+
+    def _device(self) -> object:
+        """The torch.device of the model's weights."""
+        weight, *_ = next(iter(self.runner.model.named_weights().values()))
+        return weight.device
 
     @property
     def observer(self) -> Observer:
@@ -255,6 +265,7 @@ class EngineCore:
         """End the requests, the pause and the weight update of a disconnected front end."""
         self.resume(client)
         self.sleeper.stop_draining(client)
+        self.transfer.forget_client(client)
         self.weights.abandon(client)
         self.scheduler.abort_client(client)
 

@@ -182,6 +182,8 @@ class LocalEngineClient:
     def close(self) -> None:
         self._events.clear()
         if self._runner is not None:
+            if hasattr(self, "_core"):
+                self._core.transfer.close()
             self._runner.close()
 
     def _take_call_effects(self) -> None:

@@ -221,6 +221,7 @@ class EngineProcess:
             )
         self._page.set_state(EngineState.SHUTTING_DOWN)
         self._abort_all(core)
+        core.transfer.close()
         core.runner.close()
         return 0
 

@@ -157,6 +157,16 @@ class WeightUpdates:
             piece = bucket[offset : offset + length * kind.itemsize].view(kind)
             self._staged.put(name, shape, begin, piece)
 
+    def stage_tensor(self, name: str, shape: tuple[int, ...], tensor: Any) -> None:
+        """Copy a whole tensor into the update in progress.
+
+        Args:
+            name: the name in the checkpoint.
+            shape: the shape.
+            tensor: its elements, a torch tensor of any shape.
+        """
+        self._staged.put(name, shape, 0, tensor.reshape(-1))
+
     def check(self, client: int) -> None:
         """Check the staged weights. A problem ends the update.
 
@@ -212,6 +222,11 @@ class WeightUpdates:
         self.version = self._next_version() if version is None else version
         return names
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a front end has an update in progress."""
+        return self._staged is not None
+
     def updates(self, client: int) -> bool:
         """Whether this front end has an update in progress."""
         return self._staged is not None and client == self._client
@@ -228,6 +243,17 @@ class WeightUpdates:
         """Give the weights a new version, because a call of the worker overwrote some of them."""
         self._on_written(True)
         self.version = self._next_version()
+
+    def set_version(self, version: Version) -> None:
+        """Give the weights in force another version.
+
+        Raises:
+            RequestError: the version is not valid.
+        """
+        if version is None:
+            raise RequestError("a version is a whole number or a text, got None")
+        _check_version(version)
+        self.version = version
 
     def take_new_version(self) -> Version | None:
         """The version in force if it changed since the last call; otherwise None."""

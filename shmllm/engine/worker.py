@@ -6,6 +6,7 @@ calls are transmitted.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -125,6 +126,15 @@ class Worker:
             raise RequestError(f"the model has no weight {name!r}{hint}")
         self.model.check_awake()
         return self.model_runner.read_weight(name)
+
+    def compute_weight_checksums(self) -> dict[str, str]:
+        """The SHA-256 of each weight's bytes, as `get_weight` returns them, by the weight's name.
+
+        Raises:
+            RequestError: the weights are asleep.
+        """
+        self.model.check_awake()
+        return {name: _digest(self.get_weight(name)) for name in self.model.destinations()}
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> list[str]:
         """Overwrite weights, all of them or none.
@@ -251,9 +261,16 @@ def _as_tensor(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) else torch.tensor(value)
 
 
+def _digest(weight: Any) -> str:
+    import torch
+
+    return hashlib.sha256(weight.contiguous().view(-1).view(torch.uint8).cpu().numpy()).hexdigest()
+
+
 METHODS = (
     "add_lora",
     "check_health",
+    "compute_weight_checksums",
     "get_weight",
     "list_weights",
     "load_weights",

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from shmllm.client.protocol import LoggedError
 from shmllm.frontend.async_requests import AsyncRequests
+from shmllm.frontend.async_weight_controls import AsyncWeightControls
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
+from shmllm.frontend.weight_controls import CALLED_BY_NAME
 from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.lora import LoRARequest
 
@@ -22,7 +23,7 @@ Result = TypeVar("Result")
 PAUSE_POLL_S = 0.01
 
 
-class AsyncEngineControls:
+class AsyncEngineControls(AsyncWeightControls):
     """The methods of `AsyncLLM` that are not about requests."""
 
     _llm: LLM
@@ -38,7 +39,10 @@ class AsyncEngineControls:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """See `LLM.collective_rpc`."""
-        return await self._call(lambda: self._llm.collective_rpc(method, timeout, args, kwargs))
+        call = partial(self._llm.collective_rpc, method, timeout, args, kwargs)
+        if isinstance(method, str) and method in CALLED_BY_NAME:
+            return await asyncio.to_thread(call)  # it may wait for a trainer
+        return await self._call(call)
 
     async def start_profile(
         self,
@@ -59,51 +63,6 @@ class AsyncEngineControls:
     async def stop_profile(self) -> str:
         """See `LLM.stop_profile`."""
         return await self._call(self._llm.stop_profile)
-
-    async def update_weights(
-        self,
-        weights: NamedTensors,
-        *,
-        version: Version | None = None,
-        mode: UpdateMode = "keep",
-        reset_prefix_cache: bool = True,
-    ) -> None:
-        """See `LLM.update_weights`. Requests and other coroutines continue meanwhile; a generator
-        of weights runs in another thread."""
-        await asyncio.to_thread(
-            self._llm.update_weights,
-            weights,
-            version=version,
-            mode=mode,
-            reset_prefix_cache=reset_prefix_cache,
-        )
-
-    async def start_weight_update(self) -> None:
-        """See `LLM.start_weight_update`."""
-        await asyncio.to_thread(self._llm.start_weight_update)
-
-    async def finish_weight_update(
-        self,
-        version: Version | None = None,
-        *,
-        mode: UpdateMode = "keep",
-        reset_prefix_cache: bool = True,
-    ) -> None:
-        """See `LLM.finish_weight_update`."""
-        await asyncio.to_thread(
-            self._llm.finish_weight_update,
-            version,
-            mode=mode,
-            reset_prefix_cache=reset_prefix_cache,
-        )
-
-    async def abandon_weight_update(self) -> None:
-        """See `LLM.abandon_weight_update`."""
-        await asyncio.to_thread(self._llm.abandon_weight_update)
-
-    async def get_weight_version(self) -> Version:
-        """See `LLM.get_weight_version`."""
-        return await asyncio.to_thread(self._llm.get_weight_version)
 
     async def add_lora(
         self,

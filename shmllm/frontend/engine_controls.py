@@ -1,5 +1,5 @@
-"""What a front end does to its engine beside requests: calls, profiles, weights, adapters, pauses,
-sleep, and reading its state.
+"""What a front end does to its engine beside requests: calls, profiles, adapters, pauses, sleep,
+and reading its state; `weight_controls` has what it does to weights.
 
 This module owns what users see of that, as `llm` does for requests.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shmllm.client.protocol import EngineClient, LoggedError
-from shmllm.errors import CallOrderError, RequestError
+from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.pausing import (
@@ -26,20 +26,15 @@ from shmllm.frontend.pausing import (
     resume,
     wake_up,
 )
-from shmllm.frontend.weight_push import (
-    NamedTensors,
-    UpdateMode,
-    Version,
-    WeightPush,
-    finish_options,
-)
+from shmllm.frontend.weight_controls import CALLED_BY_NAME, WeightControls
+from shmllm.frontend.weight_push import NamedTensors
 from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.lora import LoRARequest
 from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall, call_method, call_on_model
 
 
-class EngineControls:
+class EngineControls(WeightControls):
     """The methods of `LLM` that are not about requests.
 
     Attributes:
@@ -51,7 +46,6 @@ class EngineControls:
     profile_directory: str | None
     _client: EngineClient
     _dispatcher: Dispatcher
-    _weight_push: WeightPush
 
     def collective_rpc(
         self,
@@ -63,12 +57,12 @@ class EngineControls:
         """Call a method or a function in the engine's worker, between two steps.
 
         Args:
-            method: a name from `shmllm.engine.worker.METHODS`, a method of the class that
-                `worker_extension_cls` names, or a function. A function
-                is pickled (by cloudpickle) and called in the engine with the worker, whose
-                `model` and `model_runner` it may use, and the arguments. Only the process
-                that started the engine can send functions, unless the engine was started
-                with `allow_callables`.
+            method: a name from `shmllm.engine.worker.METHODS` or from
+                `weight_controls.CALLED_BY_NAME`, a method of the class that
+                `worker_extension_cls` names, or a function. A function is pickled (by
+                cloudpickle) and called in the engine with the worker, whose `model` and
+                `model_runner` it may use, and the arguments. Only the process that started the
+                engine can send functions, unless the engine was started with `allow_callables`.
             timeout: how many seconds to wait; None waits as long as the engine lives. A timeout
                 does not undo the call.
             args: the positional arguments, after the worker.
@@ -90,6 +84,8 @@ class EngineControls:
             )
         if isinstance(method, str) and method in self.front_end.info.extension_methods:
             method, args = call_method, (method, *args)
+        if isinstance(method, str) and method in CALLED_BY_NAME:
+            return [self._call_by_name(method, timeout, args, kwargs or {})]
         call = RpcCall(method, tuple(args), dict(kwargs or {}))
         result = self._run_on_worker(call, timeout)
         return list(result) if call.is_function else [result]
@@ -134,82 +130,6 @@ class EngineControls:
         path."""
         path: str = self._run_on_worker(RpcCall("stop_profile"))
         return path
-
-    def update_weights(
-        self,
-        weights: NamedTensors,
-        *,
-        version: Version | None = None,
-        mode: UpdateMode = "keep",
-        reset_prefix_cache: bool = True,
-    ) -> None:
-        """Overwrite weights of the engine's model between two steps: all given ones, or none.
-
-        Between `start_weight_update` and `finish_weight_update` each call sends a part of the
-        update; `finish_weight_update` then takes the options.
-
-        Args:
-            weights: (name as in the Hugging Face checkpoint, tensor) pairs, or a dict: torch
-                tensors on any device or numpy arrays, of the checkpoint's shapes and any
-                floating dtype. A generator may yield them one by one, in the same memory.
-                Weights that are left out stay as they are. After sleep at level 2, which
-                discards weights, all of them have to be given. Tied weights are given once,
-                under the embedding's name.
-            version: the new version, for `get_weight_version` and outputs. None adds one to the
-                last version, or takes the number of updates if the last version was a text.
-            mode: "keep" lets running requests continue with their keys and values; their
-                outputs have a span in `weight_versions` for each version. "abort" ends them with
-                reason "abort". To let them finish, call `pause_generation("wait")` first.
-            reset_prefix_cache: forget cached prefixes, which the previous weights computed.
-
-        Raises:
-            RequestError: a name is unknown, a shape differs, or a tensor is missing, not
-                floating or not finite; lists all of them. The update ends without any change.
-            CallOrderError: another update is in progress; also a RuntimeError.
-        """
-        if not self._weight_push.is_open:
-            options = finish_options(version, mode, reset_prefix_cache)
-            self._weight_push.update(weights, **options)
-            return
-        if version is not None or mode != "keep" or not reset_prefix_cache:
-            raise CallOrderError(
-                "an update of several calls is in progress: version, mode and reset_prefix_cache "
-                "are for finish_weight_update()"
-            )
-        self._weight_push.add(weights)
-
-    def start_weight_update(self) -> None:
-        """Begin an update of several calls of `update_weights`. The engine runs one at a time.
-
-        Raises:
-            CallOrderError: an update of this or another front end is in progress; also a
-                RuntimeError.
-        """
-        self._weight_push.start()
-
-    def finish_weight_update(
-        self,
-        version: Version | None = None,
-        *,
-        mode: UpdateMode = "keep",
-        reset_prefix_cache: bool = True,
-    ) -> None:
-        """Put the weights sent since `start_weight_update` in force; see `update_weights`.
-
-        Raises:
-            RequestError: as for `update_weights`.
-            CallOrderError: no update is in progress.
-        """
-        self._weight_push.finish(**finish_options(version, mode, reset_prefix_cache))
-
-    def abandon_weight_update(self) -> None:
-        """Discard the weights sent since `start_weight_update`, if any."""
-        self._weight_push.abandon()
-
-    def get_weight_version(self) -> Version:
-        """The version of the weights in force; 0 before the first update."""
-        version: Version = self._dispatcher.call(Method.GET_WEIGHT_VERSION)
-        return version
 
     def add_lora(
         self,

@@ -48,9 +48,8 @@ from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
 from shmllm.frontend.streaming import OnError, stream
-from shmllm.frontend.weight_push import (
-    WeightPush,
-)
+from shmllm.frontend.weight_push import WeightPush
+from shmllm.frontend.weight_transfer import WeightTransfer
 from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.pooling import (
     EmbeddingRequestOutput,
@@ -504,6 +503,7 @@ class LLM(EngineControls):
         self._weight_push = WeightPush(
             front_end.dispatcher, front_end.info, front_end.client.sharing
         )
+        self._weight_transfer = WeightTransfer(front_end.dispatcher)
         self.facts = front_end.info
         self.model_defaults = front_end.model_defaults
         self._io_processor: IOProcessor[Any, Any] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from shmllm.client.protocol import DeviceSharing
@@ -85,9 +85,13 @@ class WeightPush:
             CallOrderError: no update was started.
             RequestError: tensors are invalid. The update has ended and changed nothing.
         """
+        self.add_by(lambda: self._send(weights, self._info.weight_bytes))
+
+    def add_by(self, send: Callable[[], None]) -> None:
+        """As `add`, of what a function sends."""
         self._check_open()
         try:
-            self._send(weights, self._info.weight_bytes)
+            send()
             self._dispatcher.call(Method.CHECK_WEIGHTS)
         except BaseException:
             self._abandon_after_error()

@@ -14,7 +14,10 @@
                     ABORT -> OUTPUTS with ABORT, unless the request has already ended
     new weights:    CALL START_WEIGHTS -> WEIGHTS... -> CALL FINISH_WEIGHTS. Every front end then
                     gets WEIGHT_VERSION, after the last OUTPUTS of the old weights. On the engine's
-                    GPU: CALL LEND_MEMORY once, and CALL STAGE_LENT in place of each WEIGHTS
+                    GPU: CALL LEND_MEMORY once, and CALL STAGE_LENT in place of each WEIGHTS.
+                    From a trainer's network or GPU: CALL OPEN_TRANSFER once, and in place of
+                    WEIGHTS CALL RECEIVE_WEIGHTS; CALL TRANSFER_PROGRESS after each of the two,
+                    until it returns 0
 
 ADD and POOL carry an `EngineCoreRequest`. IN_SLOT says in which tensor slot a record lies that is
 too large for the ring.
@@ -74,10 +77,15 @@ class Method(IntEnum):
     GET_WEIGHT_VERSION = 14
     LEND_MEMORY = 15
     STAGE_LENT = 16
+    SET_WEIGHT_VERSION = 17
     ADD_LORA = 20
     REMOVE_LORA = 21
     LIST_LORAS = 22
     PIN_LORA = 23
+    OPEN_TRANSFER = 30
+    RECEIVE_WEIGHTS = 31
+    TRANSFER_PROGRESS = 32
+    CLOSE_TRANSFER = 33
 
 
 @dataclass(slots=True)

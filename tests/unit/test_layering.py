@@ -71,14 +71,17 @@ RULES = {
         lazy_packages="cloudpickle",
     ),
     "shmllm.client": Rule("config errors ipc outputs params tracing wire"),
+    # Both ends of a trainer's backends; each module imports torch.distributed in its functions.
+    "shmllm.transfer": Rule("errors", lazy_packages="torch"),
+    "shmllm.trainer": Rule("config errors transfer"),
     "shmllm.engine": Rule(
         "client config core errors ipc outputs params tracing wire",
-        lazy="models plugins worker",
+        lazy="models plugins transfer worker",
         packages="numpy",
         lazy_packages="torch",
     ),
     "shmllm.frontend": Rule(
-        "client config errors formats outputs params plugins tracing wire",
+        "client config errors formats outputs params plugins tracing transfer wire",
         lazy="engine models",
         packages="jinja2 numpy tokenizers",
         lazy_packages="huggingface_hub llguidance rich torch transformers",

@@ -10,7 +10,12 @@ import pytest
 
 import shmllm
 from shmllm.compat import vllm_options
-from shmllm.compat.vllm_config import AttentionConfig, CompilationConfig, KernelConfig
+from shmllm.compat.vllm_config import (
+    AttentionConfig,
+    CompilationConfig,
+    KernelConfig,
+    WeightTransferConfig,
+)
 from shmllm.compat.vllm_engine_args import AsyncEngineArgs, EngineArgs
 from shmllm.compat.vllm_options import translate
 from shmllm.config.graphs import CudaGraphMode
@@ -113,3 +118,10 @@ def test_settings_have_defaults_and_can_be_compared() -> None:
     assert AttentionConfig().backend is None
     assert AttentionConfig(backend="X") == AttentionConfig(backend="X") != AttentionConfig()
     assert repr(KernelConfig(moe_backend="Y")) == "KernelConfig(moe_backend='Y')"
+
+
+def test_a_weight_transfer_config_has_the_backend_of_vllm() -> None:
+    given = translate({"weight_transfer_config": WeightTransferConfig()})
+    assert given == {"weight_transfer_config": {"backend": "nccl"}}
+    assert make_engine_config("tiny", **given).transfer.backend == "nccl"
+    assert make_engine_config("tiny").transfer.backend == "shm"
