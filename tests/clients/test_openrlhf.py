@@ -1,4 +1,4 @@
-"""OpenRLHF's rollout actor, unmodified, on shmllm, in the test's process instead of Ray's.
+"""OpenRLHF's rollout actor, unmodified, on shmllm: in the test's process, and as an actor of Ray.
 
 docs/clients.md says how to install OpenRLHF.
 """
@@ -6,17 +6,22 @@ docs/clients.md says how to install OpenRLHF.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.client_helpers import needs
+from conftest import engine_processes
+from support.client_helpers import needs, ray_environment
 from support.grpo_runs import environment_kept, make_policy
+from support.programs import result_of, run_source
 from support.reference_models import greedy_tokens
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import CallError, SamplingParams
 from shmllm.compat import vllm as shim
@@ -52,6 +57,31 @@ OPTIONS: dict[str, Any] = {
     "logprobs_mode": "processed_logprobs",
     "max_logprobs": 1,
 }
+
+
+# Makes an actor of Ray, as create_vllm_engines does where a GPU is.
+IN_RAY = """
+import json, sys
+import ray
+from shmllm.compat import vllm
+vllm.install()
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor, batch_vllm_engine_call
+from vllm import SamplingParams
+job = json.loads(sys.argv[1])
+ray.init(
+    address="local", num_cpus=1, num_gpus=0, include_dashboard=False,
+    object_store_memory=80 * 2**20, _temp_dir=job["temporary"], log_to_driver=False,
+    runtime_env={"worker_process_setup_hook": "shmllm.compat.vllm.install"},
+)
+actor = RolloutRayActor.options(num_cpus=1, num_gpus=0).remote(**job["options"])
+for method in ("sleep", "wake_up", "reset_prefix_cache"):
+    batch_vllm_engine_call([actor], method)
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+output = ray.get(actor.generate.remote(job["prompt"], params))
+print(json.dumps(list(output.outputs[0].token_ids)))
+ray.kill(actor)
+ray.shutdown()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +191,16 @@ def test_its_workers_refuse_new_weights_without_a_gpu(
         with pytest.raises(CallError, match=r"torch/cuda/__init__\.py"):
             runner.run(call)
     assert runner.run(tokens_of(actor)) == expected
+
+
+def test_it_is_an_actor_of_ray(tmp_path: Path, directory: Path, expected: list[int]) -> None:
+    temporary = tempfile.mkdtemp(prefix="ray-")  # sockets in it: the path must be short
+    options = {"model": str(directory), **OPTIONS, "mm_pad_token_ids": None}
+    job = {"temporary": temporary, "options": options, "prompt": PROMPT}
+    others = engine_processes()
+    try:
+        done = run_source(IN_RAY, json.dumps(job), env=ray_environment(tmp_path))
+        assert result_of(done) == expected
+        assert holds_within(lambda: engine_processes() <= others, PATIENCE_S)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

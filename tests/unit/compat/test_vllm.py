@@ -222,6 +222,13 @@ def test_names_pickle_without_the_shim() -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_modules_pickle_by_name() -> None:
+    for name in ("vllm", "vllm.lora.request"):
+        module = importlib.import_module(name)
+        assert pickle.loads(pickle.dumps(module)) is module
+
+
+@pytest.mark.usefixtures("installed")
 def test_vectors_take_no_lora_request() -> None:
     names = importlib.import_module("shmllm.compat.vllm_names")
     with pytest.raises(RequestError, match="only generate and chat take a lora_request"):
