@@ -86,6 +86,10 @@ class _Module(ModuleType):
         setattr(self, name, value)
         return value
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by name, as programs for Ray pickle functions with the modules that they use."""
+        return importlib.import_module, (self.__name__,)
+
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(

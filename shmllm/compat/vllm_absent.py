@@ -26,6 +26,35 @@ class ClassificationRequestOutput(_Absent):
     """Not supported: shmllm has no classifiers."""
 
 
+class LinearBase(_Absent):
+    """Not supported: no layer of shmllm is one."""
+
+
+class Fp8Config(_Absent):
+    """Not supported: no engine has this configuration; see the option `quantization`."""
+
+
+class LoRAModel(_Absent):
+    """Not supported: the engine makes its own form of an adapter."""
+
+
+class LRUCacheWorkerLoRAManager(_Absent):
+    """Not supported: the engine manages its adapters."""
+
+
+class PyNcclCommunicator(_Absent):
+    """Not supported: torch.distributed has NCCL."""
+
+
+class StatelessProcessGroup(_Absent):
+    """Not supported: torch.distributed has groups."""
+
+    @staticmethod
+    def create(*arguments: Any, **options: Any) -> NoReturn:
+        """Not supported."""
+        _refuse("StatelessProcessGroup")
+
+
 class ModelRegistry:
     """The architectures that shmllm has, and those of plugins."""
 
@@ -53,6 +82,36 @@ class ModelRegistry:
 def get_ip() -> NoReturn:
     """Not supported: shmllm opens no ports."""
     _refuse("get_ip")
+
+
+def cmd_init() -> NoReturn:
+    """Not supported: shmllm has no server, so there are no commands that start one."""
+    _refuse("cmd_init")
+
+
+def run_headless(args: Any) -> NoReturn:
+    """Not supported: shmllm has no server."""
+    _refuse("run_headless")
+
+
+def build_app(*arguments: Any, **options: Any) -> NoReturn:
+    """Not supported: shmllm has no server."""
+    _refuse("build_app")
+
+
+def init_app_state(*arguments: Any, **options: Any) -> NoReturn:
+    """Not supported: shmllm has no server."""
+    _refuse("init_app_state")
+
+
+def get_encoding() -> NoReturn:
+    """Not supported: the format belongs to another package."""
+    _refuse("get_encoding")
+
+
+def get_adapter_absolute_path(lora_path: str) -> NoReturn:
+    """Not supported: `LoRARequest` takes a directory."""
+    _refuse("get_adapter_absolute_path")
 
 
 def trainer_init(*arguments: Any, **options: Any) -> NoReturn:

@@ -8,16 +8,25 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Self
 
 import shmllm.frontend.async_llm
-from shmllm.compat.vllm_names import known, of_vectors, usable_priority, without_nones
+from shmllm.compat.vllm_names import (
+    is_of_engine,
+    known,
+    of_vectors,
+    usable_priority,
+    without_nones,
+)
 from shmllm.compat.vllm_options import translate
 from shmllm.errors import RequestError
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_view import EngineView
+from shmllm.frontend.pausing import PauseMode
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.pooling import PoolingParams
 
 logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.01
 
 AnyOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
@@ -72,9 +81,9 @@ class OutputProcessor:
         self._requests = requests
 
     @property
-    def request_states(self) -> dict[str, None]:
-        """The ids of the unfinished requests, as keys."""
-        return dict.fromkeys(self._requests.ids())
+    def request_states(self) -> dict[str, str]:
+        """The ids of the unfinished requests, as keys and as values."""
+        return {each: each for each in self._requests.ids()}
 
     def has_request(self, request_id: str) -> bool:
         """Whether the request has not ended."""
@@ -144,6 +153,46 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests. A request has one id, so `internal` changes nothing."""
         await super().abort(request_id)
+
+    async def collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """As `LLM.collective_rpc` of vLLM's names."""
+        if is_of_engine(method, self._llm.facts):
+            return [await getattr(self, method)(*args, **kwargs or {})]
+        return await super().collective_rpc(method, timeout, args, kwargs)
+
+    async def pause_generation(
+        self,
+        *,
+        mode: PauseMode = "abort",
+        wait_for_inflight_requests: bool | None = None,
+        clear_cache: bool = True,
+    ) -> None:
+        """As `shmllm.AsyncLLM.pause_generation`. `wait_for_inflight_requests=True` stands for the
+        mode "wait"."""
+        chosen: PauseMode = "wait" if wait_for_inflight_requests else mode
+        await super().pause_generation(mode=chosen, clear_cache=clear_cache)
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Waits until the requests of this object have ended.
+
+        Raises:
+            TimeoutError: some have not, `drain_timeout` seconds later.
+        """
+        async with asyncio.timeout(drain_timeout):
+            while self.output_processor.has_unfinished_requests():
+                await asyncio.sleep(DRAIN_POLL_S)
+
+    async def reset_mm_cache(self) -> None:
+        """Does nothing: there are no images, so no cache has any."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Does nothing, as `reset_mm_cache`."""
 
     async def do_log_stats(self) -> None:
         """Writes the counters to the log."""

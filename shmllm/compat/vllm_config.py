@@ -6,6 +6,7 @@ table in `frontend.foreign_options` says which of them have an effect.
 
 from __future__ import annotations
 
+from enum import StrEnum, auto
 from typing import Any
 
 
@@ -72,3 +73,14 @@ class ProfilerConfig(Settings):
 
     profiler = None
     torch_profiler_dir = ""
+
+
+class UsageContext(StrEnum):
+    """Where an engine runs, for vLLM's reports of usage. shmllm reports none."""
+
+    UNKNOWN_CONTEXT = auto()
+    LLM_CLASS = auto()
+    API_SERVER = auto()
+    OPENAI_API_SERVER = auto()
+    OPENAI_BATCH_RUNNER = auto()
+    ENGINE_CONTEXT = auto()

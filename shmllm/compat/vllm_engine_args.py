@@ -92,7 +92,7 @@ class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
         names = (each.name for each in fields(cls))
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
-    def create_engine_config(self, *arguments: Any) -> VllmConfig:
+    def create_engine_config(self, *arguments: Any, **options: Any) -> VllmConfig:
         """The configuration of an engine with these options. It starts no engine."""
         return VllmConfig(
             self.create_model_config(),

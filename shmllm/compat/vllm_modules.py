@@ -20,12 +20,22 @@ def _at(home: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), home)
 
 
+_NO_SERVER = "there is no server; put shmllm.AsyncLLM behind your own"
+_GROUPS = "torch.distributed, or LLM.update_weights, which takes the tensors themselves"
+_ADAPTERS = "LLM.add_lora takes an adapter's directory or its tensors"
+
 UNUSABLE = {
     "ClassificationOutput": "LLM.embed; there are no classifiers",
     "ClassificationRequestOutput": "LLM.embed; there are no classifiers",
     "get_ip": "shmllm opens no ports",
     "trainer_init": "WeightTransferTrainerFactory.trainer_init",
     "packed_nccl_broadcast_producer": "WeightTransferTrainerFactory.trainer_init",
+    **dict.fromkeys(("PyNcclCommunicator", "StatelessProcessGroup"), _GROUPS),
+    **dict.fromkeys(("LinearBase", "Fp8Config"), "LLM.apply_model gives the model"),
+    **dict.fromkeys(("LoRAModel", "LRUCacheWorkerLoRAManager"), _ADAPTERS),
+    "get_adapter_absolute_path": _ADAPTERS,
+    **dict.fromkeys(("cmd_init", "run_headless", "build_app", "init_app_state"), _NO_SERVER),
+    "get_encoding": "the package openai-harmony",
 }
 """Names that clients import whether or not they use them, and the nearest things."""
 
@@ -50,7 +60,7 @@ HOMES = {
     **_at("shmllm", f"SamplingParams RequestOutputKind StructuredOutputsParams {_OUTPUTS}"),
     **_at("shmllm.outputs.flat_logprobs", "FlatLogprobs"),
     **_at("shmllm", "PoolingParams PoolerConfig TextPrompt TokensPrompt EmbedsPrompt Logprob"),
-    **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams LoRARequest"),
+    **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams"),
     "PromptType": "shmllm.frontend.input_processor:Prompt",
     "VLLMClientError": "shmllm:RequestError",
     "VLLMValidationError": "shmllm:RequestError",
@@ -58,10 +68,11 @@ HOMES = {
     **_at("shmllm.compat.vllm_names", "LLM get_tokenizer"),
     **_at("shmllm.compat.vllm_names", "resolve_chat_template RayPrometheusStatLogger"),
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
-    **_at("shmllm.compat.vllm_config", f"{_SETTINGS} WeightTransferConfig"),
+    **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext WeightTransferConfig"),
     **_at("shmllm.trainer", f"{_TRAINER} {_REQUESTS} {_NCCL} {_IPC}"),
     "WeightTransferTrainerFactory": "shmllm.trainer",
     "LLMEngine": "shmllm.compat.vllm_engine",
+    "LoRARequest": "shmllm.compat.vllm_lora",
     "FlexibleArgumentParser": "shmllm.compat.vllm_cli_args",
     "PoolingTask": "builtins:str",
     "ProfilerAlreadyActiveError": "shmllm:RequestError",
@@ -81,6 +92,8 @@ HOMES = {
     "IterationStats": "shmllm.plugins.stat_logger",
     "IOProcessor": "shmllm.plugins.io_processor",
     "init_logger": "logging:getLogger",
+    "process_weights_after_loading": "shmllm.compat.vllm_worker",
+    "random_uuid": "shmllm.compat.vllm_names",
 }
 """The module that defines each name, as "module", or "module:name" if the names differ."""
 
@@ -90,6 +103,9 @@ MODULES = {
     "__version__ __version_tuple__",
     "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode WeightTransferConfig",
     "vllm.config.compilation": "CompilationConfig CUDAGraphMode",
+    "vllm.distributed.device_communicators.pynccl": "PyNcclCommunicator",
+    "vllm.distributed.parallel_state": "",
+    "vllm.distributed.utils": "StatelessProcessGroup",
     "vllm.config.weight_transfer": "WeightTransferConfig",
     "vllm.distributed.weight_transfer": f"{_TRAINER} WeightTransferTrainerFactory",
     "vllm.distributed.weight_transfer.base": f"{_TRAINER} {_REQUESTS}",
@@ -102,13 +118,22 @@ MODULES = {
     "vllm.engine.async_llm_engine": "AsyncLLMEngine",
     "vllm.engine.llm_engine": "LLMEngine",
     "vllm.engine.protocol": "EngineClient StreamingInput",
+    "vllm.entrypoints.cli.serve": "cmd_init run_headless",
     "vllm.entrypoints.llm": "LLM",
+    "vllm.entrypoints.openai.api_server": "build_app init_app_state",
+    "vllm.entrypoints.openai.parser.harmony_utils": "get_encoding",
     "vllm.exceptions": "VLLMError VLLMClientError VLLMValidationError ProfilerAlreadyActiveError",
     "vllm.inputs": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
     "vllm.inputs.llm": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
     "vllm.logger": "init_logger",
     "vllm.logprobs": "Logprob FlatLogprobs",
+    "vllm.lora.lora_model": "LoRAModel",
     "vllm.lora.request": "LoRARequest",
+    "vllm.lora.utils": "get_adapter_absolute_path",
+    "vllm.lora.worker_manager": "LRUCacheWorkerLoRAManager",
+    "vllm.model_executor.layers.linear": "LinearBase",
+    "vllm.model_executor.layers.quantization.fp8": "Fp8Config",
+    "vllm.model_executor.model_loader.utils": "process_weights_after_loading",
     "vllm.model_executor.models": "ModelRegistry",
     "vllm.outputs": f"{_OUTPUTS} {_CLASSES}",
     "vllm.platforms": "current_platform",
@@ -120,6 +145,8 @@ MODULES = {
     "BeamSearchParams RepetitionDetectionParams",
     "vllm.tasks": "PoolingTask",
     "vllm.tokenizers": "get_tokenizer",
+    "vllm.usage.usage_lib": "UsageContext",
+    "vllm.utils": "random_uuid",
     "vllm.utils.argparse_utils": "FlexibleArgumentParser",
     "vllm.utils.network_utils": "get_ip",
     "vllm.v1.engine.async_llm": "AsyncLLM",
@@ -133,9 +160,8 @@ MODULES = {
     "vllm.v1.metrics.reader": _METRICS,
     "vllm.version": "__version__ __version_tuple__",
 }
-"""The names of each module, separated by spaces."""
+"""The names of each module, separated by spaces. A module without names can be imported only."""
 
-_NO_SERVER = "there is no server; put shmllm.AsyncLLM behind your own"
 _NO_MEDIA = "there are no image, audio or video models"
 _OWN_PROCESSES = "an engine starts its processes by itself; see tensor_parallel_size"
 
@@ -162,6 +188,7 @@ ABSENT = {
     "vllm.transformers_utils": "transformers.AutoConfig and AutoTokenizer",
     "vllm.usage": "no usage is reported",
     "vllm.v1.core": "the one scheduler has no interface; LLM.get_metrics shows its state",
+    "vllm.v1.engine.FinishReason": "AsyncLLM.abort ends requests",
     "vllm.v1.executor": _OWN_PROCESSES,
     "vllm.v1.metrics.loggers.PrometheusStatLogger": "`shmllm engine start --metrics-port`",
     "vllm.v1.worker": "LLM.collective_rpc(function), whose first argument is the worker",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
@@ -30,6 +31,10 @@ _NEUTRAL = {
     "data_parallel_rank": 0,
     "tokenization_kwargs": {},
 }
+
+
+OF_ENGINES = ("sleep", "wake_up", "add_lora", "remove_lora", "list_loras", "pin_lora")
+"""Methods of vLLM's workers that are methods of `LLM` here, which `collective_rpc` calls."""
 
 
 class LLM(shmllm.frontend.llm.LLM):
@@ -105,6 +110,18 @@ class LLM(shmllm.frontend.llm.LLM):
         prepared = self.prepare_prompts(prompts, tokenization_kwargs)
         return prepared, known(options | {"priority": usable_priority(priority, self.facts)})
 
+    def collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """As `shmllm.LLM.collective_rpc`. The methods in `OF_ENGINES` have one result."""
+        if is_of_engine(method, self.facts):
+            return [getattr(self, method)(*args, **kwargs or {})]
+        return super().collective_rpc(method, timeout, args, kwargs)
+
     def prepare_prompts(self, prompts: Any, tokenization_kwargs: Any, min_room: int = 1) -> Any:
         given = without_nones(prompts)
         return tokenize(self.front_end, given, tokenization_kwargs, min_room=min_room)
@@ -112,6 +129,16 @@ class LLM(shmllm.frontend.llm.LLM):
     def get_metrics(self) -> list[Metric]:  # type: ignore[override]
         """The engine's counters and gauges that vLLM has, too."""
         return as_metrics(super().get_metrics(), self.facts.model_directory)
+
+
+def is_of_engine(method: Any, facts: Any) -> bool:
+    """Whether a method for workers is one of `OF_ENGINES`, and not of the engine's extension."""
+    return method in OF_ENGINES and method not in facts.extension_methods
+
+
+def random_uuid() -> str:
+    """A new id for a request: 32 hexadecimal digits."""
+    return uuid4().hex
 
 
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,9 +173,11 @@ def usable_priority(priority: Any, facts: Any) -> Any:
 
 
 def without_nones(prompts: Any) -> Any:
-    """Removes the keys whose value is None from prompts that are mappings."""
+    """Removes the keys whose value is None or an empty mapping, such as the `multi_modal_data` of a
+    prompt without images, from prompts that are mappings."""
     if isinstance(prompts, Mapping):
-        return {key: value for key, value in prompts.items() if value is not None}
+        items = prompts.items()
+        return {k: v for k, v in items if not (v is None or (isinstance(v, Mapping) and not v))}
     is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
     if is_list and prompts and isinstance(prompts[0], Mapping):
         return [without_nones(prompt) for prompt in prompts]

@@ -197,7 +197,9 @@ class Adapters:
             raise RequestError("this engine has no adapters: start it with enable_lora=True")
 
     def _check_same(self, known: Adapter, lora: LoRARequest) -> None:
-        if lora.lora_path and known.path != lora.lora_path:
+        """An adapter that was sent as tensors is known by its name, others by their directory."""
+        is_same = known.path == lora.lora_path if known.path else known.name == lora.lora_name
+        if lora.lora_path and not is_same:
             whence = known.path or "tensors"
             raise RequestError(
                 f"adapter {lora.lora_int_id} is {known.name!r} from {whence}: remove it first, or "

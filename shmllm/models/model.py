@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import NamedWeights
-from shmllm.models.matrices import addresses
+from shmllm.models.matrices import Destination, addresses
 from shmllm.models.weight_names import BUFFER_SUFFIXES
 from shmllm.models.weight_update import checked_update
 
@@ -154,6 +154,28 @@ class Model(ABC):
             ``view.clone()`` reads it.
         """
         return dict(self._named_weights)
+
+    def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Destination]]:
+        """Yields each tensor of a checkpoint with its name, as a torch module does, for programs
+        that look for names. `load_weights` writes them."""
+        return ((name, views[0]) for name, views in self._named_weights.items())
+
+    def named_buffers(self) -> Iterator[tuple[str, Destination]]:
+        """Yields nothing: `load_weights` also writes what torch modules have as buffers."""
+        return iter(())
+
+    def compute_logits(self, logits: Tensor) -> Tensor:
+        """Returns the logits from which a step's tokens are sampled: the argument.
+
+        A class that extends the workers may assign a function to this attribute of a model, which
+        calls this method and changes the result, for example to forbid tokens. Each step calls it
+        before everything else that changes logits, and ends the engine if it raises. Scores of
+        prompts do not.
+
+        Args:
+            logits: (rows, vocab) of a floating dtype; may be changed in place.
+        """
+        return logits
 
     def destinations(self) -> NamedWeights:
         """Returns `named_weights`, and the destinations of names that transformers' modules give

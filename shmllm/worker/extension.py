@@ -19,6 +19,7 @@ from shmllm.config.views import VllmConfigView
 from shmllm.errors import EngineStartError
 from shmllm.plugins.entry_points import vllm_names
 from shmllm.plugins.qualified_names import in_one_line, load_object
+from shmllm.worker.extension_adapters import AdapterMethods
 
 JOIN_S = 60
 """How long a rank waits for the others, in seconds."""
@@ -26,8 +27,8 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def extend(worker: Any, name: str, info: EngineInfo) -> list[str]:
-    """Give a worker the methods of a class, and the attributes of vLLM's workers that such classes
-    read: `vllm_config` and its parts, and `is_driver_worker`.
+    """Give a worker the methods of a class, and what such classes use of vLLM's workers:
+    `vllm_config` and its parts, `is_driver_worker`, and the methods of `AdapterMethods`.
 
     Args:
         worker: the worker of this rank.
@@ -47,7 +48,7 @@ def extend(worker: Any, name: str, info: EngineInfo) -> list[str]:
     if not isinstance(found, type):
         raise EngineStartError(f"worker_extension_cls {name} is no class")
     names = [each for each in dir(found) if not each.startswith("__")]
-    if taken := [each for each in names if hasattr(own, each)]:
+    if taken := [each for each in names if hasattr(own, each) or hasattr(AdapterMethods, each)]:
         raise EngineStartError(
             f"worker_extension_cls {name} has {', '.join(taken)}, which the worker has itself; "
             "give it another name"
@@ -60,7 +61,8 @@ def extend(worker: Any, name: str, info: EngineInfo) -> list[str]:
         "distributed_init_method": "",
         "is_driver_worker": worker.rank == 0,
     }
-    both: Any = type(own.__name__, (own, found), {"__module__": own.__module__})
+    bases = (AdapterMethods, own, found)
+    both: Any = type(own.__name__, bases, {"__module__": own.__module__})
     try:
         made = both.__new__(both, **given)  # vLLM calls it so, and classes use it to prepare
     except Exception as problem:

@@ -449,6 +449,29 @@ class EngineConformance:
         assert ours.logprobs[0] == plain.logprobs[0]
         assert ours.tokens[5] != plain.tokens[5]
 
+    def test_logits_that_a_class_changes_are_sampled(self, model: Any, gpu_device: Device) -> None:
+        """No token below 40 is sampled, nor has a probability, with and without a penalty."""
+        _, directory = model
+        engines = [Engine(make_config(directory), device) for device in (gpu_device, None)]
+        for engine in engines:
+            own = engine.runner.model
+
+            def without_tokens(logits: torch.Tensor, made: Any = own) -> torch.Tensor:
+                changed: torch.Tensor = type(made).compute_logits(made, logits)
+                changed[..., :40] = -inf
+                return changed
+
+            own.compute_logits = without_tokens
+            engine.add(0, PROMPTS[0], logprobs=VOCAB)
+            engine.add(1, PROMPTS[1], temperature=1.0, max_tokens=9, repetition_penalty=1.5)
+            engine.run()
+        ours, other = engines
+        assert ours.tokens[0] == other.tokens[0]
+        assert min(ours.tokens[0] + ours.tokens[1] + other.tokens[1]) >= 40
+        for _, _, tokens, logprobs in ours.logprobs[0]:
+            found = dict(zip(tokens, logprobs, strict=True))
+            assert all((found[token] == -inf) == (token < 40) for token in range(VOCAB))
+
     @pytest.mark.slow
     def test_the_cache_gets_what_the_largest_step_leaves(
         self, model: Any, gpu_device: Device

@@ -123,6 +123,16 @@ def test_metrics_are_objects_with_the_names_of_vllm(llm: Any) -> None:
     assert not llm.is_paused()
 
 
+def test_methods_of_workers_that_are_methods_of_the_engine(llm: Any) -> None:
+    (report,) = llm.collective_rpc("sleep", kwargs={"level": 1})
+    assert report.asleep
+    assert llm.is_sleeping()
+    assert llm.collective_rpc("wake_up", kwargs={"tags": ["kv_cache"]}) == [False]
+    assert llm.collective_rpc("wake_up") == [True]
+    assert llm.collective_rpc("list_loras") == [set()]
+    assert llm.collective_rpc("check_health") == [None]
+
+
 def test_prompts_are_cut(llm: Any) -> None:
     def tokens(outputs: list[Any]) -> list[int]:
         return list(outputs[0].prompt_token_ids)

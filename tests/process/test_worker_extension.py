@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,18 +14,24 @@ import pytest
 import torch
 from support.commands import command
 from support.engines import attached, named_engine
+from support.lora_adapters import draw, linear_modules, merged
 from support.programs import sockets_of
 from support.reference_models import greedy_tokens, make_model
-from support.trainer_extensions import FromFiles, OneByOne, broadcast, join
+from support.trained_weights import (
+    PROMPT,
+    assert_has_weights_of,
+    tokens_of,
+    trained,
+    weights_of,
+)
+from support.trainer_extensions import Adapts, Forbids, FromFiles, OneByOne, broadcast, join
 from support.variants import slow
 
-from shmllm import LLM, CallError, EngineStartError, RequestError, SamplingParams
+from shmllm import LLM, CallError, EngineStartError, LoRARequest, RequestError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 2**26, "num_threads": 2}
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-PROMPT = [5, 9, 300, 17]
 MODULE = "support.trainer_extensions"
 
 
@@ -40,15 +45,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def policy(old: Path) -> Any:
     """A model of the same shape with other weights, which the trainer has."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_pretrained(old).eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return model
+    return trained(old)
 
 
 @pytest.fixture
@@ -63,23 +60,6 @@ def start(old: Path) -> Iterator[Any]:
     yield run
     for engine in engines:
         engine.close()
-
-
-def weights_of(policy: Any) -> dict[str, torch.Tensor]:
-    return {name: each.detach() for name, each in policy.named_parameters()}
-
-
-def digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
-
-
-def assert_has_weights_of(llm: LLM, policy: Any) -> None:
-    """Every weight has the trainer's bits, and the engine generates what the trainer would."""
-    for name, tensor in weights_of(policy).items():
-        (own,) = llm.collective_rpc("get_weight", args=(name,))
-        assert digest(own) == digest(tensor), name
-    output = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0]
-    assert list(output.token_ids) == greedy_tokens(policy, PROMPT, 12)
 
 
 def free_port() -> int:
@@ -161,6 +141,54 @@ def test_a_checkpoint_in_files(options: Any, start: Any, policy: Any, tmp_path: 
     assert_has_weights_of(llm, policy)
 
 
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_tokens_that_a_class_forbids_are_not_sampled(ranks: int, start: Any) -> None:
+    llm = start(Forbids, tensor_parallel_size=ranks, max_logprobs=-1)
+    tokens = tokens_of(llm)
+    llm.collective_rpc("forbid", args=(tokens[2:4],))
+    others = tokens_of(llm)
+    assert others[:2] == tokens[:2]
+    assert not set(others) & set(tokens[2:4])
+    scored = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
+    output = llm.generate([[*PROMPT, *tokens[:2]]], scored, use_tqdm=False)[0].outputs[0]
+    assert output.logprobs[0][tokens[2]].logprob == -torch.inf
+
+
+def test_adapters_that_a_class_receives(start: Any, old: Path, policy: Any) -> None:
+    llm = start(Adapts, enable_lora=True, max_lora_rank=8)
+    shapes = dict(list(linear_modules(policy).items())[:4])
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16}
+    request = LoRARequest("sent", 7, "another-directory")
+    before = tokens_of(llm)
+    for seed in (1, 2):
+        adapter = draw(shapes, seed)
+        assert llm.collective_rpc("adapt", args=(7, config, adapter)) == [True]
+        assert llm.collective_rpc("adapt", args=(7, config, {})) == [False]
+        assert tokens_of(llm, lora_request=request) == greedy_tokens(
+            merged(original(old), adapter, 2.0), PROMPT, 12
+        )
+        with pytest.raises(RequestError, match="adapter 7 is 'sent' from tensors"):
+            tokens_of(llm, lora_request=LoRARequest("other", 7, "another-directory"))
+        assert llm.collective_rpc("forget", args=(7,)) == [True]
+    assert llm.collective_rpc("forget", args=(7,)) == [False]
+    assert tokens_of(llm) == before
+
+
+@pytest.mark.slow
+def test_a_class_cannot_change_the_adapters_of_several_processes(start: Any) -> None:
+    llm = start(Adapts, enable_lora=True, tensor_parallel_size=2)
+    for call in (("adapt", (7, {}, {})), ("forget", (7,))):
+        with pytest.raises(RequestError, match="cannot change the adapters of 2 processes"):
+            llm.collective_rpc(call[0], args=call[1])
+
+
+def original(directory: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    return auto.from_pretrained(directory).eval()
+
+
 def test_an_engine_in_this_process(start: Any, policy: Any, tmp_path: Path) -> None:
     policy.save_pretrained(tmp_path)
     llm = start(FromFiles, multiprocess=False)
@@ -171,14 +199,14 @@ def test_an_engine_in_this_process(start: Any, policy: Any, tmp_path: Path) -> N
 
 def test_a_tensor_that_does_not_fit_changes_nothing(start: Any, policy: Any) -> None:
     llm = start(FromFiles)
-    before = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    before = tokens_of(llm)
     with pytest.raises(CallError, match="FileNotFoundError"):
         llm.collective_rpc(lambda worker: worker.model_runner.model.load_weights(missing()))
     with pytest.raises(RequestError, match=r"model\.norm\.weight"):
         llm.collective_rpc(
             lambda worker: worker.model.load_weights([("model.norm.weight", torch.ones(3))])
         )
-    assert llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
+    assert tokens_of(llm) == before
 
 
 def missing() -> Iterator[tuple[str, torch.Tensor]]:

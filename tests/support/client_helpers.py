@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 
-def needs(*packages: str) -> pytest.MarkDecorator:
-    """Skips a module's tests, and says which package they need."""
+def needs(*packages: str, how: str = "pip install '.[clients]'") -> pytest.MarkDecorator:
+    """Skips a module's tests, and says which package they need and how to install it."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    reason = f"needs {', '.join(missing)}: pip install '.[clients]'"
+    reason = f"needs {', '.join(missing)}: {how}"
     return pytest.mark.skipif(bool(missing), reason=reason)
 
 

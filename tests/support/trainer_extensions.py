@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 
+from shmllm import LoRARequest
+
 PATIENCE = timedelta(seconds=60)
 
 
@@ -121,6 +123,48 @@ class FromFiles:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     yield name, file.get_tensor(name)
+
+
+class Forbids:
+    """As verl's class, it changes the logits from which tokens are sampled."""
+
+    model_runner: Any
+
+    def forbid(self, tokens: list[int]) -> None:
+        model = self.model_runner.model
+        compute_logits = model.compute_logits
+
+        def without_tokens(logits: torch.Tensor) -> torch.Tensor:
+            changed: torch.Tensor = compute_logits(logits)
+            changed[..., tokens] = -torch.inf
+            return changed
+
+        model.compute_logits = without_tokens
+
+
+class Adapts:
+    """As verl's class, it makes adapters known to its worker by requests with tensors."""
+
+    add_lora: Any
+    remove_lora: Any
+
+    def adapt(self, number: int, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bool:
+        request = LoRARequest("sent", number)
+        if not tensors:
+            return bool(self.add_lora(request))
+        return bool(self.add_lora(RequestWithTensors(request, config, tensors)))
+
+    def forget(self, number: int) -> bool:
+        return bool(self.remove_lora(number))
+
+
+class RequestWithTensors(LoRARequest):
+    """A request with the attributes that verl's has."""
+
+    def __init__(self, request: LoRARequest, config: Any, tensors: Any) -> None:
+        super().__init__(request.lora_name, request.lora_int_id, "no-directory")
+        object.__setattr__(self, "peft_config", config)
+        object.__setattr__(self, "lora_tensors", tensors)
 
 
 class Taken:

@@ -272,6 +272,7 @@ class CpuRunner(LoadedRunner):
         if not plan.samples:
             self._follow(plan, inputs, hidden, None)
             return StepResult([], None, prompt_logprobs, vectors, computing_ns)
+        logits = self.model.compute_logits(logits)
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         result = accept(plan, sampled)

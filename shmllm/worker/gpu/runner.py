@@ -147,7 +147,8 @@ class GpuStep:
     def _sample(self) -> None:
         runner = self._runner
         masks = runner.masks.begin(self._plan.constraints, self._plan.drafts)
-        self._sampled = runner.sampler(self._logits, self._inputs, runner.inputs, self._plan, masks)
+        logits = runner.model.compute_logits(self._logits)
+        self._sampled = runner.sampler(logits, self._inputs, runner.inputs, self._plan, masks)
         self._timer.end()
 
 

@@ -82,6 +82,24 @@ def test_an_abort_takes_internal_ids(llm: Any, engine: FakeEngineClient) -> None
     run(main())
 
 
+def test_it_waits_until_no_request_is_left(llm: Any, engine: FakeEngineClient) -> None:
+    engine.steps_left = 1
+
+    async def main() -> None:
+        await llm.wait_for_requests_to_drain()
+        collector = await llm.add_request("a", [5], params(2))
+        with pytest.raises(TimeoutError):
+            await llm.wait_for_requests_to_drain(drain_timeout=0.02)
+        engine.steps_left = None
+        reading = asyncio.ensure_future(collector.get())
+        await llm.wait_for_requests_to_drain()
+        await reading
+        for reset in (llm.reset_mm_cache, llm.reset_encoder_cache):
+            assert await reset() is None
+
+    run(main())
+
+
 def test_a_collector_has_the_outputs_of_its_request(llm: Any, engine: FakeEngineClient) -> None:
     engine.steps_left = 1
 
