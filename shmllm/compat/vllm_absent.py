@@ -42,19 +42,6 @@ class LRUCacheWorkerLoRAManager(_Absent):
     """Not supported: the engine manages its adapters."""
 
 
-class PyNcclCommunicator(_Absent):
-    """Not supported: torch.distributed has NCCL."""
-
-
-class StatelessProcessGroup(_Absent):
-    """Not supported: torch.distributed has groups."""
-
-    @staticmethod
-    def create(*arguments: Any, **options: Any) -> NoReturn:
-        """Not supported."""
-        _refuse("StatelessProcessGroup")
-
-
 class ModelRegistry:
     """The architectures that shmllm has, and those of plugins."""
 

@@ -21,7 +21,6 @@ def _at(home: str, names: str) -> dict[str, str]:
 
 
 _NO_SERVER = "there is no server; put shmllm.AsyncLLM behind your own"
-_GROUPS = "torch.distributed, or LLM.update_weights, which takes the tensors themselves"
 _ADAPTERS = "LLM.add_lora takes an adapter's directory or its tensors"
 
 UNUSABLE = {
@@ -30,7 +29,6 @@ UNUSABLE = {
     "get_ip": "shmllm opens no ports",
     "trainer_init": "WeightTransferTrainerFactory.trainer_init",
     "packed_nccl_broadcast_producer": "WeightTransferTrainerFactory.trainer_init",
-    **dict.fromkeys(("PyNcclCommunicator", "StatelessProcessGroup"), _GROUPS),
     **dict.fromkeys(("LinearBase", "Fp8Config"), "LLM.apply_model gives the model"),
     **dict.fromkeys(("LoRAModel", "LRUCacheWorkerLoRAManager"), _ADAPTERS),
     "get_adapter_absolute_path": _ADAPTERS,
@@ -92,6 +90,7 @@ HOMES = {
     "IterationStats": "shmllm.plugins.stat_logger",
     "IOProcessor": "shmllm.plugins.io_processor",
     "init_logger": "logging:getLogger",
+    **_at("shmllm.compat.vllm_groups", "PyNcclCommunicator StatelessProcessGroup"),
     "process_weights_after_loading": "shmllm.compat.vllm_worker",
     "random_uuid": "shmllm.compat.vllm_names",
 }

@@ -33,9 +33,9 @@ class AsyncWeightControls:
             reset_prefix_cache=reset_prefix_cache,
         )
 
-    async def start_weight_update(self) -> None:
+    async def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
         """See `LLM.start_weight_update`."""
-        await asyncio.to_thread(self._llm.start_weight_update)
+        await asyncio.to_thread(self._llm.start_weight_update, is_checkpoint_format)
 
     async def finish_weight_update(
         self,

@@ -104,13 +104,22 @@ class WeightControls:
         _refuse_options(has_options)
         self._weight_push.add_by(lambda: self._weight_transfer.receive(update_info, timeout_s))
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
         """Begin an update of several calls of `update_weights`. The engine runs one at a time.
 
+        Args:
+            is_checkpoint_format: True: names and shapes are those of the checkpoint.
+
         Raises:
+            RequestError: `is_checkpoint_format` is False.
             CallOrderError: an update of this or another front end is in progress; also a
                 RuntimeError.
         """
+        if not is_checkpoint_format:
+            raise RequestError(
+                "is_checkpoint_format must be True: weights have the names and shapes of the "
+                "checkpoint"
+            )
         self._weight_push.start()
 
     def finish_weight_update(

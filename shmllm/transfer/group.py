@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.transfer.rendezvous import own_address
+from shmllm.transfer.process_groups import make_gloo, make_nccl
 from shmllm.transfer.trainer_info import NCCLWeightTransferInitInfo
 
 POLL_S = 0.0002
@@ -53,12 +53,12 @@ class Group:
         self._options.timeout = timedelta(seconds=info.broadcast_s)
         self._works: list[Any] = []
         self._group: Any = None
-        self._store: Any = distributed.PrefixStore("group", store)
         try:
             if backend == "gloo":
-                self._group = _gloo(self._store, store, rank, size, info)
+                count = info.packed_num_buffers
+                self._group = make_gloo("group", store, rank, size, info.timeout_s, count)
             else:
-                self._group = _nccl(self._store, rank, size, info)
+                self._group = make_nccl("group", store, rank, size, info.broadcast_s)
             self._connect(device, info.timeout_s)
         except RuntimeError as problem:
             if isinstance(problem, RequestError):
@@ -94,7 +94,7 @@ class Group:
     def close(self) -> None:
         """Leave the group. Idempotent. gloo does not interrupt a broadcast: one that is under way
         ends when the others have left, or at its deadline, and the group with it."""
-        group, self._group, self._store = self._group, None, None
+        group, self._group = self._group, None
         works, self._works = self._works, []
         if group is None:
             return
@@ -135,25 +135,3 @@ def first_line(problem: Exception) -> str:
     """The first line of an error's message, without the place in torch's sources."""
     text = str(problem).partition("\n")[0]
     return text.partition("] ")[2] if text.startswith("[/") else text
-
-
-def _gloo(prefixed: Any, store: Any, rank: int, size: int, info: NCCLWeightTransferInitInfo) -> Any:
-    kind: Any = import_module("torch.distributed").ProcessGroupGloo
-    options = kind._Options()
-    options._timeout = timedelta(seconds=info.timeout_s)  # to connect
-    options._threads = info.packed_num_buffers
-    address = own_address(store.host, store.port)
-    options._devices = [kind.create_device(hostname=address)]
-    return kind(prefixed, rank, size, options)
-
-
-def _nccl(prefixed: Any, rank: int, size: int, info: NCCLWeightTransferInitInfo) -> Any:
-    try:
-        from torch.distributed import ProcessGroupNCCL
-    except ImportError:
-        raise RequestError(
-            "this torch has no NCCL; the backend 'gloo' sends weights through the CPU"
-        ) from None
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=info.broadcast_s)
-    return ProcessGroupNCCL(prefixed, rank, size, options)

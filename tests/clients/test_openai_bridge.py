@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 from support.client_helpers import needs
 from support.engines import assert_unused, named_engine, stats_of
-from support.programs import ROOT, environment, kill, python, watched
+from support.programs import ROOT, environment, free_port, kill, python, watched
 from support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
@@ -30,12 +29,6 @@ BRIDGE = ROOT / "examples" / "openai_bridge.py"
 ASK = [{"role": "user", "content": "def fibonacci(n):"}]
 GREEDY: dict[str, Any] = {"model": "any", "messages": ASK, "temperature": 0, "max_tokens": 12}
 ENDLESS: dict[str, Any] = GREEDY | {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

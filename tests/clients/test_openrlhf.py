@@ -11,6 +11,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ import torch
 from conftest import engine_processes
 from support.client_helpers import needs, ray_environment
 from support.grpo_runs import environment_kept, make_policy
-from support.programs import result_of, run_source
+from support.programs import free_port, result_of, run_source
 from support.reference_models import greedy_tokens
+from support.trained_weights import trained, weights_of
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import CallError, SamplingParams
@@ -33,6 +36,7 @@ pytestmark = [
     needs("openrlhf", "ray", "aiohttp", how="docs/clients.md"),
 ]
 
+HOST = "127.0.0.1"
 PROMPT = [5, 9, 30, 17]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 # What OpenRLHF's create_vllm_engines passes, with a dtype in which tokens can be compared.
@@ -108,6 +112,13 @@ def expected(directory: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def actor(directory: Path, runner: asyncio.Runner) -> Iterator[Any]:
+    with started(directory, runner) as made:
+        yield made
+
+
+@contextmanager
+def started(directory: Path, runner: asyncio.Runner) -> Iterator[Any]:
+    """An actor of OpenRLHF, in this process."""
     with environment_kept():
         os.environ["RAY_ADDRESS"] = "not used"
         shim.install()
@@ -175,13 +186,41 @@ def test_it_sleeps_and_wakes_up(actor: Any, runner: asyncio.Runner, expected: li
     assert runner.run(run()) == expected
 
 
+def compute_without_a_gpu(worker: Any) -> None:
+    """Make tensors that are meant for a GPU in the memory of the host."""
+    import torch
+
+    empty: Any = torch.empty
+    cuda: Any = torch.cuda
+    torch.empty = lambda *shape, device=None, **options: empty(*shape, **options)  # type: ignore
+    cuda.current_stream = lambda: None
+
+
+def test_new_weights_are_broadcast_to_its_workers(directory: Path, runner: asyncio.Runner) -> None:
+    policy, port = trained(directory), free_port()
+
+    async def run(actor: Any) -> None:
+        await actor.llm.collective_rpc(compute_without_a_gpu)
+        with ThreadPoolExecutor(1) as trainer:
+            group = trainer.submit(stateless_init_process_group, HOST, port, 0, 2, "cpu")
+            await actor.init_process_group(HOST, port, 1, 2, "group", "nccl", False)
+            for name, tensor in weights_of(policy).items():
+                sent = trainer.submit(group.result().broadcast, tensor.clone(), src=0)
+                await actor.update_weight(name, tensor.dtype, tensor.shape)
+                sent.result()
+        assert await tokens_of(actor) == greedy_tokens(policy, PROMPT, 12)
+
+    with started(directory, runner) as actor:
+        from openrlhf.utils.distributed_util import stateless_init_process_group
+
+        runner.run(run(actor))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a computer without a GPU does")
 def test_its_workers_refuse_new_weights_without_a_gpu(
     actor: Any, runner: asyncio.Runner, expected: list[int]
 ) -> None:
     shape = [64]
-    with pytest.raises(CallError, match="NotImplementedError: vllm's StatelessProcessGroup"):
-        runner.run(actor.init_process_group("127.0.0.1", 1, 1, 2, "group", "nccl", False))
     with pytest.raises(CallError, match=r"mismatch dtype: src torch\.float16, dst torch\.float32"):
         runner.run(actor.update_weight("model.norm.weight", torch.float16, shape))
     for call in (

@@ -15,7 +15,7 @@ import torch
 from support.commands import command
 from support.engines import attached, named_engine
 from support.lora_adapters import draw, linear_modules, merged
-from support.programs import sockets_of
+from support.programs import free_port, sockets_of
 from support.reference_models import greedy_tokens, make_model
 from support.trained_weights import (
     PROMPT,
@@ -24,10 +24,11 @@ from support.trained_weights import (
     trained,
     weights_of,
 )
-from support.trainer_extensions import Adapts, Forbids, FromFiles, OneByOne, broadcast, join
+from support.trainer_extensions import HOST, Adapts, Forbids, FromFiles, OneByOne
 from support.variants import slow
 
 from shmllm import LLM, CallError, EngineStartError, LoRARequest, RequestError, SamplingParams
+from shmllm.compat.vllm_groups import PyNcclCommunicator, StatelessProcessGroup
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -62,10 +63,8 @@ def start(old: Path) -> Iterator[Any]:
         engine.close()
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def trainers_end(port: int, size: int) -> PyNcclCommunicator:
+    return PyNcclCommunicator(StatelessProcessGroup.create(HOST, port, 0, size), "cpu")
 
 
 @pytest.mark.parametrize("ranks", [slow(1), 2])
@@ -73,13 +72,13 @@ def test_a_call_for_each_weight(ranks: int, start: Any, policy: Any) -> None:
     llm = start(OneByOne, tensor_parallel_size=ranks)
     size, port = ranks + 1, free_port()
     with ThreadPoolExecutor(1) as trainer:
-        group = trainer.submit(join, port, 0, size)
+        group = trainer.submit(trainers_end, port, size)
         joined = llm.collective_rpc(
             "init_process_group", args=(port, 1), kwargs={"world_size": size}
         )
         assert joined == list(range(1, size))
         for name, tensor in weights_of(policy).items():
-            sent = trainer.submit(broadcast, group.result(), tensor.clone())
+            sent = trainer.submit(group.result().broadcast, tensor.clone(), 0)
             kwargs = {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
             assert llm.collective_rpc("update_weight", kwargs=kwargs) == [None] * ranks
             sent.result()
@@ -220,7 +219,7 @@ def missing() -> Iterator[tuple[str, torch.Tensor]]:
         ("no.such.module.Class", "cannot be imported: ModuleNotFoundError"),
         (f"{MODULE}.Taken", "has get_model, which the worker has itself"),
         (f"{MODULE}.Fails", "cannot be made: RuntimeError: no GPU"),
-        (f"{MODULE}.join", "is no class"),
+        (f"{MODULE}.HOST", "is no class"),
         ("Class", "must be 'module.Class', got 'Class'"),
         (7, "must be 'module.Class', got 7"),
     ],

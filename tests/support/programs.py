@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -172,3 +173,11 @@ def open_files(pid: int) -> list[str]:
 def sockets_of(pid: int) -> list[str]:
     """The sockets among the descriptors of a process."""
     return [name for name in open_files(pid) if name.startswith("socket:")]
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -8,7 +8,6 @@ prime-rl. Tensors travel over gloo, in shared memory, and in files.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from multiprocessing.connection import Client
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -20,44 +19,30 @@ from safetensors import safe_open
 
 from shmllm import LoRARequest
 
-PATIENCE = timedelta(seconds=60)
-
-
-def join(port: int, rank: int, size: int) -> Any:
-    """Join a group beside torch.distributed's default one, whose rank 0 has the store."""
-    host = "127.0.0.1"
-    tcp: Any = dist
-    store = tcp.TCPStore(host, port, size, rank == 0, PATIENCE, wait_for_workers=False)
-    device = dist.ProcessGroupGloo.create_device(interface="lo")
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices, options._timeout = [device], PATIENCE
-    return dist.ProcessGroupGloo(tcp.PrefixStore("update", store), rank, size, options)
-
-
-def broadcast(group: Any, tensor: torch.Tensor) -> None:
-    """Send a tensor of rank 0 to the others, which receive it in theirs."""
-    options = dist.BroadcastOptions()
-    options.rootRank = options.rootTensor = 0
-    group.broadcast([tensor], options).wait()
+HOST = "127.0.0.1"
 
 
 class OneByOne:
     """As OpenRLHF's `WorkerWrap`: a call for each weight, in a group with the trainer."""
 
-    rank: int
+    device: Any
     model_config: Any
     model_runner: Any
 
     def init_process_group(self, port: int, rank_offset: int, world_size: int) -> int:
         assert dist.is_initialized(), "the worker is in the default group"
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+
         rank = dist.get_rank() + rank_offset
-        self._model_update_group = join(port, rank, world_size)
+        group = StatelessProcessGroup.create(HOST, port, rank, world_size)
+        self._model_update_group = PyNcclCommunicator(group, device=self.device)
         return rank
 
     def update_weight(self, name: str, dtype: torch.dtype, shape: list[int]) -> None:
         assert dtype == self.model_config.dtype, f"{dtype}, {self.model_config.dtype}"
         weight = torch.empty(shape, dtype=dtype)
-        broadcast(self._model_update_group, weight)
+        self._model_update_group.broadcast(weight, src=0)
         self.model_runner.model.load_weights(weights=[(name, weight)])
         del weight
 

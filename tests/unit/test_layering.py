@@ -104,7 +104,7 @@ RULES = {
         lazy_packages="numpy prometheus_client rich",
     ),
     "shmllm.compat": Rule(
-        "errors frontend outputs params",
+        "errors frontend outputs params transfer",
         lazy="models",
         lazy_packages="peft torch transformers trl",
     ),
