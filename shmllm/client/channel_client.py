@@ -38,6 +38,7 @@ from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.layout import EngineState
 from shmllm.ipc.output_waiter import OutputWaiter
+from shmllm.ipc.ring import RingWriter
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
@@ -124,6 +125,11 @@ class ChannelEngineClient:
     def pid(self) -> int:
         """The pid of the engine process."""
         return self._engine.pid
+
+    @property
+    def ring(self) -> RingWriter:
+        """The ring of requests, also after the engine's end."""
+        return self._channel.requests
 
     @property
     def waiter(self) -> OutputWaiter:

@@ -16,6 +16,7 @@ from shmllm.params.request import EngineCoreRequest
 from shmllm.wire.messages import SHUTTING_DOWN, Rejected, WeightVersion
 
 TWO_DEATHS = "it was running when two engines died, and is not tried a third time"
+NOT_SENT = 2**63
 OTHER_WEIGHTS = "its engine has ended, and no other engine has the weights that it began with"
 
 
@@ -28,6 +29,7 @@ class Flight:
         chain: the `chain_hashes` of its prompt.
         placement: where it is; None: nowhere, because its engine has ended.
         place: counts the placements of all requests: an engine gets them in this order.
+        sent_at: the position in the engine's ring of requests behind it.
         version: the version of the weights with which it began.
         num_deaths: how many engines have ended while they ran it.
         is_aborted: whether its end was asked for.
@@ -38,6 +40,7 @@ class Flight:
     chain: Sequence[int]
     placement: Placement | None = None
     place: int = 0
+    sent_at: int = NOT_SENT
     version: int | str = 0
     num_deaths: int = 0
     is_aborted: bool = False
@@ -103,6 +106,7 @@ class Flights:
         placed = self._router.place(flight.chain, num_tokens, 1, engines)
         self._num_placed += 1
         flight.place = self._num_placed
+        flight.sent_at = NOT_SENT
         flight.version = self.versions[placed.engine]
         flight.placement = placed
 
@@ -177,11 +181,17 @@ class Flights:
         if placed is not None and placed.engine in self.alive:
             self._router.ended(placed)
 
-    def lose_engine(self, engine: int) -> None:
-        """An engine has ended. Its requests are `stranded`; those that came first were running.
-        Idempotent."""
+    def lose_engine(self, engine: int, taken: int = NOT_SENT) -> None:
+        """An engine has ended. Its requests are `stranded`; those that it took first were running.
+        Idempotent.
+
+        Args:
+            engine: the engine.
+            taken: the position up to which it has read its ring of requests.
+        """
         if engine in self.alive:
-            here = [each for each in self._flights.values() if _is_at(each, engine)]
+            at_it = (each for each in self._flights.values() if _is_at(each, engine))
+            here = [flight for flight in at_it if flight.sent_at <= taken]
             here.sort(key=lambda flight: flight.place)
             self._ran[engine] = frozenset(f.request.number for f in here[: self._num_rows[engine]])
             self.alive.remove(engine)

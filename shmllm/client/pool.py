@@ -262,7 +262,7 @@ class EnginePool:
         self._take(engine)
         self._death = self._deaths[engine] = death
         self._has_losses = True
-        self._flights.lose_engine(engine)
+        self._flights.lose_engine(engine, self._clients[engine].ring.consumed_position)
 
     @property
     def _is_starting(self) -> bool:
@@ -275,7 +275,7 @@ class EnginePool:
             return
         try:
             for engine, death in [*self._deaths.items()]:
-                self._flights.lose_engine(engine)
+                self._flights.lose_engine(engine, self._clients[engine].ring.consumed_position)
                 self._start_again(engine, death, "has ended")
                 self._deaths.pop(engine, None)
             if self._revival is not None:
@@ -353,7 +353,9 @@ class EnginePool:
             self._has_losses = True
             self._check_any()
             return
-        self._with(flight.placement.engine, lambda client: client.add(flight.request))
+        engine = flight.placement.engine
+        self._with(engine, lambda client: client.add(flight.request))
+        flight.sent_at = self._clients[engine].ring.position
 
     # What `PoolCalls` uses.
 

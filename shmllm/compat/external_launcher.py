@@ -21,11 +21,12 @@ BACKEND = "external_launcher"
 """The value of vLLM's option `distributed_executor_backend`."""
 
 _SHARED = """
-    abandon_weight_update add_lora apply_model beam_search chat collective_rpc embed encode
-    enqueue finish_weight_update generate get_default_sampling_params get_metrics
-    get_tokenizer get_weight_version health is_paused is_sleeping list_loras pause_generation
-    pin_lora remove_lora reset_prefix_cache resume_generation score sleep start_weight_update
-    wait_for_completion wake_up _num_unfinished
+    abandon_weight_update add_lora apply_model beam_search chat collective_rpc
+    compute_weight_checksums embed encode enqueue finish_weight_update generate
+    get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
+    health is_paused is_sleeping list_loras pause_generation pin_lora remove_lora
+    reset_prefix_cache resume_generation score score_tokens sleep start_weight_update
+    update_weight_version wait_for_completion wake_up _num_unfinished
 """
 CALLS = frozenset(_SHARED.split())
 """The methods of `LLM` that the first process makes for all."""

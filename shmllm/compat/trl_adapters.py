@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 from shmllm.errors import RequestError
@@ -51,12 +52,11 @@ def _base_of(generation: Any) -> Iterator[tuple[str, Any]]:
 
 def _tensors_of(generation: Any) -> dict[str, Any]:
     """The adapter's tensors, by the names of adapter_model.safetensors."""
-    from peft import get_peft_model_state_dict
-
+    peft: Any = import_module("peft")
     model = generation.model
     adapted = [each for name, each in model.named_parameters() if model.prefix in name]
     with generation._dist.gather_params(adapted):
-        state = get_peft_model_state_dict(
+        state = peft.get_peft_model_state_dict(
             model, adapter_name=model.active_adapter, save_embedding_layers=False
         )
         return {name: tensor.detach().cpu() for name, tensor in state.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from support.fakes import info
@@ -62,6 +63,7 @@ class FakeMember:
         calls: what was asked, with its argument.
         answers: to what is asked, or the exception to raise; None to all else.
         counters: what `stats` returns; empty: the number of requests.
+        ring: as `ChannelEngineClient.ring`; a request has one byte.
         refusal: the message with which it refuses requests; None: it takes them.
     """
 
@@ -82,6 +84,7 @@ class FakeMember:
         self.answers: dict[Method, Any] = {Method.GET_WEIGHT_VERSION: version}
         self.refusal: str | None = None
         self.counters: dict[str, int] = {}
+        self.ring = SimpleNamespace(position=0, consumed_position=0)
         self._inbox: list[EngineOutput] = []
 
     def poll_ready(self, progress: object = None) -> Any:
@@ -90,8 +93,10 @@ class FakeMember:
 
     def add(self, request: EngineCoreRequest) -> None:
         assert request.number not in self.num_sent, "sent twice"
+        self.ring.position += 1
         if self.is_dead:
             return  # the ring has room
+        self.ring.consumed_position = self.ring.position
         if self.refusal is not None:
             self._inbox.append(Rejected(request.number, self.refusal))
             return

@@ -66,6 +66,8 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "max_logprobs": (["--max-logprobs", "50"], 50),
     "logprobs_mode": (["--logprobs-mode", "raw_logits"], "raw_logits"),
     "logits_processors": (["--logits-processors", "a.b:C,d:E"], ("a.b:C", "d:E")),
+    "worker_extension_cls": (["--worker-extension-cls", "a.b.C"], "a.b.C"),
+    "weight_transfer_config": (["--weight-transfer-config", "gloo"], "gloo"),
     "enforce_eager": (["--enforce-eager"], True),
     "speculative_config": (
         ["--draft", "suffix", "--draft-tokens", "3"],

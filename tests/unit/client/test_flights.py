@@ -117,6 +117,18 @@ def test_waiting_requests_survive_any_number_of_deaths_and_running_ones_two():
     assert ran[0].problem == ""
 
 
+def test_a_request_that_an_engine_has_not_taken_did_not_run_there():
+    flights = make(3)
+    (flight,) = begin(flights, 1)
+    for taken, num_deaths in ((7, 1), (6, 1), (7, 2)):
+        flight.sent_at = 7
+        flights.lose_engine(flight.placement.engine, taken)
+        lose_all(flights)
+        assert flight.num_deaths == num_deaths
+        flights.place_again(flight)
+    assert flight.problem == TWO_DEATHS
+
+
 def test_a_request_that_ran_at_two_deaths_has_a_problem():
     flights = make(3)
     (flight,) = begin(flights, 1)
