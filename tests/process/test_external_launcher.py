@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support import shared_engine_driver
 from support.programs import environment_of_test_files, kill, read_line
+from support.variants import slow
 from support.waiting import PATIENCE_S
 
 from shmllm import LLM
@@ -97,7 +98,7 @@ def test_all_processes_have_the_results_and_the_errors_of_one_engine(tmp_path: P
             assert "SIGKILL" in answer
 
 
-@pytest.mark.parametrize("killed", [LEADER, pytest.param(OTHER, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("killed", list(map(slow, (LEADER, OTHER))))
 def test_a_killed_process_leaves_nothing_and_the_other_one_raises(
     tmp_path: Path, killed: int
 ) -> None:

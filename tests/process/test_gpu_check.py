@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.variants import slow
 from support.waiting import wait_until
 
 from shmllm.models.matrices import FORMATS
@@ -317,7 +318,8 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    ("number", "code"),
+    [slow(signal.SIGHUP, 129), slow(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
 def test_a_signal_ends_the_part_that_runs(tmp_path, number, code):
     with rehearse_first(tmp_path) as (process, part):

@@ -109,7 +109,7 @@ def in_each(llm: LLM) -> list[dict[str, str]]:
     [
         pytest.param({}, True, marks=pytest.mark.slow),
         ({"tensor_parallel_size": 2, "num_threads": 2}, True),
-        ({"data_parallel_size": 2, "num_threads": 2}, True),
+        pytest.param({"data_parallel_size": 2, "num_threads": 2}, True, marks=pytest.mark.slow),
         pytest.param({"multiprocess": False}, True, marks=pytest.mark.slow),
         pytest.param(
             {"pipeline_parallel_size": 2, "num_threads": 2}, False, marks=pytest.mark.slow

@@ -500,7 +500,7 @@ def main() -> None:
         routers()
         meetings()
         latents(facts, key, "all-attention" in parts)
-    chosen = [("int4", torch.bfloat16), ("q5_k", torch.float16)] if "some-packed" in parts else []
+    chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]
     for kind, dtype in chosen:
