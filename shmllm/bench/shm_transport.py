@@ -19,9 +19,9 @@ from shmllm.bench.transports import Decode, FdHandle, Transport
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.core_waiter import CoreWaiter
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotRef, SlotWriter
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 
 IN_RING, IN_SLOT = 1, 2

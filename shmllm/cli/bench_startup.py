@@ -117,7 +117,7 @@ def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
     from shmllm.errors import EngineStartError
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry
-    from shmllm.ipc.layout import EngineState
+    from shmllm.ipc.states import EngineState
 
     name = f"bench-startup-{os.getpid()}"
     command = named_engine_command(name, make_engine_config(**engine))

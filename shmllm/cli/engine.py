@@ -166,7 +166,7 @@ def errors(name: str, as_json: bool) -> None:
     from shmllm.errors import SegmentError
     from shmllm.ipc import registry
     from shmllm.ipc.control import ControlView
-    from shmllm.ipc.layout import SegmentKind
+    from shmllm.ipc.states import SegmentKind
     from shmllm.monitor.find import open_segment
 
     path = registry.control_path(name)
@@ -271,7 +271,7 @@ def _wait_until_ready(
     name: str, model: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float
 ) -> int:
     from shmllm.ipc import registry
-    from shmllm.ipc.layout import EngineState
+    from shmllm.ipc.states import EngineState
 
     status = Status()
     deadline = time.monotonic() + timeout_s

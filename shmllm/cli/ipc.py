@@ -124,8 +124,9 @@ def describe(entry: NamedSegment) -> dict[str, Any]:
     """One row of `ls`."""
     from shmllm.errors import IpcError
     from shmllm.ipc.client_state import client_state
-    from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, SegmentKind
+    from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT
     from shmllm.ipc.ring_state import peek
+    from shmllm.ipc.states import SegmentKind
 
     record: dict[str, Any] = {"name": entry.path.name}
     try:
@@ -191,12 +192,9 @@ def contents(segment: Segment, num_records: int, engine: int) -> dict[str, Any]:
     """
     from shmllm.ipc.client_state import client_state
     from shmllm.ipc.control import ControlView
-    from shmllm.ipc.layout import (
-        OUTPUT_RING_LAYOUT,
-        REQUEST_RING_LAYOUT,
-        SegmentKind,
-    )
+    from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT
     from shmllm.ipc.ring_state import peek
+    from shmllm.ipc.states import SegmentKind
     from shmllm.wire.messages import RecordKind
 
     found: dict[str, Any] = {

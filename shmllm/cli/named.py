@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shmllm.client.attached import AttachedEngineClient
-    from shmllm.ipc.layout import EngineState
     from shmllm.ipc.segment import Segment
+    from shmllm.ipc.states import EngineState
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def attach_control(path: Path, pid: int) -> Segment | None:
     from shmllm.errors import IpcError
     from shmllm.ipc import registry
     from shmllm.ipc.control import ControlView
-    from shmllm.ipc.layout import SegmentKind
+    from shmllm.ipc.states import SegmentKind
 
     try:
         control = registry.attach(path, SegmentKind.CONTROL, "the engine")

@@ -20,9 +20,9 @@ from shmllm.ipc.client_bell import name_bell
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.error_log import reason_for
-from shmllm.ipc.layout import Answer, EngineState, SegmentKind
 from shmllm.ipc.liveness import open_pidfd, wait_for_end
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Answer, EngineState, SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.wire.messages import Text
 

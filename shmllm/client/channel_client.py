@@ -36,10 +36,10 @@ from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.error_log import LoggedError
-from shmllm.ipc.layout import EngineState
 from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.ring import RingWriter
 from shmllm.ipc.slots import Slot, SlotRef
+from shmllm.ipc.states import EngineState
 from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.outputs.columns import Embeddings, OutputColumns

@@ -17,9 +17,9 @@ from shmllm.errors import EngineDeadError, EngineStartError
 from shmllm.ipc.access import Access
 from shmllm.ipc.client_bell import name_bell
 from shmllm.ipc.client_channel import ClientChannel
-from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import EngineState, SegmentKind
 from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.wire import codec

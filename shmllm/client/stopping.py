@@ -20,8 +20,8 @@ from shmllm.ipc import registry
 from shmllm.ipc.access import Access
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.core_waiter import core_doorbell
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 WAIT_S = 0.1
 KILL_PATIENCE_S = 10.0

@@ -21,9 +21,10 @@ from shmllm.ipc import error_log, registry
 from shmllm.ipc.access import Access
 from shmllm.ipc.client_bell import bell_of
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import NUM_CLIENTS, Answer, SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS
 from shmllm.ipc.liveness import open_pidfd
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Answer, SegmentKind
 
 ANSWERS = {
     SessionEnd.TOO_SLOW: Answer.TOO_SLOW,

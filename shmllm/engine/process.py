@@ -31,8 +31,8 @@ from shmllm.ipc import registry
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.error_log import front_end
-from shmllm.ipc.layout import EngineState
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import EngineState
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.params.request import EngineCoreRequest
 from shmllm.wire import codec

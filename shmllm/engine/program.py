@@ -17,8 +17,8 @@ from shmllm.engine.process import EXIT_FAILED_START, EngineProcess
 from shmllm.engine.session import Session
 from shmllm.errors import SegmentError, ShmLLMError
 from shmllm.ipc import bus_guard, registry
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 
 def _run_private(

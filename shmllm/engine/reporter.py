@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from shmllm.engine.core import EngineCore
 from shmllm.engine.step_timings import StepTimings
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import EngineState
+from shmllm.ipc.states import EngineState
 from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.outputs.columns import OutputColumns
 

@@ -6,18 +6,15 @@ each kind of call do the work.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shmllm.client.protocol import StartProgress
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.views import VllmConfigView
-from shmllm.errors import RequestError, ShmLLMError
-from shmllm.frontend import pooling, scoring
-from shmllm.frontend.adapters import Adapters, set_adapters
+from shmllm.errors import ShmLLMError
+from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.beam_search import BeamSearch
 from shmllm.frontend.engine_controls import EngineControls
 from shmllm.frontend.engine_options import (
@@ -30,46 +27,37 @@ from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
 from shmllm.frontend.input_processor import (
     Params,
-    PreparedRequest,
     Priority,
     Prompt,
     as_list,
     set_priorities,
 )
 from shmllm.frontend.io_processing import (
-    PLUGIN_TASK,
     is_data,
-    make_io_processor,
     prompts_of,
     result_of,
 )
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
+from shmllm.frontend.scoring_calls import ScoringCalls
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.weight_push import WeightPush
 from shmllm.frontend.weight_transfer import WeightTransfer
 from shmllm.outputs.beam_search import BeamSearchOutput
-from shmllm.outputs.pooling import (
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-)
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.beam_search import BeamSearchParams
 from shmllm.params.lora import LoRARequest
-from shmllm.params.pooling import PoolerConfig, PoolingParams
+from shmllm.params.pooling import PoolerConfig
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
-from shmllm.plugins.io_processor import IOProcessor
 
 if TYPE_CHECKING:
     from shmllm.frontend.engine_args import EngineArgs  # which needs the options, not LLM
 
 
 @takes_llm_options
-class LLM(EngineControls):
+class LLM(EngineControls, ScoringCalls):
     """A model and the engine process that runs it.
 
     Args:
@@ -323,122 +311,6 @@ class LLM(EngineControls):
         """
         return BeamSearch(self.front_end, params).run(as_list(prompts), concurrency_limit)
 
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-        pooling_task: str | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Compute a vector of each prompt from the hidden states after the model's final norm.
-
-        Args:
-            prompts: as for `generate`; up to `max_model_len` tokens.
-            pooling_params: one for all prompts or one for each.
-            use_tqdm: show a progress bar on stderr.
-            pooling_task: "embed", or None, which means the same; "plugin" for {"data": ...}.
-
-        Returns:
-            One output for each prompt, in their order; `outputs.data` is the vector.
-
-        Raises:
-            RequestError: a prompt or parameter is wrong; nothing was queued.
-            EngineDeadError: the engine died.
-        """
-        if is_data(prompts) and pooling_task in (None, PLUGIN_TASK):
-            io = self.find_io_processor()
-            of_data = io.merge_pooling_params(pooling_params)  # type: ignore[arg-type]
-            done = self.encode(prompts_of(io, prompts), of_data, use_tqdm=use_tqdm)
-            return result_of(io, done)
-        pooling.check_task(pooling_task)
-        requests = pooling.prepare(
-            self.front_end, as_list(prompts), pooling_params, self.pooler_config
-        )
-        return pooling.run(self.front_end, requests, use_tqdm)
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        use_tqdm: bool = True,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """Like `encode`, but `outputs.embedding` is a list of floats."""
-        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
-        return [pooling.as_embedding(output) for output in outputs]
-
-    def score(
-        self,
-        data_1: Prompt | Sequence[Prompt],
-        data_2: Prompt | Sequence[Prompt],
-        /,
-        *,
-        use_tqdm: bool = True,
-        pooling_params: PoolingParams | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """Compute the similarity of prompts: the cosine between their embeddings.
-
-        Args:
-            data_1: one prompt, or as many as `data_2` has.
-            data_2: one prompt or several.
-            use_tqdm: show a progress bar on stderr.
-            pooling_params: one for all prompts.
-
-        Returns:
-            One output for each prompt of `data_2`; `outputs.score` lies between -1 and 1.
-        """
-        first, second = as_list(data_1), as_list(data_2)
-        if not first or not second or len(first) not in (1, len(second)):
-            raise RequestError(
-                f"score takes one prompt and several, or two lists of equal length; got "
-                f"{len(first)} and {len(second)}"
-            )
-        vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
-        ones = vectors[: len(first)] * (len(second) if len(first) == 1 else 1)
-        return [
-            pooling.similarity(one, other)
-            for one, other in zip(ones, vectors[len(first) :], strict=True)
-        ]
-
-    def score_tokens(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        completions: Sequence[Sequence[int]],
-        *,
-        use_tqdm: bool = False,
-        lora_request: Adapters = None,
-    ) -> list[list[float]]:
-        """Compute the log-probabilities of given completions under the weights in force.
-
-        Args:
-            prompts: as for `generate`, but no embeddings.
-            completions: the token ids of one completion for each prompt; a completion may be empty.
-                Prompt i with completion i has at most `max_model_len - 1` tokens.
-            use_tqdm: show a progress bar on stderr.
-            lora_request: as for `generate`.
-
-        Returns:
-            A list for each prompt, in their order, with a float32 number for each token of its
-            completion, given the prompt and the tokens before. They are the numbers that
-            `prompt_logprobs` reports, bit for bit, so `logprobs_mode` may make logits of them.
-            The temperature is 1. An update of the weights during the call may fall between two
-            prompts, and between two chunks of a prompt.
-
-        Raises:
-            RequestError: a prompt or a completion is wrong, and nothing was queued; or another
-                call, such as `pause_generation("abort")`, ended the scoring.
-            EngineDeadError: the engine died.
-        """
-        requests = scoring.prepare(self.front_end, as_list(prompts), completions)
-        self._set_adapters(requests, lora_request)
-        with closing(self.front_end.run_each(requests, use_tqdm)) as ended:
-            scores = {
-                state.index: scoring.scores_of(state, len(completions[state.index]))
-                for state in ended
-            }
-        return [scores[index] for index in sorted(scores)]
-
     @property
     def llm_engine(self) -> EngineView:
         """The engine's configuration and model, under vLLM's names."""
@@ -506,7 +378,7 @@ class LLM(EngineControls):
         self._weight_transfer = WeightTransfer(front_end.dispatcher)
         self.facts = front_end.info
         self.model_defaults = front_end.model_defaults
-        self._io_processor: IOProcessor[Any, Any] | None = None
+        self._io_processor = None
         self._stat_loggers = StatLoggers((), front_end.client, 1.0)
 
     def _use_plugins(self, options: FrontEndConfig) -> None:
@@ -521,26 +393,6 @@ class LLM(EngineControls):
         except BaseException:
             self.close()
             raise
-
-    def find_io_processor(self) -> IOProcessor[Any, Any]:
-        """The IO processor, which is made at the first call.
-
-        Raises:
-            EngineStartError: there is none, or it cannot be made.
-        """
-        if self._io_processor is None:
-            own = weakref.ref(self)  # a circle would outlive its last user
-            self._io_processor = make_io_processor(
-                self._io_processor_name,
-                self.facts,
-                self.model_defaults,
-                lambda: own().get_tokenizer(),  # type: ignore[union-attr]
-            )
-        return self._io_processor
-
-    def _set_adapters(self, requests: list[PreparedRequest], lora_request: Adapters) -> None:
-        """Set the adapters of requests; the engine reads those that it does not know."""
-        self.front_end.add_adapters(set_adapters(requests, lora_request, self.facts))
 
     def _num_unfinished(self) -> int:
         """How many queued requests have not ended, for `llm_engine`."""

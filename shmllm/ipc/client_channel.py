@@ -11,13 +11,13 @@ from shmllm.ipc.channel import ChannelEnd
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.core_waiter import core_doorbell
 from shmllm.ipc.error_log import LoggedError
-from shmllm.ipc.layout import ClientState, EngineState
 from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.ring import BytesLike, RingWriter
 from shmllm.ipc.ring_reader import Decode, RingReader
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
+from shmllm.ipc.states import ClientState, EngineState
 from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy, wake_if_parked, wake_if_parked_for_room
 from shmllm.ipc.words import Word

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 from shmllm.ipc import layout
 from shmllm.ipc.error_log import ErrorLogWriter, LoggedError, read_errors
 from shmllm.ipc.histogram import Durations, HistogramWriter, read_histogram
-from shmllm.ipc.layout import NONCE_STEP, Answer, EngineState
+from shmllm.ipc.layout import NONCE_STEP
 from shmllm.ipc.segment import Segment, pid_namespace
+from shmllm.ipc.states import Answer, EngineState
 from shmllm.ipc.stats import Histogram, Mark, Stat
 from shmllm.ipc.step_log import StepLogReader, StepLogWriter
 from shmllm.ipc.words import Numbers, PlainWord, Word, WordTable

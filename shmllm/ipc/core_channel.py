@@ -5,12 +5,12 @@ from __future__ import annotations
 from shmllm.ipc import layout
 from shmllm.ipc.channel import ChannelEnd
 from shmllm.ipc.doorbell import open_doorbell
-from shmllm.ipc.layout import ClientState
 from shmllm.ipc.ring import BytesLike, RingWriter
 from shmllm.ipc.ring_reader import RingReader
 from shmllm.ipc.ring_statistics import StatisticsLine
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
+from shmllm.ipc.states import ClientState
 from shmllm.ipc.wait import wake_if_parked, wake_if_parked_for_any
 from shmllm.ipc.words import Word
 

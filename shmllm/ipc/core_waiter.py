@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from shmllm.ipc import layout
 from shmllm.ipc.doorbell import Doorbell, open_shared_doorbell
-from shmllm.ipc.layout import Parked
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Parked
 from shmllm.ipc.wait import Waiter, WaitPolicy
 from shmllm.ipc.words import Word
 

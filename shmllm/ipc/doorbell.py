@@ -25,8 +25,8 @@ from shmllm.ipc.layout import (
     DOORBELL_NAME_OFFSET,
     DOORBELL_SEM_OFFSET,
     WORD_BYTES,
-    DoorbellKind,
 )
+from shmllm.ipc.states import DoorbellKind
 from shmllm.ipc.words import Word
 
 MAX_DRAINED_POSTS = 64

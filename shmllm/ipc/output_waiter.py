@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from shmllm.ipc import layout
 from shmllm.ipc.doorbell import open_doorbell
-from shmllm.ipc.layout import Parked
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Parked
 from shmllm.ipc.wait import Waiter, WaitPolicy
 from shmllm.ipc.words import Word
 

@@ -33,8 +33,9 @@ from pathlib import Path
 from shmllm.errors import SegmentError
 from shmllm.ipc import folder
 from shmllm.ipc.access import Access
-from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS
 from shmllm.ipc.segment import SWEEPER_BYTE, Segment, is_locked, write_lock
+from shmllm.ipc.states import SegmentKind
 
 SHM_DIRECTORY = Path("/dev/shm")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -25,7 +25,6 @@ from shmllm.errors import SegmentError
 from shmllm.ipc import bus_guard, layout
 from shmllm.ipc.access import Access, WritablePage, map_file, map_pages
 from shmllm.ipc.doorbell import choose_kind, initialise_doorbell, remove_doorbell
-from shmllm.ipc.layout import DoorbellKind, SegmentKind
 from shmllm.ipc.segment_file import (
     NO_SPACE,
     allocate,
@@ -34,6 +33,7 @@ from shmllm.ipc.segment_file import (
     no_space,
     resize,
 )
+from shmllm.ipc.states import DoorbellKind, SegmentKind
 from shmllm.ipc.words import Word
 
 _FLOCK = struct.Struct("hhqqi4x")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.words import fence
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT)

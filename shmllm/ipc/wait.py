@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shmllm.ipc.doorbell import Doorbell
-from shmllm.ipc.layout import Parked
+from shmllm.ipc.states import Parked
 from shmllm.ipc.words import PlainWord, fence
 
 _now_ns = time.perf_counter_ns

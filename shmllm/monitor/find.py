@@ -19,8 +19,8 @@ from pathlib import Path
 from shmllm.errors import IpcError
 from shmllm.ipc import folder, layout, registry
 from shmllm.ipc.access import Access
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 PROC = Path("/proc")
 # The targets of /proc/PID/fd/N for a segment that the process opened by its name, and for one that

@@ -18,15 +18,10 @@ from shmllm.ipc.client_state import client_state
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.error_log import LoggedError
 from shmllm.ipc.histogram import Durations
-from shmllm.ipc.layout import (
-    OUTPUT_RING_LAYOUT,
-    REQUEST_RING_LAYOUT,
-    Parked,
-    RingLayout,
-    SegmentKind,
-)
+from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, RingLayout
 from shmllm.ipc.ring_state import peek
 from shmllm.ipc.segment import LOST, Segment, pid_namespace
+from shmllm.ipc.states import Parked, SegmentKind
 from shmllm.ipc.stats import Histogram, Mark
 from shmllm.ipc.step_log import StepLogReader
 from shmllm.ipc.words import Word

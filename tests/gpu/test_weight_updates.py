@@ -21,11 +21,11 @@ import pytest
 import torch
 from support.engines import named_engine
 from support.programs import environment, read_line
+from support.trainers import can_update
 from support.waiting import PATIENCE_S, wait_until
 
 import shmllm
 from shmllm import LLM, RequestError, SamplingParams
-from shmllm.errors import CallOrderError
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.wire.messages import Method
 
@@ -200,15 +200,6 @@ for _ in range(10**6):
 """
 
 
-def can_start(llm: LLM) -> bool:
-    try:
-        llm.start_weight_update()
-    except CallOrderError:
-        return False
-    llm.abandon_weight_update()
-    return True
-
-
 def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(tmp_path: Path) -> None:
     with (
         named_engine(tmp_path, device="cuda", enforce_eager=True) as (name, _),
@@ -227,7 +218,7 @@ def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(tmp_path: Path) -
                     time.sleep(0.5)
                     trainer.send_signal(signal.SIGKILL)
                 assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
-            wait_until(lambda: can_start(llm), f"the update is dropped ({where})")
+            wait_until(lambda: can_update(llm), f"the update is dropped ({where})")
             assert (llm.get_weight_version(), tokens(llm)) == (0, before), where
         weights = weights_of(llm)
         llm.update_weights(on_gpu(weights, 0.5))

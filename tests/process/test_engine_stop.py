@@ -23,8 +23,9 @@ from shmllm.client.attached import AttachedEngineClient
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.ipc import layout, registry
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import NUM_CLIENTS, Answer, EngineState, SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Answer, EngineState, SegmentKind
 from shmllm.ipc.words import Word
 from shmllm.wire.messages import Method
 

@@ -13,9 +13,9 @@ import pytest
 import shmllm
 from shmllm.errors import NoSpaceError
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotWriter
+from shmllm.ipc.states import SegmentKind
 
 pytestmark = pytest.mark.process
 

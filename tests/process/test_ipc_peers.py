@@ -24,9 +24,9 @@ from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.core_waiter import CoreWaiter
-from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.states import EngineState, SegmentKind
 from shmllm.ipc.stats import Stat
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word

@@ -31,8 +31,8 @@ from shmllm.ipc import layout
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.core_waiter import CoreWaiter
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.tensor_ref import DTYPES, REF_BYTES
 from shmllm.ipc.tensors import TensorReader, TensorRef, TensorView, TensorWriter
 from shmllm.ipc.wait import WaitPolicy

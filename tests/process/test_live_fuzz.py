@@ -25,8 +25,9 @@ from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
 from shmllm.client.attached import AttachedEngineClient
 from shmllm.errors import ProtocolMismatchError, RequestError
 from shmllm.ipc import layout
-from shmllm.ipc.layout import RECORD_HEADER, Answer, DoorbellKind
+from shmllm.ipc.layout import RECORD_HEADER
 from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.states import Answer, DoorbellKind
 from shmllm.ipc.tensor_ref import TensorRef
 from shmllm.ipc.words import Word
 from shmllm.params.pooling import Pooling, PoolingType

@@ -19,8 +19,8 @@ from support.waiting import PATIENCE_S, holds_within, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams
 from shmllm.ipc import layout, registry
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import LOST
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.words import Word
 from shmllm.wire import codec
 from shmllm.wire.messages import Abort, RecordKind
@@ -229,7 +229,7 @@ from pathlib import Path
 from shmllm.cli.ipc import contents, describe, open_segment
 from shmllm.errors import IpcError
 from shmllm.ipc import bus_guard, registry
-from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.monitor.find import FoundEngine, find_engines, identity_of
 from shmllm.monitor.sample import Watch
@@ -283,7 +283,7 @@ import os, sys
 from shmllm.cli.engine import engine
 from shmllm.ipc import registry
 from shmllm.ipc.control import ControlView
-from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.segment import Segment
 path = registry.control_path("lost")
 read = ControlView.errors

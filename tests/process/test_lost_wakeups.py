@@ -23,8 +23,8 @@ from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.core_waiter import CoreWaiter
 from shmllm.ipc.doorbell import Doorbell
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]  # it bounds a time: for a quiet machine

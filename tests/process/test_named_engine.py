@@ -26,8 +26,9 @@ from support.waiting import PATIENCE_S, holds_within, wait_until
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
 from shmllm.client import channel_client
 from shmllm.ipc import registry
-from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

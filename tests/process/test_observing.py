@@ -25,8 +25,8 @@ from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.client_state import HUNG_AFTER_S, client_state
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.core_channel import CoreChannel
-from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import EngineState, SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 from shmllm.monitor.find import open_segment

@@ -35,8 +35,8 @@ from shmllm.cli.engine_log import LARGEST_BYTES, open_log
 from shmllm.cli.ipc import ipc
 from shmllm.errors import SegmentError
 from shmllm.ipc import folder, registry
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "another_user")]
 

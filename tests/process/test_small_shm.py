@@ -18,7 +18,8 @@ from support.programs import CLI, Completed, environment_of_test_files, result_o
 from support.waiting import PATIENCE_S
 
 from shmllm.ipc import layout
-from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS
+from shmllm.ipc.states import SegmentKind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

@@ -21,8 +21,8 @@ from support.waiting import PATIENCE_S, join_all
 from shmllm import LLM, SamplingParams
 from shmllm.ipc import registry
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

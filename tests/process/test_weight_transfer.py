@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.engines import assert_idle, assert_unused, named_engine
 from support.programs import environment, start_at_go
-from support.trainers import DictSource, checksums_of, other_checkpoint
+from support.trainers import DictSource, can_update, checksums_of, other_checkpoint
 from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, AsyncLLM, RequestError, SamplingParams
@@ -401,15 +401,6 @@ sender.send_weights()
 """
 
 
-def _can_start(llm: LLM) -> bool:
-    try:
-        llm.start_weight_update()
-    except CallOrderError:
-        return False
-    llm.abandon_weight_update()
-    return True
-
-
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=pytest.mark.slow)])
 def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(
     llm: LLM,
@@ -422,7 +413,7 @@ def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(
     tests = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_python_path()])}
     with start_at_go(TRAINER, named, backend, env=environment() | tests) as trainer:
         assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
-    wait_until(lambda: _can_start(llm), "the update is dropped")
+    wait_until(lambda: can_update(llm), "the update is dropped")
     assert llm.compute_weight_checksums() == old
     assert len(llm.generate(PROMPT, use_tqdm=False)[0].outputs[0].token_ids) > 0
     send(llm, DictSource(new[1]), version="next")

@@ -23,6 +23,7 @@ from support.engines import (
 )
 from support.programs import environment, start_at_go
 from support.reference_models import greedy_tokens, make_model
+from support.trainers import can_update
 from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, AsyncLLM, RequestError, SamplingParams
@@ -263,17 +264,8 @@ def test_one_update_at_a_time_and_versions_reach_every_front_end(name: str) -> N
         reader.start_weight_update()
         reader.update_weights(weights)
         reader.close()  # and what it staged is forgotten with it
-        wait_until(lambda: _can_start(trainer), "the update is dropped")
+        wait_until(lambda: can_update(trainer), "the update is dropped")
         assert trainer.get_weight_version() == "first"
-
-
-def _can_start(llm: LLM) -> bool:
-    try:
-        llm.start_weight_update()
-    except CallOrderError:
-        return False
-    llm.abandon_weight_update()
-    return True
 
 
 TRAINER = """
@@ -326,7 +318,7 @@ def test_a_trainer_killed_in_the_middle_leaves_the_old_weights(name: str, where:
                 time.sleep(0.2)
                 trainer.send_signal(signal.SIGKILL)
             assert trainer.wait(PATIENCE_S) == -signal.SIGKILL
-        wait_until(lambda: _can_start(llm), "the update is dropped")
+        wait_until(lambda: can_update(llm), "the update is dropped")
         assert (llm.get_weight_version(), tokens(llm)) == before
         assert tensor_bytes(llm) == held
         llm.update_weights(weights_of(llm), version="next")

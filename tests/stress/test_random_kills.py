@@ -99,7 +99,7 @@ from collections import Counter
 from pathlib import Path
 from shmllm.errors import SegmentError
 from shmllm.ipc import folder, registry
-from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.segment import Segment
 
 role, directory, rounds, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

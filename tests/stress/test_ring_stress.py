@@ -31,8 +31,9 @@ from support.waiting import PATIENCE_S
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.core_channel import CoreChannel
 from shmllm.ipc.core_waiter import CoreWaiter
-from shmllm.ipc.layout import RECORD_HEADER_BYTES, RING_BYTES, SegmentKind
+from shmllm.ipc.layout import RECORD_HEADER_BYTES, RING_BYTES
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 
 NUM_MESSAGES = int(os.environ.get("SHMLLM_STRESS_MESSAGES", 10**7))

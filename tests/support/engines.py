@@ -23,7 +23,7 @@ from shmllm.errors import EngineDeadError, IpcError
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.ipc import registry
 from shmllm.ipc.control import ControlView
-from shmllm.ipc.layout import EngineState, SegmentKind
+from shmllm.ipc.states import EngineState, SegmentKind
 
 _numbers = itertools.count()
 _ENGINE = "import sys\n{}\nfrom shmllm.engine.__main__ import main\nsys.exit(main())"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm import LLM
+from shmllm.errors import CallOrderError
 from shmllm.trainer import ParamMeta, WeightSource
 
 
@@ -61,3 +62,13 @@ def checksums_of(model: str, **options: Any) -> dict[str, str]:
     given = {"kv_cache_memory_bytes": 2**24, "num_threads": 1} | options
     with LLM(model, multiprocess=False, **given) as llm:
         return llm.compute_weight_checksums()
+
+
+def can_update(llm: LLM) -> bool:
+    """Whether no other front end has an update in progress."""
+    try:
+        llm.start_weight_update()
+    except CallOrderError:
+        return False
+    llm.abandon_weight_update()
+    return True

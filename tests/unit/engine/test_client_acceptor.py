@@ -21,8 +21,8 @@ from shmllm.ipc import layout, registry
 from shmllm.ipc.access import Access
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.control import ControlPage, ControlView
-from shmllm.ipc.layout import Answer, DoorbellKind, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Answer, DoorbellKind, SegmentKind
 from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word

@@ -14,8 +14,8 @@ from shmllm.engine.reporter import Reporter
 from shmllm.engine.step_timings import StepTimings
 from shmllm.ipc.control import ControlPage, ControlView
 from shmllm.ipc.histogram import bucket_of
-from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import EngineState, SegmentKind
 from shmllm.ipc.stats import Histogram, Mark, Stat, StepField
 from shmllm.outputs.columns import OutputColumns
 

@@ -19,11 +19,11 @@ from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.ring import RingWriter
 from shmllm.ipc.ring_reader import RingReader
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotWriter
+from shmllm.ipc.states import SegmentKind
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 

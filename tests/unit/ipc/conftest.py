@@ -10,8 +10,8 @@ import pytest
 from conftest import LEAK_GRACE_S, our_files
 from support.waiting import holds_within
 
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 
 def _own_leftovers() -> set[str]:

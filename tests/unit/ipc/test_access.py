@@ -11,8 +11,8 @@ from shmllm.ipc import layout
 from shmllm.ipc.access import Access
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.control import ControlPage, ControlView
-from shmllm.ipc.layout import Answer, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Answer, SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 

@@ -7,8 +7,8 @@ import pytest
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc import layout
 from shmllm.ipc.client_bell import bell_of, name_bell
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 
 
 @pytest.fixture

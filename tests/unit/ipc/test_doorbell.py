@@ -20,12 +20,8 @@ from shmllm.ipc.doorbell import (
     open_doorbell,
     remove_doorbell,
 )
-from shmllm.ipc.layout import (
-    DOORBELL_BYTES,
-    DOORBELL_NAME_OFFSET,
-    DOORBELL_SEM_OFFSET,
-    DoorbellKind,
-)
+from shmllm.ipc.layout import DOORBELL_BYTES, DOORBELL_NAME_OFFSET, DOORBELL_SEM_OFFSET
+from shmllm.ipc.states import DoorbellKind
 
 KINDS = [
     pytest.param(
@@ -223,7 +219,8 @@ def test_a_damaged_count_is_made_zero_at_once(
 DAMAGED_FLAGS = """
 import sys
 from shmllm.ipc.doorbell import initialise_doorbell, open_doorbell
-from shmllm.ipc.layout import DOORBELL_BYTES, DOORBELL_SEM_OFFSET, DoorbellKind
+from shmllm.ipc.layout import DOORBELL_BYTES, DOORBELL_SEM_OFFSET
+from shmllm.ipc.states import DoorbellKind
 memory = memoryview(bytearray(DOORBELL_BYTES))
 initialise_doorbell(memory, "unused", DoorbellKind.SEM)
 bell = open_doorbell(memory)

@@ -9,7 +9,7 @@ import pytest
 
 from shmllm.config.speculative import MOST_DRAFTED
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SegmentKind
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.stats import PHASES, Histogram, Mark, Stat, StepField
 
 _ROW = re.compile(r"\|\s*\+?(0x[0-9a-f]+)\s*\|\s*([A-Z][A-Z_]*[A-Z])\s*\|\s*(\w+(?: k)?|)\s*\|")

@@ -10,9 +10,9 @@ from support.interrupting import Interrupted, Moment, raising_handler
 from shmllm.ipc import layout
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.core_channel import CoreChannel
-from shmllm.ipc.layout import Parked, SegmentKind
 from shmllm.ipc.output_waiter import NON_URGENT_DELAY_S, OutputWaiter
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import Parked, SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.ipc.words import Word
 

@@ -14,9 +14,10 @@ from support.other_user import shared_directory
 
 from shmllm.errors import ProtocolMismatchError, SegmentError
 from shmllm.ipc import folder, layout, registry
-from shmllm.ipc.layout import NUM_CLIENTS, SegmentKind
+from shmllm.ipc.layout import NUM_CLIENTS
 from shmllm.ipc.registry import NamedSegment
 from shmllm.ipc.segment import SWEEPER_BYTE, Segment, write_lock
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.words import PlainWord
 
 WHAT = "engine 'e'"

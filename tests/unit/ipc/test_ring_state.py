@@ -12,10 +12,11 @@ import pytest
 from shmllm.ipc import layout
 from shmllm.ipc.client_channel import STATISTICS_PERIOD_NS, ClientChannel
 from shmllm.ipc.core_channel import CoreChannel
-from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, RING_BYTES, SegmentKind
+from shmllm.ipc.layout import OUTPUT_RING_LAYOUT, REQUEST_RING_LAYOUT, RING_BYTES
 from shmllm.ipc.ring import record_span
 from shmllm.ipc.ring_state import RecordHeader, peek
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.wait import WaitPolicy
 
 

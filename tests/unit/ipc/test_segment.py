@@ -13,8 +13,8 @@ import pytest
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc import layout
 from shmllm.ipc import segment as module
-from shmllm.ipc.layout import SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.words import PlainWord
 
 KINDS = list(SegmentKind)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from shmllm.errors import NoSpaceError
-from shmllm.ipc.layout import REQUEST_SLOT_LAYOUT, SMALL_SLOT_BYTES, SegmentKind
+from shmllm.ipc.layout import REQUEST_SLOT_LAYOUT, SMALL_SLOT_BYTES
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slot_state import LoanedSlot, loaned_slots
 from shmllm.ipc.slots import SlotReader, SlotWriter
+from shmllm.ipc.states import SegmentKind
 
 
 @pytest.fixture

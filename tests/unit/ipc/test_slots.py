@@ -15,9 +15,10 @@ from shmllm.errors import (
     SegmentError,
 )
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SLOT_ENTRY_BYTES, SegmentKind, SlotClass, SlotLayout
+from shmllm.ipc.layout import SLOT_ENTRY_BYTES, SlotClass, SlotLayout
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import Slot, SlotReader, SlotRef, SlotWriter
+from shmllm.ipc.states import SegmentKind
 
 PAGE = 4096
 SMALL, MEDIUM, LARGE, KEPT = PAGE, 4 * PAGE, 64 * PAGE, 2 * PAGE

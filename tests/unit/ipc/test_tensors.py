@@ -22,9 +22,10 @@ from shmllm.errors import (
     ProtocolMismatchError,
 )
 from shmllm.ipc import layout
-from shmllm.ipc.layout import SegmentKind, SlotClass, SlotLayout
+from shmllm.ipc.layout import SlotClass, SlotLayout
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.slots import SlotReader, SlotRef, SlotWriter
+from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.tensor_ref import DTYPES, MAX_DIMENSIONS, REF_BYTES
 from shmllm.ipc.tensors import TensorReader, TensorRef, TensorWriter
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from shmllm.ipc import wait as module
-from shmllm.ipc.layout import Parked
+from shmllm.ipc.states import Parked
 from shmllm.ipc.wait import (
     Waiter,
     WaitPolicy,

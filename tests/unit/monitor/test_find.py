@@ -13,8 +13,8 @@ from shmllm.errors import IpcError
 from shmllm.ipc import registry
 from shmllm.ipc.client_bell import name_bell
 from shmllm.ipc.control import ControlPage
-from shmllm.ipc.layout import EngineState, SegmentKind
 from shmllm.ipc.segment import Segment
+from shmllm.ipc.states import EngineState, SegmentKind
 from shmllm.ipc.stats import Stat
 from shmllm.monitor.find import FoundEngine, choose, find_engines, identity_of, named_engines
 from shmllm.monitor.record import record_of
