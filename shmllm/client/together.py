@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.protocol import StartProgress
@@ -31,7 +32,12 @@ def await_all(
         infos = [info for info in found if info is not None]
         if len(infos) == len(clients):
             return infos
-        waiter.wait(lambda: any(client.has_outputs() for client in clients))
+        starting = [c for c, info in zip(clients, found, strict=True) if info is None]
+        waiter.wait(partial(_have_outputs, starting))
+
+
+def _have_outputs(clients: Sequence[ChannelEngineClient]) -> bool:
+    return any(client.has_outputs() for client in clients)
 
 
 def wait_for_any(

@@ -25,8 +25,9 @@ _SHARED = """
     compute_weight_checksums embed encode enqueue finish_weight_update generate
     get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
     health is_paused is_sleeping list_loras pause_generation pin_lora remove_lora
-    reset_prefix_cache resume_generation score score_tokens sleep start_weight_update
-    update_weight_version wait_for_completion wake_up _num_unfinished
+    reset_prefix_cache resume_generation score score_tokens sleep start_profile
+    start_weight_update stop_profile update_weight_version wait_for_completion wake_up
+    _num_unfinished
 """
 CALLS = frozenset(_SHARED.split())
 """The methods of `LLM` that the first process makes for all."""
@@ -136,7 +137,8 @@ class SharedLLM:
     """The `LLM` of a group of processes. All of them must make the same calls in the same order.
 
     The arguments of the first process count, except that each process iterates over the weights
-    that it gives. It has the methods of `LLM`, without those that stream. `close` is local.
+    that it gives. It has the methods of `LLM`, without those that stream or that let a trainer
+    send weights itself. `close` is local.
 
     Args:
         group: the processes.

@@ -17,6 +17,7 @@ from shmllm.compat.vllm_names import (
 )
 from shmllm.compat.vllm_options import translate
 from shmllm.errors import RequestError
+from shmllm.frontend.async_controls import PAUSE_POLL_S
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.pausing import PauseMode
@@ -25,8 +26,6 @@ from shmllm.outputs.request import RequestOutput
 from shmllm.params.pooling import PoolingParams
 
 logger = logging.getLogger(__name__)
-
-DRAIN_POLL_S = 0.01
 
 AnyOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
@@ -186,7 +185,7 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         """
         async with asyncio.timeout(drain_timeout):
             while self.output_processor.has_unfinished_requests():
-                await asyncio.sleep(DRAIN_POLL_S)
+                await asyncio.sleep(PAUSE_POLL_S)
 
     async def reset_mm_cache(self) -> None:
         """Does nothing: there are no images, so no cache has any."""

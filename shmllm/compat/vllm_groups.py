@@ -6,10 +6,10 @@ Both ends have to be these classes: a trainer and the class that extends the eng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from shmllm.transfer.process_groups import make_gloo, make_nccl
+from shmllm.transfer.rendezvous import join_store, serve_store
 
 TIMEOUT_S = 300
 """How long processes wait for each other, in seconds."""
@@ -33,7 +33,7 @@ class StatelessProcessGroup:
     def create(
         host: str, port: int, rank: int, world_size: int, store_timeout: int = TIMEOUT_S
     ) -> StatelessProcessGroup:
-        """Join a group.
+        """Join a group. Rank 0 listens on `host` only.
 
         Args:
             host, port: where rank 0 listens.
@@ -42,15 +42,10 @@ class StatelessProcessGroup:
             store_timeout: how long to wait for rank 0, in seconds.
 
         Raises:
-            torch.distributed.DistStoreError: rank 0 does not answer in time.
+            RequestError: rank 0 does not answer in time, or cannot listen there.
         """
-        import torch.distributed as dist
-
-        tcp: Any = dist
-        deadline = timedelta(seconds=store_timeout)
-        is_first = rank == 0
-        store = tcp.TCPStore(host, port, world_size, is_first, deadline, wait_for_workers=False)
-        return StatelessProcessGroup(rank, world_size, store)
+        make_store = join_store if rank else serve_store
+        return StatelessProcessGroup(rank, world_size, make_store(host, port, store_timeout))
 
 
 class PyNcclCommunicator:

@@ -133,7 +133,6 @@ class Worker:
         Raises:
             RequestError: the weights are asleep.
         """
-        self.model.check_awake()
         return {name: _digest(self.get_weight(name)) for name in self.model.destinations()}
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> list[str]:

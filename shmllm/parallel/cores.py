@@ -50,7 +50,9 @@ def threads_of_an_engine(num_threads: int | None, parallel: ParallelConfig) -> i
             f"data_parallel_size {count} needs at least a thread for each engine, and {told} "
             f"{total}; possible: 1 to {total}"
         )
-    return total // count + (parallel.pool_index < total % count)
+    # Ranks are bound to equal numbers of cores, so engines of several ranks have equal ones, too.
+    extra = total % count if parallel.num_processes == 1 else 0
+    return total // count + (parallel.pool_index < extra)
 
 
 def cores_of(rank: int, threads: int, size: int) -> set[int] | None:

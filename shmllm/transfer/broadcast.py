@@ -203,7 +203,7 @@ class Sender(BaseSender):
             deadline = time.monotonic() + timeout_s
             size = gather(self._store, given.world_size - 1, deadline, lambda: _look(call))
             self._group = Group(given.backend, self._store, 0, size, self._device, self._wire)
-            call.result(timeout_s)
+            _await(call, timeout_s)
         except BaseException:
             _error_of(call, GRACE_S)  # the engine reads why, before the store is gone
             self.disconnect()
@@ -215,7 +215,7 @@ class Sender(BaseSender):
         call = _in_thread(lambda: self.client.update(info))
         try:
             self._broadcast(meta, UpdateInfo(**info), call)
-            call.result(self._wire.broadcast_s)
+            _await(call, self._wire.broadcast_s)
         except BaseException as problem:
             self.disconnect()  # so that the engines do not wait
             theirs = _error_of(call, self._wire.timeout_s)
@@ -287,6 +287,20 @@ def _look(call: Future[None]) -> None:
     """Raise the error of a call that has failed."""
     if call.done():
         call.result()
+
+
+def _await(call: Future[None], timeout_s: float) -> None:
+    """Wait for the end of a call, and raise its error.
+
+    Raises:
+        BrokenConnectionError: it has not ended in time.
+    """
+    try:
+        call.result(timeout_s)
+    except TimeoutError as problem:
+        if call.done():
+            raise  # the call's own
+        raise BrokenConnectionError(f"no engine has answered within {timeout_s:g} s") from problem
 
 
 def _error_of(call: Future[None], timeout_s: float) -> BaseException | None:

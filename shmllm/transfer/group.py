@@ -61,8 +61,6 @@ class Group:
                 self._group = make_nccl("group", store, rank, size, info.broadcast_s)
             self._connect(device, info.timeout_s)
         except RuntimeError as problem:
-            if isinstance(problem, RequestError):
-                raise
             raise RequestError(f"{backend} cannot connect: {first_line(problem)}") from problem
 
     def _connect(self, device: Any, timeout_s: float) -> None:

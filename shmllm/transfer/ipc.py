@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shmllm.errors import RequestError
-from shmllm.transfer.buckets import Bucket, plan_buckets
+from shmllm.transfer.buckets import plan_buckets
 from shmllm.transfer.fields import read
 from shmllm.transfer.ipc_handle import handle_on
 from shmllm.transfer.receiver import Place
@@ -203,17 +203,13 @@ class Sender(BaseSender):
         most = self.info.packed_buffer_size_bytes
         for bucket in plan_buckets(sizes, most):
             part = slice(bucket.first, bucket.first + len(bucket.offsets))
-            self._send(bucket, meta[part], sizes[part], pairs)
+            self._send(meta[part], sizes[part], pairs)
         next(pairs, None)  # raises if there are more
 
     def _send(
-        self,
-        bucket: Bucket,
-        meta: list[ParamMeta],
-        sizes: list[int],
-        pairs: Iterator[tuple[str, Any]],
+        self, meta: list[ParamMeta], sizes: list[int], pairs: Iterator[tuple[str, Any]]
     ) -> None:
-        """Send the tensors of a bucket by one call, and keep them until it returns."""
+        """Send tensors by one call, and keep them until it returns."""
         import torch
 
         # A copy of its own: a source may use the memory of one tensor for the next one.

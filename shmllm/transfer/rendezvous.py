@@ -92,8 +92,6 @@ def announce(store: Any, num_workers: int, deadline: float) -> tuple[int, int]:
             time.sleep(POLL_S)
         place = json.loads(store.get(f"place/{index}"))
     except RuntimeError as problem:
-        if isinstance(problem, RequestError):
-            raise
         raise RequestError(f"the trainer is gone: {_short(problem)}") from problem
     if "error" in place:
         raise RequestError(place["error"])

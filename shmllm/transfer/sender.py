@@ -12,6 +12,14 @@ from shmllm.errors import RequestError, ShmLLMError
 from shmllm.transfer.source import ParamMeta, WeightSource
 from shmllm.transfer.trainer_info import TrainerInitInfo
 
+METHODS = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+"""The methods of a client."""
+
 
 class Client:
     """Calls an engine for a trainer.
@@ -27,7 +35,7 @@ class Client:
     def __init__(self, target: Any) -> None:
         self.target = target
         self._is_llm = hasattr(target, "collective_rpc")
-        for name in ("init_weight_transfer_engine", "update_weights", "finish_weight_update"):
+        for name in METHODS:
             method = getattr(target, name, None)
             if method is None or inspect.iscoroutinefunction(method):
                 raise RequestError(
@@ -76,7 +84,6 @@ class Sender(ABC):
     def __init__(self, info: TrainerInitInfo, client: Any, source: WeightSource) -> None:
         self.info: Any = info
         self.source = source
-        self._given = client
         if info.is_sender:
             self.client = Client(client)
             self.connect()

@@ -29,14 +29,14 @@ class AdapterMethods:
                 first argument of the worker's own method.
 
         Returns:
-            Whether it was not known.
+            Whether it was read: False if it is known and stays as it is.
 
         Raises:
             RequestError: the adapter does not suit the model, its number is in use, or the engine
                 has no adapters or several processes.
         """
+        own: Any = super()
         if not isinstance(lora_request, LoRARequest):
-            own: Any = super()
             own.add_lora(lora_request, *arguments, **options)
             return True
         core = self._core_of_one_process()
@@ -44,12 +44,8 @@ class AdapterMethods:
         if tensors is None:
             return bool(core.adapters.add(lora_request))
         config = getattr(lora_request, "peft_config", None) or {}
-        plain = LoRARequest(
-            lora_request.lora_name,
-            lora_request.lora_int_id,
-            load_inplace=lora_request.load_inplace,
-        )
-        core.adapters.add_made(plain, lambda: core.runner.make_lora(config, tensors))
+        named = lora_request.lora_name, lora_request.lora_int_id
+        own.add_lora(*named, config, tensors, lora_request.load_inplace)
         return True
 
     def remove_lora(self, lora_id: int) -> bool:

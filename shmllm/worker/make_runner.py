@@ -58,10 +58,11 @@ def _make_runner(
     if gpu is not None:
         index = gpu_of_an_engine(config.parallel, gpu)
         return _make_gpu_runner(config, index, on_load, on_capture)
-    from shmllm.parallel.cores import threads_of_an_engine
+    if config.parallel.pool_size > 1:
+        from shmllm.parallel.cores import threads_of_an_engine
 
-    threads = threads_of_an_engine(config.num_threads, config.parallel)
-    config = replace(config, num_threads=threads)
+        threads = threads_of_an_engine(config.num_threads, config.parallel)
+        config = replace(config, num_threads=threads)
     warnings = [] if warning is None else [warning]
     return _make_cpu_runner(config, on_load, [*warnings, *options_ignored_on_cpu(config)])
 

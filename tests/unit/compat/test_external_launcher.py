@@ -17,7 +17,7 @@ from shmllm.compat.external_launcher import CALLS, SharedLLM, TorchGroup
 PATIENCE_S = 60
 WITHOUT_SHARING = {
     *("stream", "attach", "from_engine_args", "close", "shutdown", "update_weights"),
-    *("find_io_processor", "start_profile", "stop_profile", "engine_errors"),
+    *("find_io_processor", "engine_errors"),
     *("init_weight_transfer_engine", "shutdown_weight_transfer_engine"),
     "start_draft_weight_update",
 }
