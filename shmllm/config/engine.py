@@ -32,6 +32,7 @@ from shmllm.config.options import (
 from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
 from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
+from shmllm.config.shared_kv import SharedKVConfig
 from shmllm.config.speculative import MOST_DRAFTING, SpeculativeConfig
 from shmllm.config.weight_transfer import WeightTransferConfig
 from shmllm.errors import EngineStartError
@@ -278,6 +279,7 @@ class EngineConfig(Section):
     plugins: PluginConfig = field(default_factory=PluginConfig)
     transfer: WeightTransferConfig = field(default_factory=WeightTransferConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    shared_kv: SharedKVConfig = field(default_factory=SharedKVConfig)
     num_threads: int | None = option(
         None,
         "Compute threads.",
@@ -355,6 +357,7 @@ class EngineConfig(Section):
 SECTIONS: dict[str, type[Section]] = {
     "load": LoadConfig,
     "cache": CacheConfig,
+    "shared_kv": SharedKVConfig,
     "scheduler": SchedulerConfig,
     "client": ClientConfig,
     "logprobs": LogprobsConfig,
