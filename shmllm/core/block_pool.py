@@ -7,19 +7,35 @@ module must not know the contents of blocks or how prefix-cache hits are found.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 PADDING_BLOCK_ID = 0
 """The block that pads block tables. It is never allocated."""
 
 
+class Home(Protocol):
+    """Where a block is while nobody refers to it."""
+
+    def append(self, block: KVBlock) -> None:
+        """The last reference was dropped."""
+
+    def remove(self, block: KVBlock) -> None:
+        """The first reference is being added."""
+
+
 class KVBlock:
     """One KV block. `previous` and `following` belong to FreeBlockQueue, `block_hash` and `group`
-    to PrefixCache."""
+    to PrefixCache.
 
-    __slots__ = ("block_hash", "block_id", "following", "group", "previous", "ref_count")
+    Attributes:
+        home: where it is while nobody refers to it; None: it has no contents.
+    """
 
-    def __init__(self, block_id: int) -> None:
+    __slots__ = ("block_hash", "block_id", "following", "group", "home", "previous", "ref_count")
+
+    def __init__(self, block_id: int, home: Home | None = None) -> None:
         self.block_id = block_id
+        self.home = home
         self.ref_count = 0
         self.block_hash: bytes | None = None
         self.group = 0
@@ -97,6 +113,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, on_reuse: Callable[[KVBlock], None]) -> None:
         self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
         self._free = FreeBlockQueue(self.blocks[1:])
+        for block in self.blocks:
+            block.home = self._free
         self._on_reuse = on_reuse
 
     @property
@@ -128,19 +146,24 @@ class BlockPool:
         return allocated
 
     def touch(self, blocks: Iterable[KVBlock]) -> None:
-        """Add a reference to each block. Free blocks leave the free queue."""
+        """Add a reference to each block. Free blocks leave the free queue; borrowed ones may be
+        among the blocks."""
         for block in blocks:
-            if block.ref_count == 0:
-                self._free.remove(block)
+            if block.ref_count == 0 and block.home is not None:
+                block.home.remove(block)
             block.ref_count += 1
+
+    def count_free(self, blocks: Iterable[KVBlock]) -> int:
+        """The number of blocks that are free blocks of this pool."""
+        return sum(block.ref_count == 0 and block.home is self._free for block in blocks)
 
     def release(self, blocks: Iterable[KVBlock]) -> None:
         """Drop a reference of each block. Of the blocks that become free, the first in the
         given order is reused first."""
         for block in blocks:
             block.ref_count -= 1
-            if block.ref_count == 0:
-                self._free.append(block)
+            if block.ref_count == 0 and block.home is not None:
+                block.home.append(block)
 
     def discard(self, block: KVBlock) -> None:
         """Drop the only reference of a block that has no hash: it is reused before all others."""

@@ -16,7 +16,10 @@ from shmllm.core.block_table import BlockTable
 from shmllm.core.kv_groups import ONE_GROUP, KVGroup
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
 from shmllm.core.request import Request
+from shmllm.core.shared_blocks import BlockCopy, Lender
 
+LOOKUPS = 3
+"""How often a prefix is looked up if blocks of other engines vanish meanwhile."""
 NO_MORE_BLOCKS = 2**62
 """A value of `Request.num_cached_blocks` that no number of full blocks exceeds."""
 
@@ -61,6 +64,7 @@ class KVCacheManager:
         self.prefix_cache = PrefixCache(self._rules, block_size)
         self.pool = BlockPool(num_blocks, on_reuse=self.prefix_cache.forget)
         self.states = BlockPool(num_states, on_reuse=self.prefix_cache.forget)
+        self._lender: Lender | None = None
         self._has_states = [rule.interval is not None for rule in self._rules]
         self._pools = [self.states if states else self.pool for states in self._has_states]
 
@@ -79,20 +83,41 @@ class KVCacheManager:
     def longest_hit(self, request: Request) -> PrefixHit:
         """The cached blocks of the request's longest known prefix. The prefix excludes the
         request's last token, which must be computed because its logits choose the next token."""
-        length = 0
         if self.enable_prefix_caching and request.params.reads_prefix_cache:
             extend_block_hashes(
                 request.block_hashes, request.token_ids, self.block_size, request.cache_salt
             )
-            most = (request.num_tokens - 1) // self.block_size
-            length = self.prefix_cache.longest_hit(request.block_hashes, most)
-        tables = [BlockTable() for _ in self._rules]
-        for group, table in enumerate(tables):
+            if self._lender is not None:
+                self._lender.refresh()
+            for _ in range(LOOKUPS):
+                hit = self._look_up(request)
+                if hit is not None:
+                    return hit
+        return PrefixHit(0, [BlockTable() for _ in self._rules])
+
+    def _look_up(self, request: Request) -> PrefixHit | None:
+        """As `longest_hit`; None if a block of another engine has vanished meanwhile."""
+        most = (request.num_tokens - 1) // self.block_size
+        length = self.prefix_cache.longest_hit(request.block_hashes, most)
+        hit = PrefixHit(length, [BlockTable() for _ in self._rules])
+        for group, table in enumerate(hit.tables):
             if length:
-                first, kept = self.prefix_cache.blocks(group, request.block_hashes, length)
+                first, found = self.prefix_cache.blocks(group, request.block_hashes, length)
+                kept = [block for block in found if block is not None]
                 table.blocks = [self._pools[group].padding] * first + kept
                 table.first_kept = first
-        return PrefixHit(length, tables)
+                if len(kept) < len(found):
+                    self.drop(hit)
+                    return None
+        return hit
+
+    def drop(self, hit: PrefixHit) -> None:
+        """Give the borrowed blocks of a hit back that nobody else refers to: its request is not
+        admitted."""
+        for table in hit.tables:
+            for block in table.kept:
+                if block.ref_count == 0 and block.home is self._lender and self._lender is not None:
+                    self._lender.append(block)
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> bool:
         """Give a request that has no blocks the blocks for its first `num_tokens` tokens.
@@ -103,19 +128,48 @@ class KVCacheManager:
             num_tokens: the number of tokens, including those of the hit.
 
         Returns:
-            False, without any change, if there are too few free blocks.
+            False, without any other change than that the hit is dropped, if there are too few free
+            blocks.
         """
         assert not request.block_tables
         counts = self._num_missing(hit.tables, num_tokens)
-        in_queue = [sum(block.ref_count == 0 for block in table.kept) for table in hit.tables]
-        if not self._are_free([a + b for a, b in zip(counts, in_queue, strict=True)]):
+        taken = [
+            pool.count_free(table.kept) + self._num_loaded(table)
+            for pool, table in zip(self._pools, hit.tables, strict=True)
+        ]
+        if not self._are_free([a + b for a, b in zip(counts, taken, strict=True)]):
+            self.drop(hit)
             return False
         for pool, table in zip(self._pools, hit.tables, strict=True):
             pool.touch(table.kept)  # of all groups, before `allocate` could reuse a free one
         request.block_tables = hit.tables
+        self._load(hit.tables)
         self._allocate(hit.tables, counts)
         request.num_cached_blocks = hit.num_blocks
         return True
+
+    def _num_loaded(self, table: BlockTable) -> int:
+        """The number of blocks of a hit that are going to be copied."""
+        if self._lender is None or self._lender.is_in_place:
+            return 0
+        return sum(block.home is self._lender for block in table.kept)
+
+    def _load(self, tables: Sequence[BlockTable]) -> None:
+        """Replace borrowed blocks by own ones, into which the step that is being planned copies
+        them, unless they are read in place."""
+        lender = self._lender
+        if lender is None or lender.is_in_place:
+            return
+        for group, table in enumerate(tables):
+            pool = self._pools[group]
+            for index in range(table.first_kept, len(table.blocks)):
+                borrowed = table.blocks[index]
+                if borrowed.home is lender:
+                    assert borrowed.block_hash is not None
+                    (own,) = pool.allocate(1)
+                    lender.load(borrowed, own)
+                    table.blocks[index] = own
+                    self.prefix_cache.register(own, borrowed.block_hash, group)
 
     def can_extend(self, requests: Iterable[Request]) -> bool:
         """Whether there are free blocks for one more token of each request, even if none of them
@@ -264,6 +318,30 @@ class KVCacheManager:
         free."""
         count = sum(self._has_states)
         return self.states.allocate(count) if self.states.num_free > count else []
+
+    def share(self, lender: Lender | None) -> None:
+        """Use the blocks that other engines share, and share the own ones, from now on; None ends
+        that. Running requests keep the blocks that they have borrowed."""
+        self._lender = self.prefix_cache.lender = lender
+
+    def take_saves(self) -> list[BlockCopy]:
+        """The blocks to copy to where other engines find them; see `Lender.take_saves`."""
+        return [] if self._lender is None else self._lender.take_saves()
+
+    def take_loads(self) -> list[BlockCopy]:
+        """The shared blocks to copy into the engine's own; see `Lender.take_loads`."""
+        return [] if self._lender is None else self._lender.take_loads()
+
+    def copied(self, saves: Iterable[BlockCopy], loads: Iterable[BlockCopy]) -> None:
+        """A step has made these copies."""
+        if self._lender is not None:
+            self._lender.saved(saves)
+            self._lender.loaded(loads)
+
+    @property
+    def has_saves(self) -> bool:
+        """Whether blocks wait to be copied to where other engines find them."""
+        return self._lender is not None and self._lender.has_pending
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache. Running requests keep their blocks."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.constraint import Constraint
 from shmllm.core.request import Request
+from shmllm.core.shared_blocks import BlockCopy
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
@@ -148,6 +149,10 @@ class StepPlan:
             its last known one. The step computes and samples at each of them; `counts` includes
             them. A runner that drafts itself replaces them, as many by as many.
         state_copies: (from, to) blocks of states, which are copied before the step.
+        saves_before: blocks that are copied to where other engines find them, before anything else.
+        loads: shared blocks that are copied into the engine's own, after that and before the step
+            computes.
+        saves_after: as `saves_before`, after the step has computed.
         left_rows: the rows whose requests ended or were preempted since the previous step.
         new_requests: the requests that enter a row.
         block_appends: the blocks that running requests received.
@@ -168,6 +173,9 @@ class StepPlan:
     constraints: list[Constrained] = field(default_factory=list)
     drafts: dict[int, Sequence[int]] = field(default_factory=dict)
     state_copies: list[tuple[int, int]] = field(default_factory=list)
+    saves_before: list[BlockCopy] = field(default_factory=list)
+    loads: list[BlockCopy] = field(default_factory=list)
+    saves_after: list[BlockCopy] = field(default_factory=list)
     left_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)

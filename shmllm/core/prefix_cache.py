@@ -13,6 +13,7 @@ from hashlib import sha256
 
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_groups import KVRule
+from shmllm.core.shared_blocks import Lender
 
 
 def _root_hash(cache_salt: str) -> bytes:
@@ -46,9 +47,13 @@ class PrefixCache:
     Args:
         rules: what the layers of each group keep.
         block_size: the number of tokens in a block of keys and values.
+
+    Attributes:
+        lender: has further blocks, which other engines share; None: there are none.
     """
 
     def __init__(self, rules: Sequence[KVRule], block_size: int) -> None:
+        self.lender: Lender | None = None
         self._rules = rules
         self._sizes = [rule.interval or block_size for rule in rules]
         self._ratios = [size // block_size for size in self._sizes]
@@ -72,17 +77,26 @@ class PrefixCache:
             group = (group + 1) % len(self._rules)
         return length
 
-    def blocks(self, group: int, hashes: Sequence[bytes], length: int) -> tuple[int, list[KVBlock]]:
-        """The blocks of one group for a prefix that `longest_hit` found.
+    def blocks(
+        self, group: int, hashes: Sequence[bytes], length: int
+    ) -> tuple[int, list[KVBlock | None]]:
+        """The blocks of one group for a prefix that `longest_hit` found. Those that other engines
+        share are borrowed.
 
         Returns:
             The index of the first block that the group's layers still read, and the blocks from
-            there to the end of the prefix.
+            there to the end of the prefix; None for a block that its engine has reused since.
         """
         count = length // self._ratios[group]
         first = self._first_kept(group, count)
-        table = self._blocks[group]
-        return first, [table[each] for each in self._own(group, hashes)[first:count]]
+        wanted = self._own(group, hashes)[first:count]
+        return first, [self._block(group, each) for each in wanted]
+
+    def _block(self, group: int, block_hash: bytes) -> KVBlock | None:
+        block = self._blocks[group].get(block_hash)
+        if block is None and self.lender is not None:
+            return self.lender.borrow(group, block_hash)
+        return block
 
     def _own(self, group: int, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """The hashes of a group's blocks."""
@@ -97,27 +111,41 @@ class PrefixCache:
         table, ratio, own = self._blocks[group], self._ratios[group], self._own(group, hashes)
         count = index = most // ratio
         if self._rules[group].most_kept is None:
-            absent = (at for at in range(count) if own[at] not in table)
+            absent = (
+                at
+                for at in range(count)
+                if own[at] not in table and not self._is_lent(group, own[at])
+            )
             return next(absent, count)
         while index > self._first_kept(group, count):
             index -= 1
-            if own[index] not in table:
+            if own[index] not in table and not self._is_lent(group, own[index]):
                 count = index  # every longer prefix up to here reads this block, too
         return count * ratio
 
+    def _is_lent(self, group: int, block_hash: bytes) -> bool:
+        return self.lender is not None and self.lender.has(group, block_hash)
+
     def register(self, block: KVBlock, block_hash: bytes, group: int) -> None:
+        """Add a block, unless the cache has one of this hash, or it is borrowed."""
         table = self._blocks[group]
-        if block_hash not in table:
+        if block_hash not in table and block.block_hash is None:
             block.block_hash, block.group = block_hash, group
             table[block_hash] = block
+            if self.lender is not None:
+                self.lender.offer(block, group, block_hash)
 
     def forget(self, block: KVBlock) -> None:
         """Remove a block, because its contents will be overwritten."""
         assert block.block_hash is not None
         del self._blocks[block.group][block.block_hash]
         block.block_hash = None
+        if self.lender is not None:
+            self.lender.withdraw(block)
 
     def clear(self) -> None:
+        if self.lender is not None:
+            self.lender.forget()
         for table in self._blocks:
             for block in table.values():
                 block.block_hash = None

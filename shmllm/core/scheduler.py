@@ -173,7 +173,7 @@ class Scheduler:
         Returns:
             The plan. Its `num_tokens` is 0 if there is nothing to compute.
         """
-        plan = StepPlan(step=self.stats.steps)
+        plan = StepPlan(step=self.stats.steps, saves_before=self._kv_cache.take_saves())
         most = self._batches.most_requests(len(self._running) + len(self._waiting))
         if self._plan_steady(plan) or not self._schedule_running(plan, most):
             self._schedule_waiting(plan, most)
@@ -181,6 +181,8 @@ class Scheduler:
         plan.is_repeat = self._steady.is_repeating
         if plan.num_tokens:
             self.stats.steps += 1
+            plan.loads = self._kv_cache.take_loads()
+            plan.saves_after = self._kv_cache.take_saves()
             plan.left_rows = self._rows.take_left()
         return plan
 

@@ -129,7 +129,7 @@ class EngineCore:
     @property
     def has_unfinished(self) -> bool:
         """Whether a request has not ended or a submitted step has to be applied."""
-        return self.is_in_flight or self.scheduler.has_unfinished()
+        return self.is_in_flight or self.scheduler.has_unfinished() or self._kv_cache.has_saves
 
     def add(self, client: int, request: EngineCoreRequest) -> Rejected | None:
         """Queue a request of a front end.
@@ -324,7 +324,7 @@ class EngineCore:
         if self.drafting is not None:
             self.drafting.draft()
         plan = self.scheduler.schedule()
-        return plan if plan.num_tokens else None
+        return plan if plan.num_tokens or plan.saves_before else None
 
     def _finish(self, began_ns: int, planned_ns: int) -> dict[int, OutputColumns]:
         """Wait for the first of the steps in flight, if any, and give its tokens to the
@@ -335,6 +335,9 @@ class EngineCore:
         submitted_ns = perf_counter_ns()
         result = step.result()
         sampled_ns = perf_counter_ns()
+        self._kv_cache.copied((*plan.saves_before, *plan.saves_after), plan.loads)
+        if not plan.num_tokens:
+            return {}
         num_accepted = self.scheduler.stats.accepted_tokens
         outputs = self.scheduler.apply(plan, result)
         num_accepted = self.scheduler.stats.accepted_tokens - num_accepted

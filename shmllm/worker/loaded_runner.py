@@ -8,7 +8,7 @@ how a step is computed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -52,6 +52,18 @@ class SubmittedStep(Protocol):
         """Wait for the step, and return its result."""
 
 
+class SharedCache(Protocol):
+    """Where the blocks of other engines are read; see `shared_kv.tier.BlockMemory`."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether steps read these blocks by their ids. Else they are copied first."""
+
+    def map(self, fd: int, layout: Any) -> tuple[int, ...]: ...
+
+    def unmap(self, firsts: Sequence[int]) -> None: ...
+
+
 class AdapterMaker(Protocol):
     """Brings adapters into the form in which a device computes with them."""
 
@@ -78,6 +90,7 @@ class LoadedRunner(ABC):
         masks: the token masks of constrained requests.
         pooler: computes the vectors of pooling requests.
         processors: the custom logits processors; None if there are none.
+        shared_cache: where the blocks of other engines are read; None: nowhere.
     """
 
     info: EngineInfo
@@ -85,6 +98,7 @@ class LoadedRunner(ABC):
     max_in_flight: int
     memory: OwnedMemory
     processors: CustomProcessors | None = None
+    shared_cache: SharedCache | None = None
 
     def __init__(
         self, config: EngineConfig, loaded: LoadedModel, ranks: Ranks, embeds_scale: float = 1.0

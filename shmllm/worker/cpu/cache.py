@@ -104,6 +104,12 @@ class CpuKVCache:
         }
         self.state_group, self.interval = shape.states or (0, 0)
 
+    @property
+    def buffers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The buffers of blocks of keys and values, and those of states, [num_blocks, part_bytes]
+        each."""
+        return self._buffers, [*self.states.values()]
+
     def of_draft(self, model: ModelConfig, first: int) -> CpuKVCache:
         """Return the cache as another model sees it, whose layers are those from index `first` on
         in the groups."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 
 from shmllm.config.engine import EngineConfig
+from shmllm.errors import EngineStartError
+from shmllm.worker.arena import Arena
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
@@ -16,6 +18,8 @@ from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.make_program import Program, check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.products import auto_dtype
+from shmllm.worker.cpu.roomy_arena import RoomyArena
+from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.draft_loading import load_draft
 from shmllm.worker.group import Group
 from shmllm.worker.loading import Progress, load_model
@@ -38,6 +42,7 @@ class CpuPart:
         shape: the division of the KV cache.
         kv_cache: the arena of the KV cache, after `build`, as the following.
         cache: the KV cache.
+        shared: the blocks that engines share, or None.
         lora: the adapters of a step, or None.
         program: computes steps.
 
@@ -45,8 +50,9 @@ class CpuPart:
         EngineStartError: the model cannot be loaded or divided, or does not fit into the memory.
     """
 
-    kv_cache: HostArena
+    kv_cache: Arena
     cache: CpuKVCache
+    shared: CpuSharedCache | None = None
     lora: CpuLora | None
     program: Program
 
@@ -90,15 +96,10 @@ class CpuPart:
             batch: the block tables.
         """
         num_bytes = cache_bytes(self.shape, size.num_blocks, size.num_states)
-        self.kv_cache = HostArena(num_bytes, "the KV cache")
-        self.cache = CpuKVCache(
-            self.loaded.config,
-            self.stored,
-            self.shape,
-            size.num_blocks,
-            self.kv_cache,
-            size.num_states,
-        )
+        if self._config.shared_kv.num_bytes is None:
+            self._make_cache(size, HostArena(num_bytes, "the KV cache"))
+        else:
+            self._make_shared_cache(size, num_bytes)
         self.lora = make_lora(self._config, self.loaded, self._group)
         self.program = make_program(
             self._config,
@@ -109,6 +110,32 @@ class CpuPart:
             self.lora,
             self._group,
         )
+
+    def _make_cache(self, size: CacheSize, arena: Arena) -> None:
+        self.kv_cache = arena
+        self.cache = CpuKVCache(
+            self.loaded.config, self.stored, self.shape, size.num_blocks, arena, size.num_states
+        )
+
+    def _make_shared_cache(self, size: CacheSize, num_bytes: int) -> None:
+        reads = self._config.shared_kv.reads
+        arena = None
+        try:
+            if reads != "copy":
+                per_id = self.shape.bytes_per_block + self.shape.bytes_per_state
+                arena = RoomyArena(num_bytes, per_id)
+                self._make_cache(size, arena)
+        except OSError as problem:
+            if reads == "in_place":
+                raise EngineStartError(
+                    "shared_kv_cache_reads='in_place' is not possible: the system refuses the "
+                    f"addresses ({problem.strerror}); pass 'copy', or raise the limit of virtual "
+                    "memory (ulimit -v)"
+                ) from problem
+            arena = None
+        if arena is None:
+            self._make_cache(size, HostArena(num_bytes, "the KV cache"))
+        self.shared = CpuSharedCache(self.cache.buffers, arena)
 
     def copy_states(self, inputs: CpuInputs) -> None:
         """Copy the blocks of states that the inputs of a step name."""

@@ -136,6 +136,7 @@ class CpuRunner(LoadedRunner):
 
         part.build(size, self._batch)  # first: the others get the arrays that this one makes
         weight_bytes = sum(ranks.everywhere(lambda: loaded.weights.num_bytes, "build", size))
+        self.shared_cache = part.shared
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
@@ -222,6 +223,18 @@ class CpuRunner(LoadedRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
+        shared = self.shared_cache
+        if shared is not None:
+            shared.save(plan.saves_before)
+            shared.load(plan.loads)
+            if not plan.num_tokens:
+                return StepResult([])
+            result = self._execute(plan)
+            shared.save(plan.saves_after)
+            return result
+        return self._execute(plan)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         inputs = self.prepare(plan)
         masks = self.masks.begin(plan.constraints, plan.drafts)
         prepared_ns = time.perf_counter_ns()

@@ -1,0 +1,161 @@
+"""KV blocks outside of the pools: those that engines share.
+
+`Lender` turns what it borrows into KVBlocks, which requests hold like their own, and collects the
+engine's own blocks that are to be shared. Their contents are copied within steps, because only a
+step knows when they are complete and not yet overwritten. This module must not know shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from shmllm.core.block_pool import KVBlock
+
+
+class SharedBlocks(Protocol):
+    """The blocks that engines share. Section 0 has keys and values, section 1 recurrent states.
+    Their ids follow those of the engine's own blocks."""
+
+    def refresh(self) -> None:
+        """Look which other engines share blocks now."""
+
+    def contains(self, section: int, key: bytes) -> bool:
+        """Whether there is a block of this key now."""
+
+    def borrow(self, section: int, key: bytes) -> int | None:
+        """Return the id of the block of this key, whose contents do not change before `give_back`;
+        None: there is none."""
+
+    def give_back(self, section: int, block_id: int) -> None:
+        """End that."""
+
+    def reserve(self, wanted: list[tuple[int, bytes]]) -> list[int | None]:
+        """Return ids of blocks to write for these sections and keys; None: no copy is needed, or
+        there is no room. `publish` follows."""
+
+    def publish(self, section: int, block_id: int) -> None:
+        """Share a reserved block that has been written."""
+
+
+class BlockCopy(NamedTuple):
+    """A block that a step copies.
+
+    section: 0 for keys and values, 1 for a state.
+    source, target: the ids.
+    """
+
+    section: int
+    source: int
+    target: int
+
+
+class Lender:
+    """
+    Args:
+        shared: the blocks that engines share.
+        sections: the section of each group of layers.
+        is_in_place: whether requests read shared blocks where they lie. Else a step copies them
+            into blocks of the engine.
+    """
+
+    def __init__(self, shared: SharedBlocks, sections: list[int], is_in_place: bool) -> None:
+        self._shared, self._sections = shared, sections
+        self.is_in_place = is_in_place
+        self._lent: dict[tuple[int, bytes], KVBlock] = {}
+        self._pending: dict[KVBlock, tuple[int, bytes]] = {}
+        self._wanted: list[BlockCopy] = []
+        self._loading: dict[tuple[int, int], KVBlock] = {}
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether blocks wait to be copied."""
+        return bool(self._pending)
+
+    def refresh(self) -> None:
+        """See `SharedBlocks.refresh`."""
+        self._shared.refresh()
+
+    def has(self, group: int, block_hash: bytes) -> bool:
+        """Whether a block of a group of layers is lent, or can be."""
+        key = _key(group, block_hash)
+        return (group, key) in self._lent or self._shared.contains(self._sections[group], key)
+
+    def borrow(self, group: int, block_hash: bytes) -> KVBlock | None:
+        """Return the shared block with a hash; None: there is none any more. Somebody has to touch
+        it and release it, or to call `append`."""
+        key = _key(group, block_hash)
+        block = self._lent.get((group, key))
+        if block is None:
+            section = self._sections[group]
+            block_id = self._shared.borrow(section, key)
+            if block_id is None:
+                return None
+            block = self._lent[group, key] = KVBlock(block_id, home=self)
+            block.block_hash, block.group = block_hash, group
+        return block
+
+    def append(self, block: KVBlock) -> None:
+        """Nobody refers to a borrowed block: give it back."""
+        assert block.block_hash is not None
+        if self._lent.pop((block.group, _key(block.group, block.block_hash)), None) is not None:
+            self._shared.give_back(self._sections[block.group], block.block_id)
+
+    def remove(self, block: KVBlock) -> None:
+        """Somebody refers to a borrowed block: nothing to do."""
+
+    def load(self, borrowed: KVBlock, own: KVBlock) -> None:
+        """Let the step that is being planned copy a borrowed block, to which the caller refers,
+        into one of the engine. The reference ends with the step."""
+        section = self._sections[borrowed.group]
+        self._loading[section, borrowed.block_id] = borrowed
+        self._wanted.append(BlockCopy(section, borrowed.block_id, own.block_id))
+
+    def take_loads(self) -> list[BlockCopy]:
+        """The copies that `load` has asked for."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
+
+    def loaded(self, copies: Iterable[BlockCopy]) -> None:
+        """The copies have been made."""
+        for section, source, _ in copies:
+            block = self._loading.pop((section, source))
+            block.ref_count -= 1
+            if not block.ref_count:
+                self.append(block)
+
+    def offer(self, block: KVBlock, group: int, block_hash: bytes) -> None:
+        """Share a block of the engine whose contents are complete when the step that is being
+        planned, or else the last one, has run."""
+        self._pending[block] = self._sections[group], _key(group, block_hash)
+
+    def withdraw(self, block: KVBlock) -> None:
+        """The step that is being planned overwrites a block of the engine."""
+        self._pending.pop(block, None)
+
+    def take_saves(self) -> list[BlockCopy]:
+        """The copies of all blocks that were offered and not withdrawn."""
+        if not self._pending:
+            return []
+        blocks, wanted = [*self._pending], [*self._pending.values()]
+        self._pending.clear()
+        ids = self._shared.reserve(wanted)
+        return [
+            BlockCopy(section, block.block_id, target)
+            for block, (section, _), target in zip(blocks, wanted, ids, strict=True)
+            if target is not None
+        ]
+
+    def saved(self, copies: Iterable[BlockCopy]) -> None:
+        """The copies have been made: share them."""
+        for section, _, target in copies:
+            self._shared.publish(section, target)
+
+    def forget(self) -> None:
+        """Share none of the blocks that were offered: the engine computes something else now."""
+        self._pending.clear()
+
+
+def _key(group: int, block_hash: bytes) -> bytes:
+    """The key of a block in shared memory: groups of layers have blocks of the same hash."""
+    return block_hash[:-1] + bytes((block_hash[-1] ^ group,))

@@ -1,0 +1,87 @@
+"""The folders in which regions have their names.
+
+    /dev/shm/shmllm-UID/kv+KEY/PLACE        a region
+
+A folder has the regions of engines that compute the same bits for the same tokens: KEY is a hash of
+all that decides them. No name of an engine has a '+', so the registry of engines passes over these
+folders. This module must not know what a region contains.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from shmllm.errors import SegmentError
+from shmllm.ipc import folder
+from shmllm.shared_kv.layout import NUM_PLACES
+
+SHM_DIRECTORY = Path("/dev/shm")
+_FOLDER = re.compile(r"kv\+([0-9a-f]{16})")
+_REGION = re.compile(r"\d{1,2}")
+
+
+def make_folder(key: str, root: Path | None = None) -> Path:
+    """Make the folder of a key, of 16 hexadecimal digits, if there is none.
+
+    Args:
+        key: the key.
+        root: a directory that all users share; None: /dev/shm.
+
+    Raises:
+        SegmentError: it cannot be made, or others may use it.
+    """
+    path = folder.make(root or SHM_DIRECTORY) / f"kv+{key}"
+    with suppress(FileExistsError):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise SegmentError(f"cannot make the folder {path}: {error.strerror}") from error
+    with folder.opened(path):
+        return path
+
+
+def folders(root: Path | None = None) -> list[Path]:
+    """The folders of this user, by their names."""
+    return sorted(
+        path
+        for own in folder.find(root or SHM_DIRECTORY)
+        for path in own.iterdir()
+        if _FOLDER.fullmatch(path.name)
+    )
+
+
+def key_of(path: Path) -> str:
+    """The key of a folder."""
+    return path.name.removeprefix("kv+")
+
+
+def places(path: Path) -> dict[int, int]:
+    """The places of a folder that have a region, and the inodes of their files."""
+    try:
+        with os.scandir(path) as entries:
+            found = {int(e.name): e.inode() for e in entries if _REGION.fullmatch(e.name)}
+    except FileNotFoundError:
+        return {}
+    return {place: inode for place, inode in found.items() if place < NUM_PLACES}
+
+
+def region_path(path: Path, place: int) -> Path:
+    """The path of a region."""
+    return path / str(place)
+
+
+def remove_if_empty(path: Path) -> None:
+    """Remove a folder that has no region."""
+    with suppress(OSError):
+        path.rmdir()
+
+
+def free_bytes(root: Path | None = None) -> int:
+    """The shared memory that is free."""
+    return shutil.disk_usage(root or SHM_DIRECTORY).free

@@ -1,0 +1,316 @@
+"""SharedTier: the full KV blocks that the engines of one folder share, as one of them uses them.
+
+A block outside of the engine's own cache has an id there behind its own blocks. The tier finds
+blocks by their keys, lends them while requests read them, and takes copies of the engine's own
+blocks into its region. It must not know requests or devices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
+from shmllm.shared_kv.folder import places, region_path
+from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
+from shmllm.shared_kv.region import OwnRegion, Region
+from shmllm.shared_kv.store import Store
+
+
+class BlockMemory(Protocol):
+    """Where the engine reads the blocks of regions."""
+
+    def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
+        """Provide the data of a region.
+
+        Args:
+            fd: the file, which may be closed afterwards.
+            layout: its layout.
+
+        Returns:
+            For each section the id of its first block.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+
+    def unmap(self, firsts: Sequence[int]) -> None:
+        """End that. No block of it is read any more.
+
+        Args:
+            firsts: what `map` returned.
+        """
+
+
+class Loan(NamedTuple):
+    """A block that requests of this engine read: of which region, section and number."""
+
+    peer: Peer
+    section: int
+    block: int
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A region of the folder.
+
+    Attributes:
+        region: the region.
+        firsts: for each section the id of its first block; None: its data is not mapped.
+        num_lent: the number of its blocks that are lent.
+    """
+
+    region: Region
+    firsts: tuple[int, ...] | None = None
+    num_lent: int = 0
+
+
+@dataclass(slots=True)
+class TierStats:
+    """What a tier has done so far, in blocks.
+
+    Attributes:
+        lent: how often a block was lent to requests, by its own region and by others.
+        saved: how many blocks it has published.
+        reused: how many of its blocks gave way to others.
+    """
+
+    lent: int = 0
+    saved: int = 0
+    reused: int = 0
+
+
+class SharedTier:
+    """
+    Args:
+        own: the region of this engine; the tier closes it.
+        memory: where blocks are read.
+        on_problem: called with one sentence if a region is damaged.
+
+    Attributes:
+        stats: counters.
+        is_open: whether blocks are lent and saved. After `leave`, or damage, they are not.
+
+    Raises:
+        SegmentError: the own region cannot be mapped.
+    """
+
+    def __init__(
+        self, own: OwnRegion, memory: BlockMemory, on_problem: Callable[[str], None]
+    ) -> None:
+        self._own, self._memory, self._on_problem = own, memory, on_problem
+        self._folder = own.path.parent
+        self._stores = [Store(own, section) for section in range(NUM_SECTIONS)]
+        self._loans: dict[tuple[int, int], Loan] = {}
+        self._peers: dict[int, Peer] = {}
+        self._bad: set[int] = set()
+        self.stats = TierStats()
+        self.is_open = True
+        try:
+            self._firsts = memory.map(own.fd, own.layout)
+        except OSError as error:
+            own.close()
+            raise SegmentError(f"cannot map {own.path}: {error.strerror}") from error
+        self._home = Peer(own, self._firsts)
+        self.refresh()
+
+    @property
+    def path(self) -> Path:
+        """The path of the own region."""
+        return self._own.path
+
+    @property
+    def num_lent(self) -> int:
+        """The number of blocks that are lent now."""
+        return len(self._loans)
+
+    @property
+    def num_readable(self) -> int:
+        """The number of blocks of the own region that have contents."""
+        return sum(map(len, self._stores))
+
+    def refresh(self) -> None:
+        """Look which regions there are."""
+        if not self.is_open:
+            return
+        found = places(self._folder)
+        found.pop(self._own.place, None)
+        inodes = set(found.values())
+        if inodes != self._peers.keys() | self._bad:
+            for inode in self._peers.keys() - inodes:
+                self._drop(inode)
+            self._bad &= inodes
+            for place, inode in found.items():
+                if self.is_open and inode not in self._peers and inode not in self._bad:
+                    self._open(place, inode)
+        for peer in [*self._peers.values()]:
+            if self.is_open and peer.firsts is None:
+                self._map(peer)
+
+    def contains(self, section: int, key: bytes) -> bool:
+        """Whether a region has a block of this key now."""
+        return self.is_open and (
+            key in self._stores[section] or self._find(section, key) is not None
+        )
+
+    def borrow(self, section: int, key: bytes) -> int | None:
+        """Lend a block, until `give_back`: its contents do not change meanwhile.
+
+        Returns:
+            Its id; None: no region has it.
+        """
+        if not self.is_open:
+            return None
+        block = self._stores[section].borrow(key)
+        if block is not None:
+            return self._lend(Loan(self._home, section, block))
+        found = self._find(section, key)
+        if found is None or not self._own.pin(found.peer.region, section, found.block, key):
+            return None
+        return self._lend(found)
+
+    def give_back(self, section: int, block_id: int) -> None:
+        """End the loan of a block."""
+        peer, _, block = self._loans.pop((section, block_id))
+        peer.num_lent -= 1
+        if peer is self._home:
+            self._stores[section].give_back(block)
+        else:
+            self._own.unpin(peer.region.place, section, block)
+        if not self.is_open and not self._loans:
+            self._close()
+
+    def reserve(self, wanted: Sequence[tuple[int, bytes]]) -> list[int | None]:
+        """Find blocks of the own region for copies of blocks with these sections and keys.
+
+        Returns:
+            The id of each; None: no copy is needed, or there is no room for it. `publish` has to be
+            called for each id.
+        """
+        is_new = [not self.contains(*each) for each in wanted]
+        for section, store in enumerate(self._stores):
+            count = sum(new for each, new in zip(wanted, is_new, strict=True) if each[0] == section)
+            self._make_room(store, count - store.num_free)
+        ids: list[int | None] = []
+        for (section, key), new in zip(wanted, is_new, strict=True):
+            block = self._stores[section].reserve(key) if new and self.is_open else None
+            ids.append(None if block is None else self._firsts[section] + block)
+        return ids
+
+    def publish(self, section: int, block_id: int) -> None:
+        """Let everybody read a reserved block, which has been written."""
+        if self.is_open:
+            self._stores[section].publish(block_id - self._firsts[section])
+            self.stats.saved += 1
+
+    def leave(self) -> None:
+        """Lend and save nothing any more: the engine computes something else from now on. What is
+        lent stays so until it is given back. Others go on reading the own region."""
+        if self.is_open:
+            self.is_open = False
+            if not self._loans:
+                self._close()
+
+    def remove(self) -> None:
+        """Leave, and give the memory of the own region back. What others read now stays until they
+        no longer read it."""
+        if self.is_open:
+            for store in self._stores:
+                self._make_room(store, len(store))
+                store.discard()
+            self._own.path.unlink(missing_ok=True)
+            self.leave()
+
+    def clear(self) -> None:
+        """Forget the blocks of the own region that nobody reads."""
+        if self.is_open:
+            for store in self._stores:
+                self._make_room(store, len(store))
+
+    def _close(self) -> None:
+        for inode in [*self._peers]:
+            self._drop(inode)
+        self._memory.unmap(self._firsts)
+        self._own.close()
+
+    def _lend(self, loan: Loan) -> int:
+        peer, section, block = loan
+        assert peer.firsts is not None, "blocks are found in mapped regions"
+        block_id = peer.firsts[section] + block
+        self._loans[section, block_id] = loan
+        peer.num_lent += 1
+        self.stats.lent += 1
+        return block_id
+
+    def _find(self, section: int, key: bytes) -> Loan | None:
+        for inode, peer in self._peers.items():
+            if peer.firsts is None:
+                continue
+            try:
+                block = peer.region.find(section, key)
+            except ProtocolMismatchError as problem:
+                self._give_up(inode, problem)
+                return None
+            if block is not None:
+                return Loan(peer, section, block)
+        return None
+
+    def _make_room(self, store: Store, count: int) -> None:
+        """Free up to `count` blocks."""
+        if count <= 0 or not self.is_open:
+            return
+        before = store.num_free
+        candidates = store.candidates(count, self._readers())
+        # An engine that is not in this list joins later, and sees that the candidates are invalid.
+        self.refresh()
+        if self.is_open:
+            store.settle(candidates, self._readers())
+            self.stats.reused += store.num_free - before
+
+    def _readers(self) -> list[Region]:
+        """The regions of the living engines, whose pins count."""
+        return [each.region for each in self._peers.values() if each.region.is_owned]
+
+    def _open(self, place: int, inode: int) -> None:
+        try:
+            region = Region.open(region_path(self._folder, place), place)
+        except FileNotFoundError:
+            return  # it was removed meanwhile
+        except (OSError, ProtocolMismatchError) as problem:
+            self._bad.add(inode)
+            self._give_up(inode, problem)
+            return
+        self._peers[os.fstat(region.fd).st_ino] = Peer(region)
+
+    def _map(self, peer: Peer) -> None:
+        region = peer.region
+        others = self._peers.values()
+        if any(each.firsts is not None and each.region.place == region.place for each in others):
+            return  # it has the place of a region that was removed, whose blocks are still lent
+        if region.layout.shape != self._own.layout.shape:
+            return
+        try:
+            self._own.keep_pins_of(region)
+            peer.firsts = self._memory.map(region.fd, region.layout)
+        except (OSError, NoSpaceError):
+            return  # its blocks cannot be read now, perhaps later
+
+    def _drop(self, inode: int) -> None:
+        """Close a region, unless blocks of it are lent."""
+        peer = self._peers[inode]
+        if peer.num_lent:
+            return
+        if peer.firsts is not None:
+            self._memory.unmap(peer.firsts)
+            self._own.drop_pins_of(peer.region.place)
+        peer.region.close()
+        del self._peers[inode]
+
+    def _give_up(self, inode: int, problem: Exception) -> None:
+        """A region is damaged. Whether its engine reads blocks of the own region cannot be told, so
+        the engine shares nothing any more."""
+        self._on_problem(f"the shared KV cache is not used any more: {problem}")
+        self.leave()
