@@ -1,0 +1,1 @@
+"""The prefix cache that engines of one machine share."""
