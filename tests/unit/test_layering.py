@@ -49,6 +49,7 @@ RULES = {
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="cuda torch"),
+    "shmllm.shared_kv": Rule("config errors ipc"),
     "shmllm.wire": Rule("errors ipc outputs params", packages="numpy", lazy_packages="cloudpickle"),
     "shmllm.core": Rule("config errors outputs params"),
     "shmllm.models": Rule(
