@@ -299,6 +299,8 @@ class EngineConfig(Section):
             )
         if self.parallel.num_processes > 1:
             self._check_division()
+        if self.shared_kv.num_bytes is not None:
+            self._check_sharing()
 
     def _check_division(self) -> None:
         """Raise EngineStartError if several processes cannot do what other options ask for."""
@@ -314,6 +316,19 @@ class EngineConfig(Section):
             if is_asked:
                 raise EngineStartError(
                     f"{name} is not possible with {self.parallel.option}: leave one of the two out"
+                )
+
+    def _check_sharing(self) -> None:
+        """Raise EngineStartError if the prefix cache cannot be shared as other options are."""
+        impossible = {
+            "enable_prefix_caching=False": not self.cache.enable_prefix_caching,
+            "model_impl='transformers'": self.load.model_impl == "transformers",
+            self.parallel.option: self.parallel.num_processes > 1,
+        }
+        for name, is_asked in impossible.items():
+            if is_asked:
+                raise EngineStartError(
+                    f"shared_kv_cache_bytes is not possible with {name}: leave one of the two out"
                 )
 
     @property

@@ -12,6 +12,7 @@ same core runs in the caller's process for `LLM(multiprocess=False)`.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -31,15 +32,19 @@ from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
 from shmllm.engine.drafting.make import make_drafting
 from shmllm.engine.runner import Runner, Step
+from shmllm.engine.shared_kv import SharedKVCache
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
 from shmllm.engine.step_timings import StepTimings
 from shmllm.engine.weight_transfer import WeightTransfer
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.outputs.sleep_report import SleepState
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Rejected
+
+logger = logging.getLogger(__name__)
 
 
 def _do_nothing() -> None:
@@ -52,6 +57,7 @@ class EngineCore:
         config: the configuration of the engine.
         runner: owns the model and the KV cache, and executes plans.
         wake: called from any thread when `step` has something to do again.
+        report: called with a sentence about something that failed and ends no request.
 
     Attributes:
         info: the information that the engine reports to front ends.
@@ -63,12 +69,20 @@ class EngineCore:
         transfer: the connection with a trainer.
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
+        shared_kv: the prefix cache that engines share; None: there is none.
+        weights_directory: where the weights that are being written are read from; None: from no
+            directory.
     """
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, wake: Callable[[], None] = _do_nothing
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        wake: Callable[[], None] = _do_nothing,
+        report: Callable[[str], None] = logger.warning,
     ) -> None:
         self.info = runner.info
+        self.weights_directory: str | None = None
         self.extension = config.plugins.worker_extension_cls
         self.timings = StepTimings()
         self.runner = runner
@@ -100,6 +114,11 @@ class EngineCore:
         )
         self.transfer = WeightTransfer(
             config.transfer.backend, config.parallel.num_processes, self._device, self.weights
+        )
+        self.shared_kv = (
+            SharedKVCache(config, runner, self._kv_cache, report)
+            if config.shared_kv.num_bytes is not None
+            else None
         )
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
 
@@ -259,7 +278,10 @@ class EngineCore:
             return unfinished
         if mode is PauseMode.ABORT:
             self.abort_all()
-        return self.sleeper.sleep(client, level, mode)
+        result = self.sleeper.sleep(client, level, mode)
+        if self.shared_kv is not None and SleepState.KV_CACHE in self.sleeper.state:
+            self.shared_kv.sleep()
+        return result
 
     def forget_client(self, client: int) -> None:
         """End the requests, the pause and the weight update of a disconnected front end."""
@@ -320,6 +342,8 @@ class EngineCore:
     def _schedule(self) -> StepPlan | None:
         if self.pauses.is_frozen:
             return None
+        if self.shared_kv is not None:
+            self.shared_kv.poll()
         self._grammars.release_ready()
         if self.drafting is not None:
             self.drafting.draft()
@@ -350,6 +374,14 @@ class EngineCore:
         self.scheduler.observer.stepped(plan, self.timings.moments_ns)
         return outputs
 
+    def close(self) -> None:
+        """End the connection with a trainer, leave the shared prefix cache, and end the other
+        ranks."""
+        self.transfer.close()
+        if self.shared_kv is not None:
+            self.shared_kv.close()
+        self.runner.close()
+
     def take_failures(self) -> list[Failure]:
         """The requests that ended with an error since the last call."""
         failures, self.scheduler.failures = self.scheduler.failures, []
@@ -365,6 +397,9 @@ class EngineCore:
         if forget_prefixes:
             self.scheduler.forget_prefixes()
         self.sleeper.weights_written()
+        directory, self.weights_directory = self.weights_directory, None
+        if self.shared_kv is not None:
+            self.shared_kv.weights_written(directory)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forget every cached prefix.

@@ -183,8 +183,9 @@ class LocalEngineClient:
         self._events.clear()
         if self._runner is not None:
             if hasattr(self, "_core"):
-                self._core.transfer.close()
-            self._runner.close()
+                self._core.close()
+            else:
+                self._runner.close()
 
     def _take_call_effects(self) -> None:
         """Queue the outputs of requests that a call ended, and a new weight version."""

@@ -170,7 +170,7 @@ class EngineProcess:
         try:
             runner = make_runner(config, self._report_loading, self._report_capturing)
             runner.watch(self._reporter.stopped_rank)
-            core = EngineCore(config, runner, self._waiter.wake)
+            core = EngineCore(config, runner, self._waiter.wake, self._page.errors.record)
             allow_functions = self._path is None or config.client.allow_callables
             self._rpc_server = RpcServer(core, allow_functions)
         except Exception as problem:
@@ -221,8 +221,7 @@ class EngineProcess:
             )
         self._page.set_state(EngineState.SHUTTING_DOWN)
         self._abort_all(core)
-        core.transfer.close()
-        core.runner.close()
+        core.close()
         return 0
 
     def _has_work(self) -> bool:

@@ -16,6 +16,7 @@ from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.engine.sleep import Memory
 from shmllm.params.sampling import SamplingParams
+from shmllm.shared_kv.tier import BlockMemory
 
 
 class Step(Protocol):
@@ -26,6 +27,14 @@ class Step(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step's result and return it."""
+
+
+class SharedCache(BlockMemory, Protocol):
+    """Where the blocks of other engines are read."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether steps read these blocks by their ids. Else they are copied first."""
 
 
 class Runner(Protocol):
@@ -46,6 +55,18 @@ class Runner(Protocol):
     @property
     def memory(self) -> Memory:
         """The memory that can be released while the engine sleeps."""
+
+    @property
+    def shared_cache(self) -> SharedCache | None:
+        """Where the blocks of other engines are read; None: nowhere."""
+
+    @property
+    def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """For blocks of keys and values, and for those of states: the number of buffers that have
+        parts of a block, and the size of a part."""
+
+    def numerics(self) -> dict[str, Any]:
+        """What decides the bits of keys and values, beside the weights and the tokens."""
 
     @property
     def model(self) -> Any:

@@ -159,6 +159,7 @@ class Worker:
             What was read or created, in words.
         """
         loaded: str = self.model_runner.reload_weights(directory)
+        self._core.weights_directory = directory or self._core.info.model_directory
         return loaded
 
     def add_lora(

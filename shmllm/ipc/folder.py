@@ -95,6 +95,30 @@ def opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def link(fd: int, path: Path) -> None:
+    """Give an unnamed file a name in a folder that only this user can use.
+
+    Raises:
+        FileExistsError: the name is taken.
+        OSError: the folder does not exist, or the system refuses.
+        SegmentError: see `opened`.
+    """
+    # Python calls linkat(2) only with a directory descriptor, and only linkat can follow the
+    # symbolic link in /proc/self/fd to the unnamed file.
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with opened(path.parent) as directory:
+            os.link(
+                str(fd),
+                path.name,
+                src_dir_fd=descriptors,
+                dst_dir_fd=directory,
+                follow_symlinks=True,
+            )
+    finally:
+        os.close(descriptors)
+
+
 def list_names(path: Path) -> list[str]:
     """The sorted names in a folder; the same errors as `opened`."""
     with opened(path) as folder:

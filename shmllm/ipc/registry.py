@@ -158,25 +158,13 @@ def _is_live(path: Path) -> bool:
 
 def _try_link(segment: Segment, path: Path) -> bool:
     """Link the segment; False if the name exists."""
-    # Python calls linkat(2) only with a directory descriptor, and only linkat can follow the
-    # symbolic link in /proc/self/fd to the unnamed file.
-    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with folder.opened(path.parent) as directory:
-            os.link(
-                str(segment.fd),
-                path.name,
-                src_dir_fd=descriptors,
-                dst_dir_fd=directory,
-                follow_symlinks=True,
-            )
+        folder.link(segment.fd, path)
         return True
     except FileExistsError:
         return False
     except OSError as error:
         raise SegmentError(f"cannot link {path}: {error.strerror}") from error
-    finally:
-        os.close(descriptors)
 
 
 def withdraw(segment: Segment, path: Path) -> None:

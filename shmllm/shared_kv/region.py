@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import ProtocolMismatchError, SegmentError
-from shmllm.ipc import bus_guard
+from shmllm.ipc import bus_guard, folder
 from shmllm.ipc.segment import OWNER_BYTE, SWEEPER_BYTE, is_locked, write_lock
 from shmllm.ipc.segment_file import allocate, resize
 from shmllm.ipc.words import IS_STORE_ORDERED, Word, WordTable, fence
@@ -337,7 +337,7 @@ def create(path: Path, place: int, layout: RegionLayout) -> OwnRegion:
         lock = _lock(fd)
         assert lock is not None, "nobody else has the file"
         try:
-            os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+            folder.link(fd, path)
             return OwnRegion(fd, path, place, lock)
         except BaseException:
             os.close(lock)

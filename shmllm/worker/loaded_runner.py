@@ -25,6 +25,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.lora import read_files
 from shmllm.models.model import Model
 from shmllm.params.sampling import SamplingParams
+from shmllm.version import __version__
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
@@ -130,6 +131,26 @@ class LoadedRunner(ABC):
     def observe(self, observe: Observe | None) -> None:
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
+
+    def numerics(self) -> dict[str, Any]:
+        """Return what decides the bits of keys and values, beside the weights and the tokens."""
+        info = self.info
+        return {
+            "version": __version__,
+            "config": repr(self._loaded.config),
+            "dtype": info.dtype,
+            "quantization": info.quantization,
+            "activation_dtype": info.activation_dtype,
+            "kv_cache_dtype": info.kv_cache_dtype,
+            "instructions": info.instructions,
+            "torch": torch.__version__,
+        }
+
+    @property
+    def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """For blocks of keys and values, and for those of states: the number of buffers that have
+        parts of a block, and the size of a part."""
+        raise NotImplementedError
 
     def trace(self, directory: Path) -> None:
         """Let the other ranks record their steps in a trace.

@@ -75,6 +75,10 @@ def _make_gpu_runner(
     from shmllm.worker.gpu.runner import GpuRunner
 
     size, option = config.parallel.num_processes, config.parallel.option
+    if config.shared_kv.num_bytes is not None:
+        raise EngineStartError(
+            "shared_kv_cache_bytes is for the CPU: pass device='cpu', or leave it out"
+        )
     if size == 1:
         return GpuRunner(config, CudaDevice(index), on_load, on_capture)
     if config.parallel.pipeline_parallel_size > 1:

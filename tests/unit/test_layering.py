@@ -60,7 +60,7 @@ RULES = {
     # Only engines with model_impl="transformers" import it.
     "shmllm.models.transformers_impl": Rule("errors models", packages="torch transformers"),
     "shmllm.worker": Rule(
-        "config core errors models outputs params plugins shmllm_kernels",
+        "config core errors models outputs params plugins shared_kv shmllm_kernels version",
         lazy="parallel",
         packages="torch numpy",
         lazy_packages="cuda llguidance",
@@ -76,7 +76,7 @@ RULES = {
     "shmllm.transfer": Rule("errors", lazy_packages="torch"),
     "shmllm.trainer": Rule("config errors transfer"),
     "shmllm.engine": Rule(
-        "client config core errors ipc outputs params tracing wire",
+        "client config core errors ipc outputs params shared_kv tracing wire",
         lazy="models plugins transfer worker",
         packages="numpy",
         lazy_packages="torch",
@@ -100,7 +100,7 @@ RULES = {
     ),
     "shmllm.cli": Rule(
         "batch bench client config errors extras frontend ipc monitor outputs params plugins "
-        "quantize tracing version wire",
+        "shared_kv quantize tracing version wire",
         packages="click prompt_toolkit",
         lazy_packages="numpy prometheus_client rich",
     ),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
+from shmllm_kernels.cpu.version import version
 
 NOT_DETERMINISTIC = (
     "deterministic=True has no effect with model_impl='transformers': the bits of a result may "
@@ -199,6 +201,15 @@ class CpuRunner(LoadedRunner):
             return [NOT_DETERMINISTIC]
         return []
 
+    def numerics(self) -> dict[str, Any]:
+        return super().numerics() | {"kernels": version()}
+
+    @property
+    def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        shape = self._part.shape
+        states = (len(shape.state_layers), shape.state_bytes if shape.state_layers else 0)
+        return (shape.num_buffers, shape.buffer_bytes if shape.num_buffers else 0), states
+
     def use_processors(self, classes: ProcessorClasses) -> None:
         device = torch.device("cpu")
         made = make_processors(classes, self.info, device, self._batch.token_ids)
@@ -223,7 +234,7 @@ class CpuRunner(LoadedRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
-        shared = self.shared_cache
+        shared = self._part.shared
         if shared is not None:
             shared.save(plan.saves_before)
             shared.load(plan.loads)

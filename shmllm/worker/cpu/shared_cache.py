@@ -138,9 +138,7 @@ class CpuSharedCache:
             ids.give_back(first)
 
     def _map_in_place(self, fd: int, layout: RegionLayout, firsts: Sequence[int]) -> None:
-        sections = zip(
-            layout.sections, layout.buffer_offsets, self._tensors, firsts, strict=True
-        )
+        sections = zip(layout.sections, layout.buffer_offsets, self._tensors, firsts, strict=True)
         for section, offsets, tensors, first in sections:
             for offset, tensor in zip(offsets, tensors, strict=True):
                 if section.num_blocks:
