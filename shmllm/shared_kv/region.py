@@ -208,6 +208,11 @@ class OwnRegion(Region):
             if _is_valid(generation)
         ]
 
+    def invalidated(self, section: int) -> list[int]:
+        """The blocks that had contents and are not valid now."""
+        generations = self._generations[section].load_all()
+        return [block for block, generation in enumerate(generations) if generation % 2]
+
     def publish(self, section: int, block: int, key: bytes) -> bool:
         """Let others find a block, whose data was written after `invalidate` or before any
         publication.

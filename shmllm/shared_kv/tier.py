@@ -116,6 +116,8 @@ class SharedTier:
             raise SegmentError(f"cannot map {own.path}: {error.strerror}") from error
         self._home = Peer(own, self._firsts)
         self.refresh()
+        for store in self._stores:
+            store.look_again(self._readers())
 
     @property
     def path(self) -> Path:
@@ -263,6 +265,7 @@ class SharedTier:
         if count <= 0 or not self.is_open:
             return
         before = store.num_free
+        store.look_again(self._readers())
         candidates = store.candidates(count, self._readers())
         # An engine that is not in this list joins later, and sees that the candidates are invalid.
         self.refresh()
