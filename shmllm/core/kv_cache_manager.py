@@ -322,7 +322,8 @@ class KVCacheManager:
     def share(self, lender: Lender | None) -> None:
         """Use the blocks that other engines share, and share the own ones, from now on; None ends
         that. Running requests keep the blocks that they have borrowed."""
-        self._lender = self.prefix_cache.lender = lender
+        self._lender = lender
+        self.prefix_cache.share(lender)
 
     def take_saves(self) -> list[BlockCopy]:
         """The blocks to copy to where other engines find them; see `Lender.take_saves`."""

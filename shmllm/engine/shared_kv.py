@@ -35,9 +35,10 @@ from shmllm.shared_kv.weights_digest import compute_digest, digest_of_random, kn
 
 logger = logging.getLogger(__name__)
 
-START_WAIT_S = 2.0
-"""How long a start waits for the shared cache, in seconds. A digest that has to be computed first
-may take longer; the engine then joins while it works."""
+START_WAIT_S, WAIT_S = 2.0, 0.5
+"""How long a start, and an engine that wakes up or has read new weights, waits for the shared cache,
+in seconds. A digest that has to be computed first may take longer; the engine then joins while it
+works, and shares what it has cached until then."""
 
 
 class SharedKVCache:
@@ -63,11 +64,7 @@ class SharedKVCache:
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._directory: str | None = config.load.directory
-        self._begin()
-        if self._joining is not None:
-            with suppress(TimeoutError, Exception):
-                self._joining.exception(START_WAIT_S)
-            self.poll()
+        self._begin(START_WAIT_S)
 
     @property
     def tier(self) -> SharedTier | None:
@@ -78,7 +75,7 @@ class SharedKVCache:
         """Join, or leave, if it is time to. Called between steps."""
         if self._is_asleep:
             self._is_asleep = False
-            self._begin()
+            self._begin(WAIT_S)
         if self._tier is not None and not self._tier.is_open:
             self._part()
         joining = self._joining
@@ -107,8 +104,7 @@ class SharedKVCache:
         if self._tier is not None:
             self._tier.leave()
             self._part()
-        if directory is not None:
-            self._begin()
+        self._begin(WAIT_S)
 
     def sleep(self) -> None:
         """Give the memory of the own blocks back. The next `poll`, when the engine is awake, joins
@@ -141,8 +137,8 @@ class SharedKVCache:
         if joining is not None:
             joining.add_done_callback(_close_region)
 
-    def _begin(self) -> None:
-        """Look for a region on a thread."""
+    def _begin(self, wait_s: float) -> None:
+        """Look for a region on a thread, and wait for it for a while."""
         if self._config.shared_kv.num_bytes is None or self._directory is None:
             return
         self._is_stopped = stopped = threading.Event()
@@ -156,6 +152,9 @@ class SharedKVCache:
                 future.set_exception(problem)
 
         threading.Thread(target=run, name="shmllm-shared-kv", daemon=True).start()
+        with suppress(TimeoutError):
+            future.exception(wait_s)
+        self.poll()
 
     def _find(self, directory: Path, stopped: threading.Event) -> OwnRegion:
         described = self._describe(directory, stopped)

@@ -136,6 +136,7 @@ class CpuPart:
         if arena is None:
             self._make_cache(size, HostArena(num_bytes, "the KV cache"))
         self.shared = CpuSharedCache(self.cache.buffers, arena)
+        self.pool.counts_shared = False  # what other engines have computed is none of its memory
 
     def copy_states(self, inputs: CpuInputs) -> None:
         """Copy the blocks of states that the inputs of a step name."""
