@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 
 from shmllm.core.block_pool import KVBlock
 
-
 KNOWN_PER_STEP = 32
 """How many of the blocks that were cached before the engine shared any are copied in a step. One of
 a model with 135 million parameters in float32 takes 0.1 ms."""

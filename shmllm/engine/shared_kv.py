@@ -36,7 +36,7 @@ from shmllm.shared_kv.weights_digest import compute_digest, digest_of_random, kn
 logger = logging.getLogger(__name__)
 
 START_WAIT_S, WAIT_S = 2.0, 0.5
-"""How long a start, and an engine that wakes up or has read new weights, waits for the shared cache,
+"""How long a start, and an engine that wakes up or has read new weights, wait for the shared cache,
 in seconds. A digest that has to be computed first may take longer; the engine then joins while it
 works, and shares what it has cached until then."""
 

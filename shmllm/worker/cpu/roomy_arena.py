@@ -20,7 +20,7 @@ MOST_IDS = 2**24
 _NO_ACCESS = 0
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _MAP_FIXED = 0x10
-_MADV_POPULATE_READ = 22
+MADV_POPULATE_READ = 22
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -66,7 +66,7 @@ class RoomyTensor:
         _libc.madvise(address, size, mmap.MADV_DONTDUMP)
         # Page faults of the first step that reads the blocks would take longer. An older system
         # refuses, which changes nothing else.
-        _libc.madvise(address, size, _MADV_POPULATE_READ)
+        _libc.madvise(address, size, MADV_POPULATE_READ)
 
     def unmap(self, first: int, count: int) -> None:
         """End that."""
