@@ -401,9 +401,7 @@ class EngineCore:
         if self.shared_kv is not None:
             self.shared_kv.weights_written(directory)
 
-    def reset_prefix_cache(
-        self, preempt_running: bool = False, clear_shared: bool = False
-    ) -> bool:
+    def reset_prefix_cache(self, preempt_running: bool = False, clear_shared: bool = False) -> bool:
         """Forget every cached prefix.
 
         Args:

@@ -9,10 +9,11 @@ import os
 import sys
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import torch
 
-from shmllm.worker.arena import ALIGNMENT_BYTES, Contents
+from shmllm.worker.arena import Contents
 
 ROOM_BYTES = 2**40
 """The addresses that all tensors of an arena reserve. They take no memory."""
@@ -98,8 +99,12 @@ class RoomyArena:
         self._room = min(ROOM_BYTES // max(bytes_per_id, 1), MOST_IDS)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a zeroed tensor, [count, part_bytes] uint8, with room behind it.
+
+        Raises:
+            OSError: the system refuses the addresses.
+        """
         assert dtype is torch.uint8
-        assert len(shape) == 2
         count, part_bytes = shape
         quantum = mmap.PAGESIZE // gcd(mmap.PAGESIZE, part_bytes)
         first = -(-count // quantum) * quantum
@@ -109,7 +114,8 @@ class RoomyArena:
         if _libc.mprotect(address, own, mmap.PROT_READ | mmap.PROT_WRITE):
             raise _problem("mprotect")
         self.tensors.append(RoomyTensor(address, count, part_bytes, first, room))
-        memory = (ctypes.c_ubyte * (count * part_bytes)).from_address(address)
+        memory: Any = (ctypes.c_ubyte * (count * part_bytes)).from_address(address)
+        memory.arena = self  # the tensor keeps the addresses
         return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def release(self, keep: bool = False) -> None:
@@ -132,11 +138,6 @@ class RoomyArena:
         if not sys.is_finalizing():
             for each in self.tensors:
                 _libc.munmap(each.address, (each.first + each.room) * each.part_bytes)
-
-
-def roomy_bytes(shapes: list[tuple[int, int]]) -> int:
-    """The size of the tensors of these shapes, [count, part_bytes] each."""
-    return sum(count * part_bytes + ALIGNMENT_BYTES for count, part_bytes in shapes)
 
 
 def _resident_bytes(tensor: RoomyTensor) -> int:
