@@ -170,11 +170,11 @@ def test_aborts_of_an_engine_that_ends_are_not_the_end_of_a_request():
     first, second = begin(flights, 2)
     flights.abort([1])
     for _ in range(2):
-        event = flights.note(0, aborted([0, 1]), True)
+        (event,) = flights.note(0, aborted([0, 1]), True)
         assert event.numbers == [1]
-    assert flights.note(0, aborted([0]), True) is None
+    assert flights.note(0, aborted([0]), True) == []
     assert first.placement is not None
-    assert flights.note(0, row(0, FinishReason.STOP), True).numbers == [0]
+    assert [e.numbers for e in flights.note(0, row(0, FinishReason.STOP), True)] == [[0]]
     assert len(flights._flights) == 0
     assert second.is_aborted
 
@@ -184,7 +184,7 @@ def test_an_engine_that_takes_no_requests_gets_none():
     flight = begin(flights, 1)[0]
     engine = flight.placement.engine
     for _ in range(2):
-        assert flights.note(engine, Rejected(0, SHUTTING_DOWN), False) is None
+        assert flights.note(engine, Rejected(0, SHUTTING_DOWN), False) == []
     assert flights.lost() == [flight]
     assert queued(flights) == [0, 0]
     assert flights.place_again(flight)
@@ -200,7 +200,7 @@ def test_other_refusals_are_passed_on(message):
     flights = make(1)
     begin(flights, 1)
     event = Rejected(0, message)
-    assert flights.note(0, event, False) is event
+    assert flights.note(0, event, False) == [event]
     assert len(flights._flights) == 0
 
 
