@@ -252,6 +252,10 @@ class Flights:
                 if placed is not None:
                     self._release(placed)
                 flight.is_aborted = True
+            if placed is not None and flight.sent_at == NOT_SENT:
+                # An exception has ended `pool` before the engine had it, which then tells nothing.
+                flight.placement = None
+                found.setdefault(None, []).append(number)
         return found
 
     def _release(self, placed: Placement) -> None:

@@ -83,7 +83,11 @@ class FakeMember:
         self.is_held = False
         self.num_waited_threads = 0
         self.calls: list[tuple[Method, Any]] = []
-        self.answers: dict[Method, Any] = {Method.GET_WEIGHT_VERSION: version}
+        self.answers: dict[Method, Any] = {
+            Method.GET_WEIGHT_VERSION: version,
+            Method.PAUSE: 0,
+            Method.RESUME: True,
+        }
         self.refusal: str | None = None
         self.counters: dict[str, int] = {}
         self.ring = SimpleNamespace(position=0, consumed_position=0)

@@ -23,7 +23,10 @@ def request(number, is_sibling=False):
 
 
 def begin(flights, count):
-    return [flights.begin(request(number)) for number in range(count)]
+    placed = [flights.begin(request(number)) for number in range(count)]
+    for flight in placed:
+        flight.sent_at = flight.request.number
+    return placed
 
 
 def row(number, finish=FinishReason.NONE, is_first=False):
@@ -80,6 +83,15 @@ def test_an_abort_releases_the_queue_once_and_the_row_ends_the_request():
     assert queued(flights) == [0, 0]
     flights.note(0, aborted([0, 1]), False)
     assert len(flights._flights) == 0
+    assert queued(flights) == [0, 0]
+
+
+def test_an_aborted_request_that_was_not_sent_is_nowhere():
+    flights = make()
+    flight = flights.begin(request(0))
+    engine = flight.placement.engine
+    assert flights.abort([0]) == {engine: [0], None: [0]}
+    assert flights.lost() == [flight]
     assert queued(flights) == [0, 0]
 
 
