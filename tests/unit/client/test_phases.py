@@ -46,7 +46,7 @@ def test_what_a_prefill_under_way_computes_is_waited_for():
     chain = chain_hashes(LONG, SIZE)
     phases.begun(7, chain)
     assert decide(phases) == (Phase.WAIT, 7)
-    assert decide(phases, LONG + [1, 2]) == (Phase.WAIT, 7)
+    assert decide(phases, [*LONG, 1, 2]) == (Phase.WAIT, 7)
     assert decide(phases, LONG + SHORT + [1]) == (Phase.PREFILL, -1)
     assert decide(phases, [9, *LONG]) == (Phase.PREFILL, -1)
     for _ in range(2):

@@ -22,12 +22,8 @@ from shmllm.client.pool import EnginePool
 from shmllm.client.protocol import StartedOver, StartProgress
 from shmllm.client.revival import Revival
 from shmllm.errors import EngineDeadError, EngineStartError
-from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.request_group import RequestGroup
-from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.outputs.columns import OutputColumns
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams

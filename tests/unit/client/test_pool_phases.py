@@ -334,7 +334,9 @@ def test_roles_that_do_not_complete_each_other_are_refused(roles, words):
 def test_roles_without_a_shared_cache_are_refused():
     infos = [info(role=role, shared_kv_cache_bytes=9) for role in ROLES]
     check_equal(infos)
-    with pytest.raises(EngineStartError, match="engine 2 of the pool, of the role 'decode', has no"):
+    with pytest.raises(
+        EngineStartError, match="engine 2 of the pool, of the role 'decode', has no"
+    ):
         check_equal([infos[0], info(role="decode")])
     assert info().places == "cpu"
     assert info(role="decode", tensor_parallel_size=2).places == "cpu, 2 ranks, decode"
@@ -343,16 +345,19 @@ def test_roles_without_a_shared_cache_are_refused():
 class Walk:
     """A pool under random events, with what the front end sees of each request."""
 
-    def __init__(self, roles):
+    def __init__(self, roles, data):
         self.pool = make(roles, is_revived=True)
+        self.data = data
         self.numbers = itertools.count()
         self.tokens = {}
         self.ends = {}
         self.aborted = set()
 
-    def submit(self, prompt, max_tokens, count):
+    def submit(self):
+        prompt = self.data.draw(st.sampled_from(PROMPTS))
+        max_tokens = self.data.draw(st.sampled_from([1, 3]))
         params = SamplingParams(max_tokens=max_tokens, detokenize=False)
-        for k in range(count):
+        for k in range(self.data.draw(st.integers(1, 3))):
             number = next(self.numbers)
             self.tokens[number] = []
             request = EngineCoreRequest(number, prompt, params, is_sibling=k > 0)
@@ -366,27 +371,73 @@ class Walk:
             elif isinstance(event, Rejected):
                 self.end(event.number, event.message)
             elif isinstance(event, OutputColumns):
-                tokens = iter(event.token_ids)
-                rows = zip(event.numbers, event.counts, event.finishes, strict=True)
-                for number, count, finish in rows:
-                    assert number not in self.ends
-                    self.tokens[number] += itertools.islice(tokens, count)
-                    if finish:
-                        self.end(number, finish)
+                self.take(event)
         del events[:]
+
+    def take(self, columns):
+        tokens = iter(columns.token_ids)
+        rows = zip(columns.numbers, columns.counts, columns.finishes, strict=True)
+        for number, count, finish in rows:
+            assert number not in self.ends
+            self.tokens[number] += itertools.islice(tokens, count)
+            if finish:
+                self.end(number, finish)
 
     def end(self, number, reason):
         assert number not in self.ends, "ended twice"
         self.ends[number] = reason
 
-    def engines(self):
-        return [*self.pool.client._clients]
+    def abort(self):
+        if self.tokens:
+            numbers = self.data.draw(st.sets(st.sampled_from([*self.tokens])))
+            self.aborted |= numbers
+            self.pool.client.abort([*numbers])
+
+    def engine(self):
+        return self.data.draw(st.sampled_from([*self.pool.client._clients]))
+
+    def die(self):
+        self.pool.client._next_check_s = 0.0
+        if len(self.pool.started) < 4:
+            self.engine().is_dead = True
+
+    def leave(self):
+        self.pool.client._next_check_s = 0.0
+        if len(self.pool.started) < 4:
+            self.engine().end_by_itself()
+
+    def refuse(self):
+        self.engine().refusal = self.data.draw(st.sampled_from([None, "no"]))
+
+    def hold(self):
+        engine = self.engine()
+        engine.is_held = not engine.is_held
+
+    def pause(self):
+        mode = self.data.draw(st.sampled_from(["wait", "keep"]))
+        with suppress(EngineDeadError):  # all engines are dead
+            self.pool.client.call(Method.PAUSE, mode)
+        self.poll()
+        with suppress(EngineDeadError):
+            self.pool.client.call(Method.RESUME)
+
+    def finish(self):
+        """Let all requests end."""
+        pool = self.pool
+        for turn in range(60):
+            if turn == 20:
+                pool.client.call(Method.RESUME)
+            pool.client._next_check_s = 0.0
+            for each in [*pool.members, *pool.started]:
+                each.is_held = False
+            self.poll()
 
     def check(self):
         for number, tokens in self.tokens.items():
             assert tokens == [token_of(number, k) for k in range(len(tokens))]
             assert self.ends[number] in (2, 3, TWO_DEATHS, SHUTTING_DOWN, "no")
             assert self.ends[number] != 3 or number in self.aborted
+        self.pool.check_idle()
 
 
 PROMPTS = [LONG, [*LONG, 3, 4], LONG + LONG, OTHER, [1, 2, 3]]
@@ -398,48 +449,11 @@ ACTIONS = [
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_random_events_lose_no_request_and_end_none_twice(data):
-    walk = Walk(data.draw(st.sampled_from([ROLES, ["prefill", "prefill", "decode", "both"]])))
-    pool = walk.pool
+    walk = Walk(data.draw(st.sampled_from([ROLES, ["prefill", "prefill", "decode", "both"]])), data)
     for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=25)):
-        engine = data.draw(st.sampled_from(walk.engines()))
-        if action == "submit":
-            prompt = data.draw(st.sampled_from(PROMPTS))
-            num_tokens = data.draw(st.sampled_from([1, 3]))
-            walk.submit(prompt, num_tokens, data.draw(st.integers(1, 3)))
-        elif action == "poll":
-            walk.poll()
-        elif action == "abort" and walk.tokens:
-            numbers = data.draw(st.sets(st.sampled_from([*walk.tokens])))
-            walk.aborted |= numbers
-            pool.client.abort([*numbers])
-        elif action == "die" and len(pool.started) < 4:
-            engine.is_dead = True
-            pool.client._next_check_s = 0.0
-        elif action == "leave" and len(pool.started) < 4:
-            engine.end_by_itself()
-            pool.client._next_check_s = 0.0
-        elif action == "refuse":
-            engine.refusal = data.draw(st.sampled_from([None, "no"]))
-        elif action == "hold":
-            engine.is_held = not engine.is_held
-        elif action == "pause":
-            mode = data.draw(st.sampled_from(["wait", "keep"]))
-            with suppress(EngineDeadError):  # all engines are dead
-                pool.client.call(Method.PAUSE, mode)
-            walk.poll()
-            with suppress(EngineDeadError):
-                pool.client.call(Method.RESUME)
-    for each in [*pool.members, *pool.started]:
-        each.is_held = False
-    for turn in range(60):
-        if turn == 20:
-            pool.client.call(Method.RESUME)
-        pool.client._next_check_s = 0.0
-        for each in pool.started:
-            each.is_held = False
-        walk.poll()
+        getattr(walk, action)()
+    walk.finish()
     walk.check()
-    pool.check_idle()
 
 
 def interrupt_at(number, victim):
@@ -477,9 +491,7 @@ def interrupt_at(number, victim):
     return moment.where
 
 
-@pytest.mark.parametrize(
-    ("victim", "stride"), [(None, 13), (0, 29), slow(None, 1), slow(0, 1), slow(2, 1)]
-)
+@pytest.mark.parametrize(("victim", "stride"), [(None, 13), slow(None, 1), slow(0, 1), slow(2, 1)])
 def test_interrupts_at_any_line_lose_no_request_between_engines(victim, stride):
     with raising_handler():
         for number in itertools.count(1, stride):
