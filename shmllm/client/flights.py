@@ -182,7 +182,7 @@ class Flights:
     def _note_prefills(self, columns: OutputColumns) -> Sequence[OutputColumns]:
         """Take note of the rows of prefills. Returns the others."""
         numbers = columns.numbers
-        if not numbers or max(numbers) < FIRST_PREFILL:
+        if not self._phases.has_prefills or not numbers or max(numbers) < FIRST_PREFILL:
             return [columns]
         rows = [row for row, number in enumerate(numbers) if number >= FIRST_PREFILL]
         for row in rows:

@@ -73,6 +73,11 @@ class Phases:
         self._shared = SentBlocks(num_blocks if self._prefills else 0)
         self._under_way: dict[int, int] = {}
 
+    @property
+    def has_prefills(self) -> bool:
+        """Whether an engine computes prompts for others."""
+        return bool(self._prefills)
+
     def engines(self, phase: Phase, running: Sequence[int]) -> Sequence[int]:
         """The engines for a phase. Without an engine of the right role, any one serves requests,
         and none computes prompts for others.
