@@ -92,6 +92,7 @@ def start(
     check_metrics_port(metrics_port)
     registry.control_path(name)  # refuses an invalid name before anything uses it
     config = make_engine_config(**take_engine_options(options))
+    config.shared_kv.check_role()
     command = named_engine_command(name, config)
     if not detach:
         click.echo(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shmllm.config.options import Bytes, Free, OneOf, Section, option
+from shmllm.errors import EngineStartError
 
 Role = Literal["both", "prefill", "decode"]
 Reads = Literal["auto", "in_place", "copy"]
@@ -43,3 +44,11 @@ class SharedKVConfig(Section):
         OneOf(get_args(Role)),
         in_llm=False,
     )
+
+    def check_role(self) -> None:
+        """Raise EngineStartError if the engine has a role and no shared cache."""
+        if self.role != "both" and self.num_bytes is None:
+            raise EngineStartError(
+                f"the role {self.role!r} needs a cache in which prompts reach the engines that "
+                "decode: shared_kv_cache_bytes, such as --shared-kv-cache-bytes 1GiB"
+            )
