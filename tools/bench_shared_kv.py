@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from shmllm import LLM, AsyncLLM, SamplingParams
+from shmllm import LLM, AsyncLLM, SamplingParams, TokensPrompt
 from shmllm.cli.bench_output import describe_machine
 
 PROMPT_TOKENS = 2000
@@ -36,12 +36,12 @@ DECODE_TOKENS = 128
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 
-def prompt_of(seed: int, length: int) -> dict[str, list[int]]:
+def prompt_of(seed: int, length: int) -> TokensPrompt:
     """A prompt of random tokens."""
     return {"prompt_token_ids": random.Random(seed).choices(range(100, 4000), k=length)}
 
 
-def milliseconds(llm: LLM, prompt: dict[str, list[int]], num_cached: int | None = None) -> float:
+def milliseconds(llm: LLM, prompt: TokensPrompt, num_cached: int | None = None) -> float:
     """The time of a request for one token.
 
     Args:

@@ -59,7 +59,7 @@ def collect_one(keep: Path) -> bool:
         keep: a folder whose regions stay.
     """
     found = []
-    for folder in folders(keep.parent.parent):
+    for folder in folders():
         for place in places(folder):
             path = region_path(folder, place)
             with suppress(FileNotFoundError):
