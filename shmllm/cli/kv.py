@@ -95,8 +95,8 @@ def gc(hours: float, dry_run: bool) -> None:
     if dry_run:
         for file in found:
             click.echo(f"would remove {_words(file)}")
-        freed = sum(file.num_bytes for file in found)
-        click.echo(f"nothing was removed; shmllm kv gc would free {size(freed)}", err=True)
+        told = f"nothing was removed; it would free {size(_sum(found))}"
+        click.echo(told if found else "nothing to remove", err=True)
         return
     _remove(found)
     remove_empty_folders()
