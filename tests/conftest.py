@@ -189,6 +189,8 @@ def our_files() -> set[str]:
 
 
 def _is_of_another_session(path: Path) -> bool:
+    if path.is_dir():  # regions of a shared KV cache, which outlive the processes
+        return False
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             file.seek(CREATOR_PID_OFFSET)

@@ -30,7 +30,7 @@ from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import VERSION, RegionLayout, divide
 from shmllm.shared_kv.region import OwnRegion
-from shmllm.shared_kv.tier import SharedTier
+from shmllm.shared_kv.tier import SharedTier, TierStats
 from shmllm.shared_kv.weights_digest import compute_digest, digest_of_random, known_digest
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ class SharedKVCache:
         runner: has the memory in which shared blocks are read.
         kv_cache: uses them.
         on_problem: called with one sentence if the cache cannot be shared any more.
+
+    Attributes:
+        stats: what the engine has lent and saved since its start.
     """
 
     def __init__(
@@ -59,12 +62,23 @@ class SharedKVCache:
     ) -> None:
         self._config, self._runner, self._kv_cache = config, runner, kv_cache
         self._on_problem = on_problem
+        self.stats = TierStats()
         self._tier: SharedTier | None = None
         self._joining: Future[OwnRegion] | None = None
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._directory: str | None = config.load.directory
         self._begin(START_WAIT_S)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The statistics, by the lower-case name of their Stat."""
+        stats = self.stats
+        return {
+            "shared_blocks_lent": stats.lent,
+            "shared_blocks_saved": stats.saved,
+            "shared_blocks_reused": stats.reused,
+        }
 
     @property
     def tier(self) -> SharedTier | None:
@@ -85,7 +99,7 @@ class SharedKVCache:
         memory = self._runner.shared_cache
         assert memory is not None
         try:
-            self._tier = SharedTier(joining.result(), memory, self._on_problem)
+            self._tier = SharedTier(joining.result(), memory, self._on_problem, self.stats)
         except (ShmLLMError, OSError) as problem:
             self._on_problem(f"the KV cache is not shared: {problem}")
             return
@@ -160,7 +174,10 @@ class SharedKVCache:
         described = self._describe(directory, stopped)
         key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         region = join(make_folder(key), self._layout())
-        region.describe({"pid": os.getpid(), "began": time.time()} | _shown(described))
+        is_loaded = directory == Path(self._config.load.directory)
+        name = self._config.load.model_name if is_loaded else ""
+        began = {"pid": os.getpid(), "began": time.time(), "name": name or directory.name}
+        region.describe(began | _shown(described))
         return region
 
     def _describe(self, directory: Path, stopped: threading.Event) -> dict[str, Any]:

@@ -8,6 +8,7 @@ blocks into its region. It must not know requests or devices.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
 from shmllm.shared_kv.region import OwnRegion, Region
 from shmllm.shared_kv.store import Store
+
+TOUCH_PERIOD_S = 60.0
+"""How often the file of the own region says that it is used."""
 
 
 class BlockMemory(Protocol):
@@ -89,6 +93,7 @@ class SharedTier:
         own: the region of this engine; the tier closes it.
         memory: where blocks are read.
         on_problem: called with one sentence if a region is damaged.
+        stats: the counters to go on with; None: new ones.
 
     Attributes:
         stats: counters.
@@ -99,7 +104,11 @@ class SharedTier:
     """
 
     def __init__(
-        self, own: OwnRegion, memory: BlockMemory, on_problem: Callable[[str], None]
+        self,
+        own: OwnRegion,
+        memory: BlockMemory,
+        on_problem: Callable[[str], None],
+        stats: TierStats | None = None,
     ) -> None:
         self._own, self._memory, self._on_problem = own, memory, on_problem
         self._folder = own.path.parent
@@ -107,7 +116,8 @@ class SharedTier:
         self._loans: dict[tuple[int, int], Loan] = {}
         self._peers: dict[int, Peer] = {}
         self._bad: set[int] = set()
-        self.stats = TierStats()
+        self.stats = stats or TierStats()
+        self._next_touch = time.monotonic() + TOUCH_PERIOD_S
         self.is_open = True
         try:
             self._firsts = memory.map(own.fd, own.layout)
@@ -135,9 +145,12 @@ class SharedTier:
         return sum(map(len, self._stores))
 
     def refresh(self) -> None:
-        """Look which regions there are."""
+        """Look which regions there are. Called when a request looks for its prefix."""
         if not self.is_open:
             return
+        if (now := time.monotonic()) >= self._next_touch:
+            self._next_touch = now + TOUCH_PERIOD_S
+            self._own.touch()
         found = places(self._folder)
         found.pop(self._own.place, None)
         inodes = set(found.values())
