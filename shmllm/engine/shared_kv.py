@@ -83,15 +83,13 @@ class SharedKVCache:
     @property
     def tier(self) -> SharedTier | None:
         """The shared blocks; None: the engine works alone now."""
-        return self._tier
+        return self._tier if self._tier is not None and self._tier.is_open else None
 
     def poll(self) -> None:
-        """Join, or leave, if it is time to. Called between steps."""
+        """Join, if it is time to. Called between steps."""
         if self._is_asleep:
             self._is_asleep = False
             self._begin(WAIT_S)
-        if self._tier is not None and not self._tier.is_open:
-            self._part()
         joining = self._joining
         if joining is None or not joining.done():
             return
@@ -113,12 +111,12 @@ class SharedKVCache:
             directory: where they were read from; None: from no directory.
         """
         self._stop()
-        self._is_asleep = False
         self._directory = directory
         if self._tier is not None:
             self._tier.leave()
             self._part()
-        self._begin(WAIT_S)
+        if not self._is_asleep:
+            self._begin(WAIT_S)
 
     def sleep(self) -> None:
         """Give the memory of the own blocks back. The next `poll`, when the engine is awake, joins
@@ -135,10 +133,10 @@ class SharedKVCache:
             self._tier.clear()
 
     def close(self) -> None:
-        """Leave. The own blocks stay for the next start."""
+        """Leave, after the last step. The own blocks stay for the next start."""
         self._stop()
         if self._tier is not None:
-            self._tier.leave()
+            self._tier.close()
             self._part()
 
     def _part(self) -> None:
