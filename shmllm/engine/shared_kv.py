@@ -158,29 +158,11 @@ class SharedKVCache:
         threading.Thread(target=run, name="shmllm-shared-kv", daemon=True).start()
 
     def _find(self, directory: Path, stopped: threading.Event) -> OwnRegion:
-        described = self._describe(directory, stopped)
+        described = describe(self._config, self._runner, directory, stopped)
         key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         region = join(make_folder(key), self._layout())
         region.describe({"pid": os.getpid(), "began": time.time()} | _shown(described))
         return region
-
-    def _describe(self, directory: Path, stopped: threading.Event) -> dict[str, Any]:
-        """All that decides the bits of keys and values."""
-        load = self._config.load
-        if load.load_format == "dummy" and directory == Path(load.directory):
-            weights = digest_of_random((directory / "config.json").read_text(), load.seed)
-        else:
-            weights = _digest(directory, stopped)
-        draft = self._config.speculative.model_directory
-        return {
-            "format": VERSION,
-            "model": str(directory),
-            "weights": weights,
-            "draft": _digest(Path(draft), stopped) if draft else "",
-            "block_size": self._config.cache.block_size,
-            "groups": repr(self._runner.kv_groups),
-            **self._runner.numerics(),
-        }
 
     def _layout(self) -> RegionLayout:
         num_bytes = self._config.shared_kv.num_bytes
@@ -191,6 +173,38 @@ class SharedKVCache:
             num_bytes, *shapes, _blocks_per_state(groups, self._config.cache.block_size)
         )
         return RegionLayout(sections)
+
+
+def describe(
+    config: EngineConfig, runner: Runner, directory: Path, stopped: threading.Event
+) -> dict[str, Any]:
+    """All that decides the bits of keys and values.
+
+    Args:
+        config: the engine's configuration.
+        runner: has the model.
+        directory: where its weights were read from.
+        stopped: ends the computation of a digest.
+
+    Raises:
+        ShmLLMError: the weights have no digest.
+        OSError: they cannot be read.
+    """
+    load = config.load
+    if load.load_format == "dummy" and directory == Path(load.directory):
+        weights = digest_of_random((directory / "config.json").read_text(), load.seed)
+    else:
+        weights = _digest(directory, stopped)
+    draft = config.speculative.model_directory
+    return {
+        "format": VERSION,
+        "model": str(directory),
+        "weights": weights,
+        "draft": _digest(Path(draft), stopped) if draft else "",
+        "block_size": config.cache.block_size,
+        "groups": repr(runner.kv_groups),
+        **runner.numerics(),
+    }
 
 
 def _digest(directory: Path, stopped: threading.Event) -> str:
