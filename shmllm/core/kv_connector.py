@@ -64,7 +64,6 @@ class NoConnector:
 class _Load(NamedTuple):
     """Blocks of a request that a step loads, and their hashes."""
 
-    request: Request
     blocks: list[KVBlock]
     hashes: list[bytes]
 
@@ -142,7 +141,7 @@ class SchedulerConnector(NoConnector, BlockObserver):
         self._call("update_state_after_alloc", self._view(request), table.block_ids, num_loaded)
         if num_loaded:
             hashes = request.block_hashes[first:end]
-            self._planned_loads.append(_Load(request, table.blocks[first:end], hashes))
+            self._planned_loads.append(_Load(table.blocks[first:end], hashes))
 
     def planned(self, plan: StepPlan) -> None:
         loads, self._planned_loads = self._planned_loads, []
@@ -170,36 +169,36 @@ class SchedulerConnector(NoConnector, BlockObserver):
     ) -> list[Request]:
         loads, _ = self._in_flight.get(plan.step, ((), ()))
         for problem in result.problems:
-            self._report(problem, problem.partition(": ")[0])
+            self._report(problem)
         ended: list[Request] = []
         if result.load_failure:
             self._epoch += 1
+            self._reported[_kind_of(result.load_failure)] = result.load_failure
             ended = [each for each in requests if _depends_on(each, loads, plan.step)]
             self._take_back()
         self._in_flight.pop(plan.step, None)
         return ended
 
     def _take_back(self) -> None:
-        """Forget the blocks that were registered by steps whose results are not known, or since."""
-        registered = [block for _, blocks in self._in_flight.values() for block in blocks]
-        for block in [*registered, *self._registered]:
-            if block.block_hash is not None:
-                self._kv_cache.prefix_cache.forget(block)
-        self._registered.clear()
+        """Forget the blocks that were registered for steps whose results are not known. Those that
+        were registered since have tokens of earlier steps."""
+        for _, registered in self._in_flight.values():
+            for block in registered:
+                if block.block_hash is not None:
+                    self._kv_cache.prefix_cache.forget(block)
 
     def finished(self, request: Request) -> None:
         table = request.block_tables[0].block_ids if request.block_tables else []
         try:
             answer = self._call("request_finished", self._view(request), table)
         except RequestError as problem:
-            self._report(str(problem), "request_finished")
+            self._report(str(problem))
             return
         delays, params = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, 0)
         if delays or params is not None:
             self._report(
                 f"the KV connector {self._name}: request_finished must return (False, None), got "
-                f"{answer!r}: blocks are freed at once, and outputs have no parameters of it",
-                "request_finished",
+                f"{answer!r}: blocks are freed at once, and outputs have no parameters of it"
             )
 
     def registered(self, block: KVBlock, block_hash: bytes) -> None:
@@ -223,8 +222,9 @@ class SchedulerConnector(NoConnector, BlockObserver):
                 f"the KV connector {self._name} failed in {method}: {in_one_line(problem)}"
             ) from problem
 
-    def _report(self, problem: str, kind: str) -> None:
+    def _report(self, problem: str) -> None:
         """Report a problem, unless it is the last one of its kind."""
+        kind = _kind_of(problem)
         if self._reported.get(kind) != problem:
             self._reported[kind] = problem
             self._on_problem(problem)
@@ -250,10 +250,13 @@ class SchedulerConnector(NoConnector, BlockObserver):
         ]
 
 
+def _kind_of(problem: str) -> str:
+    """The part of a sentence that names the connector and the method."""
+    return problem.partition(": ")[0]
+
+
 def _depends_on(request: Request, loads: Sequence[_Load], step: int) -> bool:
-    """Whether a request was computed by blocks that a step should have loaded."""
-    if any(load.request is request for load in loads):
-        return True
+    """Whether a request was computed from blocks that a step should have loaded."""
     if request.status is RequestStatus.RUNNING:
         blocks = {block for load in loads for block in load.blocks}
         return not blocks.isdisjoint(request.block_tables[0].blocks)
