@@ -103,6 +103,7 @@ class ConnectedEngine:
 
     def _identity(self, directory: str) -> str:
         described = describe(self._config, self._runner, Path(directory), threading.Event())
+        del described["model"]  # the directory, which another machine has elsewhere
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.connectors import METHODS
 from support.engines import assert_idle
 
 from shmllm import LLM, SamplingParams
+from shmllm.frontend.model_files import bundled_model
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -106,7 +108,7 @@ def test_damaged_files_are_computed_again(
 
 
 def test_blocks_of_other_dtypes_and_weights_are_other_blocks(
-    on_disk: dict[str, Any], plain: list[tuple[Any, ...]]
+    on_disk: dict[str, Any], tmp_path: Path
 ) -> None:
     options = on_disk | {"multiprocess": False}
     with LLM("tiny", **options) as llm:
@@ -120,6 +122,9 @@ def test_blocks_of_other_dtypes_and_weights_are_other_blocks(
         assert len(files_of(on_disk)) == before
     with LLM("tiny", **options | {"dtype": "bfloat16"}) as llm:
         assert cached(llm) == 0
+    copy = shutil.copytree(bundled_model("tiny"), tmp_path / "copy")
+    with LLM(str(copy), **options) as llm:
+        assert cached(llm) > 0
 
 
 def _a_weight(worker: Any) -> Any:

@@ -51,7 +51,7 @@ def digests(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     def describe(config: Any, runner: Any, directory: Path, stopped: Any) -> dict[str, Any]:
         if str(directory) not in found:
             raise ShmLLMError(f"no digest of {directory}")
-        return {"weights": found[str(directory)]}
+        return {"weights": found[str(directory)], "model": str(directory)}
 
     monkeypatch.setattr(kv_connector, "describe", describe)
     monkeypatch.setattr(connectors, "fails_in", "")
@@ -94,8 +94,8 @@ def test_other_weights_have_another_identity_or_none(digests: dict[str, str]) ->
     assert core.connector is not None
     seat, made = core.connector.scheduler, Fragile.made[-1]
     identities = {made.identity}
-    for directory, is_on in ((None, False), ("n", True), ("unknown", False), ("m", True)):
-        digests["n"] = "second"
+    digests |= {"n": "second", "copy of m": "first"}
+    for directory, is_on in ((None, False), ("n", True), ("unknown", False), ("copy of m", True)):
         core.weights_directory = directory
         core.weights_written()
         assert seat.is_on == is_on
