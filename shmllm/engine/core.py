@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter_ns
 
 import numpy as np
@@ -31,6 +32,7 @@ from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
 from shmllm.engine.drafting.make import make_drafting
+from shmllm.engine.kv_connector import ConnectedEngine
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.shared_kv import SharedKVCache
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
@@ -70,6 +72,7 @@ class EngineCore:
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
         shared_kv: the prefix cache that engines share; None: there is none.
+        connector: loads and saves blocks that another tier has; None: there is none.
         weights_source: the directory from which the weights that are being written are read, and
             when that began, in seconds since 1970; None: they are from no directory.
     """
@@ -120,6 +123,10 @@ class EngineCore:
             if config.shared_kv.num_bytes is not None
             else None
         )
+        self.connector: ConnectedEngine | None = None
+        if config.plugins.kv_connector:
+            self.connector = ConnectedEngine(config, runner, self._kv_cache, report)
+            self.scheduler.connector = self.connector.scheduler
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
 
     def _device(self) -> object:
@@ -379,8 +386,12 @@ class EngineCore:
 
     def close(self) -> None:
         """End the connection with a trainer, leave the shared prefix cache, and end the other
-        ranks."""
+        ranks and the connector."""
         self.transfer.close()
+        if self.connector is not None:
+            with suppress(Exception):  # a step in flight calls the connector
+                self.settle()
+            self.connector.close()
         if self.shared_kv is not None:
             self.settle()  # steps read and write shared blocks
             self.shared_kv.close()
@@ -405,13 +416,18 @@ class EngineCore:
         if self.shared_kv is not None:
             # Cached prefixes of other weights may not get the name of those in the directory.
             self.shared_kv.weights_written(*(source or ()) if forget_prefixes else ())
+        if self.connector is not None:
+            # Without `forget_prefixes` there are blocks that other weights have computed.
+            directory = source[0] if source is not None and forget_prefixes else None
+            self.connector.weights_written(directory)
 
     def reset_prefix_cache(self, preempt_running: bool = False, clear_shared: bool = False) -> bool:
         """Forget every cached prefix.
 
         Args:
             preempt_running: preempt running requests first; they are recomputed.
-            clear_shared: also forget what the engine shares, but for what others read now.
+            clear_shared: also forget what the engine shares, but for what others read now, and what
+                its connector has stored.
 
         Returns:
             False, without any change, if requests are running.
@@ -423,4 +439,6 @@ class EngineCore:
         self._kv_cache.reset_prefix_cache()
         if clear_shared and self.shared_kv is not None:
             self.shared_kv.clear()
+        if clear_shared and self.connector is not None:
+            self.connector.reset()
         return True

@@ -8,8 +8,6 @@ so the engine leaves; weights that are read from a directory again have one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import threading
@@ -24,19 +22,15 @@ from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.shared_blocks import Lender
+from shmllm.engine.identity import describe, name_of
 from shmllm.engine.runner import Runner
 from shmllm.errors import ShmLLMError
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
-from shmllm.shared_kv.layout import VERSION, RegionLayout, divide
+from shmllm.shared_kv.layout import RegionLayout, divide
 from shmllm.shared_kv.region import OwnRegion
 from shmllm.shared_kv.tier import SharedTier, TierStats
-from shmllm.shared_kv.weights_digest import (
-    compute_digest,
-    digest_of_random,
-    has_changed_since,
-    known_digest,
-)
+from shmllm.shared_kv.weights_digest import has_changed_since
 
 logger = logging.getLogger(__name__)
 
@@ -176,33 +170,15 @@ class SharedKVCache:
         self.poll()
 
     def _find(self, directory: Path, stopped: threading.Event) -> OwnRegion:
-        described = self._describe(directory, stopped)
+        described = describe(self._config, self._runner, directory, stopped)
         if has_changed_since(directory, self._read_s):
             raise ShmLLMError(f"{directory} has changed since the weights were read")
-        key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-        region = join(make_folder(key), self._layout())
+        region = join(make_folder(name_of(described)[:16]), self._layout())
         is_loaded = directory == Path(self._config.load.directory)
         name = self._config.load.model_name if is_loaded else ""
         began = {"pid": os.getpid(), "began": time.time(), "name": name or directory.name}
         region.describe(began | {"model": str(directory)} | _shown(described))
         return region
-
-    def _describe(self, directory: Path, stopped: threading.Event) -> dict[str, Any]:
-        """All that decides the bits of keys and values."""
-        load = self._config.load
-        if load.load_format == "dummy" and directory == Path(load.directory):
-            weights = digest_of_random((directory / "config.json").read_text(), load.seed)
-        else:
-            weights = _digest(directory, stopped)
-        draft = self._config.speculative.model_directory
-        return {
-            "format": VERSION,
-            "weights": weights,
-            "draft": _digest(Path(draft), stopped) if draft else "",
-            "block_size": self._config.cache.block_size,
-            "groups": repr(self._runner.kv_groups),
-            **self._runner.numerics(),
-        }
 
     def _layout(self) -> RegionLayout:
         num_bytes = self._config.shared_kv.num_bytes
@@ -213,13 +189,6 @@ class SharedKVCache:
             num_bytes, *shapes, _blocks_per_state(groups, self._config.cache.block_size)
         )
         return RegionLayout(sections)
-
-
-def _digest(directory: Path, stopped: threading.Event) -> str:
-    found = known_digest(directory) or compute_digest(directory, stopped.is_set)
-    if found is None:
-        raise ShmLLMError(f"the digest of the weights in {directory} cannot be computed")
-    return found
 
 
 def _blocks_per_state(groups: tuple[KVGroup, ...], block_size: int) -> float:

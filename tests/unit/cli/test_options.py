@@ -67,6 +67,12 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "logprobs_mode": (["--logprobs-mode", "raw_logits"], "raw_logits"),
     "logits_processors": (["--logits-processors", "a.b:C,d:E"], ("a.b:C", "d:E")),
     "worker_extension_cls": (["--worker-extension-cls", "a.b.C"], "a.b.C"),
+    "kv_connector": (["--kv-connector", "a.b:C"], "a.b:C"),
+    "kv_connector_extra_config": (
+        ["--kv-connector-extra-config", '{"path": "/d"}'],
+        {"path": "/d"},
+    ),
+    "kv_role": (["--kv-role", "kv_consumer"], "kv_consumer"),
     "weight_transfer_config": (["--weight-transfer-config", "gloo"], "gloo"),
     "enforce_eager": (["--enforce-eager"], True),
     "speculative_config": (
