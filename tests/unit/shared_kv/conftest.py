@@ -44,7 +44,9 @@ def join_folder(folder: Path) -> Iterator[Callable[..., Member]]:
     members: list[Member] = []
 
     def make(region: Any, *arguments: Any) -> Member:
-        members.append(Member(folder / str(region) if isinstance(region, int) else region, *arguments))
+        members.append(
+            Member(folder / str(region) if isinstance(region, int) else region, *arguments)
+        )
         return members[-1]
 
     yield make
