@@ -175,7 +175,8 @@ class SharedTier:
         )
 
     def borrow(self, section: int, key: bytes) -> int | None:
-        """Lend a block, until `give_back`: its contents do not change meanwhile.
+        """Lend a block, until `give_back`: its contents do not change meanwhile. A block that is
+        lent must not be asked for, because its pin has no count.
 
         Returns:
             Its id; None: no region has it.
@@ -283,6 +284,7 @@ class SharedTier:
         peer, section, block = loan
         assert peer.firsts is not None, "blocks are found in mapped regions"
         block_id = peer.firsts[section] + block
+        assert (section, block_id) not in self._loans, "a lent block is asked for"
         self._loans[section, block_id] = loan
         peer.num_lent += 1
         self.stats.lent += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -60,7 +60,7 @@ sections = st.builds(
 def test_parts_do_not_overlap_and_buffers_begin_on_pages(blocks: Section, states: Section) -> None:
     of = RegionLayout((blocks, states))
     found = sorted(intervals(of))
-    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(found))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(found))
     assert found[-1][1] <= of.data_offset + of.data_bytes
     assert of.pins_offset % PAGE == of.data_offset % PAGE == 0
     assert all(offset % PAGE == 0 for offsets in of.buffer_offsets for offset in offsets)
