@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
 
-import numpy as np
-
 from shmllm.config.engine import EngineConfig
 from shmllm.core.grammar_queue import GrammarQueue
 from shmllm.core.kv_cache_manager import KVCacheManager
@@ -33,6 +31,7 @@ from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
 from shmllm.engine.drafting.make import make_drafting
 from shmllm.engine.kv_connector import ConnectedEngine
+from shmllm.engine.request_checks import refusal_of
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.shared_kv import SharedKVCache
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
@@ -208,33 +207,10 @@ class EngineCore:
             raise EnginePausedError(refusal)
         if self.scheduler.has_request(client, request.number):
             return f"request number {request.number} is in use"
-        ids, longest = request.prompt_token_ids, self.info.max_model_len
-        is_generating = isinstance(request.params, SamplingParams)
-        if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
-            return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
-        if not self._knows(ids):
-            return f"a token id lies outside the vocabulary of {self.info.vocab_size:,}"
+        if refusal := refusal_of(request, self.info):
+            return refusal
         if isinstance(request.params, SamplingParams):
-            return self._refuse_params(request.params)
-        return None
-
-    def _knows(self, token_ids: Sequence[int]) -> bool:
-        array = np.asarray(token_ids)
-        return bool(0 <= array.min() <= array.max() < self.info.vocab_size)
-
-    def _refuse_params(self, params: SamplingParams) -> str | None:
-        for name in ("logprob_token_ids", "trace_decode_token_ids"):
-            token_ids = getattr(params, name)
-            if token_ids is not None and not self._knows(token_ids):
-                return f"{name} has an id outside the vocabulary of {self.info.vocab_size:,}"
-        of_outputs = params.logprobs if params.logprob_token_ids is None else None
-        asked = (of_outputs, params.prompt_logprobs)
-        wanted = max(number or 0 for number in asked)
-        if -1 in asked:
-            wanted = self.info.vocab_size
-        if wanted > self.info.max_logprobs:
-            return f"{wanted:,} logprobs exceed max_logprobs {self.info.max_logprobs:,}"
-        self.runner.check_params(params)
+            self.runner.check_params(request.params)
         return None
 
     def abort(self, client: int, numbers: Sequence[int]) -> OutputColumns:
