@@ -207,8 +207,8 @@ class EngineCore:
             raise EnginePausedError(refusal)
         if self.scheduler.has_request(client, request.number):
             return f"request number {request.number} is in use"
-        if refusal := refusal_of(request, self.info):
-            return refusal
+        if problem := refusal_of(request, self.info):
+            return problem
         if isinstance(request.params, SamplingParams):
             self.runner.check_params(request.params)
         return None
