@@ -301,6 +301,7 @@ class EngineConfig(Section):
             self._check_division()
         if self.shared_kv.num_bytes is not None:
             self._check_sharing()
+        self._check_disk()
 
     def _check_division(self) -> None:
         """Raise EngineStartError if several processes cannot do what other options ask for."""
@@ -330,6 +331,20 @@ class EngineConfig(Section):
                 raise EngineStartError(
                     f"shared_kv_cache_bytes is not possible with {name}: leave one of the two out"
                 )
+
+    def _check_disk(self) -> None:
+        """Raise EngineStartError if there is nothing that could be copied to disk."""
+        shared = self.shared_kv
+        if shared.path is not None and shared.num_bytes is None:
+            raise EngineStartError(
+                "shared_kv_cache_path is the directory of a copy of the shared KV cache, and this "
+                "engine has none: pass shared_kv_cache_bytes, too, for example '1GiB'"
+            )
+        if shared.path_bytes is not None and shared.path is None:
+            raise EngineStartError(
+                "shared_kv_cache_path_bytes is the limit of shared_kv_cache_path: pass both, or "
+                "leave it out"
+            )
 
     @property
     def max_drafting(self) -> int:

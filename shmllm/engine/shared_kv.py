@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
@@ -26,6 +26,7 @@ from shmllm.core.kv_groups import KVGroup
 from shmllm.core.shared_blocks import Lender
 from shmllm.engine.runner import Runner
 from shmllm.errors import ShmLLMError
+from shmllm.shared_kv.disk import NO_DISK, Disk
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import VERSION, RegionLayout, divide
@@ -38,6 +39,22 @@ logger = logging.getLogger(__name__)
 START_WAIT_S = 2.0
 """How long a start waits for the shared cache, in seconds. A digest that has to be computed first
 may take longer; the engine then joins while it works."""
+
+
+FLUSH_S = 3.0
+"""How long the end of an engine, and its sleep, wait for what is not on disk yet, in seconds."""
+
+
+class _Found(NamedTuple):
+    """What a thread has found: a region, and the copies on disk of its blocks.
+
+    disk: None: there are none.
+    problem: why the disk cannot be used; empty if it can.
+    """
+
+    region: OwnRegion
+    disk: Disk | None
+    problem: str
 
 
 class SharedKVCache:
@@ -59,7 +76,8 @@ class SharedKVCache:
         self._config, self._runner, self._kv_cache = config, runner, kv_cache
         self._on_problem = on_problem
         self._tier: SharedTier | None = None
-        self._joining: Future[OwnRegion] | None = None
+        self._disk: Disk | None = None
+        self._joining: Future[_Found] | None = None
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._directory: str | None = config.load.directory
@@ -79,6 +97,7 @@ class SharedKVCache:
         if self._is_asleep:
             self._is_asleep = False
             self._begin()
+        self._report_problems()
         if self._tier is not None and not self._tier.is_open:
             self._part()
         joining = self._joining
@@ -88,9 +107,13 @@ class SharedKVCache:
         memory = self._runner.shared_cache
         assert memory is not None
         try:
-            self._tier = SharedTier(joining.result(), memory, self._on_problem)
-        except (ShmLLMError, OSError) as problem:
-            self._on_problem(f"the KV cache is not shared: {problem}")
+            region, self._disk, problem = joining.result()
+            if problem:
+                self._on_problem(problem)
+            self._tier = SharedTier(region, memory, self._on_problem, self._disk or NO_DISK)
+        except (ShmLLMError, OSError) as error:
+            self._disk = None
+            self._on_problem(f"the KV cache is not shared: {error}")
             return
         has_states = [int(group.rule.interval is not None) for group in self._runner.kv_groups]
         self._kv_cache.share(Lender(self._tier, has_states, memory.is_in_place))
@@ -115,6 +138,8 @@ class SharedKVCache:
         again."""
         self._stop()
         self._is_asleep = True
+        if self._disk is not None:
+            self._disk.flush(FLUSH_S)
         if self._tier is not None:
             self._tier.remove()
             self._part()
@@ -127,13 +152,28 @@ class SharedKVCache:
     def close(self) -> None:
         """Leave. The own blocks stay for the next start."""
         self._stop()
+        disk = self._disk
+        if disk is not None:
+            disk.finish(FLUSH_S)
         if self._tier is not None:
             self._tier.leave()
             self._part()
+        if disk is not None:
+            disk.join()
+            self._report(disk)
 
     def _part(self) -> None:
-        self._tier = None
+        self._report_problems()
+        self._tier = self._disk = None
         self._kv_cache.share(None)
+
+    def _report_problems(self) -> None:
+        if self._disk is not None:
+            self._report(self._disk)
+
+    def _report(self, disk: Disk) -> None:
+        for problem in disk.take_problems():
+            self._on_problem(problem)
 
     def _stop(self) -> None:
         self._is_stopped.set()
@@ -146,7 +186,7 @@ class SharedKVCache:
         if self._config.shared_kv.num_bytes is None or self._directory is None:
             return
         self._is_stopped = stopped = threading.Event()
-        self._joining = future = Future[OwnRegion]()
+        self._joining = future = Future[_Found]()
         directory = Path(self._directory)
 
         def run() -> None:
@@ -157,12 +197,18 @@ class SharedKVCache:
 
         threading.Thread(target=run, name="shmllm-shared-kv", daemon=True).start()
 
-    def _find(self, directory: Path, stopped: threading.Event) -> OwnRegion:
+    def _find(self, directory: Path, stopped: threading.Event) -> _Found:
         described = self._describe(directory, stopped)
         key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         region = join(make_folder(key), self._layout())
         region.describe({"pid": os.getpid(), "began": time.time()} | _shown(described))
-        return region
+        shared = self._config.shared_kv
+        if shared.path is None:
+            return _Found(region, None, "")
+        try:
+            return _Found(region, Disk(Path(shared.path), region, shared.disk_bytes), "")
+        except (ShmLLMError, OSError) as problem:
+            return _Found(region, None, f"the KV cache is not kept on disk: {problem}")
 
     def _describe(self, directory: Path, stopped: threading.Event) -> dict[str, Any]:
         """All that decides the bits of keys and values."""
@@ -213,6 +259,9 @@ def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
     return {name: described[name] for name in names if name in described}
 
 
-def _close_region(joining: Future[OwnRegion]) -> None:
+def _close_region(joining: Future[_Found]) -> None:
     if joining.exception() is None:
-        joining.result().close()
+        region, disk, _ = joining.result()
+        region.close()
+        if disk is not None:
+            disk.finish()

@@ -99,13 +99,20 @@ class Store:
         """The number of free blocks."""
         return len(self._free)
 
-    def publish(self, block: int) -> None:
-        """Let others read a reserved block, which has been written."""
+    def publish(self, block: int) -> bytes | None:
+        """Let others read a reserved block, which has been written. Returns its key; None: the
+        region has another block of this key, or no room in its index."""
         key = self._pending.pop(block)
         if key not in self._blocks and self._region.publish(self._section, block, key):
             self._blocks[key] = block
-        else:
-            self._free.append(block)
+            return key
+        self._free.append(block)
+        return None
+
+    def cancel(self, block: int) -> None:
+        """Free a reserved block that is not written."""
+        del self._pending[block]
+        self._free.append(block)
 
     def _is_read(self, block: int, readers: Sequence[Region]) -> bool:
         if block in self._own_readers:
