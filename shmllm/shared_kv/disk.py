@@ -18,7 +18,7 @@ from typing import Protocol
 
 from shmllm.errors import ProtocolMismatchError
 from shmllm.shared_kv.block_io import read_block
-from shmllm.shared_kv.disk_file import USER_BYTE, DiskFile, Record, lock, slot_bytes
+from shmllm.shared_kv.disk_file import USER_BYTE, DiskFile, Record, lock, slots_in
 from shmllm.shared_kv.disk_folder import file_path, make_room, set_aside
 from shmllm.shared_kv.folder import key_of
 from shmllm.shared_kv.layout import RegionLayout
@@ -43,7 +43,7 @@ class BlockDisk(Protocol):
         """A prefix is going to be looked up."""
 
     def contains(self, section: int, key: bytes) -> bool:
-        """Whether there is a copy of a block now, without reading it."""
+        """Whether there is a copy of a block now. It is going to be read soon."""
 
     def read(self, section: int, key: bytes) -> memoryview | None:
         """The undamaged data of a block, until the next call; None: there is none."""
@@ -167,7 +167,10 @@ class Disk:
         file = self._files.get(section)
         if file is None or key not in file.records or self._is_clearing:
             return False
-        return (section, key) not in self._refused
+        if (section, key) in self._refused:
+            return False
+        file.read_ahead(key)
+        return True
 
     def read(self, section: int, key: bytes) -> memoryview | None:
         file, buffer = self._files[section], self._read_buffers[section]
@@ -391,5 +394,5 @@ def _most_slots(layout: RegionLayout, limit_bytes: int) -> list[int]:
     most = []
     for section in layout.sections:
         share = section.num_blocks * section.block_bytes / max(layout.data_bytes, 1)
-        most.append(int(limit_bytes * share) // slot_bytes(section.block_bytes) if share else 0)
+        most.append(slots_in(int(limit_bytes * share), section.block_bytes) if share else 0)
     return most

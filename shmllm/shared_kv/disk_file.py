@@ -147,6 +147,14 @@ class DiskFile:
         self._free.reverse()
         self._victims = []
 
+    def read_ahead(self, key: bytes) -> None:
+        """Let the kernel begin to read a record, which `read` is going to ask for."""
+        record = self.records.get(key)
+        if record is not None:
+            os.posix_fadvise(
+                self.fd, self._offset(record.slot), self.block_bytes, os.POSIX_FADV_WILLNEED
+            )
+
     def read(self, key: bytes, target: memoryview) -> bool | None:
         """Read the data of a record.
 
@@ -300,11 +308,9 @@ class DiskFile:
 
     def _count_slots(self) -> int:
         """The number of slots whose data lies in the file."""
-        size = os.fstat(self.fd).st_size - HEADER_BYTES
-        groups, rest = divmod(max(size, 0), self._group_bytes)
         # Behind the last block there is nothing that rounds it up to pages.
-        slots = (rest - PAGE_BYTES + self._slot_bytes - self.block_bytes) // self._slot_bytes
-        return groups * SLOTS_PER_GROUP + max(slots, 0)
+        rounding = self._slot_bytes - self.block_bytes
+        return slots_in(os.fstat(self.fd).st_size + rounding, self.block_bytes)
 
     def _group_offset(self, group: int) -> int:
         return HEADER_BYTES + group * self._group_bytes
@@ -393,6 +399,14 @@ class DiskFile:
 def slot_bytes(block_bytes: int) -> int:
     """The size of a slot for blocks of a size."""
     return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def slots_in(num_bytes: int, block_bytes: int) -> int:
+    """How many slots a file of a size has."""
+    size = slot_bytes(block_bytes)
+    group_bytes = PAGE_BYTES + SLOTS_PER_GROUP * size
+    groups, rest = divmod(max(num_bytes - HEADER_BYTES, 0), group_bytes)
+    return groups * SLOTS_PER_GROUP + max(rest - PAGE_BYTES, 0) // size
 
 
 def lock(fd: int, byte: int, kind: int) -> bool:
