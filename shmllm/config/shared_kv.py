@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shmllm.config.options import Bytes, Directory, OneOf, Section, option
+from shmllm.errors import EngineStartError
 
 Role = Literal["both", "prefill", "decode"]
 Reads = Literal["auto", "in_place", "copy"]
@@ -61,3 +62,11 @@ class SharedKVConfig(Section):
     def disk_bytes(self) -> int:
         """The most bytes of all files in `path`."""
         return self.path_bytes or DISK_FACTOR * (self.num_bytes or 0)
+
+    def check_role(self) -> None:
+        """Raise EngineStartError if the engine has a role and no shared cache."""
+        if self.role != "both" and self.num_bytes is None:
+            raise EngineStartError(
+                f"the role {self.role!r} needs a cache in which prompts reach the engines that "
+                "decode: shared_kv_cache_bytes, such as --shared-kv-cache-bytes 1GiB"
+            )

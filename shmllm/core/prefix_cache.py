@@ -126,6 +126,15 @@ class PrefixCache:
     def _is_lent(self, group: int, block_hash: bytes) -> bool:
         return self.lender is not None and self.lender.has(group, block_hash)
 
+    def share(self, lender: Lender | None) -> None:
+        """Use a lender's blocks from now on, and offer it all that the cache has; None: use none
+        any more."""
+        self.lender = lender
+        if lender is not None:
+            for group, table in enumerate(self._blocks):
+                for block_hash, block in table.items():
+                    lender.offer_known(block, group, block_hash)
+
     def register(self, block: KVBlock, block_hash: bytes, group: int) -> None:
         """Add a block, unless the cache has one of this hash, or it is borrowed."""
         table = self._blocks[group]

@@ -323,6 +323,10 @@ class Scheduler:
             if request.params.reads_prefix_cache:
                 self.stats.prefix_query_tokens += request.num_prompt_tokens
                 self.stats.prefix_hit_tokens += request.num_cached_tokens
+                if self._kv_cache.is_shared:
+                    num_own = request.num_cached_tokens - hit.num_shared_tokens
+                    self.stats.shared_query_tokens += request.num_prompt_tokens - num_own
+                    self.stats.shared_hit_tokens += hit.num_shared_tokens
             self.stats.prompt_tokens += request.num_prompt_tokens
         self.observer.admitted(request)
         plan.new_requests.append(NewRequest.of(request))

@@ -401,11 +401,12 @@ class EngineCore:
         if self.shared_kv is not None:
             self.shared_kv.weights_written(directory)
 
-    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+    def reset_prefix_cache(self, preempt_running: bool = False, clear_shared: bool = False) -> bool:
         """Forget every cached prefix.
 
         Args:
             preempt_running: preempt running requests first; they are recomputed.
+            clear_shared: also forget what the engine shares, but for what others read now.
 
         Returns:
             False, without any change, if requests are running.
@@ -415,4 +416,6 @@ class EngineCore:
         if self.scheduler.num_running:
             return False
         self._kv_cache.reset_prefix_cache()
+        if clear_shared and self.shared_kv is not None:
+            self.shared_kv.clear()
         return True

@@ -31,14 +31,15 @@ from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import VERSION, RegionLayout, divide
 from shmllm.shared_kv.region import OwnRegion
-from shmllm.shared_kv.tier import SharedTier
+from shmllm.shared_kv.tier import SharedTier, TierStats
 from shmllm.shared_kv.weights_digest import compute_digest, digest_of_random, known_digest
 
 logger = logging.getLogger(__name__)
 
-START_WAIT_S = 2.0
-"""How long a start waits for the shared cache, in seconds. A digest that has to be computed first
-may take longer; the engine then joins while it works."""
+START_WAIT_S, WAIT_S = 2.0, 0.5
+"""How long a start, and an engine that wakes up or has read new weights, wait for the shared cache,
+in seconds. A digest that has to be computed first may take longer; the engine then joins while it
+works, and shares what it has cached until then."""
 
 
 FLUSH_S = 3.0
@@ -64,6 +65,9 @@ class SharedKVCache:
         runner: has the memory in which shared blocks are read.
         kv_cache: uses them.
         on_problem: called with one sentence if the cache cannot be shared any more.
+
+    Attributes:
+        stats: what the engine has lent and saved since its start.
     """
 
     def __init__(
@@ -75,17 +79,24 @@ class SharedKVCache:
     ) -> None:
         self._config, self._runner, self._kv_cache = config, runner, kv_cache
         self._on_problem = on_problem
+        self.stats = TierStats()
         self._tier: SharedTier | None = None
         self._disk: Disk | None = None
         self._joining: Future[_Found] | None = None
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._directory: str | None = config.load.directory
-        self._begin()
-        if self._joining is not None:
-            with suppress(TimeoutError, Exception):
-                self._joining.exception(START_WAIT_S)
-            self.poll()
+        self._begin(START_WAIT_S)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The statistics, by the lower-case name of their Stat."""
+        stats = self.stats
+        return {
+            "shared_blocks_lent": stats.lent,
+            "shared_blocks_saved": stats.saved,
+            "shared_blocks_reused": stats.reused,
+        }
 
     @property
     def tier(self) -> SharedTier | None:
@@ -96,7 +107,7 @@ class SharedKVCache:
         """Join, or leave, if it is time to. Called between steps."""
         if self._is_asleep:
             self._is_asleep = False
-            self._begin()
+            self._begin(WAIT_S)
         self._report_problems()
         if self._tier is not None and not self._tier.is_open:
             self._part()
@@ -110,7 +121,9 @@ class SharedKVCache:
             region, self._disk, problem = joining.result()
             if problem:
                 self._on_problem(problem)
-            self._tier = SharedTier(region, memory, self._on_problem, self._disk or NO_DISK)
+            self._tier = SharedTier(
+                region, memory, self._on_problem, self.stats, self._disk or NO_DISK
+            )
         except (ShmLLMError, OSError) as error:
             self._disk = None
             self._on_problem(f"the KV cache is not shared: {error}")
@@ -130,8 +143,7 @@ class SharedKVCache:
         if self._tier is not None:
             self._tier.leave()
             self._part()
-        if directory is not None:
-            self._begin()
+        self._begin(WAIT_S)
 
     def sleep(self) -> None:
         """Give the memory of the own blocks back. The next `poll`, when the engine is awake, joins
@@ -181,8 +193,8 @@ class SharedKVCache:
         if joining is not None:
             joining.add_done_callback(_close_region)
 
-    def _begin(self) -> None:
-        """Look for a region on a thread."""
+    def _begin(self, wait_s: float) -> None:
+        """Look for a region on a thread, and wait for it for a while."""
         if self._config.shared_kv.num_bytes is None or self._directory is None:
             return
         self._is_stopped = stopped = threading.Event()
@@ -196,12 +208,18 @@ class SharedKVCache:
                 future.set_exception(problem)
 
         threading.Thread(target=run, name="shmllm-shared-kv", daemon=True).start()
+        with suppress(TimeoutError):
+            future.exception(wait_s)
+        self.poll()
 
     def _find(self, directory: Path, stopped: threading.Event) -> _Found:
         described = self._describe(directory, stopped)
         key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         region = join(make_folder(key), self._layout())
-        region.describe({"pid": os.getpid(), "began": time.time()} | _shown(described))
+        is_loaded = directory == Path(self._config.load.directory)
+        name = self._config.load.model_name if is_loaded else ""
+        began = {"pid": os.getpid(), "began": time.time(), "name": name or directory.name}
+        region.describe(began | _shown(described))
         shared = self._config.shared_kv
         if shared.path is None:
             return _Found(region, None, "")

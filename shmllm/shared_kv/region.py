@@ -102,10 +102,10 @@ class Region:
         """What the blocks were computed by; empty if it is damaged."""
         text = bytes(self._view[DESCRIPTION_OFFSET : DESCRIPTION_OFFSET + DESCRIPTION_BYTES])
         try:
-            found: dict[str, Any] = json.loads(text.rstrip(b"\0"))
-        except ValueError:
+            found = json.loads(text.rstrip(b"\0"))
+        except (ValueError, RecursionError):
             return {}
-        return found
+        return found if isinstance(found, dict) else {}
 
     @property
     def is_owned(self) -> bool:
@@ -208,6 +208,11 @@ class OwnRegion(Region):
             if _is_valid(generation)
         ]
 
+    def invalidated(self, section: int) -> list[int]:
+        """The blocks that had contents and are not valid now."""
+        generations = self._generations[section].load_all()
+        return [block for block, generation in enumerate(generations) if generation % 2]
+
     def publish(self, section: int, block: int, key: bytes) -> bool:
         """Let others find a block, whose data was written after `invalidate` or before any
         publication.
@@ -309,6 +314,11 @@ class OwnRegion(Region):
         text = text.ljust(DESCRIPTION_BYTES, b"\0")
         self._view[DESCRIPTION_OFFSET : DESCRIPTION_OFFSET + DESCRIPTION_BYTES] = text
 
+    def touch(self) -> None:
+        """Let the file's time of modification say that the region is used now. Nothing else does:
+        memory is written without the file system."""
+        os.utime(self.fd)
+
     def close(self) -> None:
         super().close()
         os.close(self._lock)
@@ -386,6 +396,7 @@ def adopt(path: Path, place: int, layout: RegionLayout) -> OwnRegion | None:
     for other in range(NUM_PLACES):
         region.drop_pins_of(other)
     region.rebuild_index()
+    region.touch()
     return region
 
 

@@ -25,6 +25,9 @@ class Store:
         for block, key in region.entries(section):
             self._blocks[key] = block
         used = set(self._blocks.values())
+        # An owner that was killed may have invalidated a block that somebody still reads.
+        self._doubtful = region.invalidated(section)
+        used.update(self._doubtful)
         num_blocks = region.layout.sections[section].num_blocks
         self._free = [block for block in reversed(range(num_blocks)) if block not in used]
         self._pending: dict[int, bytes] = {}
@@ -49,6 +52,13 @@ class Store:
         self._own_readers[block] -= 1
         if not self._own_readers[block]:
             del self._own_readers[block]
+
+    def look_again(self, readers: Sequence[Region]) -> None:
+        """Free those of the blocks that an earlier owner has invalidated which nobody reads."""
+        if self._doubtful:
+            free = [block for block in self._doubtful if not self._is_read(block, readers)]
+            self._doubtful = [block for block in self._doubtful if block not in free]
+            self._free += free
 
     def candidates(self, count: int, readers: Sequence[Region]) -> list[bytes]:
         """Invalidate up to `count` blocks that seem to have no reader, the least recently used

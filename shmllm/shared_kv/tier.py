@@ -8,6 +8,7 @@ blocks into its region. It must not know requests or devices.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
 from shmllm.shared_kv.region import OwnRegion, Region
 from shmllm.shared_kv.store import Store
+
+TOUCH_PERIOD_S = 60.0
+"""How often the file of the own region says that it is used."""
 
 
 class BlockMemory(Protocol):
@@ -91,6 +95,7 @@ class SharedTier:
         own: the region of this engine; the tier closes it.
         memory: where blocks are read.
         on_problem: called with one sentence if a region is damaged.
+        stats: the counters to go on with; None: new ones.
         disk: copies of blocks, which are read when no region has them.
 
     Attributes:
@@ -106,6 +111,7 @@ class SharedTier:
         own: OwnRegion,
         memory: BlockMemory,
         on_problem: Callable[[str], None],
+        stats: TierStats | None = None,
         disk: BlockDisk = NO_DISK,
     ) -> None:
         self._own, self._memory, self._on_problem = own, memory, on_problem
@@ -115,7 +121,8 @@ class SharedTier:
         self._loans: dict[tuple[int, int], Loan] = {}
         self._peers: dict[int, Peer] = {}
         self._bad: set[int] = set()
-        self.stats = TierStats()
+        self.stats = stats or TierStats()
+        self._next_touch = time.monotonic() + TOUCH_PERIOD_S
         self.is_open = True
         try:
             self._firsts = memory.map(own.fd, own.layout)
@@ -125,6 +132,8 @@ class SharedTier:
             raise SegmentError(f"cannot map {own.path}: {error.strerror}") from error
         self._home = Peer(own, self._firsts)
         self.refresh()
+        for store in self._stores:
+            store.look_again(self._readers())
 
     @property
     def path(self) -> Path:
@@ -142,10 +151,14 @@ class SharedTier:
         return sum(map(len, self._stores))
 
     def refresh(self) -> None:
-        """Look which regions there are."""
-        if self.is_open:
-            self._disk.refresh()
-            self._look()
+        """Look which regions there are. Called when a request looks for its prefix."""
+        if not self.is_open:
+            return
+        if (now := time.monotonic()) >= self._next_touch:
+            self._next_touch = now + TOUCH_PERIOD_S
+            self._own.touch()
+        self._disk.refresh()
+        self._look()
 
     def _look(self) -> None:
         found = places(self._folder)
@@ -309,6 +322,7 @@ class SharedTier:
         if count <= 0 or not self.is_open:
             return
         before = store.num_free
+        store.look_again(self._readers())
         candidates = store.candidates(count, self._readers())
         # An engine that is not in this list joins later, and sees that the candidates are invalid.
         self._look()

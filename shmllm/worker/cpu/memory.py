@@ -26,11 +26,15 @@ class HostMemory:
         num_needing: the number of processes that need as much memory as this one, and have not
             taken it yet. Rank 0 of a group checks so that the sum is free; each other rank checks
             its own part, when some have taken theirs.
+
+    Attributes:
+        counts_shared: whether memory that this process shares with others counts as used.
     """
 
     is_lazy = True
 
     def __init__(self, num_ranks: int = 1, num_needing: int = 1) -> None:
+        self.counts_shared = True
         self._num_ranks = num_ranks
         self._num_needing = num_needing
         many = f" for each of {num_needing} processes"
@@ -40,7 +44,7 @@ class HostMemory:
         return available_memory_bytes() // self._num_needing
 
     def used_bytes(self) -> int:
-        return resident_bytes()
+        return resident_bytes() - (0 if self.counts_shared else resident_bytes("RssShmem"))
 
     def make_arena(self, num_bytes: int, purpose: str) -> Arena:
         return HostArena(num_bytes, purpose, huge_pages=True)
@@ -80,10 +84,14 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 8 * LARGEST_KEPT_BYTES)
 
 
-def resident_bytes() -> int:
+def resident_bytes(kind: str = "VmRSS") -> int:
     """Return the memory of this process that is in RAM, in bytes. On older kernels this number
-    is wrong by some pages per core; smaps_rollup is exact everywhere, and takes 10 ms per GiB."""
+    is wrong by some pages per core; smaps_rollup is exact everywhere, and takes 10 ms per GiB.
+
+    Args:
+        kind: all of it, or the part that /proc/self/status calls so.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
     return 0

@@ -77,6 +77,11 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "pipeline_parallel_size": (["--pipeline-parallel-size", "2"], 2),
     "tensor_parallel_size": (["--tensor-parallel-size", "2"], 2),
     "data_parallel_size": (["--engines", "2"], 2),
+    "prefill_engines": (["--prefill-engines", "1"], 1),
+    "shared_kv_cache_bytes": (["--shared-kv-cache-bytes", "1GiB"], 2**30),
+    "shared_kv_cache_reads": (["--shared-kv-cache-reads", "copy"], "copy"),
+    "shared_kv_cache_path": (["--shared-kv-cache-path", "/tmp/cache"], "/tmp/cache"),
+    "role": (["--role", "prefill"], "prefill"),
 }
 """For each option: words on the command line, and the value that they mean."""
 

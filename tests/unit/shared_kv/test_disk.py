@@ -346,7 +346,7 @@ class Machine:
     def start(self, limit: int = PLENTY) -> SharedTier:
         region = self.region()
         disk = Disk(self.directory, region, limit)
-        tier = SharedTier(region, FakeMemory(), self.problems.append, disk)
+        tier = SharedTier(region, FakeMemory(), self.problems.append, disk=disk)
         self.tiers.append(tier)
         self.disks.append(disk)
         return tier

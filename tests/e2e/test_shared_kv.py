@@ -1,0 +1,121 @@
+"""Engines that share a prefix cache: what they say has the bits of an engine that shares nothing.
+
+The first engine fills the cache. The second one finds what the first has computed, while the first
+still runs or after it has ended, in place or by copies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.determinism import ask, ask_shuffled, make_requests
+from support.reference_models import RECURRENT, VARIANTS, make_model
+from support.variants import slow
+
+from shmllm import LLM, SamplingParams
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "own_regions")]
+
+BASE: dict[str, Any] = {"dtype": "float32", "multiprocess": False, "num_threads": 1}
+SHARED: dict[str, Any] = BASE | {"shared_kv_cache_bytes": "48M"}
+FAMILIES = ["gemma3", "qwen3_next"]
+"""Those in the default suite: one with windows, one with states."""
+OTHERS = [kind for kind in dict.fromkeys([*VARIANTS, *RECURRENT]) if kind not in FAMILIES]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "in-place": {},
+    "copies": {"shared_kv_cache_reads": "copy"},
+    "short-chunks": {"max_num_batched_tokens": 19},
+    "overlapped": {"async_scheduling": True},
+    "copies-overlapped": {"shared_kv_cache_reads": "copy", "async_scheduling": True},
+    "other-sizes": {"shared_kv_cache_bytes": "16M", "max_num_seqs": 3, "num_threads": 2},
+    "smallest-cache": {"kv_cache_memory_bytes": 3 * 2**19, "max_model_len": 720},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+}
+
+
+FEW = ["in-place", "copies-overlapped"]
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, *map(slow, OTHERS)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
+    directory: Path = tmp_path_factory.mktemp("models") / request.param
+    make_model(request.param, directory, max_position_embeddings=1024)
+    return directory
+
+
+def num_cached(llm: LLM, ids: list[int], **prompt: Any) -> int:
+    params = SamplingParams(temperature=0, max_tokens=2)
+    [output] = llm.generate({"prompt_token_ids": ids, **prompt}, params, use_tqdm=False)
+    assert output.num_cached_tokens is not None
+    return output.num_cached_tokens
+
+
+@pytest.mark.parametrize("names", [FEW, slow([*SETTINGS])], ids=["few", "all"])
+def test_blocks_of_another_engine_change_no_bit(model: Path, names: list[str]) -> None:
+    requests = make_requests(4096, 16, seed=3)
+    states = {"mamba_block_size": 32}
+    with LLM(str(model), **BASE, **states) as alone:
+        expected = ask(alone, requests)
+        once = alone.get_metrics()["prefix_hit_tokens"]
+    with LLM(str(model), **SHARED, **states) as first:
+        assert ask(first, requests) == expected
+        for name in names:
+            with LLM(str(model), **(SHARED | states | SETTINGS[name])) as second:
+                assert ask_shuffled(second, requests, seed=4) == expected, name
+                hits = second.get_metrics()["prefix_hit_tokens"]
+                assert hits > 2 * once, name
+                assert ask(second, requests) == expected, f"{name}, repeated"
+        assert ask(first, requests) == expected
+    with LLM(str(model), **SHARED, **states) as third:
+        assert ask(third, requests) == expected
+        assert third.get_metrics()["prefix_hit_tokens"] > 2 * once
+
+
+def test_a_prefix_is_found_by_the_next_engine(model: Path) -> None:
+    prompt = [*range(1, 300)]
+    states = {"mamba_block_size": 32}
+    with LLM(str(model), **SHARED, **states) as llm:
+        assert num_cached(llm, prompt) == 0
+        found = num_cached(llm, prompt)
+        assert found >= 256
+    for _ in range(2):
+        with LLM(str(model), **SHARED, **states) as llm:
+            assert num_cached(llm, prompt) == found
+
+
+def test_salts_and_dtypes_share_nothing(tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    prompt = [*range(1, 200)]
+    with LLM(str(tmp_path), **SHARED) as llm:
+        assert num_cached(llm, prompt, cache_salt="one") == 0
+    with LLM(str(tmp_path), **SHARED) as llm:
+        assert num_cached(llm, prompt, cache_salt="two") == 0
+        assert num_cached(llm, prompt) == 0
+        assert num_cached(llm, prompt, cache_salt="one") == 192
+    with LLM(str(tmp_path), **(SHARED | {"dtype": "bfloat16"})) as llm:
+        assert num_cached(llm, prompt) == 0
+    with LLM(str(tmp_path), **SHARED, block_size=32) as llm:
+        assert num_cached(llm, prompt) == 0
+
+
+@pytest.mark.parametrize("reads", ["in_place", "copy"])
+def test_sleep_and_new_weights(tmp_path: Path, reads: str) -> None:
+    """A sleeping engine gives its blocks back; blocks of other weights are never found."""
+    weights = make_model("llama", tmp_path).state_dict()
+    prompt = [*range(1, 200)]
+    with LLM(str(tmp_path), **SHARED, shared_kv_cache_reads=reads) as llm:
+        assert num_cached(llm, prompt) == 0
+        llm.sleep(level=1)
+        llm.wake_up()
+        assert num_cached(llm, prompt) == 0
+        assert num_cached(llm, prompt) == 192
+        llm.update_weights([(name, tensor * 1.01) for name, tensor in weights.items()])
+        assert num_cached(llm, prompt) == 0
+    with LLM(str(tmp_path), **SHARED, shared_kv_cache_reads=reads) as llm:
+        assert num_cached(llm, prompt) == 192, "of the weights in the directory"
+        llm.update_weights([(name, tensor * 1.01) for name, tensor in weights.items()])
+        assert num_cached(llm, prompt) == 0
+        llm.collective_rpc("reload_weights")
+        assert num_cached(llm, prompt) == 192
