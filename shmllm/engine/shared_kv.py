@@ -26,7 +26,8 @@ from shmllm.core.kv_groups import KVGroup
 from shmllm.core.shared_blocks import Lender
 from shmllm.engine.runner import Runner
 from shmllm.errors import ShmLLMError
-from shmllm.shared_kv.disk import NO_DISK, Disk
+from shmllm.shared_kv.block_disk import NO_DISK
+from shmllm.shared_kv.disk import Disk
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import VERSION, RegionLayout, divide

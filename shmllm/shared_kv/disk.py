@@ -14,12 +14,13 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Protocol
 
 from shmllm.errors import ProtocolMismatchError
+from shmllm.shared_kv.block_disk import FINISH_S
 from shmllm.shared_kv.block_io import read_block
-from shmllm.shared_kv.disk_file import USER_BYTE, DiskFile, Record, lock, slots_in
+from shmllm.shared_kv.disk_file import DiskFile, lock
 from shmllm.shared_kv.disk_folder import file_path, make_room, set_aside
+from shmllm.shared_kv.disk_layout import USER_BYTE, Record, slots_in
 from shmllm.shared_kv.folder import key_of
 from shmllm.shared_kv.layout import RegionLayout
 from shmllm.shared_kv.region import OwnRegion, Region
@@ -34,69 +35,7 @@ takes a core 0.9 ms for a block of 737 KB, mostly for the digest, and decoding w
 MOST_REST_S = 0.5
 OPENINGS = 20
 LOCK_AGAIN_S = 0.02
-FINISH_S = 60.0
-"""How long the thread goes on after the engine has left, while the process works on something
-else."""
 CLEAR_S = 1.0
-
-
-class BlockDisk(Protocol):
-    """Copies of shared blocks that outlive the regions."""
-
-    def refresh(self) -> None:
-        """A prefix is going to be looked up."""
-
-    def contains(self, section: int, key: bytes) -> bool:
-        """Whether there is a copy of a block now. It is going to be read soon."""
-
-    def read(self, section: int, key: bytes) -> memoryview | None:
-        """The undamaged data of a block, until the next call; None: there is none."""
-
-    def refuse(self, section: int, key: bytes) -> None:
-        """There is no room for this block: it does not count as contained until `refresh`."""
-
-    def save(self, section: int, key: bytes) -> None:
-        """The own region has a new block."""
-
-    def used(self, section: int, key: bytes) -> None:
-        """A request reads a block."""
-
-    def clear(self) -> None:
-        """Forget all copies."""
-
-    def finish(self, within_s: float = FINISH_S) -> None:
-        """Write what waits, as far as the time allows, and end. It does not wait for that."""
-
-
-class NoDisk:
-    """There are no copies."""
-
-    def refresh(self) -> None:
-        pass
-
-    def contains(self, section: int, key: bytes) -> bool:
-        return False
-
-    def read(self, section: int, key: bytes) -> memoryview | None:
-        return None
-
-    def refuse(self, section: int, key: bytes) -> None:
-        pass
-
-    def save(self, section: int, key: bytes) -> None:
-        pass
-
-    def used(self, section: int, key: bytes) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
-
-    def finish(self, within_s: float = FINISH_S) -> None:
-        pass
-
-
-NO_DISK = NoDisk()
 
 
 class Disk:
@@ -164,7 +103,11 @@ class Disk:
 
     def refresh(self) -> None:
         self._refused.clear()
-        if any(file.is_changed for file in [*self._files.values()]):
+        try:
+            is_changed = any(file.is_changed for file in [*self._files.values()])
+        except OSError:
+            is_changed = True  # the thread reports it
+        if is_changed:
             self._wake.set()
 
     def contains(self, section: int, key: bytes) -> bool:
@@ -177,7 +120,9 @@ class Disk:
         return True
 
     def read(self, section: int, key: bytes) -> memoryview | None:
-        file, buffer = self._files[section], self._read_buffers[section]
+        file, buffer = self._files.get(section), self._read_buffers[section]
+        if file is None:
+            return None
         record = file.records.get(key)
         found = file.read(key, buffer)
         if found:
@@ -241,23 +186,29 @@ class Disk:
 
     def _run(self) -> None:
         try:
-            while self._deadline is None or time.monotonic() < self._deadline:
-                began = time.monotonic()
-                try:
-                    has_more = self._work()
-                except (OSError, ProtocolMismatchError) as problem:
-                    self._stop_writing(str(problem))
-                    has_more = False
-                if has_more:
-                    self._rest(time.monotonic() - began)
-                    continue
-                if self._deadline is not None:
-                    return
-                self._wake.wait()
-                self._wake.clear()
+            self._work_until_finished()
+        except Exception as problem:
+            self._stop_writing(f"{type(problem).__name__}: {problem}")
+            raise
         finally:
             self._is_busy = self._is_clearing = False
             self._close()
+
+    def _work_until_finished(self) -> None:
+        while self._deadline is None or time.monotonic() < self._deadline:
+            began = time.monotonic()
+            try:
+                has_more = self._work()
+            except (OSError, ProtocolMismatchError) as problem:
+                self._stop_writing(str(problem))
+                has_more = False
+            if has_more:
+                self._rest(time.monotonic() - began)
+                continue
+            if self._deadline is not None:
+                return
+            self._wake.wait()
+            self._wake.clear()
 
     def _rest(self, worked_s: float) -> None:
         """Leave the cores to the engine for a while, unless somebody waits."""
@@ -266,15 +217,17 @@ class Disk:
 
     def _close(self) -> None:
         self._source.close()
-        for file in (*self._files.values(), *self._retired):
+        files, self._files = self._files, {}
+        for file in (*files.values(), *self._retired):
             file.close()
 
     def _work(self) -> bool:
         """Do a part of what there is to do. Returns whether there may be more."""
         for section, file in [*self._files.items()]:
             if self._is_writing and not file.is_intact:
+                fresh = self._open(section, file.block_bytes)
                 self._retired.append(file)  # the engine's thread may read it now
-                file = self._files[section] = self._open(section, file.block_bytes)
+                file = self._files[section] = fresh
             if file.is_changed:
                 file.scan()
         if self._is_clearing:

@@ -1,15 +1,4 @@
-"""DiskFile: the file on disk that has copies of shared blocks of one kind.
-
-    offset                      content
-    0                           header: magic, version, section, size of a block, key of the folder
-    COUNTER_OFFSET              number of changes, u64: whoever reads another number scans again
-    HEADER_BYTES                groups of SLOTS_PER_GROUP slots; each group has
-                                  one page with an entry of ENTRY_BYTES for each slot
-                                  the slots, each as large as a block, rounded up to pages
-
-An entry has sequence number, slot, section, length, key and SHA-256 of the data, and at its end
-SHA-256 of all that and of the header. SHA-256 was the fastest secure digest that hashlib has: 0.7
-GB/s on a busy Xeon core with SHA instructions, where BLAKE2b reached 0.4 GB/s.
+"""DiskFile: the file on disk that has copies of shared blocks of one kind; see disk_layout.py.
 
 Processes that write take a lock on WRITER_BYTE for a few blocks at a time. A writer clears the
 entry, writes the data, then the entry. Readers take no lock: they compare the digest of what they
@@ -28,39 +17,25 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.shared_kv.layout import KEY_BYTES
+from shmllm.shared_kv.disk_layout import (
+    COUNTER_OFFSET,
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    NO_ENTRY,
+    PAGE_BYTES,
+    SLOTS_PER_GROUP,
+    USER_BYTE,
+    WRITER_BYTE,
+    DiskLayout,
+    Record,
+)
 
-MAGIC = b"shmllmkv"
-VERSION = 1
-PAGE_BYTES = 4096
-HEADER_BYTES = PAGE_BYTES
-COUNTER_OFFSET = 512
-ENTRY_BYTES = 128
-SLOTS_PER_GROUP = PAGE_BYTES // ENTRY_BYTES
-WRITER_BYTE, USER_BYTE = 0, 1
 VICTIMS_AT_ONCE = 256
 """How many records are chosen at once to give way, because choosing looks at all."""
 
-_HEADER = struct.Struct("<8sIIQ16s")
-_ENTRY = struct.Struct(f"<QQIIQ{KEY_BYTES}s32s")
 _FLOCK = struct.Struct("hhqqi4x")
-_NO_ENTRY = bytes(ENTRY_BYTES)
-
-
-class Record(NamedTuple):
-    """The copy of a block.
-
-    slot: where it is.
-    sequence: larger than that of every record that was written or used before.
-    digest: SHA-256 of its data.
-    """
-
-    slot: int
-    sequence: int
-    digest: bytes
 
 
 class DiskFile:
@@ -83,10 +58,7 @@ class DiskFile:
 
     def __init__(self, path: Path, key: str, section: int, block_bytes: int) -> None:
         self.path, self.block_bytes = path, block_bytes
-        self._section = section
-        self._header = _HEADER.pack(MAGIC, VERSION, section, block_bytes, key.encode())
-        self._slot_bytes = slot_bytes(block_bytes)
-        self._group_bytes = PAGE_BYTES + SLOTS_PER_GROUP * self._slot_bytes
+        self._layout = DiskLayout(key, section, block_bytes)
         self.records: dict[bytes, Record] = {}
         self._keys: dict[int, bytes] = {}
         self._pages: list[bytes] = []
@@ -131,13 +103,13 @@ class DiskFile:
     def scan(self) -> None:
         """Read the entries that have changed since the last scan."""
         self._counter = self._read_counter()
-        self._num_slots = self._count_slots()
+        self._num_slots = self._layout.num_slots(os.fstat(self.fd).st_size)
         num_groups = -(-self._num_slots // SLOTS_PER_GROUP)
         for slot in [slot for slot in self._keys if slot >= self._num_slots]:
             self._forget(slot)
         del self._pages[num_groups:]
         for group in range(num_groups):
-            page = os.pread(self.fd, PAGE_BYTES, self._group_offset(group))
+            page = os.pread(self.fd, PAGE_BYTES, self._layout.group(group))
             if group == len(self._pages):
                 self._pages.append(b"")
             if page != self._pages[group]:
@@ -151,9 +123,9 @@ class DiskFile:
         """Let the kernel begin to read a record, which `read` is going to ask for."""
         record = self.records.get(key)
         if record is not None:
-            os.posix_fadvise(
-                self.fd, self._offset(record.slot), self.block_bytes, os.POSIX_FADV_WILLNEED
-            )
+            offset = self._layout.data(record.slot)
+            with suppress(OSError):  # it is only a hint
+                os.posix_fadvise(self.fd, offset, self.block_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, key: bytes, target: memoryview) -> bool | None:
         """Read the data of a record.
@@ -170,12 +142,14 @@ class DiskFile:
         if record is None:
             return False
         with suppress(OSError):  # a medium that cannot be read
-            count = os.preadv(self.fd, [target], self._offset(record.slot))
+            count = os.preadv(self.fd, [target], self._layout.data(record.slot))
             if count == len(target) and hashlib.sha256(target).digest() == record.digest:
                 return True
         self.records.pop(key, None)
-        is_same = self._has_entry(key, record)
-        return None if is_same else False
+        try:
+            return None if self._has_entry(key, record) else False
+        except OSError:
+            return None
 
     # writing
 
@@ -198,7 +172,7 @@ class DiskFile:
         """By how much the file grows with the next record; 0: a slot is free."""
         if self._free:
             return 0
-        return self._slot_bytes + PAGE_BYTES * (self._num_slots % SLOTS_PER_GROUP == 0)
+        return self._layout.slot_bytes + PAGE_BYTES * (self._num_slots % SLOTS_PER_GROUP == 0)
 
     def write(self, key: bytes, data: memoryview, may_grow: bool) -> bool:
         """Write a record, in place of the one that was used longest ago if need be.
@@ -223,8 +197,8 @@ class DiskFile:
         else:
             return False
         try:
-            _write(self.fd, _NO_ENTRY, self._entry_offset(slot))  # a killed process left it, maybe
-            _write(self.fd, data, self._offset(slot))
+            _write(self.fd, NO_ENTRY, self._layout.entry(slot))  # a killed process left it, maybe
+            _write(self.fd, data, self._layout.data(slot))
             self._put(key, Record(slot, self._next, hashlib.sha256(data).digest()))
         except OSError:
             if slot < self._num_slots:
@@ -264,7 +238,7 @@ class DiskFile:
             OSError: it cannot be written.
         """
         if num_slots < self._num_slots:
-            last = self._offset(num_slots - 1) + self.block_bytes
+            last = self._layout.data(num_slots - 1) + self.block_bytes
             os.ftruncate(self.fd, last if num_slots else HEADER_BYTES)
             self.scan()
 
@@ -284,20 +258,17 @@ class DiskFile:
         if not os.fstat(self.fd).st_size and lock(self.fd, WRITER_BYTE, fcntl.F_WRLCK):
             try:
                 if not os.fstat(self.fd).st_size:
-                    _write(self.fd, self._header.ljust(HEADER_BYTES, b"\0"), 0)
+                    _write(self.fd, self._layout.header.ljust(HEADER_BYTES, b"\0"), 0)
             finally:
                 lock(self.fd, WRITER_BYTE, fcntl.F_UNLCK)
         if not self._has_header():
-            found = os.pread(self.fd, _HEADER.size, 0)
-            if found[: len(MAGIC)] == MAGIC and len(found) == _HEADER.size:
-                version = _HEADER.unpack(found)[1]
-                if version != VERSION:
-                    raise ProtocolMismatchError(f"it has version {version}, expected {VERSION}")
-            raise ProtocolMismatchError("its header is damaged, or it is another kind of file")
+            found = os.pread(self.fd, len(self._layout.header), 0)
+            raise ProtocolMismatchError(self._layout.difference(found))
         os.utime(self.fd)  # the files that were used longest ago are removed first
 
     def _has_header(self) -> bool:
-        return os.pread(self.fd, _HEADER.size, 0) == self._header
+        header = self._layout.header
+        return os.pread(self.fd, len(header), 0) == header
 
     def _read_counter(self) -> int:
         return int.from_bytes(os.pread(self.fd, 8, COUNTER_OFFSET), "little")
@@ -306,50 +277,21 @@ class DiskFile:
         self._counter = (self._read_counter() + 1) % 2**64
         _write(self.fd, self._counter.to_bytes(8, "little"), COUNTER_OFFSET)
 
-    def _count_slots(self) -> int:
-        """The number of slots whose data lies in the file."""
-        # Behind the last block there is nothing that rounds it up to pages.
-        rounding = self._slot_bytes - self.block_bytes
-        return slots_in(os.fstat(self.fd).st_size + rounding, self.block_bytes)
-
-    def _group_offset(self, group: int) -> int:
-        return HEADER_BYTES + group * self._group_bytes
-
-    def _offset(self, slot: int) -> int:
-        group, index = divmod(slot, SLOTS_PER_GROUP)
-        return self._group_offset(group) + PAGE_BYTES + index * self._slot_bytes
-
-    def _entry_offset(self, slot: int) -> int:
-        group, index = divmod(slot, SLOTS_PER_GROUP)
-        return self._group_offset(group) + index * ENTRY_BYTES
-
-    def _entry(self, key: bytes, record: Record) -> bytes:
-        slot, sequence, digest = record
-        length = self.block_bytes
-        packed = _ENTRY.pack(sequence, slot, self._section, 0, length, key, digest)
-        return packed + hashlib.sha256(self._header + packed).digest()
-
-    def _parse(self, slot: int, entry: bytes) -> tuple[bytes, Record] | None:
-        """The key and the record in an entry; None if it is none."""
-        packed, check = entry[: _ENTRY.size], entry[_ENTRY.size :]
-        if entry == _NO_ENTRY or hashlib.sha256(self._header + packed).digest() != check:
-            return None
-        sequence, own_slot, section, _, length, key, digest = _ENTRY.unpack(packed)
-        if (own_slot, section, length) != (slot, self._section, self.block_bytes):
-            return None
-        return key, Record(slot, sequence, digest)
-
     def _has_entry(self, key: bytes, record: Record) -> bool:
-        """Whether the file still has the entry of a record."""
-        entry = os.pread(self.fd, ENTRY_BYTES, self._entry_offset(record.slot))
-        found = self._parse(record.slot, entry)
+        """Whether the file still has the entry of a record.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        entry = os.pread(self.fd, ENTRY_BYTES, self._layout.entry(record.slot))
+        found = self._layout.parse(record.slot, entry)
         return found is not None and found[0] == key and found[1].digest == record.digest
 
     def _scan_group(self, group: int, page: bytes) -> None:
         first = group * SLOTS_PER_GROUP
         for slot in range(first, min(first + SLOTS_PER_GROUP, self._num_slots)):
             begin = (slot - first) * ENTRY_BYTES
-            found = self._parse(slot, page[begin : begin + ENTRY_BYTES])
+            found = self._layout.parse(slot, page[begin : begin + ENTRY_BYTES])
             if found is None:
                 self._forget(slot)
                 continue
@@ -373,13 +315,13 @@ class DiskFile:
                 del self.records[key]
 
     def _put(self, key: bytes, record: Record) -> None:
-        _write(self.fd, self._entry(key, record), self._entry_offset(record.slot))
+        _write(self.fd, self._layout.pack(key, record), self._layout.entry(record.slot))
         self._keys[record.slot] = key
         self.records[key] = record
         self._next = max(self._next, record.sequence + 1)
 
     def _remove(self, slot: int) -> None:
-        _write(self.fd, _NO_ENTRY, self._entry_offset(slot))
+        _write(self.fd, NO_ENTRY, self._layout.entry(slot))
         self._forget(slot)
         self._free.append(slot)
 
@@ -394,19 +336,6 @@ class DiskFile:
             if record is not None and record.sequence == sequence:
                 self._remove(record.slot)
                 return
-
-
-def slot_bytes(block_bytes: int) -> int:
-    """The size of a slot for blocks of a size."""
-    return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def slots_in(num_bytes: int, block_bytes: int) -> int:
-    """How many slots a file of a size has."""
-    size = slot_bytes(block_bytes)
-    group_bytes = PAGE_BYTES + SLOTS_PER_GROUP * size
-    groups, rest = divmod(max(num_bytes - HEADER_BYTES, 0), group_bytes)
-    return groups * SLOTS_PER_GROUP + max(rest - PAGE_BYTES, 0) // size
 
 
 def lock(fd: int, byte: int, kind: int) -> bool:

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from shmllm.errors import EngineStartError
-from shmllm.shared_kv.disk_file import USER_BYTE, lock
+from shmllm.shared_kv.disk_file import lock
+from shmllm.shared_kv.disk_layout import USER_BYTE
 
 KINDS = ("blocks", "states")
 """The endings of the files of each section."""

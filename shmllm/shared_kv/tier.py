@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
+from shmllm.shared_kv.block_disk import NO_DISK, BlockDisk
 from shmllm.shared_kv.block_io import write_block
-from shmllm.shared_kv.disk import NO_DISK, BlockDisk
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
 from shmllm.shared_kv.region import OwnRegion, Region

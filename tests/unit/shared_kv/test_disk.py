@@ -19,17 +19,16 @@ from shmllm.frontend.engine_options import make_engine_config
 from shmllm.shared_kv import disk as disk_module
 from shmllm.shared_kv.block_io import read_block, write_block
 from shmllm.shared_kv.disk import Disk
-from shmllm.shared_kv.disk_file import (
+from shmllm.shared_kv.disk_file import DiskFile, lock
+from shmllm.shared_kv.disk_folder import check_directory, file_path, make_room
+from shmllm.shared_kv.disk_layout import (
     ENTRY_BYTES,
     HEADER_BYTES,
     PAGE_BYTES,
     SLOTS_PER_GROUP,
     USER_BYTE,
     WRITER_BYTE,
-    DiskFile,
-    lock,
 )
-from shmllm.shared_kv.disk_folder import check_directory, file_path, make_room
 from shmllm.shared_kv.layout import RegionLayout, Section
 from shmllm.shared_kv.region import OwnRegion, create
 from shmllm.shared_kv.tier import SharedTier
