@@ -653,3 +653,27 @@ def test_forgetting_forgets_the_disk_too(machine: Machine) -> None:
     tier = machine.restart()
     assert not tier.contains(0, key_of(1))
     assert_lent(tier, 3)
+
+
+def test_states_have_a_file_of_their_own(tmp_path: Path) -> None:
+    layout = RegionLayout((Section(8, 2, PAGE_BYTES), Section(2, 1, 3 * PAGE_BYTES)))
+    folder = tmp_path / f"kv+{KEY}"
+    folder.mkdir(0o700)
+    limit = 2**18
+    blocks = [data_of(section, layout.sections[section].block_bytes) for section in range(2)]
+    for place in range(2):
+        region = create(folder / str(place), place, layout)
+        disk = Disk(tmp_path, region, limit)
+        assert (place == 1) == disk.contains(0, key_of(0)) == disk.contains(1, key_of(0))
+        for section, data in enumerate(blocks):
+            write_block(region.fd, layout, section, 1, memoryview(data))
+            assert region.publish(section, 1, key_of(0))
+            if place:
+                assert disk.read(section, key_of(0)) == data
+            disk.save(section, key_of(0))
+        disk.finish(10)
+        disk.join()
+        assert disk.num_written == (0 if place else 2)
+        region.close()
+    names = {each.name for each in tmp_path.glob("kv-*")}
+    assert names == {f"kv-{KEY}.blocks", f"kv-{KEY}.states"}
