@@ -16,7 +16,7 @@ from shmllm.core.block_table import BlockTable
 from shmllm.core.kv_groups import ONE_GROUP, KVGroup
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
 from shmllm.core.request import Request
-from shmllm.core.shared_blocks import BlockCopy, Lender
+from shmllm.core.shared_blocks import BlockCopy, Lender, StepCounts
 
 LOOKUPS = 3
 """How often a prefix is looked up if blocks of other engines vanish meanwhile."""
@@ -67,6 +67,8 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, on_reuse=self.prefix_cache.forget)
         self.states = BlockPool(num_states, on_reuse=self.prefix_cache.forget)
         self._lender: Lender | None = None
+        self._former_lenders: list[Lender] = []
+        self._steps = StepCounts()
         self._has_states = [rule.interval is not None for rule in self._rules]
         self._pools = [self.states if states else self.pool for states in self._has_states]
 
@@ -341,7 +343,13 @@ class KVCacheManager:
 
     def share(self, lender: Lender | None) -> None:
         """Use the blocks that other engines share, and share the own ones, from now on; None ends
-        that. Running requests keep the blocks that they have borrowed."""
+        that. Running requests keep the blocks that they have borrowed.
+
+        No submitted step may have copies to make: see `step_run`."""
+        if self._lender is not None:
+            self._former_lenders.append(self._lender)
+        if lender is not None:
+            lender.steps = self._steps
         self._lender = lender
         self.prefix_cache.share(lender)
 
@@ -353,11 +361,22 @@ class KVCacheManager:
         """The shared blocks to copy into the engine's own; see `Lender.take_loads`."""
         return [] if self._lender is None else self._lender.take_loads()
 
-    def copied(self, saves: Iterable[BlockCopy], loads: Iterable[BlockCopy]) -> None:
-        """A step has made these copies."""
+    def step_submitted(self) -> None:
+        """A step that was planned is going to run, after those before it. Blocks that other engines
+        share are given back when no step reads them any more."""
+        self._steps.submitted += 1
+
+    def step_run(self, saves: Iterable[BlockCopy], loads: Iterable[BlockCopy]) -> None:
+        """The first of the submitted steps has run, and has made these copies."""
+        self._steps.run += 1
         if self._lender is not None:
             self._lender.saved(saves)
             self._lender.loaded(loads)
+            self._lender.return_unread()
+        if self._former_lenders:
+            for lender in self._former_lenders:
+                lender.return_unread()
+            self._former_lenders = [each for each in self._former_lenders if each.has_lent]
 
     @property
     def has_saves(self) -> bool:

@@ -70,8 +70,8 @@ class EngineCore:
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
         shared_kv: the prefix cache that engines share; None: there is none.
-        weights_directory: where the weights that are being written are read from; None: from no
-            directory.
+        weights_source: the directory from which the weights that are being written are read, and
+            when that began, in seconds since 1970; None: they are from no directory.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EngineCore:
         report: Callable[[str], None] = logger.warning,
     ) -> None:
         self.info = runner.info
-        self.weights_directory: str | None = None
+        self.weights_source: tuple[str, float] | None = None
         self.extension = config.plugins.worker_extension_cls
         self.timings = StepTimings()
         self.runner = runner
@@ -348,7 +348,10 @@ class EngineCore:
         if self.drafting is not None:
             self.drafting.draft()
         plan = self.scheduler.schedule()
-        return plan if plan.num_tokens or plan.saves_before else None
+        if not plan.num_tokens and not plan.saves_before:
+            return None
+        self._kv_cache.step_submitted()
+        return plan
 
     def _finish(self, began_ns: int, planned_ns: int) -> dict[int, OutputColumns]:
         """Wait for the first of the steps in flight, if any, and give its tokens to the
@@ -359,7 +362,7 @@ class EngineCore:
         submitted_ns = perf_counter_ns()
         result = step.result()
         sampled_ns = perf_counter_ns()
-        self._kv_cache.copied((*plan.saves_before, *plan.saves_after), plan.loads)
+        self._kv_cache.step_run((*plan.saves_before, *plan.saves_after), plan.loads)
         if not plan.num_tokens:
             return {}
         num_accepted = self.scheduler.stats.accepted_tokens
@@ -379,6 +382,7 @@ class EngineCore:
         ranks."""
         self.transfer.close()
         if self.shared_kv is not None:
+            self.settle()  # steps read and write shared blocks
             self.shared_kv.close()
         self.runner.close()
 
@@ -397,9 +401,10 @@ class EngineCore:
         if forget_prefixes:
             self.scheduler.forget_prefixes()
         self.sleeper.weights_written()
-        directory, self.weights_directory = self.weights_directory, None
+        source, self.weights_source = self.weights_source, None
         if self.shared_kv is not None:
-            self.shared_kv.weights_written(directory)
+            # Cached prefixes of other weights may not get the name of those in the directory.
+            self.shared_kv.weights_written(*(source or ()) if forget_prefixes else ())
 
     def reset_prefix_cache(self, preempt_running: bool = False, clear_shared: bool = False) -> bool:
         """Forget every cached prefix.

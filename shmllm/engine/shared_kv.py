@@ -33,7 +33,12 @@ from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import VERSION, RegionLayout, divide
 from shmllm.shared_kv.region import OwnRegion
 from shmllm.shared_kv.tier import SharedTier, TierStats
-from shmllm.shared_kv.weights_digest import compute_digest, digest_of_random, known_digest
+from shmllm.shared_kv.weights_digest import (
+    compute_digest,
+    digest_of_random,
+    has_changed_since,
+    known_digest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +92,7 @@ class SharedKVCache:
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._directory: str | None = config.load.directory
+        self._read_s = time.time() - runner.info.load_seconds
         self._begin(START_WAIT_S)
 
     @property
@@ -102,16 +108,14 @@ class SharedKVCache:
     @property
     def tier(self) -> SharedTier | None:
         """The shared blocks; None: the engine works alone now."""
-        return self._tier
+        return self._tier if self._tier is not None and self._tier.is_open else None
 
     def poll(self) -> None:
-        """Join, or leave, if it is time to. Called between steps."""
+        """Join, if it is time to. Called between steps."""
         if self._is_asleep:
             self._is_asleep = False
             self._begin(WAIT_S)
         self._report_problems()
-        if self._tier is not None and not self._tier.is_open:
-            self._part()
         joining = self._joining
         if joining is None or not joining.done():
             return
@@ -132,19 +136,20 @@ class SharedKVCache:
         has_states = [int(group.rule.interval is not None) for group in self._runner.kv_groups]
         self._kv_cache.share(Lender(self._tier, has_states, memory.is_in_place))
 
-    def weights_written(self, directory: str | None = None) -> None:
+    def weights_written(self, directory: str | None = None, began_s: float = 0.0) -> None:
         """The engine has other weights now.
 
         Args:
             directory: where they were read from; None: from no directory.
+            began_s: when the reading began, in seconds since 1970.
         """
         self._stop()
-        self._is_asleep = False
-        self._directory = directory
+        self._directory, self._read_s = directory, began_s
         if self._tier is not None:
             self._tier.leave()
             self._part()
-        self._begin(WAIT_S)
+        if not self._is_asleep:
+            self._begin(WAIT_S)
 
     def sleep(self) -> None:
         """Give the memory of the own blocks back. The next `poll`, when the engine is awake, joins
@@ -163,13 +168,13 @@ class SharedKVCache:
             self._tier.clear()
 
     def close(self) -> None:
-        """Leave. The own blocks stay for the next start."""
+        """Leave, after the last step. The own blocks stay for the next start."""
         self._stop()
         disk = self._disk
         if disk is not None:
             disk.finish(FLUSH_S)
         if self._tier is not None:
-            self._tier.leave()
+            self._tier.close()
             self._part()
         if disk is not None:
             disk.join()
@@ -215,12 +220,14 @@ class SharedKVCache:
 
     def _find(self, directory: Path, stopped: threading.Event) -> _Found:
         described = self._describe(directory, stopped)
+        if has_changed_since(directory, self._read_s):
+            raise ShmLLMError(f"{directory} has changed since the weights were read")
         key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         region = join(make_folder(key), self._layout())
         is_loaded = directory == Path(self._config.load.directory)
         name = self._config.load.model_name if is_loaded else ""
         began = {"pid": os.getpid(), "began": time.time(), "name": name or directory.name}
-        region.describe(began | _shown(described))
+        region.describe(began | {"model": str(directory)} | _shown(described))
         shared = self._config.shared_kv
         if shared.path is None:
             return _Found(region, None, "")
@@ -239,7 +246,6 @@ class SharedKVCache:
         draft = self._config.speculative.model_directory
         return {
             "format": VERSION,
-            "model": str(directory),
             "weights": weights,
             "draft": _digest(Path(draft), stopped) if draft else "",
             "block_size": self._config.cache.block_size,
@@ -274,7 +280,7 @@ def _blocks_per_state(groups: tuple[KVGroup, ...], block_size: int) -> float:
 
 def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a description that people read."""
-    names = ("model", "weights", "dtype", "kv_cache_dtype", "quantization", "block_size")
+    names = ("weights", "dtype", "kv_cache_dtype", "quantization", "block_size")
     return {name: described[name] for name in names if name in described}
 
 

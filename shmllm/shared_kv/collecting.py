@@ -169,9 +169,10 @@ def collect_one(keep: Path) -> bool:
             with suppress(FileNotFoundError):
                 found.append((path.stat().st_mtime, path))
     for _, path in sorted(found):
-        if path.parent != keep and remove(path):
-            remove_if_empty(path.parent)
-            return True
+        with suppress(SegmentError):  # it is none of a region
+            if path.parent != keep and remove(path):
+                remove_if_empty(path.parent)
+                return True
     return False
 
 

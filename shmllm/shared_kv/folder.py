@@ -24,7 +24,7 @@ from shmllm.shared_kv.layout import NUM_PLACES
 DIRECTORY_VARIABLE = "SHMLLM_SHARED_KV_DIR"
 """The environment variable with the directory of all regions, in a tmpfs, instead of /dev/shm."""
 _FOLDER = re.compile(r"kv\+([0-9a-f]{16})")
-_REGION = re.compile(r"\d{1,2}")
+_REGION = re.compile(r"0|[1-9][0-9]?")
 
 
 def root() -> Path:
@@ -51,13 +51,11 @@ def make_folder(key: str) -> Path:
     """
     path = folder.make(root()) / f"kv+{key}"
     try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
+        path.mkdir(0o700, exist_ok=True)
+        with folder.opened(path):
+            return path
     except OSError as error:
         raise SegmentError(f"cannot make the folder {path}: {error.strerror}") from error
-    with folder.opened(path):
-        return path
 
 
 def folders() -> list[Path]:
@@ -66,7 +64,7 @@ def folders() -> list[Path]:
         path
         for own in folder.find(root())
         for path in own.iterdir()
-        if _FOLDER.fullmatch(path.name)
+        if _FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )
 
 
@@ -76,10 +74,15 @@ def key_of(path: Path) -> str:
 
 
 def places(path: Path) -> dict[int, int]:
-    """The places of a folder that have a region, and the inodes of their files."""
+    """The places of a folder that have a region, and the inodes of their files. What is no regular
+    file is no region."""
     try:
         with os.scandir(path) as entries:
-            found = {int(e.name): e.inode() for e in entries if _REGION.fullmatch(e.name)}
+            found = {
+                int(each.name): each.inode()
+                for each in entries
+                if _REGION.fullmatch(each.name) and each.is_file(follow_symlinks=False)
+            }
     except FileNotFoundError:
         return {}
     return {place: inode for place, inode in found.items() if place < NUM_PLACES}

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
+from shmllm.errors import IpcError, ProtocolMismatchError, SegmentError
 from shmllm.shared_kv.block_disk import NO_DISK, BlockDisk
 from shmllm.shared_kv.block_io import write_block
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
-from shmllm.shared_kv.region import OwnRegion, Region
+from shmllm.shared_kv.region import OwnRegion, Region, is_owned
 from shmllm.shared_kv.store import Store
 
 TOUCH_PERIOD_S = 60.0
@@ -121,6 +121,8 @@ class SharedTier:
         self._loans: dict[tuple[int, int], Loan] = {}
         self._peers: dict[int, Peer] = {}
         self._bad: set[int] = set()
+        self._is_unwanted = False
+        self._is_closed = False
         self.stats = stats or TierStats()
         self._next_touch = time.monotonic() + TOUCH_PERIOD_S
         self.is_open = True
@@ -166,13 +168,14 @@ class SharedTier:
         inodes = set(found.values())
         if inodes != self._peers.keys() | self._bad:
             for inode in self._peers.keys() - inodes:
-                self._drop(inode)
+                if not self._peers[inode].num_lent:
+                    self._drop(inode)
             self._bad &= inodes
             for place, inode in found.items():
                 if self.is_open and inode not in self._peers and inode not in self._bad:
                     self._open(place, inode)
         for peer in [*self._peers.values()]:
-            if self.is_open and peer.firsts is None:
+            if self.is_open and peer.firsts is None and not peer.region.is_removed:
                 self._map(peer)
 
     def contains(self, section: int, key: bytes) -> bool:
@@ -204,14 +207,15 @@ class SharedTier:
 
     def give_back(self, section: int, block_id: int) -> None:
         """End the loan of a block."""
+        if self._is_closed:
+            return
         peer, _, block = self._loans.pop((section, block_id))
         peer.num_lent -= 1
         if peer is self._home:
             self._stores[section].give_back(block)
         else:
             self._own.unpin(peer.region.place, section, block)
-        if not self.is_open and not self._loans:
-            self._close()
+        self._close_if_unused()
 
     def reserve(self, wanted: Sequence[tuple[int, bytes]]) -> list[int | None]:
         """Find blocks of the own region for copies of blocks with these sections and keys.
@@ -232,20 +236,24 @@ class SharedTier:
 
     def publish(self, section: int, block_id: int) -> None:
         """Let everybody read a reserved block, which has been written."""
+        store, block = self._stores[section], block_id - self._firsts[section]
         if self.is_open:
-            key = self._stores[section].publish(block_id - self._firsts[section])
-            self.stats.saved += 1
-            if key is not None:
+            key = store.reserved_key(block)
+            if store.publish(block):
+                self.stats.saved += 1
                 self._disk.save(section, key)
+        else:
+            store.cancel(block)
+            self._close_if_unused()
 
     def leave(self) -> None:
         """Lend and save nothing any more: the engine computes something else from now on. What is
-        lent stays so until it is given back. Others go on reading the own region."""
+        lent stays so until it is given back, and `publish` has still to be called for what is
+        reserved. Others go on reading the own region."""
         if self.is_open:
             self.is_open = False
             self._disk.finish()
-            if not self._loans:
-                self._close()
+            self._close_if_unused()
 
     def remove(self) -> None:
         """Leave, and give the memory of the own region back. What others read now stays until they
@@ -253,8 +261,9 @@ class SharedTier:
         if self.is_open:
             for store in self._stores:
                 self._make_room(store, len(store))
-                store.discard()
-            self._own.path.unlink(missing_ok=True)
+                if self.is_open:
+                    store.discard()
+            self._is_unwanted = True
             self.leave()
 
     def clear(self) -> None:
@@ -264,10 +273,31 @@ class SharedTier:
             for store in self._stores:
                 self._make_room(store, len(store))
 
+    def close(self) -> None:
+        """Leave at once: the engine runs no step any more."""
+        self.is_open = False
+        self._disk.finish()
+        self._loans.clear()
+        self._close()
+
+    def _close_if_unused(self) -> None:
+        """Close all regions, if nothing is lent and no step writes a block. Until then others have
+        to see the pins of the own region, under its name."""
+        is_writing = any(store.num_reserved for store in self._stores)
+        if not self.is_open and not self._loans and not is_writing:
+            self._close()
+
     def _close(self) -> None:
-        for inode in [*self._peers]:
-            self._drop(inode)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for peer in self._peers.values():
+            self._unmap(peer)
+            peer.region.close()
+        self._peers.clear()
         self._memory.unmap(self._firsts)
+        if self._is_unwanted:
+            self._own.unlink()
         self._own.close()
 
     def _lend(self, loan: Loan) -> int:
@@ -305,13 +335,13 @@ class SharedTier:
         return False
 
     def _find(self, section: int, key: bytes) -> Loan | None:
-        for inode, peer in self._peers.items():
+        for peer in self._peers.values():
             if peer.firsts is None:
                 continue
             try:
                 block = peer.region.find(section, key)
             except ProtocolMismatchError as problem:
-                self._give_up(inode, problem)
+                self._give_up(problem)
                 return None
             if block is not None:
                 return Loan(peer, section, block)
@@ -335,13 +365,20 @@ class SharedTier:
         return [each.region for each in self._peers.values() if each.region.is_owned]
 
     def _open(self, place: int, inode: int) -> None:
+        path = region_path(self._folder, place)
         try:
-            region = Region.open(region_path(self._folder, place), place)
+            try:
+                region = Region.open(path, place)
+            except ProtocolMismatchError:
+                self._bad.add(inode)
+                if is_owned(path):
+                    raise
+                return  # nobody reads by it, and who would adopt it removes it
         except FileNotFoundError:
             return  # it was removed meanwhile
-        except (OSError, ProtocolMismatchError) as problem:
+        except (IpcError, OSError) as problem:
             self._bad.add(inode)
-            self._give_up(inode, problem)
+            self._give_up(problem)
             return
         self._peers[os.fstat(region.fd).st_ino] = Peer(region)
 
@@ -350,26 +387,30 @@ class SharedTier:
         others = self._peers.values()
         if any(each.firsts is not None and each.region.place == region.place for each in others):
             return  # it has the place of a region that was removed, whose blocks are still lent
-        if region.layout.shape != self._own.layout.shape:
+        if region.layout.shape != self._own.layout.shape or not region.layout.data_bytes:
             return
         try:
             self._own.keep_pins_of(region)
             peer.firsts = self._memory.map(region.fd, region.layout)
-        except (OSError, NoSpaceError):
+        except (IpcError, OSError):
             return  # its blocks cannot be read now, perhaps later
 
-    def _drop(self, inode: int) -> None:
-        """Close a region, unless blocks of it are lent."""
-        peer = self._peers[inode]
-        if peer.num_lent:
-            return
+    def _unmap(self, peer: Peer) -> None:
         if peer.firsts is not None:
             self._memory.unmap(peer.firsts)
             self._own.drop_pins_of(peer.region.place)
-        peer.region.close()
-        del self._peers[inode]
+            peer.firsts = None
 
-    def _give_up(self, inode: int, problem: Exception) -> None:
+    def _drop(self, inode: int) -> None:
+        """Read a region no more that has lost its name. If somebody has removed the name while its
+        engine lives, the engine's pins count as before."""
+        peer = self._peers[inode]
+        self._unmap(peer)
+        if not peer.region.is_owned:
+            peer.region.close()
+            del self._peers[inode]
+
+    def _give_up(self, problem: Exception) -> None:
         """A region is damaged. Whether its engine reads blocks of the own region cannot be told, so
         the engine shares nothing any more."""
         self._on_problem(f"the shared KV cache is not used any more: {problem}")

@@ -81,13 +81,15 @@ class CpuSharedCache:
             os.close(own)
             self._give_back(firsts)
             raise
-        self._mapped[firsts] = _Mapped(own, layout, views)
+        # A new dictionary: the thread that computes steps iterates over the old one.
+        self._mapped = {**self._mapped, firsts: _Mapped(own, layout, views)}
         self.mapped_bytes += layout.data_bytes
         return firsts
 
     def unmap(self, firsts: Sequence[int]) -> None:
         """See `shared_kv.tier.BlockMemory.unmap`."""
-        mapped = self._mapped.pop(tuple(firsts))
+        mapped = self._mapped[tuple(firsts)]
+        self._mapped = {key: each for key, each in self._mapped.items() if each is not mapped}
         for tensors, first, section in zip(
             self._tensors, firsts, mapped.layout.sections, strict=True
         ):
