@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
@@ -25,6 +25,8 @@ from shmllm.core.shared_blocks import Lender
 from shmllm.engine.identity import describe, name_of
 from shmllm.engine.runner import Runner
 from shmllm.errors import ShmLLMError
+from shmllm.shared_kv.block_disk import NO_DISK
+from shmllm.shared_kv.disk import Disk
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import RegionLayout, divide
@@ -38,6 +40,22 @@ START_WAIT_S, WAIT_S = 2.0, 0.5
 """How long a start, and an engine that wakes up or has read new weights, wait for the shared cache,
 in seconds. A digest that has to be computed first may take longer; the engine then joins while it
 works, and shares what it has cached until then."""
+
+
+FLUSH_S = 3.0
+"""How long the end of an engine, and its sleep, wait for what is not on disk yet, in seconds."""
+
+
+class _Found(NamedTuple):
+    """What a thread has found: a region, and the copies on disk of its blocks.
+
+    disk: None: there are none.
+    problem: why the disk cannot be used; empty if it can.
+    """
+
+    region: OwnRegion
+    disk: Disk | None
+    problem: str
 
 
 class SharedKVCache:
@@ -63,7 +81,8 @@ class SharedKVCache:
         self._on_problem = on_problem
         self.stats = TierStats()
         self._tier: SharedTier | None = None
-        self._joining: Future[OwnRegion] | None = None
+        self._disk: Disk | None = None
+        self._joining: Future[_Found] | None = None
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._directory: str | None = config.load.directory
@@ -90,6 +109,7 @@ class SharedKVCache:
         if self._is_asleep:
             self._is_asleep = False
             self._begin(WAIT_S)
+        self._report_problems()
         joining = self._joining
         if joining is None or not joining.done():
             return
@@ -97,9 +117,15 @@ class SharedKVCache:
         memory = self._runner.shared_cache
         assert memory is not None
         try:
-            self._tier = SharedTier(joining.result(), memory, self._on_problem, self.stats)
-        except (ShmLLMError, OSError) as problem:
-            self._on_problem(f"the KV cache is not shared: {problem}")
+            region, self._disk, problem = joining.result()
+            if problem:
+                self._on_problem(problem)
+            self._tier = SharedTier(
+                region, memory, self._on_problem, self.stats, self._disk or NO_DISK
+            )
+        except (ShmLLMError, OSError) as error:
+            self._disk = None
+            self._on_problem(f"the KV cache is not shared: {error}")
             return
         has_states = [int(group.rule.interval is not None) for group in self._runner.kv_groups]
         self._kv_cache.share(Lender(self._tier, has_states, memory.is_in_place))
@@ -124,6 +150,8 @@ class SharedKVCache:
         again."""
         self._stop()
         self._is_asleep = True
+        if self._disk is not None:
+            self._disk.flush(FLUSH_S)
         if self._tier is not None:
             self._tier.remove()
             self._part()
@@ -136,13 +164,28 @@ class SharedKVCache:
     def close(self) -> None:
         """Leave, after the last step. The own blocks stay for the next start."""
         self._stop()
+        disk = self._disk
+        if disk is not None:
+            disk.finish(FLUSH_S)
         if self._tier is not None:
             self._tier.close()
             self._part()
+        if disk is not None:
+            disk.join()
+            self._report(disk)
 
     def _part(self) -> None:
-        self._tier = None
+        self._report_problems()
+        self._tier = self._disk = None
         self._kv_cache.share(None)
+
+    def _report_problems(self) -> None:
+        if self._disk is not None:
+            self._report(self._disk)
+
+    def _report(self, disk: Disk) -> None:
+        for problem in disk.take_problems():
+            self._on_problem(problem)
 
     def _stop(self) -> None:
         self._is_stopped.set()
@@ -155,7 +198,7 @@ class SharedKVCache:
         if self._config.shared_kv.num_bytes is None or self._directory is None:
             return
         self._is_stopped = stopped = threading.Event()
-        self._joining = future = Future[OwnRegion]()
+        self._joining = future = Future[_Found]()
         directory = Path(self._directory)
 
         def run() -> None:
@@ -169,7 +212,7 @@ class SharedKVCache:
             future.exception(wait_s)
         self.poll()
 
-    def _find(self, directory: Path, stopped: threading.Event) -> OwnRegion:
+    def _find(self, directory: Path, stopped: threading.Event) -> _Found:
         described = describe(self._config, self._runner, directory, stopped)
         if has_changed_since(directory, self._read_s):
             raise ShmLLMError(f"{directory} has changed since the weights were read")
@@ -178,7 +221,13 @@ class SharedKVCache:
         name = self._config.load.model_name if is_loaded else ""
         began = {"pid": os.getpid(), "began": time.time(), "name": name or directory.name}
         region.describe(began | {"model": str(directory)} | _shown(described))
-        return region
+        shared = self._config.shared_kv
+        if shared.path is None:
+            return _Found(region, None, "")
+        try:
+            return _Found(region, Disk(Path(shared.path), region, shared.disk_bytes), "")
+        except (ShmLLMError, OSError) as problem:
+            return _Found(region, None, f"the KV cache is not kept on disk: {problem}")
 
     def _layout(self) -> RegionLayout:
         num_bytes = self._config.shared_kv.num_bytes
@@ -204,6 +253,9 @@ def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
     return {name: described[name] for name in names if name in described}
 
 
-def _close_region(joining: Future[OwnRegion]) -> None:
+def _close_region(joining: Future[_Found]) -> None:
     if joining.exception() is None:
-        joining.result().close()
+        region, disk, _ = joining.result()
+        region.close()
+        if disk is not None:
+            disk.finish()

@@ -17,6 +17,7 @@ from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.plugins.connectors import load_connector_class
 from shmllm.plugins.entry_points import load_general_plugins, search_also
+from shmllm.shared_kv.disk_folder import check_directory
 from shmllm.worker.load_processors import load_processor_classes
 from shmllm.worker.loaded_runner import LoadedRunner
 from shmllm.worker.loading import Progress
@@ -61,6 +62,8 @@ def _make_runner(
     if gpu is not None:
         index = gpu_of_an_engine(config.parallel, gpu)
         return _make_gpu_runner(config, index, on_load, on_capture)
+    if config.shared_kv.path is not None:
+        check_directory(config.shared_kv.path)  # before the weights are read
     if config.parallel.pool_size > 1:
         from shmllm.parallel.cores import threads_of_an_engine
 
