@@ -1,6 +1,7 @@
 """Long random walks over a shared prefix cache: see tests/process/test_shared_kv_walk.py.
 
-SHMLLM_KV_ROUNDS sets how many stops and kills (10,000, in five minutes), SHMLLM_TEST_SEED repeats what was chosen.
+SHMLLM_KV_ROUNDS sets how many stops and kills (10,000, in five minutes), SHMLLM_TEST_SEED repeats
+what was chosen.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Walker:
 
 def slow_down(rng: random.Random) -> None:
     """Let some of the moments between two steps of the protocol last long."""
-    fence = regions.fence
+    fence = vars(regions)["fence"]
 
     def wait(share: float) -> None:
         if rng.random() < share:
@@ -135,7 +135,7 @@ def slow_down(rng: random.Random) -> None:
 
         setattr(of, name, slow)
 
-    regions.fence = slow_fence  # type: ignore[assignment]
+    vars(regions)["fence"] = slow_fence
     before(regions.Region, "pins", SLOW_SHARE / 10)
     before(regions.Region, "has", SLOW_SHARE)  # after a look at the generation, before the pin
     before(regions.OwnRegion, "invalidate", SLOW_SHARE)  # after a look at the pins
