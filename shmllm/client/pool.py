@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 from shmllm.client.attached import AttachedEngineClient
 from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.equal_engines import bounded, check_equal, check_values, info_of_all
-from shmllm.client.flights import OTHER_WEIGHTS, Flight, Flights, aborted
+from shmllm.client.flight import Flight
+from shmllm.client.flights import OTHER_WEIGHTS, Flights, aborted, make_flights
+from shmllm.client.phases import Phase
 from shmllm.client.pool_buckets import PoolBuckets
 from shmllm.client.pool_calls import PoolCalls, Use
-from shmllm.client.pool_stats import PastStats, counters_of
+from shmllm.client.pool_stats import PastStats
 from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import (
     NO_PROGRESS,
@@ -34,8 +36,7 @@ from shmllm.client.protocol import (
     StartProgress,
 )
 from shmllm.client.revival import Revival
-from shmllm.client.routing import Router
-from shmllm.client.together import await_all, stop_all, wait_for_any
+from shmllm.client.together import await_all, health_of, stop_all, wait_for_any
 from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError, ShmLLMError
@@ -123,23 +124,24 @@ class EnginePool:
         self.seed = self._clients[0].seed
         self._first.set_policy(sum(each.num_threads for each in infos))
         self.info = info_of_all(infos)
-        blocks = [each.num_blocks * each.enable_prefix_caching for each in infos]
-        router = Router(blocks, self.info.block_size)
-        rows = [each.num_rows for each in infos]
-        self._flights = Flights(router, self.info.block_size, rows, versions)
+        self._flights = make_flights(infos, versions)
         self._version = versions[0]
         return self.info
 
     def add(self, request: EngineCoreRequest) -> None:
         self._check_alive()  # a death before the request is none of its deaths
-        self._send(self._flights.begin(bounded(request, self.info.max_model_len)))
+        own = bounded(request, self.info.max_model_len)
+        self._send(self._flights.begin(own, is_whole=self._calls.is_refusing))
 
     def abort(self, numbers: Sequence[int]) -> None:
         for engine, those in self._flights.abort(numbers).items():
             if engine is None:
                 self._has_losses = True
             else:
-                self._with(engine, lambda client, those=those: client.abort(those))  # type: ignore[misc]
+                self._abort_at(engine, those)
+
+    def _abort_at(self, engine: int, numbers: Sequence[int]) -> None:
+        self._with(engine, lambda client: client.abort(numbers))
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
         self.collect()
@@ -183,18 +185,10 @@ class EnginePool:
         self._buckets.send(bucket, pieces)
 
     def stats(self) -> dict[str, int]:
-        with self._past.lock:
-            all_stats = [client.stats() for client in self._clients]
-            alive = self._flights.alive
-            return self._past.with_those_of(
-                [each if k in alive else counters_of(each) for k, each in enumerate(all_stats)]
-            )
+        return self._past.with_those_of_pool(self._clients, self._flights.alive)
 
     def health(self) -> str:
-        states = [client.health() for client in self._clients]
-        if len(set(states)) == 1:
-            return states[0]
-        return "; ".join(f"engine {index}: {state}" for index, state in enumerate(states))
+        return health_of(self._clients)
 
     def errors(self) -> list[LoggedError]:
         return [error for k in sorted(self._flights.alive) for error in self._clients[k].errors()]
@@ -227,9 +221,8 @@ class EnginePool:
         if not fresh:
             return
         is_ending = client.is_ending
-        noted = [flights.note(engine, event, is_ending) for event in fresh]
-        events = [event for event in noted if event is not None]
-        self._has_losses = self._has_losses or len(events) < len(fresh)
+        events = [each for event in fresh for each in flights.note(engine, event, is_ending)]
+        self._has_losses = self._has_losses or [*map(id, events)] != [*map(id, fresh)]
         # All engines get new weights between the same two tokens, so one event tells the front end.
         versions = [each.version for each in events if isinstance(each, WeightVersion)]
         version = versions[-1] if versions else self._version
@@ -315,8 +308,7 @@ class EnginePool:
     def _lose_stranded(self) -> None:
         """Tell the front end which requests start over."""
         for flight in self._flights.stranded():
-            self._flights.lose(flight)
-            if not flight.problem and not flight.is_aborted:
+            if self._flights.lose(flight):
                 self._events.append(StartedOver(flight.request.number))
 
     def _settle_losses(self) -> None:
@@ -350,11 +342,12 @@ class EnginePool:
     def _send(self, flight: Flight) -> None:
         """Send a request to the engine that was chosen."""
         if flight.placement is None:
-            self._has_losses = True
-            self._check_any()
+            if flight.phase is not Phase.WAIT:
+                self._has_losses = True
+                self._check_any()
             return
         engine = flight.placement.engine
-        self._with(engine, lambda client: client.add(flight.request))
+        self._with(engine, lambda client: client.add(flight.sent))
         flight.sent_at = self._clients[engine].ring.position
 
     # What `PoolCalls` uses.
@@ -387,6 +380,13 @@ class EnginePool:
     def clear_cached(self) -> None:
         """The engines have forgotten all prefixes."""
         self._flights.clear_cached()
+
+    def end_prefills(self) -> None:
+        """Send all requests to engines that serve all of them."""
+        self._has_losses = True
+        for engine, numbers in self._flights.end_prefills().items():
+            self._abort_at(engine, numbers)
+        self.collect()
 
     def drop(self, engine: int, reason: str) -> None:
         """Use an engine no more."""

@@ -6,7 +6,8 @@ Counters never fall: readers take the difference of two of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import Protocol
 
 STATES = frozenset(
     {"paused", "asleep", "num_speculative_tokens", "draft_break_even", "stopped_rank"}
@@ -14,7 +15,7 @@ STATES = frozenset(
 """What an engine is, as numbers. That of a pool is that of any engine that has it."""
 GAUGES = STATES | {
     "running", "waiting", "kv_blocks_total", "kv_blocks_used", "weight_bytes_loaded",
-    "weight_bytes_total", "graphs_captured", "graphs_total",
+    "weight_bytes_total", "graphs_captured", "graphs_total", "shared_kv_cache_bytes",
 }  # fmt: skip
 """What an engine has now, and no more when it has ended."""
 
@@ -31,6 +32,12 @@ def sum_of_stats(stats: Sequence[dict[str, int]]) -> dict[str, int]:
 def counters_of(stats: dict[str, int]) -> dict[str, int]:
     """The statistics of an engine that has ended."""
     return {name: 0 if name in GAUGES else value for name, value in stats.items()}
+
+
+class HasStats(Protocol):
+    """The client of an engine, as an `EngineClient`."""
+
+    def stats(self) -> dict[str, int]: ...
 
 
 class PastStats:
@@ -51,3 +58,18 @@ class PastStats:
     def with_those_of(self, stats: Sequence[dict[str, int]]) -> dict[str, int]:
         """The sum with the statistics of other engines."""
         return sum_of_stats([*stats, self._sum])
+
+    def with_those_of_pool(
+        self, clients: Sequence[HasStats], alive: Container[int]
+    ) -> dict[str, int]:
+        """The sum with the statistics of a pool's engines, of which some may have ended.
+
+        Args:
+            clients: the clients of the engines.
+            alive: the indexes of those that run.
+        """
+        with self.lock:
+            found = [client.stats() for client in clients]
+            return self.with_those_of(
+                [each if k in alive else counters_of(each) for k, each in enumerate(found)]
+            )

@@ -147,7 +147,12 @@ class Router:
         return self._queued[engine]
 
     def place(
-        self, chain: Sequence[int], num_tokens: int, num_completions: int, alive: Iterable[int]
+        self,
+        chain: Sequence[int],
+        num_tokens: int,
+        num_completions: int,
+        alive: Iterable[int],
+        num_shared: int = 0,
     ) -> Placement:
         """Choose an engine for a prompt, and count the request as sent.
 
@@ -156,15 +161,17 @@ class Router:
             num_tokens: the number of its tokens.
             num_completions: the number of its completions.
             alive: the indices of the engines to choose from.
+            num_shared: the blocks at its beginning that every engine finds in a shared cache.
         """
         size = self.block_size
         most = min(len(chain), (num_tokens - 1) // size)  # the last token is always computed
+        shared = min(num_shared, most)
         best, least, uncached = -1, inf, num_tokens
         for engine in alive:
             queued, sent = self._queued[engine], self._sent[engine]
             if queued >= least:  # whatever is cached there
                 continue
-            missing = num_tokens - size * sent.num_hits(chain, most)
+            missing = num_tokens - size * max(sent.num_hits(chain, most), shared)
             cost = queued + self._uncached_weight * missing
             if cost < least or (cost == least and len(sent) < len(self._sent[best])):
                 best, least, uncached = engine, cost, missing

@@ -10,10 +10,13 @@ from shmllm.client.pool import EnginePool
 from shmllm.client.private import PrivateEngineClient
 from shmllm.client.revival import Revival
 from shmllm.config.engine import EngineConfig
+from shmllm.config.shared_kv import Role
 from shmllm.ipc.output_waiter import OutputWaiter
 
 
-def start_engines(config: EngineConfig, count: int, startup_timeout_s: float) -> EnginePool:
+def start_engines(
+    config: EngineConfig, count: int, startup_timeout_s: float, num_prefills: int = 0
+) -> EnginePool:
     """Start engine processes. They load their models meanwhile.
 
     Args:
@@ -21,8 +24,11 @@ def start_engines(config: EngineConfig, count: int, startup_timeout_s: float) ->
             `kv_cache_memory_bytes`; on GPUs each has its own, from the named one on.
         count: the number of engines; at least 2.
         startup_timeout_s: how many seconds they may take to become ready.
+        num_prefills: how many of them, the first ones, have the role "prefill"; the others then
+            have the role "decode".
 
     Raises:
+        EngineStartError: engines with roles have no shared cache.
         NoSpaceError: there is no room for the segments.
     """
 
@@ -30,8 +36,15 @@ def start_engines(config: EngineConfig, count: int, startup_timeout_s: float) ->
         index: int, waiter: OutputWaiter | None, num_starting: int = 1
     ) -> PrivateEngineClient:
         own = replace(config.parallel, pool_size=count, pool_index=index, num_starting=num_starting)
+        shared_kv = config.shared_kv
+        if num_prefills:
+            role: Role = "prefill" if index < num_prefills else "decode"
+            shared_kv = replace(shared_kv, role=role)
+            shared_kv.check_role()
         return PrivateEngineClient(
-            replace(config, parallel=own), startup_timeout_s=startup_timeout_s, waiter=waiter
+            replace(config, parallel=own, shared_kv=shared_kv),
+            startup_timeout_s=startup_timeout_s,
+            waiter=waiter,
         )
 
     clients = [start(0, None, count)]

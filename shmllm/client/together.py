@@ -66,6 +66,14 @@ def stop_all(clients: Sequence[ChannelEngineClient]) -> None:
         client.stop()
 
 
+def health_of(clients: Sequence[ChannelEngineClient]) -> str:
+    """The states of all engines in words; see `EngineClient.health`."""
+    states = [client.health() for client in clients]
+    if len(set(states)) == 1:
+        return states[0]
+    return "; ".join(f"engine {index}: {state}" for index, state in enumerate(states))
+
+
 def _shares_of(progress: StartProgress, count: int) -> list[StartProgress]:
     """What to call with the progress of each engine, so that `progress` gets that of all."""
     loads, captures = (

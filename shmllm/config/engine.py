@@ -300,7 +300,9 @@ class EngineConfig(Section):
         if self.parallel.num_processes > 1:
             self._check_division()
         if self.shared_kv.num_bytes is not None:
-            self._check_sharing()
+            self._check_blocks_elsewhere("shared_kv_cache_bytes")
+        if self.plugins.kv_connector:
+            self._check_blocks_elsewhere("kv_connector")
 
     def _check_division(self) -> None:
         """Raise EngineStartError if several processes cannot do what other options ask for."""
@@ -318,9 +320,11 @@ class EngineConfig(Section):
                     f"{name} is not possible with {self.parallel.option}: leave one of the two out"
                 )
 
-    def _check_sharing(self) -> None:
-        """Raise EngineStartError if the prefix cache cannot be shared as other options are."""
+    def _check_blocks_elsewhere(self, option: str) -> None:
+        """Raise EngineStartError if other options do not allow KV blocks outside of the engine."""
         impossible = {
+            # Blocks that a connector failed to load must not reach other engines.
+            "shared_kv_cache_bytes": option == "kv_connector" and self.shared_kv.num_bytes,
             "enable_prefix_caching=False": not self.cache.enable_prefix_caching,
             "model_impl='transformers'": self.load.model_impl == "transformers",
             self.parallel.option: self.parallel.num_processes > 1,
@@ -328,7 +332,7 @@ class EngineConfig(Section):
         for name, is_asked in impossible.items():
             if is_asked:
                 raise EngineStartError(
-                    f"shared_kv_cache_bytes is not possible with {name}: leave one of the two out"
+                    f"{option} is not possible with {name}: leave one of the two out"
                 )
 
     @property

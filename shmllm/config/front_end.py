@@ -8,6 +8,7 @@ from typing import Any
 
 from shmllm.config.options import Flag, Free, Number, Section, Whole, option
 from shmllm.config.parallel import MOST_PROCESSES
+from shmllm.errors import EngineStartError
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -112,6 +113,12 @@ class FrontEndConfig(Section):
         Whole(1, MOST_PROCESSES),
         flag="--engines",
     )
+    prefill_engines: int = option(
+        0,
+        "Engines of these that compute long prompts into the cache of shared_kv_cache_bytes, and "
+        "leave the rest to the others.",
+        Whole(0, MOST_PROCESSES - 1),
+    )
     multiprocess: bool = option(
         True, "False runs the engine in the caller's process, for debugging.", Free(), flag=""
     )
@@ -130,3 +137,13 @@ class FrontEndConfig(Section):
         Free(),
         flag="",
     )
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.prefill_engines and self.prefill_engines >= self.data_parallel_size:
+            count = self.data_parallel_size
+            possible = f"0 to {count - 1} are possible" if count > 1 else "only 0 is possible"
+            raise EngineStartError(
+                f"prefill_engines {self.prefill_engines} leaves no engine that decodes: with "
+                f"data_parallel_size {count} {possible}"
+            )

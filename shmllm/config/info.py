@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
+from shmllm.config.shared_kv import Role
 
 MAX_ELEMENT_BYTES = 8
 """The size of a float64, the largest dtype of embeddings."""
@@ -45,6 +46,9 @@ class EngineInfo:
         speculative_method: who drafts tokens; empty: nobody does.
         speculative_model: the model that drafts; empty if none does.
         num_speculative_tokens: the most tokens that are drafted for a request in a step.
+        role: what the engine does in a pool: "prefill", "decode" or "both".
+        shared_kv_cache_bytes: the size of the prefix cache that it shares with other engines; 0: it
+            shares none.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -90,6 +94,8 @@ class EngineInfo:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    role: Role = "both"
+    shared_kv_cache_bytes: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -128,11 +134,16 @@ class EngineInfo:
 
     @property
     def places(self) -> str:
-        """Where the model is computed, and by how many processes if these are several."""
+        """Where the model is computed, by how many processes if these are several, and the role if
+        the engine has one."""
+        words = [self.device]
         if self.pipeline_parallel_size > 1:
-            return f"{self.device}, {self.pipeline_parallel_size} stages"
-        size = self.tensor_parallel_size
-        return f"{self.device}, {size} ranks" if size > 1 else self.device
+            words.append(f"{self.pipeline_parallel_size} stages")
+        elif self.tensor_parallel_size > 1:
+            words.append(f"{self.tensor_parallel_size} ranks")
+        if self.role != "both":
+            words.append(self.role)
+        return ", ".join(words)
 
     @property
     def speculation(self) -> str:

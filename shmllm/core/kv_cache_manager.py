@@ -31,10 +31,12 @@ class PrefixHit:
     Attributes:
         num_blocks: the length of the prefix, in blocks of `block_size` tokens.
         tables: the block table of each group, with the blocks that its layers still read.
+        num_shared_tokens: how many tokens of the prefix only blocks of other engines have.
     """
 
     num_blocks: int
     tables: list[BlockTable]
+    num_shared_tokens: int = 0
 
 
 class KVCacheManager:
@@ -101,17 +103,24 @@ class KVCacheManager:
         """As `longest_hit`; None if a block of another engine has vanished meanwhile."""
         most = (request.num_tokens - 1) // self.block_size
         length = self.prefix_cache.longest_hit(request.block_hashes, most)
-        hit = PrefixHit(length, [BlockTable() for _ in self._rules])
-        for group, table in enumerate(hit.tables):
+        tables = [BlockTable() for _ in self._rules]
+        for group, table in enumerate(tables):
             if length:
                 first, found = self.prefix_cache.blocks(group, request.block_hashes, length)
                 kept = [block for block in found if block is not None]
                 table.blocks = [self._pools[group].padding] * first + kept
                 table.first_kept = first
                 if len(kept) < len(found):
-                    self.drop(hit)
+                    self.drop(PrefixHit(0, tables))
                     return None
-        return hit
+        return PrefixHit(length, tables, self._num_shared_tokens(tables))
+
+    def _num_shared_tokens(self, tables: Sequence[BlockTable]) -> int:
+        """The number of tokens of borrowed blocks, in the group that borrowed those of most."""
+        return max(
+            size * self._num_borrowed(table)
+            for size, table in zip(self._sizes, tables, strict=True)
+        )
 
     def drop(self, hit: PrefixHit) -> None:
         """Give the borrowed blocks of a hit back that nobody else refers to: its request is not
@@ -153,6 +162,12 @@ class KVCacheManager:
     def _num_loaded(self, table: BlockTable) -> int:
         """The number of blocks of a hit that are going to be copied."""
         if self._lender is None or self._lender.is_in_place:
+            return 0
+        return self._num_borrowed(table)
+
+    def _num_borrowed(self, table: BlockTable) -> int:
+        """The number of blocks of a hit that other engines share."""
+        if self._lender is None:
             return 0
         return sum(block.home is self._lender for block in table.kept)
 
@@ -320,6 +335,11 @@ class KVCacheManager:
         free."""
         count = sum(self._has_states)
         return self.states.allocate(count) if self.states.num_free > count else []
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether blocks are shared with other engines."""
+        return self._lender is not None
 
     def share(self, lender: Lender | None) -> None:
         """Use the blocks that other engines share, and share the own ones, from now on; None ends

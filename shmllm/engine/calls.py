@@ -20,7 +20,10 @@ from shmllm.wire.messages import Call, Method, Reply
 
 
 def _reset_prefix_cache(core: EngineCore, client: int, argument: Any) -> bool:
-    return core.reset_prefix_cache(preempt_running=argument is True)
+    asked = argument if isinstance(argument, dict) else {}
+    return core.reset_prefix_cache(
+        preempt_running=asked.get("running") is True, clear_shared=asked.get("shared") is True
+    )
 
 
 def _pause(core: EngineCore, client: int, argument: Any) -> int:

@@ -133,7 +133,9 @@ class AsyncEngineControls(AsyncWeightControls):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget all cached prefixes; see `LLM.reset_prefix_cache`."""
-        return await self._call(lambda: self._llm.reset_prefix_cache(reset_running_requests))
+        return await self._call(
+            lambda: self._llm.reset_prefix_cache(reset_running_requests, reset_connector)
+        )
 
     def get_metrics(self) -> dict[str, int]:
         """See `LLM.get_metrics`."""

@@ -263,12 +263,16 @@ class EngineControls(WeightControls):
 
         Args:
             reset_running_requests: preempt running requests first; they are recomputed.
-            reset_connector: accepted for compatibility; there is no connector.
+            reset_connector: also forget what the engine has put into the shared cache
+                (shared_kv_cache_bytes), but for what other engines read now, and what its
+                kv_connector has stored. Else, and for what others have put there, prefixes are
+                still found.
 
         Returns:
             False, without any change, if requests are running.
         """
-        return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, reset_running_requests))
+        asked = {"running": reset_running_requests, "shared": reset_connector}
+        return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, asked))
 
     @property
     def engine_pid(self) -> int:

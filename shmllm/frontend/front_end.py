@@ -142,7 +142,14 @@ class FrontEnd:
 
         client = attach_engines(_names(name))
         tracing = FrontEndTracing(client)
-        directory = Path(client.wait_ready().model_directory)
+        info = client.wait_ready()
+        if info.role != "both":
+            logger.warning(
+                "the engine has the role %r, but serves all of every request, because it is the "
+                "only one that was attached to",
+                info.role,
+            )
+        directory = Path(info.model_directory)
         try:
             defaults = read_model_defaults(directory, generation_config)
             tokenizer = Tokenizer.from_directory(directory)
@@ -310,7 +317,7 @@ def start_engine(options: FrontEndConfig, config: EngineConfig) -> Any:
     if options.multiprocess:
         from shmllm.client.start import start_engines
 
-        return start_engines(config, count, options.startup_timeout)
+        return start_engines(config, count, options.startup_timeout, options.prefill_engines)
     if count > 1:
         raise EngineStartError(
             f"data_parallel_size {count} is not possible with multiprocess=False: leave one of the "

@@ -29,7 +29,7 @@ def pause(dispatcher: Dispatcher, mode: PauseMode, clear_cache: bool) -> Iterato
     while dispatcher.call(Method.PAUSE, mode) and mode == "wait":
         yield
     if clear_cache:
-        dispatcher.call(Method.RESET_PREFIX_CACHE, mode == "keep")
+        dispatcher.call(Method.RESET_PREFIX_CACHE, {"running": mode == "keep"})
 
 
 def resume(dispatcher: Dispatcher) -> bool:

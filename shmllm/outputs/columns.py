@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -114,29 +114,40 @@ class OutputColumns:
             if self.numbers:
                 yield self
             return
-        offset = 0
         for begin in range(0, len(self.numbers), most_rows):
-            rows = range(begin, min(begin + most_rows, len(self.numbers)))
-            counts = self.counts[begin : rows.stop]
-            first = [i for i, row in enumerate(self.cached_rows) if row in rows]
-            preempted = [i for i, row in enumerate(self.preempted_rows) if row in rows]
-            drafted = [i for i, row in enumerate(self.drafted_rows) if row in rows]
-            yield OutputColumns(
-                self.step,
-                self.time_ns,
-                self.numbers[begin : rows.stop],
-                counts,
-                self.finishes[begin : rows.stop],
-                self.token_ids[offset : offset + sum(counts)],
-                [self.cached_rows[i] - begin for i in first],
-                [self.cached_counts[i] for i in first],
-                logprobs and logprobs.slice_rows(begin, rows.stop, self.counts),
-                queued_ns=[self.queued_ns[i] for i in first] if self.queued_ns else [],
-                scheduled_ns=[self.scheduled_ns[i] for i in first] if self.scheduled_ns else [],
-                preempted_rows=[self.preempted_rows[i] - begin for i in preempted],
-                preempted_counts=[self.preempted_counts[i] for i in preempted],
-                drafted_rows=[self.drafted_rows[i] - begin for i in drafted],
-                drafted_counts=[self.drafted_counts[i] for i in drafted],
-                accepted_counts=[self.accepted_counts[i] for i in drafted],
-            )
-            offset += sum(counts)
+            yield self._slice(range(begin, min(begin + most_rows, len(self.numbers))))
+
+    def without(self, rows: Sequence[int]) -> list[OutputColumns]:
+        """The rows between some others, in pieces.
+
+        Args:
+            rows: the rows to leave out, in ascending order.
+        """
+        begins, ends = [0, *(row + 1 for row in rows)], [*rows, len(self.numbers)]
+        pieces = zip(begins, ends, strict=True)
+        return [self._slice(range(begin, end)) for begin, end in pieces if begin < end]
+
+    def _slice(self, rows: range) -> OutputColumns:
+        begin, end, logprobs = rows.start, rows.stop, self.logprobs
+        counts, offset = self.counts[begin:end], sum(self.counts[:begin])
+        first = [i for i, row in enumerate(self.cached_rows) if row in rows]
+        preempted = [i for i, row in enumerate(self.preempted_rows) if row in rows]
+        drafted = [i for i, row in enumerate(self.drafted_rows) if row in rows]
+        return OutputColumns(
+            self.step,
+            self.time_ns,
+            self.numbers[begin:end],
+            counts,
+            self.finishes[begin:end],
+            self.token_ids[offset : offset + sum(counts)],
+            [self.cached_rows[i] - begin for i in first],
+            [self.cached_counts[i] for i in first],
+            logprobs and logprobs.slice_rows(begin, end, self.counts),
+            queued_ns=[self.queued_ns[i] for i in first] if self.queued_ns else [],
+            scheduled_ns=[self.scheduled_ns[i] for i in first] if self.scheduled_ns else [],
+            preempted_rows=[self.preempted_rows[i] - begin for i in preempted],
+            preempted_counts=[self.preempted_counts[i] for i in preempted],
+            drafted_rows=[self.drafted_rows[i] - begin for i in drafted],
+            drafted_counts=[self.drafted_counts[i] for i in drafted],
+            accepted_counts=[self.accepted_counts[i] for i in drafted],
+        )

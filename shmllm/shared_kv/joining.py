@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
-from shmllm.shared_kv.folder import folders, places, region_path, remove_if_empty
+from shmllm.shared_kv.collecting import collect_one
+from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_PLACES, RegionLayout
 from shmllm.shared_kv.region import OwnRegion, adopt, create, remove
 
@@ -44,7 +45,7 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
             return region
         raise SegmentError(
             f"{folder} has {NUM_PLACES} regions, which is the most; remove those of engines "
-            "that have ended with: shmllm kv gc"
+            "that have ended with: shmllm kv clear"
         )
     raise SegmentError(f"{folder}: somebody removes it again and again")
 
@@ -73,24 +74,3 @@ def _create_any(folder: Path, layout: RegionLayout) -> OwnRegion | None:
             with suppress(FileExistsError):  # another engine takes the place at this moment
                 return create(path, place, layout)
     return None
-
-
-def collect_one(keep: Path) -> bool:
-    """Remove the region, of an engine that has ended, that was used longest ago. Returns whether
-    there was one.
-
-    Args:
-        keep: a folder whose regions stay.
-    """
-    found = []
-    for folder in folders(keep.parent.parent):
-        for place in places(folder):
-            path = region_path(folder, place)
-            with suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, path))
-    for _, path in sorted(found):
-        with suppress(SegmentError):  # it is none of a region
-            if path.parent != keep and remove(path):
-                remove_if_empty(path.parent)
-                return True
-    return False

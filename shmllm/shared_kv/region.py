@@ -326,6 +326,11 @@ class OwnRegion(Region):
         text = text.ljust(DESCRIPTION_BYTES, b"\0")
         self._view[DESCRIPTION_OFFSET : DESCRIPTION_OFFSET + DESCRIPTION_BYTES] = text
 
+    def touch(self) -> None:
+        """Let the file's time of modification say that the region is used now. Nothing else does:
+        memory is written without the file system."""
+        os.utime(self.fd)
+
     def unlink(self) -> None:
         """Take the region's name away, if it has it still."""
         with suppress(FileNotFoundError):
@@ -440,6 +445,7 @@ def adopt(path: Path, place: int, layout: RegionLayout) -> OwnRegion | None:
     for other in range(NUM_PLACES):
         region.drop_pins_of(other)
     region.rebuild_index()
+    region.touch()
     return region
 
 

@@ -114,6 +114,10 @@ class Store:
         """The number of free blocks."""
         return len(self._free)
 
+    def reserved_key(self, block: int) -> bytes:
+        """The key of a reserved block."""
+        return self._pending[block]
+
     @property
     def num_reserved(self) -> int:
         """The number of blocks that are being written."""

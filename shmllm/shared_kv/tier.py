@@ -8,16 +8,22 @@ blocks into its region. It must not know requests or devices.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shmllm.errors import IpcError, ProtocolMismatchError, SegmentError
+from shmllm.shared_kv.block_disk import NO_DISK, BlockDisk
+from shmllm.shared_kv.block_io import write_block
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
 from shmllm.shared_kv.region import OwnRegion, Region, is_owned
 from shmllm.shared_kv.store import Store
+
+TOUCH_PERIOD_S = 60.0
+"""How often the file of the own region says that it is used."""
 
 
 class BlockMemory(Protocol):
@@ -89,6 +95,8 @@ class SharedTier:
         own: the region of this engine; the tier closes it.
         memory: where blocks are read.
         on_problem: called with one sentence if a region is damaged.
+        stats: the counters to go on with; None: new ones.
+        disk: copies of blocks, which are read when no region has them.
 
     Attributes:
         stats: counters.
@@ -99,9 +107,15 @@ class SharedTier:
     """
 
     def __init__(
-        self, own: OwnRegion, memory: BlockMemory, on_problem: Callable[[str], None]
+        self,
+        own: OwnRegion,
+        memory: BlockMemory,
+        on_problem: Callable[[str], None],
+        stats: TierStats | None = None,
+        disk: BlockDisk = NO_DISK,
     ) -> None:
         self._own, self._memory, self._on_problem = own, memory, on_problem
+        self._disk = disk
         self._folder = own.path.parent
         self._stores = [Store(own, section) for section in range(NUM_SECTIONS)]
         self._loans: dict[tuple[int, int], Loan] = {}
@@ -109,11 +123,13 @@ class SharedTier:
         self._bad: set[int] = set()
         self._is_unwanted = False
         self._is_closed = False
-        self.stats = TierStats()
+        self.stats = stats or TierStats()
+        self._next_touch = time.monotonic() + TOUCH_PERIOD_S
         self.is_open = True
         try:
             self._firsts = memory.map(own.fd, own.layout)
         except OSError as error:
+            disk.finish()
             own.close()
             raise SegmentError(f"cannot map {own.path}: {error.strerror}") from error
         self._home = Peer(own, self._firsts)
@@ -137,9 +153,16 @@ class SharedTier:
         return sum(map(len, self._stores))
 
     def refresh(self) -> None:
-        """Look which regions there are."""
+        """Look which regions there are. Called when a request looks for its prefix."""
         if not self.is_open:
             return
+        if (now := time.monotonic()) >= self._next_touch:
+            self._next_touch = now + TOUCH_PERIOD_S
+            self._own.touch()
+        self._disk.refresh()
+        self._look()
+
+    def _look(self) -> None:
         found = places(self._folder)
         found.pop(self._own.place, None)
         inodes = set(found.values())
@@ -156,9 +179,9 @@ class SharedTier:
                 self._map(peer)
 
     def contains(self, section: int, key: bytes) -> bool:
-        """Whether a region has a block of this key now."""
-        return self.is_open and (
-            key in self._stores[section] or self._find(section, key) is not None
+        """Whether a region, or the disk, has a block of this key now."""
+        return self._is_in_region(section, key) or (
+            self.is_open and self._disk.contains(section, key)
         )
 
     def borrow(self, section: int, key: bytes) -> int | None:
@@ -166,17 +189,22 @@ class SharedTier:
         lent must not be asked for, because its pin has no count.
 
         Returns:
-            Its id; None: no region has it.
+            Its id; None: nobody has it, or it is on disk and the own region has no room.
         """
         if not self.is_open:
             return None
-        block = self._stores[section].borrow(key)
-        if block is not None:
-            return self._lend(Loan(self._home, section, block))
-        found = self._find(section, key)
-        if found is None or not self._own.pin(found.peer.region, section, found.block, key):
-            return None
-        return self._lend(found)
+        store = self._stores[section]
+        if key not in store:
+            found = self._find(section, key)
+            if found is not None and self._own.pin(found.peer.region, section, found.block, key):
+                self._disk.used(section, key)
+                return self._lend(found)
+            if not self._read_from_disk(section, key):
+                return None
+        block = store.borrow(key)
+        assert block is not None
+        self._disk.used(section, key)
+        return self._lend(Loan(self._home, section, block))
 
     def give_back(self, section: int, block_id: int) -> None:
         """End the loan of a block."""
@@ -197,7 +225,7 @@ class SharedTier:
             The id of each; None: no copy is needed, or there is no room for it. `publish` has to be
             called for each id.
         """
-        is_new = [not self.contains(*each) for each in wanted]
+        is_new = [not self._is_in_region(*each) for each in wanted]
         for section, store in enumerate(self._stores):
             count = sum(new for each, new in zip(wanted, is_new, strict=True) if each[0] == section)
             self._make_room(store, count - store.num_free)
@@ -211,7 +239,10 @@ class SharedTier:
         """Let everybody read a reserved block, which has been written."""
         store, block = self._stores[section], block_id - self._firsts[section]
         if self.is_open:
-            self.stats.saved += store.publish(block)
+            key = store.reserved_key(block)
+            if store.publish(block):
+                self.stats.saved += 1
+                self._disk.save(section, key)
         else:
             store.cancel(block)
             self._close_if_unused()
@@ -222,6 +253,7 @@ class SharedTier:
         reserved. Others go on reading the own region."""
         if self.is_open:
             self.is_open = False
+            self._disk.finish()
             self._close_if_unused()
 
     def remove(self) -> None:
@@ -236,14 +268,16 @@ class SharedTier:
             self.leave()
 
     def clear(self) -> None:
-        """Forget the blocks of the own region that nobody reads."""
+        """Forget the blocks of the own region that nobody reads, and those on disk."""
         if self.is_open:
+            self._disk.clear()
             for store in self._stores:
                 self._make_room(store, len(store))
 
     def close(self) -> None:
         """Leave at once: the engine runs no step any more."""
         self.is_open = False
+        self._disk.finish()
         self._loans.clear()
         self._close()
 
@@ -277,6 +311,31 @@ class SharedTier:
         self.stats.lent += 1
         return block_id
 
+    def _is_in_region(self, section: int, key: bytes) -> bool:
+        return self.is_open and (
+            key in self._stores[section] or self._find(section, key) is not None
+        )
+
+    def _read_from_disk(self, section: int, key: bytes) -> bool:
+        """Copy a block from the disk into the own region. Returns whether that was possible."""
+        if not self.is_open or not self._disk.contains(section, key):
+            return False
+        store = self._stores[section]
+        self._make_room(store, 1 - store.num_free)
+        data = self._disk.read(section, key) if self.is_open and store.num_free else None
+        block = None if data is None else store.reserve(key)
+        if block is not None and data is not None:
+            try:
+                write_block(self._own.fd, self._own.layout, section, block, data)
+            except OSError:
+                store.cancel(block)  # shared memory is full
+            else:
+                store.publish(block)
+        if key in store:
+            return True
+        self._disk.refuse(section, key)
+        return False
+
     def _find(self, section: int, key: bytes) -> Loan | None:
         for peer in self._peers.values():
             if peer.firsts is None:
@@ -298,7 +357,7 @@ class SharedTier:
         store.look_again(self._readers())
         candidates = store.candidates(count, self._readers())
         # An engine that is not in this list joins later, and sees that the candidates are invalid.
-        self.refresh()
+        self._look()
         if self.is_open:
             store.settle(candidates, self._readers())
             self.stats.reused += store.num_free - before

@@ -217,6 +217,8 @@ def make_info(
         speculative_method=config.speculative.method or "",
         speculative_model=config.speculative.model or "",
         num_speculative_tokens=config.speculative.most_drafted,
+        role=config.shared_kv.role,
+        shared_kv_cache_bytes=config.shared_kv.num_bytes or 0,
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 

@@ -48,6 +48,8 @@ BURST_SHARE = 0.2
 END_S = 2.0
 """What an engine takes to end after SIGTERM, at most, in seconds."""
 STARTING_SHARE = 0.25
+ROLES_SHARE = 0.5
+"""The share of pools of which one engine computes prompts."""
 
 
 class Killer:
@@ -134,6 +136,9 @@ class Walk:
         count = self._rng.randrange(1, 24)
         kinds = [self._rng.choice([*KINDS]) for _ in range(count)]
         given = prompts(self._rng, count)
+        for each in self._rng.sample(given, count // 2):  # long ones, of which some are equal
+            number = self._rng.randrange(5, 10)
+            each["prompt_token_ids"] = [number] * 100 + each["prompt_token_ids"][: number % 3]
         return given, [params_of(kind, self._rng.randrange(4, 200)) for kind in kinds]
 
     def _number_both(self) -> None:
@@ -255,6 +260,9 @@ def walk_pool(alone: LLM, rng: random.Random, num_kills: int, seen: Counter[str]
     count = rng.choice([2, 2, 3])
     seen[f"pools of {count}"] += 1
     options = OPTIONS | {"max_num_seqs": rng.choice([4, 64]), "num_threads": count}
+    if rng.random() < ROLES_SHARE:
+        seen["pools with roles"] += 1
+        options |= {"prefill_engines": 1, "shared_kv_cache_bytes": 2**24}
     with immortal_pools(), LLM(data_parallel_size=count, **options) as pool:
         walk = Walk(pool, alone, rng, seen)
         with killing(pool, random.Random(rng.random()), num_kills) as killer:
@@ -265,6 +273,7 @@ def walk_pool(alone: LLM, rng: random.Random, num_kills: int, seen: Counter[str]
         seen["kills of starting engines"] += killer.num_starting
         await_engines(pool, count)
         walk._generate()
+        await_engines(pool, count)  # the last kill may have been a SIGTERM
         assert_idle(pool)
         assert not pool._client._flights._flights  # type: ignore[attr-defined]
         assert len(set(pids_of(pool))) == count

@@ -59,6 +59,7 @@ class FakeMember:
         is_dead: whether the engine has ended: what it sent before arrives.
         is_ending: see `ChannelEngineClient.is_ending`.
         is_ready: whether its start is over.
+        is_held: whether it makes no steps.
         num_waited_threads: the compute threads beside which the front end waits.
         calls: what was asked, with its argument.
         answers: to what is asked, or the exception to raise; None to all else.
@@ -79,9 +80,14 @@ class FakeMember:
         self.num_sent: dict[int, int] = {}
         self.is_dead = self.is_ending = self.is_closed = False
         self.is_ready = True
+        self.is_held = False
         self.num_waited_threads = 0
         self.calls: list[tuple[Method, Any]] = []
-        self.answers: dict[Method, Any] = {Method.GET_WEIGHT_VERSION: version}
+        self.answers: dict[Method, Any] = {
+            Method.GET_WEIGHT_VERSION: version,
+            Method.PAUSE: 0,
+            Method.RESUME: True,
+        }
         self.refusal: str | None = None
         self.counters: dict[str, int] = {}
         self.ring = SimpleNamespace(position=0, consumed_position=0)
@@ -118,7 +124,7 @@ class FakeMember:
         self._inbox.append(event)
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
-        if self.requests and not self.is_dead:
+        if self.requests and not self.is_dead and not self.is_held:
             self._inbox.append(self._step())
         return self._inbox
 
@@ -145,7 +151,8 @@ class FakeMember:
         )
 
     def has_outputs(self) -> bool:
-        return bool(self._inbox) or (bool(self.requests) and not self.is_dead)
+        runs = not self.is_dead and not self.is_held
+        return bool(self._inbox) or (bool(self.requests) and runs)
 
     has_urgent_outputs = has_outputs
 

@@ -11,7 +11,6 @@ import os
 import random
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from support.shared_regions import FileMemory, Member, key_of, layout_of
@@ -33,14 +32,14 @@ SLOW_SHARE = 0.05
 class Walker:
     """Does one random thing after the other with a tier."""
 
-    def __init__(self, root: Path, rng: random.Random) -> None:
-        self._root, self._rng = root, rng
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
         self._held: list[tuple[int, int, bytes]] = []
         self._member = self._join()
         self.num_verified = 0
 
     def _join(self) -> Member:
-        folder = make_folder(KEY, self._root)
+        folder = make_folder(KEY)
         return Member(join(folder, layout_of(16, 8)))
 
     def step(self) -> None:
@@ -142,18 +141,17 @@ def slow_down(rng: random.Random) -> None:
     before(Store, "settle", 2 * SLOW_SHARE)  # while blocks are invalid
 
 
-def walk(root: Path, seed: int, output: int) -> None:
+def walk(seed: int, output: int) -> None:
     """Walk until somebody kills this process, or something is wrong.
 
     Args:
-        root: where the folder is.
         seed: decides what it does.
         output: a pipe for the reports.
     """
     rng = random.Random(seed)
     slow_down(rng)
     try:
-        walker = Walker(root, rng)
+        walker = Walker(rng)
         while True:
             for _ in range(ACTIONS_OF_A_REPORT):
                 walker.step()

@@ -23,7 +23,13 @@ from support.kv_walker import KEY, walk
 from support.shared_regions import Member, layout_of
 from support.waiting import PATIENCE_S
 
-from shmllm.shared_kv.folder import make_folder, places, region_path, remove_if_empty
+from shmllm.shared_kv.folder import (
+    DIRECTORY_VARIABLE,
+    make_folder,
+    places,
+    region_path,
+    remove_if_empty,
+)
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.region import remove
 
@@ -71,6 +77,7 @@ class Walk:
         self._rng = random.Random(seed)
         self._num_engines = num_engines
         self._root = Path(tempfile.mkdtemp(prefix="kv-walk-", dir="/dev/shm"))
+        os.environ[DIRECTORY_VARIABLE] = str(self._root)
         self._engines: list[Engine] = []
         self._selector = selectors.DefaultSelector()
         self.figures = Figures()
@@ -102,7 +109,7 @@ class Walk:
         if not pid:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             try:
-                walk(self._root, seed, writing)
+                walk(seed, writing)
             finally:
                 os._exit(1)
         os.close(writing)
@@ -125,7 +132,7 @@ class Walk:
             assert time.monotonic() < silent_s
 
     def _disturb(self) -> None:
-        folder = make_folder(KEY, self._root)
+        folder = make_folder(KEY)
         self.figures.most_regions = max(self.figures.most_regions, len(places(folder)))
         victim = self._rng.choice(self._engines)
         how = self._rng.random()
@@ -157,7 +164,7 @@ class Walk:
 
     def _check_leaks(self) -> None:
         """Each region is adopted, and each of its blocks can be reused; then nothing is left."""
-        folder = make_folder(KEY, self._root)
+        folder = make_folder(KEY)
         found = places(folder)
         members = [Member(join(folder, layout_of(16, 8))) for _ in found]
         try:

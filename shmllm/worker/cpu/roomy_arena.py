@@ -9,10 +9,11 @@ import os
 import sys
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import torch
 
-from shmllm.worker.arena import ALIGNMENT_BYTES, Contents
+from shmllm.worker.arena import Contents
 
 ROOM_BYTES = 2**40
 """The addresses that all tensors of an arena reserve. They take no memory."""
@@ -20,7 +21,7 @@ MOST_IDS = 2**24
 _NO_ACCESS = 0
 _RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _MAP_FIXED = 0x10
-_MADV_POPULATE_READ = 22
+MADV_POPULATE_READ = 22
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -66,7 +67,7 @@ class RoomyTensor:
         _libc.madvise(address, size, mmap.MADV_DONTDUMP)
         # Page faults of the first step that reads the blocks would take longer. An older system
         # refuses, which changes nothing else.
-        _libc.madvise(address, size, _MADV_POPULATE_READ)
+        _libc.madvise(address, size, MADV_POPULATE_READ)
 
     def unmap(self, first: int, count: int) -> None:
         """End that."""
@@ -98,8 +99,12 @@ class RoomyArena:
         self._room = min(ROOM_BYTES // max(bytes_per_id, 1), MOST_IDS)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a zeroed tensor, [count, part_bytes] uint8, with room behind it.
+
+        Raises:
+            OSError: the system refuses the addresses.
+        """
         assert dtype is torch.uint8
-        assert len(shape) == 2
         count, part_bytes = shape
         quantum = mmap.PAGESIZE // gcd(mmap.PAGESIZE, part_bytes)
         first = -(-count // quantum) * quantum
@@ -109,7 +114,8 @@ class RoomyArena:
         if _libc.mprotect(address, own, mmap.PROT_READ | mmap.PROT_WRITE):
             raise _problem("mprotect")
         self.tensors.append(RoomyTensor(address, count, part_bytes, first, room))
-        memory = (ctypes.c_ubyte * (count * part_bytes)).from_address(address)
+        memory: Any = (ctypes.c_ubyte * (count * part_bytes)).from_address(address)
+        memory.arena = self  # the tensor keeps the addresses
         return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def release(self, keep: bool = False) -> None:
@@ -132,11 +138,6 @@ class RoomyArena:
         if not sys.is_finalizing():
             for each in self.tensors:
                 _libc.munmap(each.address, (each.first + each.room) * each.part_bytes)
-
-
-def roomy_bytes(shapes: list[tuple[int, int]]) -> int:
-    """The size of the tensors of these shapes, [count, part_bytes] each."""
-    return sum(count * part_bytes + ALIGNMENT_BYTES for count, part_bytes in shapes)
 
 
 def _resident_bytes(tensor: RoomyTensor) -> int:

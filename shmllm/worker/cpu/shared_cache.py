@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.shared_kv.layout import RegionLayout
-from shmllm.worker.cpu.roomy_arena import MOST_IDS, RoomyArena
+from shmllm.worker.cpu.roomy_arena import MADV_POPULATE_READ, MOST_IDS, RoomyArena
 from shmllm.worker.id_ranges import IdRanges
 
 Bytes = npt.NDArray[np.uint8]
@@ -151,6 +152,8 @@ def _views(fd: int, layout: RegionLayout) -> list[list[Bytes]]:
     mapping = mmap.mmap(
         fd, layout.data_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=layout.data_offset
     )
+    with contextlib.suppress(OSError):  # an older system refuses
+        mapping.madvise(MADV_POPULATE_READ)
     whole: Any = np.frombuffer(mapping, np.uint8)
     return [
         [

@@ -23,7 +23,10 @@ def request(number, is_sibling=False):
 
 
 def begin(flights, count):
-    return [flights.begin(request(number)) for number in range(count)]
+    placed = [flights.begin(request(number)) for number in range(count)]
+    for flight in placed:
+        flight.sent_at = flight.request.number
+    return placed
 
 
 def row(number, finish=FinishReason.NONE, is_first=False):
@@ -80,6 +83,15 @@ def test_an_abort_releases_the_queue_once_and_the_row_ends_the_request():
     assert queued(flights) == [0, 0]
     flights.note(0, aborted([0, 1]), False)
     assert len(flights._flights) == 0
+    assert queued(flights) == [0, 0]
+
+
+def test_an_aborted_request_that_was_not_sent_is_nowhere():
+    flights = make()
+    flight = flights.begin(request(0))
+    engine = flight.placement.engine
+    assert flights.abort([0]) == {engine: [0], None: [0]}
+    assert flights.lost() == [flight]
     assert queued(flights) == [0, 0]
 
 
@@ -170,11 +182,11 @@ def test_aborts_of_an_engine_that_ends_are_not_the_end_of_a_request():
     first, second = begin(flights, 2)
     flights.abort([1])
     for _ in range(2):
-        event = flights.note(0, aborted([0, 1]), True)
+        (event,) = flights.note(0, aborted([0, 1]), True)
         assert event.numbers == [1]
-    assert flights.note(0, aborted([0]), True) is None
+    assert flights.note(0, aborted([0]), True) == []
     assert first.placement is not None
-    assert flights.note(0, row(0, FinishReason.STOP), True).numbers == [0]
+    assert [e.numbers for e in flights.note(0, row(0, FinishReason.STOP), True)] == [[0]]
     assert len(flights._flights) == 0
     assert second.is_aborted
 
@@ -184,7 +196,7 @@ def test_an_engine_that_takes_no_requests_gets_none():
     flight = begin(flights, 1)[0]
     engine = flight.placement.engine
     for _ in range(2):
-        assert flights.note(engine, Rejected(0, SHUTTING_DOWN), False) is None
+        assert flights.note(engine, Rejected(0, SHUTTING_DOWN), False) == []
     assert flights.lost() == [flight]
     assert queued(flights) == [0, 0]
     assert flights.place_again(flight)
@@ -200,7 +212,7 @@ def test_other_refusals_are_passed_on(message):
     flights = make(1)
     begin(flights, 1)
     event = Rejected(0, message)
-    assert flights.note(0, event, False) is event
+    assert flights.note(0, event, False) == [event]
     assert len(flights._flights) == 0
 
 

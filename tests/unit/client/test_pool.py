@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from support.fake_members import FakeMember, FakeWaiter, report, token_of
+from support.fake_pool import Pool
 from support.fakes import info
 from support.interrupting import Interrupted, Moment, raising_handler
 from support.variants import slow
@@ -21,70 +22,14 @@ from shmllm.client.pool import EnginePool
 from shmllm.client.protocol import StartedOver, StartProgress
 from shmllm.client.revival import Revival
 from shmllm.errors import EngineDeadError, EngineStartError
-from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.request_group import RequestGroup
-from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.outputs.columns import OutputColumns
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import SHUTTING_DOWN, Method, WeightVersion
 
 MODULES = ("shmllm/client/",)
-
-
-class Pool:
-    """A pool with its front end.
-
-    Attributes:
-        started: the engines that were started again.
-        starts_ready: whether they are ready at once.
-    """
-
-    def __init__(
-        self,
-        count: int = 2,
-        is_revived: bool = False,
-        starts_ready: bool = True,
-        **changes: object,
-    ) -> None:
-        self.starts_ready = starts_ready
-        self.waiter = FakeWaiter()
-        self.members = [FakeMember(self.waiter, **changes) for _ in range(count)]
-        self.started: list[FakeMember] = []
-        self.client = EnginePool(self.members, Revival(self.start) if is_revived else None)
-        self.client.wait_ready()
-        self.dispatcher = Dispatcher(self.client, OutputProcessor(Tokenizer(NoBackend())))
-        self.group = RequestGroup()
-        self.states = []
-
-    def start(self, index):
-        self.started.append(FakeMember(self.waiter))
-        self.started[-1].is_ready = self.starts_ready
-        return self.started[-1]
-
-    def submit(self, count=1, max_tokens=5):
-        params = SamplingParams(max_tokens=max_tokens, detokenize=False)
-        for _ in range(count):
-            request = PreparedRequest(None, params, EngineCoreRequest(-1, [5, 6, 7], params))
-            self.states += self.dispatcher.submit(self.group, request, len(self.states))
-
-    def run(self):
-        for _ in range(1000):
-            if not self.group.num_open:
-                break
-            self.dispatcher.collect(self.group, 0.001)
-        assert not self.group.num_open
-
-    def check_rows(self, max_tokens=5):
-        for state in self.states:
-            assert state.error is None
-            assert state.token_ids == [token_of(state.number, k) for k in range(max_tokens)]
-        flights = self.client._flights
-        assert not flights._flights
-        assert not any(flights._router.queued(k) for k in range(len(self.members)))
 
 
 def test_requests_are_divided_and_complete():

@@ -34,6 +34,9 @@ class Engines:
     def clear_cached(self):
         self.events.append("clear")
 
+    def end_prefills(self):
+        self.events.append("end_prefills")
+
     def drop(self, engine, reason):
         self.dropped.append((engine, reason))
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from shmllm.config.engine import OPTIONS
+from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.options import parse_bytes
+from shmllm.config.shared_kv import SharedKVConfig
+from shmllm.errors import EngineStartError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -38,6 +41,26 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 )
 def test_a_number_of_bytes_may_have_a_unit(text: str, expected: int | None):
     assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("engines", "prefills", "words"),
+    [
+        (1, 1, "prefill_engines 1 leaves no engine that decodes: with data_parallel_size 1 only 0"),
+        (3, 3, "with data_parallel_size 3 0 to 2 are possible"),
+    ],
+)
+def test_one_engine_of_a_pool_has_to_decode(engines: int, prefills: int, words: str):
+    with pytest.raises(EngineStartError, match=words):
+        FrontEndConfig(data_parallel_size=engines, prefill_engines=prefills)
+    FrontEndConfig(data_parallel_size=engines + 1, prefill_engines=prefills)
+
+
+def test_a_role_needs_a_shared_cache():
+    SharedKVConfig(role="prefill", num_bytes=1).check_role()
+    SharedKVConfig().check_role()
+    with pytest.raises(EngineStartError, match="the role 'decode' needs a cache"):
+        SharedKVConfig(role="decode").check_role()
 
 
 def test_option_names_and_flags_are_unique_and_help_is_a_sentence():

@@ -472,7 +472,7 @@ def test_requests_wait_for_the_end_of_a_pause_with_wait(make_llm):
     run(main())
     assert engine.calls == [
         (Method.PAUSE, "wait"),
-        (Method.RESET_PREFIX_CACHE, False),
+        (Method.RESET_PREFIX_CACHE, {"running": False}),
         (Method.RESUME, None),
     ]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,11 @@ KEY = "0123456789abcdef"
 
 
 @pytest.fixture
-def root() -> Iterator[Path]:
-    """A directory in shared memory, in the place of /dev/shm. Neither it nor a descriptor stays."""
+def root(own_regions: Path) -> Iterator[Path]:
+    """The directory of all regions. No descriptor stays."""
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    path = Path(tempfile.mkdtemp(prefix="kv-test-", dir="/dev/shm"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
+    yield own_regions
     gc.collect()  # tracebacks that pytest keeps may have references
     assert len(os.listdir("/proc/self/fd")) <= before, "a descriptor is left"
 
@@ -35,7 +29,7 @@ def root() -> Iterator[Path]:
 @pytest.fixture
 def folder(root: Path) -> Path:
     """The folder of a key."""
-    return make_folder(KEY, root)
+    return make_folder(KEY)
 
 
 @pytest.fixture

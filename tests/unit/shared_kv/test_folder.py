@@ -10,7 +10,6 @@ import pytest
 from shmllm.errors import SegmentError
 from shmllm.shared_kv.folder import (
     folders,
-    free_bytes,
     key_of,
     make_folder,
     places,
@@ -22,9 +21,9 @@ KEY = "0123456789abcdef"
 
 
 def test_a_folder_is_made_once_and_found_by_its_key(root: Path) -> None:
-    made = make_folder(KEY, root)
-    assert make_folder(KEY, root) == made
-    assert folders(root) == [made]
+    made = make_folder(KEY)
+    assert make_folder(KEY) == made
+    assert folders() == [made]
     assert key_of(made) == KEY
     assert made.stat().st_mode & 0o777 == 0o700
 
@@ -35,13 +34,13 @@ def test_other_names_are_no_folders(root: Path, folder: Path) -> None:
         (beside / name).mkdir()
     (beside / "kv+1111111111111111").write_text("a file")
     (beside / "kv+2222222222222222").symlink_to(folder)
-    assert folders(root) == [folder]
+    assert folders() == [folder]
 
 
 def test_a_folder_that_others_may_use_is_refused(root: Path, folder: Path) -> None:
     folder.chmod(0o770)
     with pytest.raises(SegmentError, match="chmod 700"):
-        make_folder(KEY, root)
+        make_folder(KEY)
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
@@ -53,7 +52,7 @@ def test_what_is_no_directory_is_refused(root: Path, folder: Path, kind: str) ->
         (root / "elsewhere").mkdir()
         folder.symlink_to(root / "elsewhere")
     with pytest.raises(SegmentError, match=KEY):
-        make_folder(KEY, root)
+        make_folder(KEY)
 
 
 def test_places_are_regular_files_with_canonical_numbers(folder: Path) -> None:
@@ -79,8 +78,3 @@ def test_only_an_empty_folder_is_removed(folder: Path) -> None:
     remove_if_empty(folder)
     assert not folder.exists()
     remove_if_empty(folder)
-
-
-def test_free_memory_is_that_of_the_file_system(root: Path) -> None:
-    space = os.statvfs(root)
-    assert 0 < free_bytes(root) <= space.f_blocks * space.f_frsize

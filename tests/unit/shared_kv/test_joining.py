@@ -125,9 +125,9 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(
 
 
 def test_memory_of_other_keys_is_freed_the_oldest_first(
-    root: Path, folder: Path, joined: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, joined: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = [make_folder(f"{n:016x}", root) for n in range(3)]
+    others = [make_folder(f"{n:016x}") for n in range(3)]
     for age, other in enumerate(others):
         create(other / "0", 0, LAYOUT).close()
         os.utime(other / "0", (1000 - age, 1000 - age))

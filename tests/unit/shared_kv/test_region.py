@@ -361,6 +361,7 @@ def test_a_forked_child_keeps_no_lock_and_changes_nothing(
     reader.keep_pins_of(view)
     assert reader.pin(view, 0, 3, key_of(1))
     reading, writing = os.pipe()
+    told, telling = os.pipe()
     child = os.fork()
     if child == 0:
         try:
@@ -368,11 +369,15 @@ def test_a_forked_child_keeps_no_lock_and_changes_nothing(
             reader.unpin(own.place, 0, 3)
             own.invalidate(0, 3)
             own.unlink()
+            os.write(telling, b"x")
             os.read(reading, 1)
         finally:
             os._exit(0)
     try:
         os.close(reading)
+        os.close(telling)
+        assert os.read(told, 1) == b"x"
+        os.close(told)
         assert reader.pins(own.place, 0, 3)
         assert view.find(0, key_of(1)) == 3
         own.close()

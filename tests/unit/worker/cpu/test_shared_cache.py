@@ -1,0 +1,93 @@
+"""Blocks of regions, as the memory of a CPU's KV cache reads and writes them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shmllm.core.shared_blocks import BlockCopy
+from shmllm.shared_kv.layout import RegionLayout, Section
+from shmllm.shared_kv.region import OwnRegion, Region, create
+from shmllm.worker.cpu.roomy_arena import RoomyArena
+from shmllm.worker.cpu.shared_cache import CpuSharedCache
+
+KV_PART, STATE_PART = 1024, 4096
+LAYOUT = RegionLayout((Section(8, 3, KV_PART), Section(2, 2, STATE_PART)))
+
+
+@pytest.fixture
+def region() -> Iterator[OwnRegion]:
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        own = create(folder / "0", 0, LAYOUT)
+        yield own
+        own.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def make(is_in_place: bool) -> tuple[CpuSharedCache, list[list[torch.Tensor]]]:
+    arena = RoomyArena(0, 3 * KV_PART + 2 * STATE_PART) if is_in_place else None
+    shapes = [(5, KV_PART)] * 3 + [(4, STATE_PART)] * 2
+    tensors = [
+        torch.zeros(shape, dtype=torch.uint8)
+        if arena is None
+        else arena.allocate(shape, torch.uint8)
+        for shape in shapes
+    ]
+    for index, tensor in enumerate(tensors):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % (251 - index))
+    buffers = [tensors[:3], tensors[3:]]
+    return CpuSharedCache(buffers, arena), buffers
+
+
+@pytest.mark.parametrize("is_in_place", [True, False])
+@pytest.mark.parametrize(("section", "source"), [(0, 4), (1, 3)])
+def test_a_saved_block_is_read_from_the_region(
+    region: OwnRegion, is_in_place: bool, section: int, source: int
+) -> None:
+    cache, buffers = make(is_in_place)
+    firsts = cache.map(region.fd, LAYOUT)
+    target = firsts[section] + 1
+    cache.save([BlockCopy(section, source, target)])
+    expected = [buffer[source].clone() for buffer in buffers[section]]
+    if is_in_place:
+        for buffer, content in zip(buffers[section], expected, strict=True):
+            size = buffer.shape[1]
+            found = ctypes.string_at(buffer.data_ptr() + target * size, size)
+            assert found == bytes(content.numpy())
+    else:
+        cache.load([BlockCopy(section, target, 0)])
+        for buffer, content in zip(buffers[section], expected, strict=True):
+            assert torch.equal(buffer[0], content)
+    cache.unmap(firsts)
+    assert cache.mapped_bytes == 0
+
+
+def test_several_regions_have_ids_of_their_own(region: OwnRegion) -> None:
+    cache, _ = make(True)
+    other = Region.open(region.path, 1)
+    first, second = cache.map(region.fd, LAYOUT), cache.map(other.fd, LAYOUT)
+    assert cache.mapped_bytes == 2 * LAYOUT.data_bytes
+    assert second[0] >= first[0] + LAYOUT.sections[0].num_blocks
+    cache.unmap(first)
+    assert cache.map(region.fd, LAYOUT) == first
+    cache.unmap(first)
+    cache.unmap(second)
+    other.close()
+
+
+def test_a_region_that_is_open_for_reading_is_not_written(region: OwnRegion) -> None:
+    cache, _ = make(False)
+    other = Region.open(region.path, 0)
+    firsts = cache.map(other.fd, LAYOUT)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        cache.save([BlockCopy(0, 0, firsts[0])])
+    cache.unmap(firsts)
+    other.close()
