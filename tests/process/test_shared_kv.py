@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.reference_models import make_model
-from support.shared_kv import removing_regions
 from support.waiting import holds_within, wait_until
 
 from shmllm import LLM, SamplingParams
@@ -22,7 +20,7 @@ from shmllm.ipc.segment import is_locked
 from shmllm.shared_kv.folder import folders, places, region_path
 from shmllm.shared_kv.region import Region
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "no_regions")]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "own_regions")]
 
 PROMPT = [*range(1, 200)]
 OTHER = [*range(900, 1099)]
@@ -36,12 +34,6 @@ OPTIONS: dict[str, Any] = {
 }
 LOCAL: dict[str, Any] = OPTIONS | {"multiprocess": False}
 NUM_BYTES = 2**24
-
-
-@pytest.fixture
-def no_regions(no_leaks: None) -> Iterator[None]:
-    with removing_regions():
-        yield
 
 
 @pytest.fixture(scope="module")
