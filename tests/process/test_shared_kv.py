@@ -159,11 +159,11 @@ def test_weights_that_are_read_during_a_sleep_take_no_shared_memory(
 def test_a_reset_forgets_the_own_blocks(model: str) -> None:
     with LLM(model, **LOCAL) as llm:
         answer(llm, PROMPT)
-        assert llm.reset_prefix_cache()
+        assert llm.reset_prefix_cache(reset_connector=True)
         assert answer(llm, PROMPT)[1] == 0
         with LLM(model, **LOCAL) as other:
             assert answer(other, PROMPT)[1] == CACHED
-            assert other.reset_prefix_cache()
+            assert other.reset_prefix_cache(reset_connector=True)
             assert answer(other, PROMPT)[1] == CACHED, "the blocks of others stay"
 
 
