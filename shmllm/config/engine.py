@@ -323,7 +323,7 @@ class EngineConfig(Section):
         impossible = {
             "enable_prefix_caching=False": not self.cache.enable_prefix_caching,
             "model_impl='transformers'": self.load.model_impl == "transformers",
-            self.parallel.option: self.parallel.num_processes > 1,
+            self.parallel.option: self.parallel.pipeline_parallel_size > 1,
         }
         for name, is_asked in impossible.items():
             if is_asked:

@@ -177,6 +177,7 @@ class SharedKVCache:
             "weights": weights,
             "draft": _digest(Path(draft), stopped) if draft else "",
             "block_size": self._config.cache.block_size,
+            "num_ranks": self._config.parallel.tensor_parallel_size,
             "groups": repr(self._runner.kv_groups),
             **self._runner.numerics(),
         }
@@ -209,7 +210,7 @@ def _blocks_per_state(groups: tuple[KVGroup, ...], block_size: int) -> float:
 def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a description that people read."""
     names = ("model", "weights", "dtype", "kv_cache_dtype", "quantization", "block_size")
-    return {name: described[name] for name in names if name in described}
+    return {name: described[name] for name in (*names, "num_ranks") if name in described}
 
 
 def _close_region(joining: Future[OwnRegion]) -> None:

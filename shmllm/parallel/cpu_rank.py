@@ -17,6 +17,7 @@ from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.runner import TABLES
+from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.group import Kind
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
@@ -66,6 +67,10 @@ class CpuRankPart:
     @property
     def lora(self) -> CpuLora | None:
         return self._part.lora
+
+    @property
+    def shared(self) -> CpuSharedCache | None:
+        return self._part.shared
 
     def size_cache(self) -> CacheSize:
         return self._part.size_cache()

@@ -23,6 +23,7 @@ from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
+from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
@@ -138,7 +139,8 @@ class CpuRunner(LoadedRunner):
 
         part.build(size, self._batch)  # first: the others get the arrays that this one makes
         weight_bytes = sum(ranks.everywhere(lambda: loaded.weights.num_bytes, "build", size))
-        self.shared_cache = part.shared
+        self._shared = None if part.shared is None else GroupSharedCache(part.shared, ranks)
+        self.shared_cache = self._shared
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
@@ -208,7 +210,9 @@ class CpuRunner(LoadedRunner):
     def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
         shape = self._part.shape
         states = (len(shape.state_layers), shape.state_bytes if shape.state_layers else 0)
-        return (shape.num_buffers, shape.buffer_bytes if shape.num_buffers else 0), states
+        blocks = (shape.num_buffers, shape.buffer_bytes if shape.num_buffers else 0)
+        size = self._ranks.memory.shard.size
+        return (size * blocks[0], blocks[1]), (size * states[0], states[1])
 
     def use_processors(self, classes: ProcessorClasses) -> None:
         device = torch.device("cpu")
@@ -234,7 +238,7 @@ class CpuRunner(LoadedRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
-        shared = self._part.shared
+        shared = self._shared
         if shared is not None:
             shared.save(plan.saves_before)
             shared.load(plan.loads)

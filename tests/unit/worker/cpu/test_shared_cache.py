@@ -14,8 +14,10 @@ import torch
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.shared_kv.layout import RegionLayout, Section
 from shmllm.shared_kv.region import OwnRegion, Region, create
+from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
+from shmllm.worker.ranks import NoRanks
 
 KV_PART, STATE_PART = 1024, 4096
 LAYOUT = RegionLayout((Section(8, 3, KV_PART), Section(2, 2, STATE_PART)))
@@ -32,7 +34,7 @@ def region() -> Iterator[OwnRegion]:
         shutil.rmtree(folder)
 
 
-def make(is_in_place: bool) -> tuple[CpuSharedCache, list[list[torch.Tensor]]]:
+def make(is_in_place: bool) -> tuple[GroupSharedCache, list[list[torch.Tensor]]]:
     arena = RoomyArena(0, 3 * KV_PART + 2 * STATE_PART) if is_in_place else None
     shapes = [(5, KV_PART)] * 3 + [(4, STATE_PART)] * 2
     tensors = [
@@ -44,7 +46,7 @@ def make(is_in_place: bool) -> tuple[CpuSharedCache, list[list[torch.Tensor]]]:
     for index, tensor in enumerate(tensors):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % (251 - index))
     buffers = [tensors[:3], tensors[3:]]
-    return CpuSharedCache(buffers, arena), buffers
+    return GroupSharedCache(CpuSharedCache(buffers, arena), NoRanks(1)), buffers
 
 
 @pytest.mark.parametrize("is_in_place", [True, False])
