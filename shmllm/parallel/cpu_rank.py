@@ -87,6 +87,10 @@ class CpuRankPart:
         return MemoryOwners(loaded.model, loaded.weights, part.kv_cache, workspaces, part.pool)
 
     def play(self, kind: Kind, slot: int) -> None:
+        if kind is Kind.SHARING:
+            assert self.shared is not None, "the engine shares blocks"
+            self.shared.copy()
+            return
         if kind is Kind.STEP:
             self._part.copy_states(self._program.inputs_of(slot))
         self._program.play(kind, slot)

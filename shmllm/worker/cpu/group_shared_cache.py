@@ -14,7 +14,8 @@ from typing import Any
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.errors import RankDeadError, ShmLLMError
 from shmllm.shared_kv.layout import RegionLayout
-from shmllm.worker.cpu.shared_cache import CpuSharedCache
+from shmllm.worker.cpu.shared_cache import MOST_COPIES, CpuSharedCache
+from shmllm.worker.group import Kind
 from shmllm.worker.id_ranges import IdRanges
 from shmllm.worker.ranks import Ranks
 
@@ -61,15 +62,27 @@ class GroupSharedCache:
         self._own.unmap(tuple(firsts))
         self._give_back(firsts)
 
-    def save(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks of the engine into its region. All ranks have done so afterwards."""
-        if copies:
-            self._in_all("save", copies)
+    def copy(self, saves: Sequence[BlockCopy], loads: Sequence[BlockCopy] = ()) -> None:
+        """Copy blocks of the engine into its region, and then blocks of regions into those of the
+        engine. All ranks have done so afterwards.
 
-    def load(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks of regions into those of the engine, likewise."""
-        if copies:
-            self._in_all("load", copies)
+        Raises:
+            RankDeadError: one has ended.
+        """
+        for begin in range(0, len(saves), MOST_COPIES):
+            self._copy(saves[begin : begin + MOST_COPIES], is_load=False)
+        for begin in range(0, len(loads), MOST_COPIES):
+            self._copy(loads[begin : begin + MOST_COPIES], is_load=True)
+
+    def _copy(self, copies: Sequence[BlockCopy], is_load: bool) -> None:
+        own, group = self._own, self._ranks.memory
+        with group.turn:
+            group.settle()  # the others have read the copies before
+            own.copies[: len(copies)] = copies
+            own.num_copies[0], own.are_loads[0] = len(copies), is_load
+            group.begin(Kind.SHARING)
+            own.copy()
+            group.settle()
 
     def _in_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of `CpuSharedCache` in all ranks. Returns the results."""

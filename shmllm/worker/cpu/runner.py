@@ -240,12 +240,12 @@ class CpuRunner(LoadedRunner):
         """Compute the plan's tokens, and sample the tokens that it asks for."""
         shared = self._shared
         if shared is not None:
-            shared.save(plan.saves_before)
-            shared.load(plan.loads)
+            self._ranks.memory.label = plan.step + 1
+            shared.copy(plan.saves_before, plan.loads)
             if not plan.num_tokens:
                 return StepResult([])
             result = self._execute(plan)
-            shared.save(plan.saves_after)
+            shared.copy(plan.saves_after)
             return result
         return self._execute(plan)
 

@@ -17,13 +17,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from shmllm.core.shared_blocks import BlockCopy
 from shmllm.errors import SegmentError
 from shmllm.shared_kv.layout import RegionLayout
 from shmllm.shared_kv.region import own_together
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.roomy_arena import MADV_POPULATE_READ, MOST_IDS, RoomyArena
+from shmllm.worker.group import Group
 
 Bytes = npt.NDArray[np.uint8]
+MOST_COPIES = 1024
+"""How many blocks are copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,14 @@ class CpuSharedCache:
         buffers: for each section this process's tensors of blocks, [num_blocks, part_bytes] each.
         arena: the arena of these tensors, behind which regions are mapped; None: their blocks are
             only copied.
-        rank: the number of this process among those that have parts of the blocks.
+        group: the group of which this process is a rank. Each has a part of the blocks.
 
     Attributes:
+        copies: (MOST_COPIES, 3) int64, the section, the source and the target of each copy that
+            `copy` makes. All ranks share these words, as the following.
+        num_copies: (1,) int64, their number.
+        are_loads: (1,) int64, whether they are copies of blocks of regions into those of the
+            engine. Else they are copies of the engine's blocks into its region.
         is_in_place: whether steps read the blocks of regions by their ids.
         ids: for each section the first id that blocks of regions may have, and how many there are;
             the same in all ranks.
@@ -59,10 +67,13 @@ class CpuSharedCache:
     """
 
     def __init__(
-        self, buffers: Sequence[Sequence[Tensor]], arena: RoomyArena | None, rank: int = 0
+        self, buffers: Sequence[Sequence[Tensor]], arena: RoomyArena | None, group: Group
     ) -> None:
-        self._own: list[list[Bytes]] = [[each.numpy() for each in group] for group in buffers]
-        self._rank = rank
+        self._own: list[list[Bytes]] = [[each.numpy() for each in section] for section in buffers]
+        self._rank = group.rank
+        self.copies: LongArray = group.array("copies of blocks", MOST_COPIES, 3)
+        self.num_copies: LongArray = group.array("number of copies of blocks", 1)
+        self.are_loads: LongArray = group.array("copies of blocks are loads", 1)
         self.is_in_place = arena is not None
         self.mapped_bytes = 0
         self._mapped: dict[tuple[int, ...], _Mapped] = {}
@@ -136,8 +147,15 @@ class CpuSharedCache:
         self.mapped_bytes -= self._part_bytes(mapped.layout)
         os.close(mapped.fd)
 
-    def save(self, copies: Iterable[BlockCopy]) -> None:
-        """Copy blocks of the engine into a region that is open for writing."""
+    def copy(self) -> None:
+        """Make the copies that the words of the group say."""
+        copies = self.copies[: int(self.num_copies[0])].tolist()
+        if self.are_loads[0]:
+            self._load(copies)
+        else:
+            self._save(copies)
+
+    def _save(self, copies: Iterable[list[int]]) -> None:
         for section, source, target in copies:
             mapped, first = self._region_of(section, target)
             at = (target - first) * mapped.layout.sections[section].part_bytes
@@ -145,8 +163,7 @@ class CpuSharedCache:
                 # By a call, not by a mapping: a page of a mapping costs a fault of its own.
                 os.pwrite(mapped.fd, buffer[source], begin + at)
 
-    def load(self, copies: Iterable[BlockCopy]) -> None:
-        """Copy blocks of regions into those of the engine."""
+    def _load(self, copies: Iterable[list[int]]) -> None:
         for section, source, target in copies:
             mapped, first = self._region_of(section, source)
             assert mapped.views is not None, "blocks are copied"
