@@ -138,11 +138,10 @@ class CpuSharedCache:
         if mapped is None:
             return
         self._mapped = {key: each for key, each in self._mapped.items() if each is not mapped}
-        for tensors, first, section in zip(
-            self._tensors, firsts, mapped.layout.sections, strict=True
-        ):
+        sections = zip(mapped.layout.sections, self._tensors, firsts, strict=True)
+        for section, tensors, first in sections:
             for tensor in tensors:
-                if section.num_blocks:
+                if section.num_blocks and self.is_in_place:
                     tensor.unmap(first, section.num_blocks)
         self.mapped_bytes -= self._part_bytes(mapped.layout)
         os.close(mapped.fd)
