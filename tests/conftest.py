@@ -7,10 +7,13 @@ pytest-xdist take the files that take longest first.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import os
+import shutil
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ from shmllm.config.environment import SPIN_COUNT, WAITING_VARIABLES
 from shmllm.ipc.folder import find
 from shmllm.ipc.layout import CREATOR_PID_OFFSET
 from shmllm.ipc.registry import SHM_DIRECTORY
+from shmllm.shared_kv.folder import DIRECTORY_VARIABLE
 
 # libgomp reads it when torch is loaded, which no import above does. The compute threads of this
 # process, of transformers and of engines in the caller's process, would otherwise spin for
@@ -86,6 +90,9 @@ RANK_MODULE = "shmllm.parallel"
 FAKE_GPU_RANK_MODULE = "support.fake_gpu_rank"
 MARK = "SHMLLM_TEST_SESSION"
 os.environ[MARK] = uuid.uuid4().hex  # engines of this session inherit it
+REGIONS = Path(f"/dev/shm/shmllm-tests-{os.environ[MARK]}")
+os.environ[DIRECTORY_VARIABLE] = str(REGIONS)
+atexit.register(shutil.rmtree, REGIONS, ignore_errors=True)
 LEAK_GRACE_S = 5.0
 
 
@@ -182,6 +189,8 @@ def our_files() -> set[str]:
 
 
 def _is_of_another_session(path: Path) -> bool:
+    if path.is_dir():  # regions of a shared KV cache, which outlive the processes
+        return False
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             file.seek(CREATOR_PID_OFFSET)
@@ -214,6 +223,17 @@ def without_leaks() -> Iterator[None]:
         time.sleep(0.05)
     assert not left, f"engine processes left: {left}"
     assert not new_files, f"files left in /dev/shm: {new_files}"
+
+
+@pytest.fixture
+def own_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for the KV caches that engines share, of this test alone."""
+    directory = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="shmllm-test-"))
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
 
 
 @pytest.fixture

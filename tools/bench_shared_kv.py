@@ -8,6 +8,10 @@ that reads shared blocks in place, and one that copies them, then get it for the
 (`in_place`, `copied`). Times are those of a request for one token, in milliseconds. `decode_on` is
 the throughput of an engine that shares, over one that does not. The tool writes one JSON object.
 
+With --vllm PYTHON, the interpreter of an environment with vLLM (`tools/compare.py` says how to make
+one), it measures instead the first request after a restart: both engines get a prompt of 900
+tokens, end, start again, and get it once more, in turns.
+
 With --apart it measures instead how long 16 requests that decode wait for each token while a prompt
 of 4,000 tokens comes in: with one engine for both, and with two engines of roles, each on one core.
 """
@@ -19,29 +23,32 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
+from compare_peers import Precision, find_peers
 
-from shmllm import LLM, AsyncLLM, SamplingParams
+from shmllm import LLM, AsyncLLM, SamplingParams, TokensPrompt
 from shmllm.cli.bench_output import describe_machine
 
 PROMPT_TOKENS = 2000
 LONG_PROMPT_TOKENS = 4000
+RESTART_TOKENS = 900
 NUM_DECODING = 16
 DECODE_TOKENS = 128
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 
-def prompt_of(seed: int, length: int) -> dict[str, list[int]]:
+def prompt_of(seed: int, length: int) -> TokensPrompt:
     """A prompt of random tokens."""
     return {"prompt_token_ids": random.Random(seed).choices(range(100, 4000), k=length)}
 
 
-def milliseconds(llm: LLM, prompt: dict[str, list[int]], num_cached: int | None = None) -> float:
+def milliseconds(llm: LLM, prompt: TokensPrompt, num_cached: int | None = None) -> float:
     """The time of a request for one token.
 
     Args:
@@ -169,20 +176,50 @@ async def apart(directory: Path, rounds: int, options: dict[str, Any]) -> dict[s
     return results
 
 
+def restarted(directory: Path, rounds: int, dtype: str, vllm: str) -> dict[str, Any]:
+    """Measure the first request after a restart, in turns with vLLM. vLLM's prefix cache ends with
+    its engine; LMCache, which would keep it, has no connector for a CPU."""
+    peers = find_peers({"shmllm": sys.executable, "vllm": vllm}, Precision(dtype))
+    seed = random.randrange(2**40)
+    prompt = list(prompt_of(seed, RESTART_TOKENS)["prompt_token_ids"])
+    short = list(prompt_of(seed + 1, 64)["prompt_token_ids"])
+    times: dict[str, list[float]] = {}
+    for number in range(-1, rounds):
+        for peer in peers:
+            if peer.name == "shmllm":
+                peer.options["shared_kv_cache_bytes"] = "512M"
+            with open(os.devnull, "w") as log:
+                running = peer.start(directory, [short], log)
+                running.wait_ready()
+                rate, _ = running.rate([prompt], 1)
+                running.stop()
+            kind = "first" if number < 0 else "restarted"
+            times.setdefault(f"{peer.name}_{kind}", []).append(1e3 / rate)
+    ratios = [
+        a / b for a, b in zip(times["vllm_restarted"], times["shmllm_restarted"], strict=True)
+    ]
+    return {name: summary(each) for name, each in times.items()} | {"vllm_over": summary(ratios)}
+
+
 @click.command(help=__doc__)
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--apart", "is_apart", is_flag=True, help="Measure prefill and decode apart.")
+@click.option("--vllm", help="The interpreter of an environment with vLLM.")
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path))
-def main(directory: Path, rounds: int, dtype: str, is_apart: bool, path: Path | None) -> None:
+def main(
+    directory: Path, rounds: int, dtype: str, is_apart: bool, vllm: str | None, path: Path | None
+) -> None:
     options: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": 5120,
         "kv_cache_memory_bytes": 2**30,
         "num_threads": len(os.sched_getaffinity(0)),
     }
-    if is_apart:
+    if vllm is not None:
+        found = restarted(directory, rounds, dtype, vllm)
+    elif is_apart:
         found = asyncio.run(apart(directory, rounds, options))
     else:
         found = sharing(directory, rounds, options)

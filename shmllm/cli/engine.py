@@ -18,7 +18,7 @@ import click
 
 from shmllm.cli.engine_sleep import sleep, wake
 from shmllm.cli.interrupts import interruptible, uninterrupted
-from shmllm.cli.listing import print_records
+from shmllm.cli.listing import print_records, size
 from shmllm.cli.metrics import check_metrics_port, metrics_command
 from shmllm.cli.named import engine_state
 from shmllm.cli.options import (
@@ -126,7 +126,7 @@ def start(
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_engines(as_json: bool) -> None:
     """List named engines with their model, state, device, precision, who drafts tokens, clients,
-    requests and KV cache usage.
+    requests, KV cache usage and the size of the KV cache that they share.
 
     The JSON records are those of `shmllm top --json`, without the figures of an interval.
     """
@@ -144,8 +144,9 @@ def list_engines(as_json: bool) -> None:
     columns = list(rows[0])
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE:
         columns.remove("precision")
-    if not any(row["drafts"] for row in rows):
-        columns.remove("drafts")
+    for optional in ("drafts", "shared KV"):
+        if not any(row[optional] for row in rows):
+            columns.remove(optional)
     texts = ("name", "model", "state", "device", "precision", "drafts")
     print_records(columns, rows, shrinking=[name for name in texts if name in columns])
 
@@ -325,6 +326,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
         "run": record["running"],
         "wait": record["waiting"],
         "KV": None if used is None else f"{100 * used:.0f}%",
+        "shared KV": size(shared) if (shared := record["shared_kv_cache_bytes"]) else None,
         "tokens": record["generated_tokens"],
     }
 

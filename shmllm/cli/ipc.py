@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmllm.cli.listing import print_records
+from shmllm.cli.listing import age, print_records, size
 
 if TYPE_CHECKING:
     from shmllm.ipc.registry import NamedSegment
@@ -32,8 +32,10 @@ def ipc() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_segments(as_json: bool) -> None:
     """List named segments with their owner, size and age, and the state of each front end: idle,
-    active, hung or stopped, with the usage of its rings and its number of loaned slots."""
+    active, hung or stopped, with the usage of its rings and its number of loaned slots. A last line
+    says how much memory shared KV caches have, which `shmllm kv ls` lists."""
     from shmllm.ipc import registry
+    from shmllm.shared_kv.collecting import used_bytes
 
     records = [describe(entry) for entry in registry.names()]
     if as_json:
@@ -46,6 +48,8 @@ def list_segments(as_json: bool) -> None:
         print_records(columns, records)
     else:
         click.echo("no named segment exists; private engines create none", err=True)
+    if not as_json and (num_bytes := used_bytes()):
+        click.echo(f"shared KV caches have {size(num_bytes)}; see: shmllm kv ls", err=True)
 
 
 @ipc.command()
@@ -131,7 +135,7 @@ def describe(entry: NamedSegment) -> dict[str, Any]:
     record: dict[str, Any] = {"name": entry.path.name}
     try:
         status = entry.path.stat()
-        record |= {"bytes": status.st_blocks * 512, "age": _age(status.st_ctime)}
+        record |= {"bytes": status.st_blocks * 512, "age": age(time.time() - status.st_ctime)}
         with open_segment(entry) as segment:
             owned = segment.is_owned()
             record |= {"owner": "alive" if owned else "dead", "pid": segment.creator_pid}
@@ -256,11 +260,6 @@ def _loan(direction: str, slot: LoanedSlot, writer: str, reader: str) -> str:
 def local_time(time_ns: int) -> str:
     """A time in ns since 1970 as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
-
-
-def _age(created: float) -> str:
-    seconds = max(time.time() - created, 0)
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
 
 
 def _since(heartbeat_ns: int) -> str:

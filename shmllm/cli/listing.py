@@ -49,3 +49,20 @@ def _cell(value: Any) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def age(seconds: float) -> str:
+    """A duration with a suitable unit."""
+    seconds = max(seconds, 0)
+    for unit, name in ((86400, "d"), (3600, "h")):
+        if seconds >= unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes with a suitable unit."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:,.1f} {name}"
+    return f"{num_bytes} bytes"

@@ -17,6 +17,7 @@ from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
 from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
 from shmllm.cli.ipc import ipc
+from shmllm.cli.kv import kv
 from shmllm.cli.models import models
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, EXIT_USAGE
 from shmllm.cli.plugins import plugins
@@ -47,6 +48,7 @@ cli.add_command(chat, "run")
 cli.add_command(bench)
 cli.add_command(engine)
 cli.add_command(ipc)
+cli.add_command(kv)
 cli.add_command(models)
 cli.add_command(plugins)
 cli.add_command(quantize)

@@ -39,6 +39,10 @@ GAUGES = {
     "asleep": ("asleep", "Sum of sleeping parts: scheduling 1, kv_cache 2, weights 4, missing 8."),
     "kv_blocks_used": ("kv_blocks_used", "KV blocks in use."),
     "kv_blocks_total": ("kv_blocks", "KV blocks in total."),
+    "shared_kv_cache_bytes": (
+        "shared_kv_cache_bytes",
+        "Shared memory for KV blocks that other engines read; 0: the engine shares none.",
+    ),
 }
 COUNTERS = {
     "requests_finished": ("requests_finished", "Finished requests."),
@@ -47,7 +51,25 @@ COUNTERS = {
     "prefix_query_tokens": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_hit_tokens": (
         "prefix_cache_hits",
-        "Prompt tokens found in the prefix cache when a request was first scheduled.",
+        "Prompt tokens found in the prefix cache when a request was first scheduled, those in "
+        "blocks of other engines included.",
+    ),
+    "shared_query_tokens": (
+        "external_prefix_cache_queries",
+        "Prompt tokens looked up in the shared cache: those that the engine's own cache lacked.",
+    ),
+    "shared_hit_tokens": (
+        "external_prefix_cache_hits",
+        "Prompt tokens found in the shared cache when a request was first scheduled.",
+    ),
+    "shared_blocks_lent": (
+        "shared_kv_blocks_lent",
+        "Times that requests began to use a block of the shared cache.",
+    ),
+    "shared_blocks_saved": ("shared_kv_blocks_saved", "Blocks copied into the shared cache."),
+    "shared_blocks_reused": (
+        "shared_kv_blocks_reused",
+        "Blocks of the engine's part of the shared cache that gave way to others.",
     ),
     "preemptions": ("preemptions", "Preemptions of requests."),
     "steps": ("steps", "Steps of the engine."),

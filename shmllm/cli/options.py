@@ -12,7 +12,7 @@ from shmllm.cli import drafts
 from shmllm.config import options as kinds
 from shmllm.config.engine import OPTIONS
 from shmllm.config.options import Option
-from shmllm.config.plugins import ClassNames
+from shmllm.config.plugins import ClassNames, JsonObject
 from shmllm.errors import EngineStartError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -23,6 +23,14 @@ NAMED_ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and not each.
 _MODEL = next(each for each in ENGINE_OPTIONS if each.name == "model")
 _DRAFT = next(each for each in ENGINE_OPTIONS if each.name == drafts.OPTION)
 MODEL_VARIABLE = "SHMLLM_MODEL"
+
+_METAVARS = {
+    "Bytes": "BYTES",
+    "ClassNames": "MODULE:CLASS,...",
+    "ConnectorName": "MODULE:CLASS",
+    "Device": "DEVICE",
+    "JsonObject": "JSON",
+}
 
 metrics_port_option = click.option(
     "--metrics-port",
@@ -57,7 +65,7 @@ def _type_of(each: Option) -> click.ParamType[Any]:
         case kinds.Number(maximum=maximum):
             bound = None if maximum == float("inf") else maximum
             return click.FloatRange(min=0, min_open=True, max=bound)
-        case kinds.Bytes() | kinds.Device() | ClassNames():
+        case kinds.Bytes() | kinds.Device() | ClassNames() | JsonObject():
             return _Checked(each)
     return click.STRING
 
@@ -79,9 +87,7 @@ def _click_option(each: Option) -> Callable[[Command], Command]:
         each.name,
         type=_type_of(each),
         default=None if each.default is None else value,
-        metavar={"Bytes": "BYTES", "ClassNames": "MODULE:CLASS,...", "Device": "DEVICE"}.get(
-            type(each.kind).__name__
-        ),
+        metavar=_METAVARS.get(type(each.kind).__name__),
         help=help,
     )
 

@@ -117,11 +117,13 @@ def _describe(llm: LLM, name: str) -> str:
     """One line about the engine and its model."""
     facts = llm.facts
     graphs = f"; graphs {facts.graphs}" if facts.graphs else ""
+    shared = facts.shared_kv_cache_bytes
+    sharing = f"; {shared / 2**20:,.0f} MiB of KV cache shared" if shared else ""
     drafts = f"; drafts by {facts.speculation}" if facts.speculation else ""
     return (
         f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.precision}, "
         f"weights {facts.weight_bytes / 2**20:,.0f} MiB, {facts.processor}, "
         f"{facts.max_model_len:,} tokens of context, KV cache "
         f"{facts.kv_cache_bytes / 2**20:,.0f} MiB (room for {facts.max_concurrency:,.1f} "
-        f"requests of that length){graphs}{drafts}"
+        f"requests of that length){sharing}{graphs}{drafts}"
     )

@@ -15,7 +15,7 @@ STATES = frozenset(
 """What an engine is, as numbers. That of a pool is that of any engine that has it."""
 GAUGES = STATES | {
     "running", "waiting", "kv_blocks_total", "kv_blocks_used", "weight_bytes_loaded",
-    "weight_bytes_total", "graphs_captured", "graphs_total",
+    "weight_bytes_total", "graphs_captured", "graphs_total", "shared_kv_cache_bytes",
 }  # fmt: skip
 """What an engine has now, and no more when it has ended."""
 

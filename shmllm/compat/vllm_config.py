@@ -7,7 +7,7 @@ table in `frontend.foreign_options` says which of them have an effect.
 from __future__ import annotations
 
 from enum import StrEnum, auto
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Settings:
@@ -57,6 +57,15 @@ class WeightTransferConfig(Settings):
 
     def __init__(self, backend: str = "nccl") -> None:
         super().__init__(backend=backend)
+
+
+class KVTransferConfig(Settings):
+    """The KV connector; see docs/plugins.md."""
+
+    kv_connector = None
+    kv_role = None
+    kv_connector_extra_config: ClassVar[dict[str, Any]] = {}
+    kv_connector_module_path = None
 
 
 class CompilationConfig(Settings):

@@ -52,6 +52,8 @@ GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
 COUNTERS = {
     "prefix_cache_queries": "prefix_query_tokens",
     "prefix_cache_hits": "prefix_hit_tokens",
+    "external_prefix_cache_queries": "shared_query_tokens",
+    "external_prefix_cache_hits": "shared_hit_tokens",
     "num_preemptions": "preemptions",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "generated_tokens",
@@ -70,6 +72,8 @@ def as_metrics(values: Mapping[str, int], model: str) -> list[Metric]:
     """The Metric objects for the values that an engine counts."""
     labels = {"model_name": model, "engine": "0"}
     usage = values["kv_blocks_used"] / max(values["kv_blocks_total"], 1)
+    num_own = values["prefix_hit_tokens"] - values["shared_hit_tokens"]
+    values = {**values, "prefix_hit_tokens": num_own}  # in vLLM they are those of its own cache
     counters, num_places = dict(COUNTERS), values.get("num_speculative_tokens", 0)
     vectors = {}
     if num_places:

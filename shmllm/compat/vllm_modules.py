@@ -66,7 +66,8 @@ HOMES = {
     **_at("shmllm.compat.vllm_names", "LLM get_tokenizer"),
     **_at("shmllm.compat.vllm_names", "resolve_chat_template RayPrometheusStatLogger"),
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
-    **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext WeightTransferConfig"),
+    **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext"),
+    **_at("shmllm.compat.vllm_config", "KVTransferConfig WeightTransferConfig"),
     **_at("shmllm.trainer", f"{_TRAINER} {_REQUESTS} {_NCCL} {_IPC}"),
     "WeightTransferTrainerFactory": "shmllm.trainer",
     "LLMEngine": "shmllm.compat.vllm_engine",
@@ -100,11 +101,13 @@ MODULES = {
     "vllm": "LLM SamplingParams PoolingParams TextPrompt TokensPrompt PromptType EngineArgs "
     f"AsyncEngineArgs AsyncLLMEngine LLMEngine ModelRegistry {_OUTPUTS} {_CLASSES} "
     "__version__ __version_tuple__",
-    "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode WeightTransferConfig",
+    "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode KVTransferConfig "
+    "WeightTransferConfig",
     "vllm.config.compilation": "CompilationConfig CUDAGraphMode",
     "vllm.distributed.device_communicators.pynccl": "PyNcclCommunicator",
     "vllm.distributed.parallel_state": "",
     "vllm.distributed.utils": "StatelessProcessGroup",
+    "vllm.config.kv_transfer": "KVTransferConfig",
     "vllm.config.weight_transfer": "WeightTransferConfig",
     "vllm.distributed.weight_transfer": f"{_TRAINER} WeightTransferTrainerFactory",
     "vllm.distributed.weight_transfer.base": f"{_TRAINER} {_REQUESTS}",
@@ -169,6 +172,8 @@ ABSENT = {
     "vllm.attention": "each device has its own attention; `attention_config` is accepted",
     "vllm.benchmarks": "`shmllm bench` measures generation and startup",
     "vllm.compilation": "nothing is compiled; `compilation_config` sets CUDA graphs",
+    "vllm.distributed.kv_transfer": "shmllm.plugins.kv_connector:KVConnector, which has vLLM's "
+    "methods; see docs/plugins.md",
     "vllm.distributed.parallel_state": "LLM.collective_rpc(function), whose worker has a `rank`",
     "vllm.entrypoints.chat_utils": "a message is a dict with `role` and `content`",
     "vllm.entrypoints.openai": _NO_SERVER,

@@ -300,7 +300,10 @@ class EngineConfig(Section):
         if self.parallel.num_processes > 1:
             self._check_division()
         if self.shared_kv.num_bytes is not None:
-            self._check_sharing()
+            self._check_blocks_elsewhere("shared_kv_cache_bytes")
+        if self.plugins.kv_connector:
+            self._check_blocks_elsewhere("kv_connector")
+        self._check_disk()
 
     def _check_division(self) -> None:
         """Raise EngineStartError if several processes cannot do what other options ask for."""
@@ -318,18 +321,36 @@ class EngineConfig(Section):
                     f"{name} is not possible with {self.parallel.option}: leave one of the two out"
                 )
 
-    def _check_sharing(self) -> None:
-        """Raise EngineStartError if the prefix cache cannot be shared as other options are."""
+    def _check_blocks_elsewhere(self, option: str) -> None:
+        """Raise EngineStartError if other options do not allow KV blocks outside of the engine."""
+        is_connector = option == "kv_connector"
+        num_ranks = 1 if is_connector else self.parallel.tensor_parallel_size  # which are possible
         impossible = {
+            # Blocks that a connector failed to load must not reach other engines.
+            "shared_kv_cache_bytes": is_connector and self.shared_kv.num_bytes,
             "enable_prefix_caching=False": not self.cache.enable_prefix_caching,
             "model_impl='transformers'": self.load.model_impl == "transformers",
-            self.parallel.option: self.parallel.pipeline_parallel_size > 1,
+            self.parallel.option: self.parallel.num_processes > num_ranks,
         }
         for name, is_asked in impossible.items():
             if is_asked:
                 raise EngineStartError(
-                    f"shared_kv_cache_bytes is not possible with {name}: leave one of the two out"
+                    f"{option} is not possible with {name}: leave one of the two out"
                 )
+
+    def _check_disk(self) -> None:
+        """Raise EngineStartError if there is nothing that could be copied to disk."""
+        shared = self.shared_kv
+        if shared.path is not None and shared.num_bytes is None:
+            raise EngineStartError(
+                "shared_kv_cache_path is the directory of a copy of the shared KV cache, and this "
+                "engine has none: pass shared_kv_cache_bytes, too, for example '1GiB'"
+            )
+        if shared.path_bytes is not None and shared.path is None:
+            raise EngineStartError(
+                "shared_kv_cache_path_bytes is the limit of shared_kv_cache_path: pass both, or "
+                "leave it out"
+            )
 
     @property
     def max_drafting(self) -> int:

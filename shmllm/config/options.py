@@ -10,6 +10,7 @@ values. The dataclass that holds the field stands for the component that reads t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -181,6 +182,21 @@ class Device:
                 f"{name} {value!r} is not one of auto, cpu, cuda, cuda:0, cuda:1 and so on"
             )
         return str(value)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The path of a directory, which becomes absolute; None is valid, too. The code that uses the
+    directory makes it, and checks it."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, str | os.PathLike) and value:
+            path = os.fspath(value)
+            if isinstance(path, str) and path and "\0" not in path:
+                return os.path.abspath(path)
+        raise EngineStartError(f"{name} must be the path of a directory, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from shmllm.config.options import Section, option
+from shmllm.config.options import OneOf, Section, option
 from shmllm.errors import EngineStartError
+
+Role = Literal["kv_both", "kv_producer", "kv_consumer"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,35 @@ class ClassName:
         return value
 
 
+@dataclass(frozen=True)
+class ConnectorName:
+    """The kind of the option `kv_connector`: "module:Class", the name of a plugin, or empty."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        is_name = isinstance(value, str) and value.count(":") <= 1
+        if not is_name or (":" in value and not all(value.split(":"))):
+            raise EngineStartError(
+                f"{name} must be 'module:Class' or the name of a plugin, got {value!r}"
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """A mapping that JSON can express, or the same as JSON text. None is valid, too."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            found = json.loads(value if isinstance(value, str) else json.dumps(value))
+        except (ValueError, TypeError) as problem:
+            raise EngineStartError(f"{name} is no JSON: {problem}") from None
+        if not isinstance(found, dict):
+            raise EngineStartError(f"{name} must be a mapping, got {value!r}")
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class PluginConfig(Section):
     """The plugins of an engine.
@@ -60,12 +92,31 @@ class PluginConfig(Section):
         ClassName(),
         default_text="none",
     )
+    kv_connector: str = option(
+        "",
+        "A class that loads and saves KV blocks elsewhere, as 'module:Class' or a plugin's name; "
+        "`LLM` takes the class, too.",
+        ConnectorName(),
+        default_text="none",
+    )
+    kv_connector_extra_config: dict[str, Any] | None = option(
+        None,
+        "What the KV connector gets, as a mapping; on the command line as JSON.",
+        JsonObject(),
+        default_text="nothing",
+    )
+    kv_role: Role = option(
+        "kv_both",
+        'What the KV connector does: "kv_producer" only saves blocks, "kv_consumer" only loads '
+        "them.",
+        OneOf(get_args(Role)),
+    )
     search_path: tuple[str, ...] = ()
 
     @property
     def runs_code_of_others(self) -> bool:
         """Whether an option names code, which may have been written for vLLM."""
-        return bool(self.logits_processors or self.worker_extension_cls)
+        return bool(self.logits_processors or self.worker_extension_cls or self.kv_connector)
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shmllm.config.options import Bytes, Free, OneOf, Section, option
+from shmllm.config.options import Bytes, Directory, OneOf, Section, option
 from shmllm.errors import EngineStartError
 
 Role = Literal["both", "prefill", "decode"]
 Reads = Literal["auto", "in_place", "copy"]
+
+
+DISK_FACTOR = 4
+"""How much more there may be on disk than in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,18 @@ class SharedKVConfig(Section):
     )
     path: str | None = option(
         None,
-        "Directory of a copy on disk of the shared cache, which outlives the machine's memory.",
-        Free(),
+        "Directory of a copy on disk of the shared cache, which outlives the machine's memory. "
+        "Blocks are written there behind their computation.",
+        Directory(),
         name="shared_kv_cache_path",
+        default_text="no copy on disk",
+    )
+    path_bytes: int | None = option(
+        None,
+        "Most bytes of all files in shared_kv_cache_path; what was used longest ago gives way.",
+        Bytes(),
+        name="shared_kv_cache_path_bytes",
+        default_text="four times shared_kv_cache_bytes",
     )
     role: Role = option(
         "both",
@@ -44,6 +57,11 @@ class SharedKVConfig(Section):
         OneOf(get_args(Role)),
         in_llm=False,
     )
+
+    @property
+    def disk_bytes(self) -> int:
+        """The most bytes of all files in `path`."""
+        return self.path_bytes or DISK_FACTOR * (self.num_bytes or 0)
 
     def check_role(self) -> None:
         """Raise EngineStartError if the engine has a role and no shared cache."""

@@ -16,7 +16,7 @@ from shmllm.core.block_table import BlockTable
 from shmllm.core.kv_groups import ONE_GROUP, KVGroup
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
 from shmllm.core.request import Request
-from shmllm.core.shared_blocks import BlockCopy, Lender
+from shmllm.core.shared_blocks import BlockCopy, Lender, StepCounts
 
 LOOKUPS = 3
 """How often a prefix is looked up if blocks of other engines vanish meanwhile."""
@@ -31,10 +31,12 @@ class PrefixHit:
     Attributes:
         num_blocks: the length of the prefix, in blocks of `block_size` tokens.
         tables: the block table of each group, with the blocks that its layers still read.
+        num_shared_tokens: how many tokens of the prefix only blocks of other engines have.
     """
 
     num_blocks: int
     tables: list[BlockTable]
+    num_shared_tokens: int = 0
 
 
 class KVCacheManager:
@@ -65,6 +67,8 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, on_reuse=self.prefix_cache.forget)
         self.states = BlockPool(num_states, on_reuse=self.prefix_cache.forget)
         self._lender: Lender | None = None
+        self._former_lenders: list[Lender] = []
+        self._steps = StepCounts()
         self._has_states = [rule.interval is not None for rule in self._rules]
         self._pools = [self.states if states else self.pool for states in self._has_states]
 
@@ -99,17 +103,24 @@ class KVCacheManager:
         """As `longest_hit`; None if a block of another engine has vanished meanwhile."""
         most = (request.num_tokens - 1) // self.block_size
         length = self.prefix_cache.longest_hit(request.block_hashes, most)
-        hit = PrefixHit(length, [BlockTable() for _ in self._rules])
-        for group, table in enumerate(hit.tables):
+        tables = [BlockTable() for _ in self._rules]
+        for group, table in enumerate(tables):
             if length:
                 first, found = self.prefix_cache.blocks(group, request.block_hashes, length)
                 kept = [block for block in found if block is not None]
                 table.blocks = [self._pools[group].padding] * first + kept
                 table.first_kept = first
                 if len(kept) < len(found):
-                    self.drop(hit)
+                    self.drop(PrefixHit(0, tables))
                     return None
-        return hit
+        return PrefixHit(length, tables, self._num_shared_tokens(tables))
+
+    def _num_shared_tokens(self, tables: Sequence[BlockTable]) -> int:
+        """The number of tokens of borrowed blocks, in the group that borrowed those of most."""
+        return max(
+            size * self._num_borrowed(table)
+            for size, table in zip(self._sizes, tables, strict=True)
+        )
 
     def drop(self, hit: PrefixHit) -> None:
         """Give the borrowed blocks of a hit back that nobody else refers to: its request is not
@@ -151,6 +162,12 @@ class KVCacheManager:
     def _num_loaded(self, table: BlockTable) -> int:
         """The number of blocks of a hit that are going to be copied."""
         if self._lender is None or self._lender.is_in_place:
+            return 0
+        return self._num_borrowed(table)
+
+    def _num_borrowed(self, table: BlockTable) -> int:
+        """The number of blocks of a hit that other engines share."""
+        if self._lender is None:
             return 0
         return sum(block.home is self._lender for block in table.kept)
 
@@ -319,9 +336,20 @@ class KVCacheManager:
         count = sum(self._has_states)
         return self.states.allocate(count) if self.states.num_free > count else []
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether blocks are shared with other engines."""
+        return self._lender is not None
+
     def share(self, lender: Lender | None) -> None:
         """Use the blocks that other engines share, and share the own ones, from now on; None ends
-        that. Running requests keep the blocks that they have borrowed."""
+        that. Running requests keep the blocks that they have borrowed.
+
+        No submitted step may have copies to make: see `step_run`."""
+        if self._lender is not None:
+            self._former_lenders.append(self._lender)
+        if lender is not None:
+            lender.steps = self._steps
         self._lender = lender
         self.prefix_cache.share(lender)
 
@@ -333,11 +361,22 @@ class KVCacheManager:
         """The shared blocks to copy into the engine's own; see `Lender.take_loads`."""
         return [] if self._lender is None else self._lender.take_loads()
 
-    def copied(self, saves: Iterable[BlockCopy], loads: Iterable[BlockCopy]) -> None:
-        """A step has made these copies."""
+    def step_submitted(self) -> None:
+        """A step that was planned is going to run, after those before it. Blocks that other engines
+        share are given back when no step reads them any more."""
+        self._steps.submitted += 1
+
+    def step_run(self, saves: Iterable[BlockCopy], loads: Iterable[BlockCopy]) -> None:
+        """The first of the submitted steps has run, and has made these copies."""
+        self._steps.run += 1
         if self._lender is not None:
             self._lender.saved(saves)
             self._lender.loaded(loads)
+            self._lender.return_unread()
+        if self._former_lenders:
+            for lender in self._former_lenders:
+                lender.return_unread()
+            self._former_lenders = [each for each in self._former_lenders if each.has_lent]
 
     @property
     def has_saves(self) -> bool:

@@ -131,6 +131,23 @@ class Pool:
     is_last: bool
 
 
+class ExternalStep(NamedTuple):
+    """What a step loads from and saves to a KV connector.
+
+    metadata: what the connector's worker half gets.
+    loaded: the ids of the blocks that the step loads.
+    has_saves: whether blocks can be saved behind the step.
+    epoch: how many failed loads the scheduler knew of when it planned the step.
+    error: why the connector could not describe the step; empty: it could.
+    """
+
+    metadata: object
+    loaded: list[int]
+    has_saves: bool
+    epoch: int
+    error: str = ""
+
+
 @dataclass(slots=True)
 class StepPlan:
     """The plan of one step. `requests`, `rows`, `starts` and `counts` are parallel columns.
@@ -153,6 +170,7 @@ class StepPlan:
         loads: shared blocks that are copied into the engine's own, after that and before the step
             computes.
         saves_after: as `saves_before`, after the step has computed.
+        external: what the step loads from and saves to a KV connector; None: there is none.
         left_rows: the rows whose requests ended or were preempted since the previous step.
         new_requests: the requests that enter a row.
         block_appends: the blocks that running requests received.
@@ -176,6 +194,7 @@ class StepPlan:
     saves_before: list[BlockCopy] = field(default_factory=list)
     loads: list[BlockCopy] = field(default_factory=list)
     saves_after: list[BlockCopy] = field(default_factory=list)
+    external: ExternalStep | None = None
     left_rows: list[int] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     block_appends: list[BlockAppend] = field(default_factory=list)
@@ -257,6 +276,9 @@ class StepResult:
         device_ns: how long a device was busy with the step; 0 if the host computed it.
         failures: by index into the plan's `samples`, why a request cannot go on. Its token has no
             meaning.
+        load_failure: why the blocks could not be loaded that a KV connector promised; empty: they
+            were. The requests that read them have no results.
+        problems: what else went wrong with a KV connector, a sentence each.
     """
 
     token_ids: list[int]
@@ -267,3 +289,5 @@ class StepResult:
     device_ns: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)
     counts: list[int] | None = None
+    load_failure: str = ""
+    problems: Sequence[str] = ()

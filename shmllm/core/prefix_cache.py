@@ -35,6 +35,20 @@ def extend_block_hashes(
         hashes.append(parent)
 
 
+class BlockObserver:
+    """Is told which blocks the prefix cache has. This one does nothing."""
+
+    def registered(self, block: KVBlock, block_hash: bytes) -> None:
+        """A block was added. Its contents are complete when the step that is being planned, or else
+        the last one, has run."""
+
+    def forgotten(self, block: KVBlock) -> None:
+        """A block was removed; the step that is being planned may overwrite it."""
+
+    def cleared(self) -> None:
+        """All blocks were removed."""
+
+
 class PrefixCache:
     """The tables from block hash to block, one for each group of layers.
 
@@ -50,10 +64,12 @@ class PrefixCache:
 
     Attributes:
         lender: has further blocks, which other engines share; None: there are none.
+        observer: see `BlockObserver`.
     """
 
     def __init__(self, rules: Sequence[KVRule], block_size: int) -> None:
         self.lender: Lender | None = None
+        self.observer = BlockObserver()
         self._rules = rules
         self._sizes = [rule.interval or block_size for rule in rules]
         self._ratios = [size // block_size for size in self._sizes]
@@ -141,6 +157,7 @@ class PrefixCache:
         if block_hash not in table and block.block_hash is None:
             block.block_hash, block.group = block_hash, group
             table[block_hash] = block
+            self.observer.registered(block, block_hash)
             if self.lender is not None:
                 self.lender.offer(block, group, block_hash)
 
@@ -149,10 +166,12 @@ class PrefixCache:
         assert block.block_hash is not None
         del self._blocks[block.group][block.block_hash]
         block.block_hash = None
+        self.observer.forgotten(block)
         if self.lender is not None:
             self.lender.withdraw(block)
 
     def clear(self) -> None:
+        self.observer.cleared()
         if self.lender is not None:
             self.lender.forget()
         for table in self._blocks:

@@ -26,7 +26,8 @@ from shmllm.config.engine import SchedulerConfig
 from shmllm.core.adapter_room import AdapterRoom
 from shmllm.core.batches import Batches
 from shmllm.core.drafts import Drafts
-from shmllm.core.kv_cache_manager import KVCacheManager, PrefixHit
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.kv_connector import NoConnector
 from shmllm.core.observer import NULL_OBSERVER, Observer
 from shmllm.core.plan import NewRequest, StepPlan, StepResult
 from shmllm.core.priority_queue import PriorityQueue, sort_key
@@ -36,6 +37,7 @@ from shmllm.core.scheduler_stats import Failure, SchedulerStats
 from shmllm.core.steady_decode import SteadySteps
 from shmllm.core.step_outputs import StepOutputs, attach_logprobs
 from shmllm.core.waiting_queue import WaitingQueue
+from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
 
 
@@ -51,6 +53,7 @@ class Scheduler:
 
     Attributes:
         adapters: the adapters of the running requests.
+        connector: loads and saves blocks that another tier has.
         failures: requests that ended with an error; who reports them clears the list.
         observer: the scheduler calls it when a request is queued, admitted, preempted or ended.
         stats: counters.
@@ -75,6 +78,7 @@ class Scheduler:
         self._requests: dict[tuple[int, int], Request] = {}
         self._steady = SteadySteps(kv_cache)
         self.adapters = AdapterRoom(max_loras)
+        self.connector = NoConnector()
         self.failures: list[Failure] = []
         self.observer: Observer = NULL_OBSERVER
         self.stats = SchedulerStats()
@@ -118,6 +122,13 @@ class Scheduler:
         """End a request with an error. The caller takes it from the running ones."""
         self._finish(request, FinishReason.ERROR)
         self.failures.append(Failure(request.client, request.number, message))
+
+    def _fail_computed(self, request: Request, message: str) -> None:
+        """End a request whose keys and values are wrong with an error."""
+        self._kv_cache.stop_registering(request)
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        self.fail(request, message)
 
     def has_request(self, client: int, number: int) -> bool:
         """Whether this request was added and has not ended."""
@@ -184,6 +195,7 @@ class Scheduler:
             plan.loads = self._kv_cache.take_loads()
             plan.saves_after = self._kv_cache.take_saves()
             plan.left_rows = self._rows.take_left()
+            self.connector.planned(plan)
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> dict[int, OutputColumns]:
@@ -196,6 +208,8 @@ class Scheduler:
         """
         self._batches.applied(plan.step)
         self._rows.release(plan.step)
+        for request in self.connector.applied(plan, result, self._requests.values()):
+            self._fail_computed(request, result.load_failure)
         outputs = self._steady.apply(plan, result)
         if outputs is None:
             outputs = self._apply_each(plan, result)
@@ -299,20 +313,37 @@ class Scheduler:
                 continue
             hit = self._kv_cache.longest_hit(request)
             num_hit = hit.num_blocks * self._kv_cache.block_size
+            try:
+                num_loaded = self.connector.num_loadable(request, num_hit)
+            except RequestError as problem:
+                self._kv_cache.drop(hit)
+                self.fail(request, str(problem))
+                continue
+            start = num_hit + num_loaded
             most = min(self._longest_chunk, self._batches.budget - plan.num_tokens)
-            count = min(request.num_tokens - num_hit, most)
-            if not self._kv_cache.admit(request, hit, num_hit + count):
+            count = min(request.num_tokens - start, most)
+            if not self._kv_cache.admit(request, hit, start + count):
                 break
+            try:
+                self.connector.admitted(request, num_hit, num_loaded)
+            except RequestError as problem:
+                self._kv_cache.release(request)
+                self.fail(request, str(problem))
+                continue
             self._waiting.pop(request)
-            self._admit(plan, request, hit)
+            self._admit(plan, request, start, hit.num_shared_tokens + num_loaded)
             self._plan_tokens(plan, request, count)
 
-    def _admit(self, plan: StepPlan, request: Request, hit: PrefixHit) -> None:
+    def _admit(
+        self, plan: StepPlan, request: Request, num_computed_tokens: int, num_elsewhere: int
+    ) -> None:
+        """Let a request run. Of its computed tokens, `num_elsewhere` are from outside of the own
+        cache."""
         self._steady.end()
         request.row = self._rows.take(request.client)
         self.adapters.enter(request)
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = hit.num_blocks * self._kv_cache.block_size
+        request.num_computed_tokens = num_computed_tokens
         if self._is_by_priority:
             insort(self._running, request, key=sort_key)
         else:
@@ -323,6 +354,10 @@ class Scheduler:
             if request.params.reads_prefix_cache:
                 self.stats.prefix_query_tokens += request.num_prompt_tokens
                 self.stats.prefix_hit_tokens += request.num_cached_tokens
+                if self._kv_cache.is_shared or self.connector.is_on:
+                    num_own = request.num_cached_tokens - num_elsewhere
+                    self.stats.shared_query_tokens += request.num_prompt_tokens - num_own
+                    self.stats.shared_hit_tokens += num_elsewhere
             self.stats.prompt_tokens += request.num_prompt_tokens
         self.observer.admitted(request)
         plan.new_requests.append(NewRequest.of(request))
@@ -345,6 +380,7 @@ class Scheduler:
         self.observer.preempted(request)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        self.connector.finished(request)
         if request.status is RequestStatus.RUNNING:
             self._release(request)
         else:

@@ -18,9 +18,13 @@ class Failure:
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counters since the start. `prefix_*` count tokens; recomputed requests do not count.
+    """Counters since the start. `prefix_*` and `shared_*` count tokens; recomputed requests do not
+    count.
 
     Attributes:
+        shared_query_tokens: the prompt tokens that the engine's own prefix cache lacked, while it
+            shared blocks with others.
+        shared_hit_tokens: those of them, and of prefix_hit_tokens, that shared blocks had.
         drafts: how often tokens were drafted for a request.
         draft_tokens: the drafted tokens that a step computed.
         accepted_tokens: those that were the tokens that were sampled.
@@ -33,6 +37,8 @@ class SchedulerStats:
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    shared_query_tokens: int = 0
+    shared_hit_tokens: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     requests_finished: int = 0

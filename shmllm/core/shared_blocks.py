@@ -8,6 +8,7 @@ step knows when they are complete and not yet overwritten. This module must not 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from shmllm.core.block_pool import KVBlock
@@ -42,6 +43,14 @@ class SharedBlocks(Protocol):
         """Share a reserved block that has been written."""
 
 
+@dataclass(slots=True)
+class StepCounts:
+    """How many steps were submitted, and how many of them have run. They run in their order."""
+
+    submitted: int = 0
+    run: int = 0
+
+
 class BlockCopy(NamedTuple):
     """A block that a step copies.
 
@@ -61,11 +70,16 @@ class Lender:
         sections: the section of each group of layers.
         is_in_place: whether requests read shared blocks where they lie. Else a step copies them
             into blocks of the engine.
+
+    Attributes:
+        steps: the steps of the engine.
     """
 
     def __init__(self, shared: SharedBlocks, sections: list[int], is_in_place: bool) -> None:
         self._shared, self._sections = shared, sections
         self.is_in_place = is_in_place
+        self.steps = StepCounts()
+        self._returning: dict[KVBlock, int] = {}
         self._lent: dict[tuple[int, bytes], KVBlock] = {}
         self._pending: dict[KVBlock, tuple[int, bytes]] = {}
         self._known: dict[KVBlock, tuple[int, bytes]] = {}
@@ -101,13 +115,29 @@ class Lender:
         return block
 
     def append(self, block: KVBlock) -> None:
-        """Nobody refers to a borrowed block: give it back."""
-        assert block.block_hash is not None
-        if self._lent.pop((block.group, _key(block.group, block.block_hash)), None) is not None:
-            self._shared.give_back(self._sections[block.group], block.block_id)
+        """No request refers to a borrowed block: give it back, as soon as the steps that were
+        submitted have run. They may read it, and its owner does not wait for them."""
+        self._returning[block] = self.steps.submitted
+        self.return_unread()
 
     def remove(self, block: KVBlock) -> None:
-        """Somebody refers to a borrowed block: nothing to do."""
+        """A request refers to a borrowed block."""
+        self._returning.pop(block, None)
+
+    def return_unread(self) -> None:
+        """Give the blocks back to which no request refers, and which no step reads."""
+        for block, submitted in [*self._returning.items()]:
+            if submitted > self.steps.run:
+                return  # those that follow came later
+            del self._returning[block]
+            assert block.block_hash is not None
+            del self._lent[block.group, _key(block.group, block.block_hash)]
+            self._shared.give_back(self._sections[block.group], block.block_id)
+
+    @property
+    def has_lent(self) -> bool:
+        """Whether blocks are borrowed."""
+        return bool(self._lent)
 
     def load(self, borrowed: KVBlock, own: KVBlock) -> None:
         """Let the step that is being planned copy a borrowed block, to which the caller refers,
@@ -124,9 +154,10 @@ class Lender:
     def loaded(self, copies: Iterable[BlockCopy]) -> None:
         """The copies have been made."""
         for section, source, _ in copies:
-            block = self._loading.pop((section, source))
+            block = self._loading[section, source]  # two steps may copy the same block
             block.ref_count -= 1
             if not block.ref_count:
+                del self._loading[section, source]
                 self.append(block)
 
     def offer(self, block: KVBlock, group: int, block_hash: bytes) -> None:

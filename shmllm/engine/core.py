@@ -15,9 +15,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter_ns
-
-import numpy as np
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.grammar_queue import GrammarQueue
@@ -31,6 +30,8 @@ from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
 from shmllm.engine.drafting.make import make_drafting
+from shmllm.engine.kv_connector import ConnectedEngine
+from shmllm.engine.request_checks import refusal_of
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.shared_kv import SharedKVCache
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
@@ -70,8 +71,9 @@ class EngineCore:
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
         shared_kv: the prefix cache that engines share; None: there is none.
-        weights_directory: where the weights that are being written are read from; None: from no
-            directory.
+        connector: loads and saves blocks that another tier has; None: there is none.
+        weights_source: the directory from which the weights that are being written are read, and
+            when that began, in seconds since 1970; None: they are from no directory.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class EngineCore:
         report: Callable[[str], None] = logger.warning,
     ) -> None:
         self.info = runner.info
-        self.weights_directory: str | None = None
+        self.weights_source: tuple[str, float] | None = None
         self.extension = config.plugins.worker_extension_cls
         self.timings = StepTimings()
         self.runner = runner
@@ -120,6 +122,10 @@ class EngineCore:
             if config.shared_kv.num_bytes is not None
             else None
         )
+        self.connector: ConnectedEngine | None = None
+        if config.plugins.kv_connector:
+            self.connector = ConnectedEngine(config, runner, self._kv_cache, report)
+            self.scheduler.connector = self.connector.scheduler
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
 
     def _device(self) -> object:
@@ -201,33 +207,10 @@ class EngineCore:
             raise EnginePausedError(refusal)
         if self.scheduler.has_request(client, request.number):
             return f"request number {request.number} is in use"
-        ids, longest = request.prompt_token_ids, self.info.max_model_len
-        is_generating = isinstance(request.params, SamplingParams)
-        if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
-            return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
-        if not self._knows(ids):
-            return f"a token id lies outside the vocabulary of {self.info.vocab_size:,}"
+        if problem := refusal_of(request, self.info):
+            return problem
         if isinstance(request.params, SamplingParams):
-            return self._refuse_params(request.params)
-        return None
-
-    def _knows(self, token_ids: Sequence[int]) -> bool:
-        array = np.asarray(token_ids)
-        return bool(0 <= array.min() <= array.max() < self.info.vocab_size)
-
-    def _refuse_params(self, params: SamplingParams) -> str | None:
-        for name in ("logprob_token_ids", "trace_decode_token_ids"):
-            token_ids = getattr(params, name)
-            if token_ids is not None and not self._knows(token_ids):
-                return f"{name} has an id outside the vocabulary of {self.info.vocab_size:,}"
-        of_outputs = params.logprobs if params.logprob_token_ids is None else None
-        asked = (of_outputs, params.prompt_logprobs)
-        wanted = max(number or 0 for number in asked)
-        if -1 in asked:
-            wanted = self.info.vocab_size
-        if wanted > self.info.max_logprobs:
-            return f"{wanted:,} logprobs exceed max_logprobs {self.info.max_logprobs:,}"
-        self.runner.check_params(params)
+            self.runner.check_params(request.params)
         return None
 
     def abort(self, client: int, numbers: Sequence[int]) -> OutputColumns:
@@ -348,7 +331,10 @@ class EngineCore:
         if self.drafting is not None:
             self.drafting.draft()
         plan = self.scheduler.schedule()
-        return plan if plan.num_tokens or plan.saves_before else None
+        if not plan.num_tokens and not plan.saves_before:
+            return None
+        self._kv_cache.step_submitted()
+        return plan
 
     def _finish(self, began_ns: int, planned_ns: int) -> dict[int, OutputColumns]:
         """Wait for the first of the steps in flight, if any, and give its tokens to the
@@ -359,7 +345,7 @@ class EngineCore:
         submitted_ns = perf_counter_ns()
         result = step.result()
         sampled_ns = perf_counter_ns()
-        self._kv_cache.copied((*plan.saves_before, *plan.saves_after), plan.loads)
+        self._kv_cache.step_run((*plan.saves_before, *plan.saves_after), plan.loads)
         if not plan.num_tokens:
             return {}
         num_accepted = self.scheduler.stats.accepted_tokens
@@ -376,9 +362,14 @@ class EngineCore:
 
     def close(self) -> None:
         """End the connection with a trainer, leave the shared prefix cache, and end the other
-        ranks."""
+        ranks and the connector."""
         self.transfer.close()
+        if self.connector is not None:
+            with suppress(Exception):  # a step in flight calls the connector
+                self.settle()
+            self.connector.close()
         if self.shared_kv is not None:
+            self.settle()  # steps read and write shared blocks
             self.shared_kv.close()
         self.runner.close()
 
@@ -397,16 +388,22 @@ class EngineCore:
         if forget_prefixes:
             self.scheduler.forget_prefixes()
         self.sleeper.weights_written()
-        directory, self.weights_directory = self.weights_directory, None
+        source, self.weights_source = self.weights_source, None
         if self.shared_kv is not None:
-            self.shared_kv.weights_written(directory)
+            # Cached prefixes of other weights may not get the name of those in the directory.
+            self.shared_kv.weights_written(*(source or ()) if forget_prefixes else ())
+        if self.connector is not None:
+            # Without `forget_prefixes` there are blocks that other weights have computed.
+            directory = source[0] if source is not None and forget_prefixes else None
+            self.connector.weights_written(directory)
 
     def reset_prefix_cache(self, preempt_running: bool = False, clear_shared: bool = False) -> bool:
         """Forget every cached prefix.
 
         Args:
             preempt_running: preempt running requests first; they are recomputed.
-            clear_shared: also forget what the engine shares, but for what others read now.
+            clear_shared: also forget what the engine shares, but for what others read now, and what
+                its connector has stored.
 
         Returns:
             False, without any change, if requests are running.
@@ -418,4 +415,6 @@ class EngineCore:
         self._kv_cache.reset_prefix_cache()
         if clear_shared and self.shared_kv is not None:
             self.shared_kv.clear()
+        if clear_shared and self.connector is not None:
+            self.connector.reset()
         return True

@@ -68,6 +68,7 @@ class Reporter:
         self._page.set_precision(core.info.precision)
         self._page.set_speculation(core.info.speculation)
         self._page.set_stat(Stat.NUM_SPECULATIVE_TOKENS, core.info.num_speculative_tokens)
+        self._page.set_stat(Stat.SHARED_KV_CACHE_BYTES, core.info.shared_kv_cache_bytes)
         self._page.mark(Mark.READY)
         self._page.beat()
         self._page.set_state(EngineState.READY)
@@ -175,6 +176,11 @@ class Reporter:
         set_stat(Stat.DRAFT_BREAK_EVEN, round(1000 * max(stats.draft_break_even, 0)))
         if stats.drafts:
             self._page.set_accepted_at(stats.accepted_at)
+        if core.shared_kv is not None:
+            set_stat(Stat.SHARED_QUERY_TOKENS, stats.shared_query_tokens)
+            set_stat(Stat.SHARED_HIT_TOKENS, stats.shared_hit_tokens)
+            for name, value in core.shared_kv.counters.items():
+                set_stat(Stat[name.upper()], value)
         set_stat(Stat.DRAIN_NS, self.drain_ns)
         set_stat(Stat.SCHEDULE_NS, timings.schedule_ns)
         set_stat(Stat.PREPARE_NS, timings.prepare_ns)

@@ -126,5 +126,16 @@ class Runner(Protocol):
         """Whether a custom logits processor keeps a state for a row's request, so that no tokens
         may be drafted for it."""
 
+    def use_connector(self, connector: Any, name: str) -> None:
+        """Call a KV connector around each step.
+
+        Args:
+            connector: a `plugins.kv_connector.KVConnector`.
+            name: its name, for messages.
+
+        Raises:
+            EngineStartError: it does not take the blocks.
+        """
+
     def check_params(self, params: SamplingParams) -> None:
         """Raise RequestError if a custom logits processor refuses the parameters."""

@@ -8,8 +8,6 @@ so the engine leaves; weights that are read from a directory again have one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import threading
@@ -18,20 +16,23 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.shared_blocks import Lender
+from shmllm.engine.identity import describe, name_of
 from shmllm.engine.runner import Runner
 from shmllm.errors import ShmLLMError
+from shmllm.shared_kv.block_disk import NO_DISK
+from shmllm.shared_kv.disk import Disk
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
-from shmllm.shared_kv.layout import VERSION, RegionLayout, divide
+from shmllm.shared_kv.layout import RegionLayout, divide
 from shmllm.shared_kv.region import OwnRegion
-from shmllm.shared_kv.tier import SharedTier
-from shmllm.shared_kv.weights_digest import compute_digest, digest_of_random, known_digest
+from shmllm.shared_kv.tier import SharedTier, TierStats
+from shmllm.shared_kv.weights_digest import has_changed_since
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,22 @@ in seconds. A digest that has to be computed first may take longer; the engine t
 works, and shares what it has cached until then."""
 
 
+FLUSH_S = 3.0
+"""How long the end of an engine, and its sleep, wait for what is not on disk yet, in seconds."""
+
+
+class _Found(NamedTuple):
+    """What a thread has found: a region, and the copies on disk of its blocks.
+
+    disk: None: there are none.
+    problem: why the disk cannot be used; empty if it can.
+    """
+
+    region: OwnRegion
+    disk: Disk | None
+    problem: str
+
+
 class SharedKVCache:
     """
     Args:
@@ -48,6 +65,9 @@ class SharedKVCache:
         runner: has the memory in which shared blocks are read.
         kv_cache: uses them.
         on_problem: called with one sentence if the cache cannot be shared any more.
+
+    Attributes:
+        stats: what the engine has lent and saved since its start.
     """
 
     def __init__(
@@ -59,25 +79,37 @@ class SharedKVCache:
     ) -> None:
         self._config, self._runner, self._kv_cache = config, runner, kv_cache
         self._on_problem = on_problem
+        self.stats = TierStats()
         self._tier: SharedTier | None = None
-        self._joining: Future[OwnRegion] | None = None
+        self._disk: Disk | None = None
+        self._joining: Future[_Found] | None = None
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._directory: str | None = config.load.directory
+        self._read_s = time.time() - runner.info.load_seconds
         self._begin(START_WAIT_S)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The statistics, by the lower-case name of their Stat."""
+        stats = self.stats
+        return {
+            "shared_blocks_lent": stats.lent,
+            "shared_blocks_saved": stats.saved,
+            "shared_blocks_reused": stats.reused,
+        }
 
     @property
     def tier(self) -> SharedTier | None:
         """The shared blocks; None: the engine works alone now."""
-        return self._tier
+        return self._tier if self._tier is not None and self._tier.is_open else None
 
     def poll(self) -> None:
-        """Join, or leave, if it is time to. Called between steps."""
+        """Join, if it is time to. Called between steps."""
         if self._is_asleep:
             self._is_asleep = False
             self._begin(WAIT_S)
-        if self._tier is not None and not self._tier.is_open:
-            self._part()
+        self._report_problems()
         joining = self._joining
         if joining is None or not joining.done():
             return
@@ -85,32 +117,41 @@ class SharedKVCache:
         memory = self._runner.shared_cache
         assert memory is not None
         try:
-            self._tier = SharedTier(joining.result(), memory, self._on_problem)
-        except (ShmLLMError, OSError) as problem:
-            self._on_problem(f"the KV cache is not shared: {problem}")
+            region, self._disk, problem = joining.result()
+            if problem:
+                self._on_problem(problem)
+            self._tier = SharedTier(
+                region, memory, self._on_problem, self.stats, self._disk or NO_DISK
+            )
+        except (ShmLLMError, OSError) as error:
+            self._disk = None
+            self._on_problem(f"the KV cache is not shared: {error}")
             return
         has_states = [int(group.rule.interval is not None) for group in self._runner.kv_groups]
         self._kv_cache.share(Lender(self._tier, has_states, memory.is_in_place))
 
-    def weights_written(self, directory: str | None = None) -> None:
+    def weights_written(self, directory: str | None = None, began_s: float = 0.0) -> None:
         """The engine has other weights now.
 
         Args:
             directory: where they were read from; None: from no directory.
+            began_s: when the reading began, in seconds since 1970.
         """
         self._stop()
-        self._is_asleep = False
-        self._directory = directory
+        self._directory, self._read_s = directory, began_s
         if self._tier is not None:
             self._tier.leave()
             self._part()
-        self._begin(WAIT_S)
+        if not self._is_asleep:
+            self._begin(WAIT_S)
 
     def sleep(self) -> None:
         """Give the memory of the own blocks back. The next `poll`, when the engine is awake, joins
         again."""
         self._stop()
         self._is_asleep = True
+        if self._disk is not None:
+            self._disk.flush(FLUSH_S)
         if self._tier is not None:
             self._tier.remove()
             self._part()
@@ -121,15 +162,30 @@ class SharedKVCache:
             self._tier.clear()
 
     def close(self) -> None:
-        """Leave. The own blocks stay for the next start."""
+        """Leave, after the last step. The own blocks stay for the next start."""
         self._stop()
+        disk = self._disk
+        if disk is not None:
+            disk.finish(FLUSH_S)
         if self._tier is not None:
-            self._tier.leave()
+            self._tier.close()
             self._part()
+        if disk is not None:
+            disk.join()
+            self._report(disk)
 
     def _part(self) -> None:
-        self._tier = None
+        self._report_problems()
+        self._tier = self._disk = None
         self._kv_cache.share(None)
+
+    def _report_problems(self) -> None:
+        if self._disk is not None:
+            self._report(self._disk)
+
+    def _report(self, disk: Disk) -> None:
+        for problem in disk.take_problems():
+            self._on_problem(problem)
 
     def _stop(self) -> None:
         self._is_stopped.set()
@@ -142,7 +198,7 @@ class SharedKVCache:
         if self._config.shared_kv.num_bytes is None or self._directory is None:
             return
         self._is_stopped = stopped = threading.Event()
-        self._joining = future = Future[OwnRegion]()
+        self._joining = future = Future[_Found]()
         directory = Path(self._directory)
 
         def run() -> None:
@@ -156,31 +212,22 @@ class SharedKVCache:
             future.exception(wait_s)
         self.poll()
 
-    def _find(self, directory: Path, stopped: threading.Event) -> OwnRegion:
-        described = self._describe(directory, stopped)
-        key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
-        region = join(make_folder(key), self._layout())
-        region.describe({"pid": os.getpid(), "began": time.time()} | _shown(described))
-        return region
-
-    def _describe(self, directory: Path, stopped: threading.Event) -> dict[str, Any]:
-        """All that decides the bits of keys and values."""
-        load = self._config.load
-        if load.load_format == "dummy" and directory == Path(load.directory):
-            weights = digest_of_random((directory / "config.json").read_text(), load.seed)
-        else:
-            weights = _digest(directory, stopped)
-        draft = self._config.speculative.model_directory
-        return {
-            "format": VERSION,
-            "model": str(directory),
-            "weights": weights,
-            "draft": _digest(Path(draft), stopped) if draft else "",
-            "block_size": self._config.cache.block_size,
-            "num_ranks": self._config.parallel.tensor_parallel_size,
-            "groups": repr(self._runner.kv_groups),
-            **self._runner.numerics(),
-        }
+    def _find(self, directory: Path, stopped: threading.Event) -> _Found:
+        described = describe(self._config, self._runner, directory, stopped)
+        if has_changed_since(directory, self._read_s):
+            raise ShmLLMError(f"{directory} has changed since the weights were read")
+        region = join(make_folder(name_of(described)[:16]), self._layout())
+        is_loaded = directory == Path(self._config.load.directory)
+        name = self._config.load.model_name if is_loaded else ""
+        began = {"pid": os.getpid(), "began": time.time(), "name": name or directory.name}
+        region.describe(began | {"model": str(directory)} | _shown(described))
+        shared = self._config.shared_kv
+        if shared.path is None:
+            return _Found(region, None, "")
+        try:
+            return _Found(region, Disk(Path(shared.path), region, shared.disk_bytes), "")
+        except (ShmLLMError, OSError) as problem:
+            return _Found(region, None, f"the KV cache is not kept on disk: {problem}")
 
     def _layout(self) -> RegionLayout:
         num_bytes = self._config.shared_kv.num_bytes
@@ -193,13 +240,6 @@ class SharedKVCache:
         return RegionLayout(sections)
 
 
-def _digest(directory: Path, stopped: threading.Event) -> str:
-    found = known_digest(directory) or compute_digest(directory, stopped.is_set)
-    if found is None:
-        raise ShmLLMError(f"the digest of the weights in {directory} cannot be computed")
-    return found
-
-
 def _blocks_per_state(groups: tuple[KVGroup, ...], block_size: int) -> float:
     """How many blocks of keys and values a request fills for each state."""
     intervals = [group.rule.interval for group in groups if group.rule.interval is not None]
@@ -209,10 +249,13 @@ def _blocks_per_state(groups: tuple[KVGroup, ...], block_size: int) -> float:
 
 def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a description that people read."""
-    names = ("model", "weights", "dtype", "kv_cache_dtype", "quantization", "block_size")
+    names = ("weights", "dtype", "kv_cache_dtype", "quantization", "block_size")
     return {name: described[name] for name in (*names, "num_ranks") if name in described}
 
 
-def _close_region(joining: Future[OwnRegion]) -> None:
+def _close_region(joining: Future[_Found]) -> None:
     if joining.exception() is None:
-        joining.result().close()
+        region, disk, _ = joining.result()
+        region.close()
+        if disk is not None:
+            disk.finish()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -158,8 +159,9 @@ class Worker:
         Returns:
             What was read or created, in words.
         """
+        began_s = time.time()
         loaded: str = self.model_runner.reload_weights(directory)
-        self._core.weights_directory = directory or self._core.info.model_directory
+        self._core.weights_source = directory or self._core.info.model_directory, began_s
         return loaded
 
     def add_lora(

@@ -10,13 +10,14 @@ from dataclasses import field, fields, make_dataclass
 from typing import Any
 
 from shmllm.frontend.engine_options import LLM_OPTIONS
-from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES
+from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES, TRANSLATED
 from shmllm.params.unknown_options import reject_unknown_options
 
 _DEFAULTS: dict[str, Any] = (
     {each.name: each.default for each in LLM_OPTIONS}
     | {name: each.allowed[0] for name, each in ONLY_VALUES.items()}
     | {name: each.default for name, each in NO_EFFECT.items()}
+    | dict.fromkeys(TRANSLATED)
 )
 _Fields: Any = make_dataclass(
     "_Fields", [(name, Any, field(default=default)) for name, default in _DEFAULTS.items()]

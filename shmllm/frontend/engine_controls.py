@@ -264,8 +264,9 @@ class EngineControls(WeightControls):
         Args:
             reset_running_requests: preempt running requests first; they are recomputed.
             reset_connector: also forget what the engine has put into the shared cache
-                (shared_kv_cache_bytes), but for what other engines read now. Else, and for what
-                others have put there, prefixes are still found.
+                (shared_kv_cache_bytes), but for what other engines read now, and what its
+                kv_connector has stored. Else, and for what others have put there, prefixes are
+                still found.
 
         Returns:
             False, without any change, if requests are running.

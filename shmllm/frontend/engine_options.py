@@ -73,8 +73,9 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     front_end = FrontEndConfig(**_fields_of(FrontEndConfig, values))
     named = name_processors(values.get("logits_processors"), front_end.multiprocess)
     values = values | {"logits_processors": named}
-    extension = name_class(values.get("worker_extension_cls", ""), front_end.multiprocess)
-    values = values | {"worker_extension_cls": extension}
+    given = {each: values.get(each, "") for each in ("worker_extension_cls", "kv_connector")}
+    classes = {name: name_class(each, front_end.multiprocess) for name, each in given.items()}
+    values = values | classes
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
     problems = load_general_plugins()
@@ -89,7 +90,7 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
         for problem in problems:  # a plugin might have had the architecture
             logger.warning("%s", problem)
         raise
-    if named or extension or are_installed():
+    if named or any(classes.values()) or are_installed():
         sections["plugins"]["search_path"] = added_paths()
     sections["load"]["directory"] = str(directory.absolute())
     sections["load"]["model_name"] = model_title(str(front_end.model))

@@ -2,16 +2,18 @@
 
 An option in ONLY_VALUES must have a value that describes what this engine does anyway; any other
 value is an error. An option in NO_EFFECT is ignored; a value other than None and vLLM's default
-causes a warning in the log. An option in neither table is unknown.
+causes a warning in the log. An option in TRANSLATED stands for options of ours. An option in no
+table is unknown.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from shmllm.errors import EngineStartError
+from shmllm.frontend.kv_transfer_options import read_kv_transfer_config
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
-    "kv_transfer_config": OnlyValues((None,), "keys and values stay in one engine"),
     "limit_mm_per_prompt": OnlyValues((None, {}), _TEXT),
     "mm_processor_kwargs": OnlyValues((None, {}), _TEXT),
 }
@@ -105,7 +106,12 @@ NO_EFFECT: dict[str, NoEffect] = {
 OTHER_NAMES: dict[str, dict[str, str]] = {"model_impl": {"vllm": "shmllm"}}
 """What values of vLLM's are called here, for options that both have."""
 
-FOREIGN_NAMES = (*ONLY_VALUES, *NO_EFFECT)
+TRANSLATED: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "kv_transfer_config": read_kv_transfer_config
+}
+"""Options that stand for options of ours, which a function returns."""
+
+FOREIGN_NAMES = (*ONLY_VALUES, *NO_EFFECT, *TRANSLATED)
 
 
 def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,12 +122,13 @@ def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, An
         given: the options by name.
 
     Returns:
-        The options that are in neither table, with the values that they have here.
+        The options that are in no table, with the values that they have here.
 
     Raises:
-        EngineStartError: an option of ONLY_VALUES has another value.
+        EngineStartError: an option of ONLY_VALUES has another value, or one of TRANSLATED is not
+            valid, or stands for an option that is given, too.
     """
-    unknown = {}
+    unknown: dict[str, Any] = {}
     for name, value in given.items():
         if name in ONLY_VALUES:
             allowed, reason = ONLY_VALUES[name]
@@ -132,6 +139,11 @@ def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, An
             default, reason = NO_EFFECT[name]
             if value is not None and value != default:
                 logger.warning("%s: %s=%r has no effect: %s", callee, name, value, reason)
+        elif name in TRANSLATED:
+            found = {} if value is None else TRANSLATED[name](value)
+            if twice := [each for each in found if given.get(each) is not None]:
+                raise EngineStartError(f"{twice[0]} is given twice, here and in {name}")
+            unknown |= found
         else:
             names = OTHER_NAMES.get(name, {})
             unknown[name] = names.get(value, value) if isinstance(value, str) else value

@@ -22,6 +22,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 Figures = dict[str, Any]
 
 _COUNTS = ("running", "waiting", "requests_finished", "generated_tokens", "preemptions")
+_SHARED_COUNTS = ("shared_blocks_lent", "shared_blocks_saved", "shared_blocks_reused")
 
 
 def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
@@ -60,6 +61,12 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
             "interval": _hit_rate(now, before) if before else None,
             "since_start": _hit_rate(now, None),
         },
+        "shared_kv_cache_bytes": stats["shared_kv_cache_bytes"],
+        "shared_hit_rate": {
+            "interval": _shared_hit_rate(now, before) if before else None,
+            "since_start": _shared_hit_rate(now, None),
+        },
+        **{key: stats[key] for key in _SHARED_COUNTS},
         "draft_tokens": stats["draft_tokens"],
         "draft_tokens_per_s": _rate("draft_tokens", now, before),
         "draft_acceptance_rate": {
@@ -130,6 +137,14 @@ def _hit_rate(now: Sample, before: Sample | None) -> float | None:
     """The share of prompt tokens that the prefix cache held; None if it was asked for none."""
     return _share(
         _grown("prefix_hit_tokens", now, before), _grown("prefix_query_tokens", now, before)
+    )
+
+
+def _shared_hit_rate(now: Sample, before: Sample | None) -> float | None:
+    """The share of prompt tokens that only blocks of the shared cache held; None if it was asked
+    for none."""
+    return _share(
+        _grown("shared_hit_tokens", now, before), _grown("prefix_query_tokens", now, before)
     )
 
 

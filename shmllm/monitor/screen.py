@@ -281,6 +281,8 @@ def _overview(figures: Figures, history: Sequence[float]) -> RenderableType:
         ("prefix hits", f"{percent(hits['interval'])}, {percent(hits['since_start'])} in all"),
         ("steps", f"{number(figures['steps_per_s'])}/s"),
     ]
+    if figures["shared_kv_cache_bytes"]:
+        cells += _shared_cells(figures)
     if figures["draft_tokens"]:
         cells += _draft_cells(figures)
     texts = [Text.assemble((f"{name:<11} ", "dim"), value) for name, value in cells]
@@ -288,6 +290,17 @@ def _overview(figures: Figures, history: Sequence[float]) -> RenderableType:
         grid.add_row(*texts[begin : begin + 3])
     line = Text.assemble(("tokens/s    ", "dim"), (sparkline(history, 60), "green"))
     return Panel(Group(grid, line), border_style="dim")
+
+
+def _shared_cells(figures: Figures) -> list[tuple[str, str]]:
+    """What the shared cache is used for."""
+    hits = figures["shared_hit_rate"]
+    saved, reused = figures["shared_blocks_saved"], figures["shared_blocks_reused"]
+    return [
+        ("shared hits", f"{percent(hits['interval'])}, {percent(hits['since_start'])} in all"),
+        ("lent", f"{number(figures['shared_blocks_lent'])} blocks"),
+        ("saved", f"{number(saved)} blocks, {number(reused)} reused"),
+    ]
 
 
 def _draft_cells(figures: Figures) -> list[tuple[str, str]]:

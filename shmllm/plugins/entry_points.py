@@ -26,7 +26,8 @@ from shmllm.plugins.qualified_names import in_one_line
 
 GENERAL, PROCESSORS = "general_plugins", "logits_processors"
 STAT_LOGGERS, IO_PROCESSORS = "stat_logger_plugins", "io_processor_plugins"
-KINDS = (GENERAL, PROCESSORS, STAT_LOGGERS, IO_PROCESSORS)
+CONNECTORS = "kv_connectors"
+KINDS = (GENERAL, PROCESSORS, STAT_LOGGERS, IO_PROCESSORS, CONNECTORS)
 OWNERS = {"shmllm": ("SHMLLM_PLUGINS",), "vllm": ("SHMLLM_PLUGINS", "VLLM_PLUGINS")}
 """The prefixes of groups, and the variables that filter the plugins of each."""
 

@@ -2,6 +2,9 @@
 
     /dev/shm/shmllm-UID/kv+KEY/PLACE        a region
 
+The environment variable SHMLLM_SHARED_KV_DIR names another directory than /dev/shm, for example one
+of a tmpfs with huge pages.
+
 A folder has the regions of engines that compute the same bits for the same tokens: KEY is a hash of
 all that decides them. No name of an engine has a '+', so the registry of engines passes over these
 folders. This module must not know what a region contains.
@@ -11,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,40 +21,50 @@ from shmllm.errors import SegmentError
 from shmllm.ipc import folder
 from shmllm.shared_kv.layout import NUM_PLACES
 
-SHM_DIRECTORY = Path("/dev/shm")
+DIRECTORY_VARIABLE = "SHMLLM_SHARED_KV_DIR"
+"""The environment variable with the directory of all regions, in a tmpfs, instead of /dev/shm."""
 _FOLDER = re.compile(r"kv\+([0-9a-f]{16})")
-_REGION = re.compile(r"\d{1,2}")
+_REGION = re.compile(r"0|[1-9][0-9]?")
 
 
-def make_folder(key: str, root: Path | None = None) -> Path:
+def root() -> Path:
+    """The directory of all regions, which is made if there is none.
+
+    Raises:
+        SegmentError: it cannot be made.
+    """
+    path = Path(os.environ.get(DIRECTORY_VARIABLE) or "/dev/shm")
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SegmentError(
+            f"cannot make {path}, which {DIRECTORY_VARIABLE} names: {error.strerror}"
+        ) from error
+    return path
+
+
+def make_folder(key: str) -> Path:
     """Make the folder of a key, of 16 hexadecimal digits, if there is none.
-
-    Args:
-        key: the key.
-        root: a directory that all users share; None: /dev/shm.
 
     Raises:
         SegmentError: it cannot be made, or others may use it.
     """
-    path = folder.make(root or SHM_DIRECTORY) / f"kv+{key}"
-    with suppress(FileExistsError):
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise SegmentError(f"cannot make the folder {path}: {error.strerror}") from error
-    with folder.opened(path):
-        return path
+    path = folder.make(root()) / f"kv+{key}"
+    try:
+        path.mkdir(0o700, exist_ok=True)
+        with folder.opened(path):
+            return path
+    except OSError as error:
+        raise SegmentError(f"cannot make the folder {path}: {error.strerror}") from error
 
 
-def folders(root: Path | None = None) -> list[Path]:
+def folders() -> list[Path]:
     """The folders of this user, by their names."""
     return sorted(
         path
-        for own in folder.find(root or SHM_DIRECTORY)
+        for own in folder.find(root())
         for path in own.iterdir()
-        if _FOLDER.fullmatch(path.name)
+        if _FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )
 
 
@@ -62,10 +74,15 @@ def key_of(path: Path) -> str:
 
 
 def places(path: Path) -> dict[int, int]:
-    """The places of a folder that have a region, and the inodes of their files."""
+    """The places of a folder that have a region, and the inodes of their files. What is no regular
+    file is no region."""
     try:
         with os.scandir(path) as entries:
-            found = {int(e.name): e.inode() for e in entries if _REGION.fullmatch(e.name)}
+            found = {
+                int(each.name): each.inode()
+                for each in entries
+                if _REGION.fullmatch(each.name) and each.is_file(follow_symlinks=False)
+            }
     except FileNotFoundError:
         return {}
     return {place: inode for place, inode in found.items() if place < NUM_PLACES}
@@ -80,8 +97,3 @@ def remove_if_empty(path: Path) -> None:
     """Remove a folder that has no region."""
     with suppress(OSError):
         path.rmdir()
-
-
-def free_bytes(root: Path | None = None) -> int:
-    """The shared memory that is free."""
-    return shutil.disk_usage(root or SHM_DIRECTORY).free

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
-from shmllm.shared_kv.folder import folders, places, region_path, remove_if_empty
+from shmllm.shared_kv.collecting import collect_one
+from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_PLACES, RegionLayout
 from shmllm.shared_kv.region import OwnRegion, adopt, create, remove
 
@@ -27,45 +29,48 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
     if not layout.data_bytes:
         raise SegmentError("shared_kv_cache_bytes has no room for a block")
     for _ in range(ATTEMPTS):
-        taken = places(folder)
-        for place in taken:
-            with suppress(FileNotFoundError, ProtocolMismatchError):
-                region = adopt(region_path(folder, place), place, layout)
-                if region is not None:
-                    return region
-        free = [place for place in range(NUM_PLACES) if place not in taken]
-        if not free:
-            raise SegmentError(
-                f"{folder} has {NUM_PLACES} regions, which is the most; remove those of engines "
-                "that have ended with: shmllm kv gc"
-            )
+        region = _adopt_any(folder, layout)
+        if region is not None:
+            return region
         try:
-            return create(region_path(folder, free[0]), free[0], layout)
-        except FileExistsError:
-            continue  # another engine has taken the place meanwhile
+            region = _create_any(folder, layout)
         except FileNotFoundError:
             folder.mkdir(0o700, exist_ok=True)  # it was empty, and somebody has removed it
+            continue
         except NoSpaceError:
             if not collect_one(folder):
                 raise
-    raise SegmentError(f"{folder}: other engines take every place")
+            continue
+        if region is not None:
+            return region
+        raise SegmentError(
+            f"{folder} has {NUM_PLACES} regions, which is the most; remove those of engines "
+            "that have ended with: shmllm kv clear"
+        )
+    raise SegmentError(f"{folder}: somebody removes it again and again")
 
 
-def collect_one(keep: Path) -> bool:
-    """Remove the region, of an engine that has ended, that was used longest ago. Returns whether
-    there was one.
+def _adopt_any(folder: Path, layout: RegionLayout) -> OwnRegion | None:
+    """Adopt a region, and remove damaged ones whose owners have ended, which nobody else would."""
+    for place in sorted(places(folder)):
+        path = region_path(folder, place)
+        try:
+            region = adopt(path, place, layout)
+        except FileNotFoundError:
+            continue
+        except ProtocolMismatchError:
+            remove(path)
+            continue
+        if region is not None:
+            return region
+    return None
 
-    Args:
-        keep: a folder whose regions stay.
-    """
-    found = []
-    for folder in folders(keep.parent.parent):
-        for place in places(folder):
-            path = region_path(folder, place)
-            with suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, path))
-    for _, path in sorted(found):
-        if path.parent != keep and remove(path):
-            remove_if_empty(path.parent)
-            return True
-    return False
+
+def _create_any(folder: Path, layout: RegionLayout) -> OwnRegion | None:
+    """Make a region at the first place that is free; None: there is none."""
+    for place in range(NUM_PLACES):
+        path = region_path(folder, place)
+        if not os.path.lexists(path):
+            with suppress(FileExistsError):  # another engine takes the place at this moment
+                return create(path, place, layout)
+    return None

@@ -13,8 +13,10 @@ import fcntl
 import json
 import mmap
 import os
-from array import array
+import stat
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from shmllm.shared_kv.layout import (
 
 _PUNCH_HOLE = 3
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
+_MAP_FIXED = 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -57,7 +60,10 @@ class Region:
 
     def __init__(self, fd: int, path: Path, place: int, *, writable: bool = False) -> None:
         self.fd, self.path, self.place = fd, path, place
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ProtocolMismatchError(f"{path} is no region: it is no regular file")
+        size = status.st_size
         if size < TABLES_OFFSET:
             raise ProtocolMismatchError(f"{path} is damaged: it has {size} bytes")
         head = memoryview(os.pread(fd, TABLES_OFFSET, 0)).cast("Q")
@@ -88,9 +94,10 @@ class Region:
 
         Raises:
             FileNotFoundError: there is none.
+            OSError: it cannot be opened.
             ProtocolMismatchError: it is damaged, or of another version.
         """
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = _open(path, os.O_RDONLY)
         try:
             return cls(fd, path, place)
         except BaseException:
@@ -102,10 +109,10 @@ class Region:
         """What the blocks were computed by; empty if it is damaged."""
         text = bytes(self._view[DESCRIPTION_OFFSET : DESCRIPTION_OFFSET + DESCRIPTION_BYTES])
         try:
-            found: dict[str, Any] = json.loads(text.rstrip(b"\0"))
-        except ValueError:
+            found = json.loads(text.rstrip(b"\0"))
+        except (ValueError, RecursionError):
             return {}
-        return found
+        return found if isinstance(found, dict) else {}
 
     @property
     def is_owned(self) -> bool:
@@ -158,9 +165,10 @@ class Region:
 
     def pins(self, place: int, section: int, block: int) -> bool:
         """Whether the owner of this region reads a block of the region at a place."""
-        if not self._pins_of[place].load():
-            return False  # its pins have no memory
-        is_pinned = self._view[self.layout.pins(place, section) + block] != 0
+        is_pinned = (
+            self._pins_of[place].load() != 0  # else its pins have no memory
+            and self._view[self.layout.pins(place, section) + block] != 0
+        )
         return is_pinned or self.is_lost  # then the file was truncated, and zeros were read
 
     def close(self) -> None:
@@ -197,7 +205,7 @@ class OwnRegion(Region):
     def __init__(self, fd: int, path: Path, place: int, lock: int) -> None:
         super().__init__(fd, path, place, writable=True)
         self._lock = lock
-        self._pinned: set[int] = set()
+        _own_regions.add(self)
 
     def entries(self, section: int) -> list[tuple[int, bytes]]:
         """The valid blocks and their keys."""
@@ -228,20 +236,21 @@ class OwnRegion(Region):
         self._keys[section][begin_key : begin_key + KEY_BYTES] = key
         index[begin + bucket.index(0)] = block + 1
         table = self._generations[section]
-        table.store(block, (table.load(block) | 1) + 1)  # SYNC POINT: after the data and the key
+        # SYNC POINT: after the data and the key
+        table.store(block, _next_valid(table.load(block)))
         return True
 
     def invalidate(self, section: int, block: int) -> None:
         """Let nobody else begin to read a block. Others may still read it: the caller then looks
         at their pins, and calls `restore` or `forget`."""
         table = self._generations[section]
-        table.store(block, table.load(block) + 1)
+        table.store(block, table.load(block) | 1)
         fence()  # SYNC POINT: a reader sets its pin before, or sees this generation
 
     def restore(self, section: int, block: int) -> None:
         """Undo `invalidate`: the block has its contents still."""
         table = self._generations[section]
-        table.store(block, table.load(block) + 1)
+        table.store(block, _next_valid(table.load(block)))
 
     def forget(self, section: int, block: int) -> None:
         """Take an invalid block out of the index: it may be overwritten."""
@@ -254,13 +263,16 @@ class OwnRegion(Region):
     def rebuild_index(self) -> None:
         """Make the index anew: an owner that was killed may have left entries of other keys."""
         for section, index in enumerate(self._index):
-            fresh = array("I", bytes(index.nbytes))
+            fresh = [0] * len(index)
             for block, key in self.entries(section):
                 begin = self._bucket(section, key)
-                bucket = fresh[begin : begin + WAYS].tolist()
+                bucket = fresh[begin : begin + WAYS]
                 if 0 in bucket:
                     fresh[begin + bucket.index(0)] = block + 1
-            index[:] = memoryview(fresh)
+            # One by one: others read the index meanwhile, and need whole entries.
+            for entry, (old, new) in enumerate(zip(index.tolist(), fresh, strict=True)):
+                if old != new:
+                    index[entry] = new
 
     def give_memory_back(self, section: int, first: int, count: int) -> None:
         """Free the memory of adjacent blocks that are not valid. They read as zeros then."""
@@ -314,9 +326,50 @@ class OwnRegion(Region):
         text = text.ljust(DESCRIPTION_BYTES, b"\0")
         self._view[DESCRIPTION_OFFSET : DESCRIPTION_OFFSET + DESCRIPTION_BYTES] = text
 
+    def touch(self) -> None:
+        """Let the file's time of modification say that the region is used now. Nothing else does:
+        memory is written without the file system."""
+        os.utime(self.fd)
+
+    def unlink(self) -> None:
+        """Take the region's name away, if it has it still."""
+        with suppress(FileNotFoundError):
+            if os.lstat(self.path).st_ino == os.fstat(self.fd).st_ino:
+                os.unlink(self.path)
+
     def close(self) -> None:
+        _own_regions.discard(self)
         super().close()
         os.close(self._lock)
+
+    def _abandon_in_child(self) -> None:
+        """A forked child would keep the lock after its parent's end, and its objects would change
+        pins and blocks that are the parent's: from now on they change zeros of the child."""
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for fd in (self.fd, self._lock):
+            os.dup2(null, fd, inheritable=False)
+        os.close(null)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        size, access = len(self._mapping), mmap.PROT_READ | mmap.PROT_WRITE
+        _libc.mmap(
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(size),
+            access,
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED,
+            -1,
+            ctypes.c_long(0),
+        )
+
+
+_own_regions: weakref.WeakSet[OwnRegion] = weakref.WeakSet()
+
+
+def _abandon_all_in_child() -> None:
+    for region in list(_own_regions):
+        region._abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_abandon_all_in_child)
 
 
 def create(path: Path, place: int, layout: RegionLayout) -> OwnRegion:
@@ -361,9 +414,10 @@ def adopt(path: Path, place: int, layout: RegionLayout) -> OwnRegion | None:
 
     Raises:
         FileNotFoundError: there is none.
+        OSError: it cannot be opened.
         ProtocolMismatchError: it is damaged, or of another version.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = _open(path, os.O_RDWR)
     try:
         sweeping = lock_sweeper(fd)
         lock = None
@@ -391,6 +445,7 @@ def adopt(path: Path, place: int, layout: RegionLayout) -> OwnRegion | None:
     for other in range(NUM_PLACES):
         region.drop_pins_of(other)
     region.rebuild_index()
+    region.touch()
     return region
 
 
@@ -400,9 +455,12 @@ def remove(path: Path) -> bool:
 
     Returns:
         Whether the name is free now.
+
+    Raises:
+        SegmentError: it cannot be opened.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = _open(path, os.O_RDWR)
     except FileNotFoundError:
         return True
     except OSError as error:
@@ -420,6 +478,19 @@ def remove(path: Path) -> bool:
             return True
         finally:
             os.close(sweeping)
+    finally:
+        os.close(fd)
+
+
+def is_owned(path: Path) -> bool:
+    """Whether a living process owns the file, which need not be a region.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    fd = _open(path, os.O_RDONLY)
+    try:
+        return is_locked(fd)
     finally:
         os.close(fd)
 
@@ -465,5 +536,15 @@ def _locked(fd: int, byte: int) -> int | None:
         raise
 
 
+def _open(path: Path, access: int) -> int:
+    """Open a file. A FIFO would block without O_NONBLOCK, which changes nothing else."""
+    return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _is_valid(generation: int) -> bool:
     return generation != 0 and generation % 2 == 0
+
+
+def _next_valid(generation: int) -> int:
+    """The next generation with which a block can be read. Only damage lets it begin again."""
+    return ((generation | 1) + 1) % 2**64 or 2

@@ -23,7 +23,11 @@ class Store:
         self._region, self._section = region, section
         self._blocks: OrderedDict[bytes, int] = OrderedDict()
         for block, key in region.entries(section):
-            self._blocks[key] = block
+            if key in self._blocks:  # only in a damaged table
+                region.invalidate(section, block)
+                region.forget(section, block)
+            else:
+                self._blocks[key] = block
         used = set(self._blocks.values())
         # An owner that was killed may have invalidated a block that somebody still reads.
         self._doubtful = region.invalidated(section)
@@ -56,9 +60,10 @@ class Store:
     def look_again(self, readers: Sequence[Region]) -> None:
         """Free those of the blocks that an earlier owner has invalidated which nobody reads."""
         if self._doubtful:
-            free = [block for block in self._doubtful if not self._is_read(block, readers)]
-            self._doubtful = [block for block in self._doubtful if block not in free]
-            self._free += free
+            doubtful, self._doubtful = self._doubtful, []
+            for block in doubtful:
+                is_read = self._is_read(block, readers)
+                (self._doubtful if is_read else self._free).append(block)
 
     def candidates(self, count: int, readers: Sequence[Region]) -> list[bytes]:
         """Invalidate up to `count` blocks that seem to have no reader, the least recently used
@@ -109,13 +114,29 @@ class Store:
         """The number of free blocks."""
         return len(self._free)
 
-    def publish(self, block: int) -> None:
-        """Let others read a reserved block, which has been written."""
+    def reserved_key(self, block: int) -> bytes:
+        """The key of a reserved block."""
+        return self._pending[block]
+
+    @property
+    def num_reserved(self) -> int:
+        """The number of blocks that are being written."""
+        return len(self._pending)
+
+    def publish(self, block: int) -> bool:
+        """Let others read a reserved block, which has been written. Returns whether they can: not
+        if the key has got a block meanwhile, or the index has no room."""
         key = self._pending.pop(block)
         if key not in self._blocks and self._region.publish(self._section, block, key):
             self._blocks[key] = block
-        else:
-            self._free.append(block)
+            return True
+        self._free.append(block)
+        return False
+
+    def cancel(self, block: int) -> None:
+        """Free a reserved block."""
+        del self._pending[block]
+        self._free.append(block)
 
     def _is_read(self, block: int, readers: Sequence[Region]) -> bool:
         if block in self._own_readers:

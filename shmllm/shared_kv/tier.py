@@ -8,16 +8,22 @@ blocks into its region. It must not know requests or devices.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
+from shmllm.errors import IpcError, ProtocolMismatchError, SegmentError
+from shmllm.shared_kv.block_disk import NO_DISK, BlockDisk
+from shmllm.shared_kv.block_io import write_block
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
-from shmllm.shared_kv.region import OwnRegion, Region
+from shmllm.shared_kv.region import OwnRegion, Region, is_owned
 from shmllm.shared_kv.store import Store
+
+TOUCH_PERIOD_S = 60.0
+"""How often the file of the own region says that it is used."""
 
 
 class BlockMemory(Protocol):
@@ -89,6 +95,8 @@ class SharedTier:
         own: the region of this engine; the tier closes it.
         memory: where blocks are read.
         on_problem: called with one sentence if a region is damaged.
+        stats: the counters to go on with; None: new ones.
+        disk: copies of blocks, which are read when no region has them.
 
     Attributes:
         stats: counters.
@@ -99,19 +107,29 @@ class SharedTier:
     """
 
     def __init__(
-        self, own: OwnRegion, memory: BlockMemory, on_problem: Callable[[str], None]
+        self,
+        own: OwnRegion,
+        memory: BlockMemory,
+        on_problem: Callable[[str], None],
+        stats: TierStats | None = None,
+        disk: BlockDisk = NO_DISK,
     ) -> None:
         self._own, self._memory, self._on_problem = own, memory, on_problem
+        self._disk = disk
         self._folder = own.path.parent
         self._stores = [Store(own, section) for section in range(NUM_SECTIONS)]
         self._loans: dict[tuple[int, int], Loan] = {}
         self._peers: dict[int, Peer] = {}
         self._bad: set[int] = set()
-        self.stats = TierStats()
+        self._is_unwanted = False
+        self._is_closed = False
+        self.stats = stats or TierStats()
+        self._next_touch = time.monotonic() + TOUCH_PERIOD_S
         self.is_open = True
         try:
             self._firsts = memory.map(own.fd, own.layout)
         except OSError as error:
+            disk.finish()
             own.close()
             raise SegmentError(f"cannot map {own.path}: {error.strerror}") from error
         self._home = Peer(own, self._firsts)
@@ -135,55 +153,70 @@ class SharedTier:
         return sum(map(len, self._stores))
 
     def refresh(self) -> None:
-        """Look which regions there are."""
+        """Look which regions there are. Called when a request looks for its prefix."""
         if not self.is_open:
             return
+        if (now := time.monotonic()) >= self._next_touch:
+            self._next_touch = now + TOUCH_PERIOD_S
+            self._own.touch()
+        self._disk.refresh()
+        self._look()
+
+    def _look(self) -> None:
         found = places(self._folder)
         found.pop(self._own.place, None)
         inodes = set(found.values())
         if inodes != self._peers.keys() | self._bad:
             for inode in self._peers.keys() - inodes:
-                self._drop(inode)
+                if not self._peers[inode].num_lent:
+                    self._drop(inode)
             self._bad &= inodes
             for place, inode in found.items():
                 if self.is_open and inode not in self._peers and inode not in self._bad:
                     self._open(place, inode)
         for peer in [*self._peers.values()]:
-            if self.is_open and peer.firsts is None:
+            if self.is_open and peer.firsts is None and not peer.region.is_removed:
                 self._map(peer)
 
     def contains(self, section: int, key: bytes) -> bool:
-        """Whether a region has a block of this key now."""
-        return self.is_open and (
-            key in self._stores[section] or self._find(section, key) is not None
+        """Whether a region, or the disk, has a block of this key now."""
+        return self._is_in_region(section, key) or (
+            self.is_open and self._disk.contains(section, key)
         )
 
     def borrow(self, section: int, key: bytes) -> int | None:
-        """Lend a block, until `give_back`: its contents do not change meanwhile.
+        """Lend a block, until `give_back`: its contents do not change meanwhile. A block that is
+        lent must not be asked for, because its pin has no count.
 
         Returns:
-            Its id; None: no region has it.
+            Its id; None: nobody has it, or it is on disk and the own region has no room.
         """
         if not self.is_open:
             return None
-        block = self._stores[section].borrow(key)
-        if block is not None:
-            return self._lend(Loan(self._home, section, block))
-        found = self._find(section, key)
-        if found is None or not self._own.pin(found.peer.region, section, found.block, key):
-            return None
-        return self._lend(found)
+        store = self._stores[section]
+        if key not in store:
+            found = self._find(section, key)
+            if found is not None and self._own.pin(found.peer.region, section, found.block, key):
+                self._disk.used(section, key)
+                return self._lend(found)
+            if not self._read_from_disk(section, key):
+                return None
+        block = store.borrow(key)
+        assert block is not None
+        self._disk.used(section, key)
+        return self._lend(Loan(self._home, section, block))
 
     def give_back(self, section: int, block_id: int) -> None:
         """End the loan of a block."""
+        if self._is_closed:
+            return
         peer, _, block = self._loans.pop((section, block_id))
         peer.num_lent -= 1
         if peer is self._home:
             self._stores[section].give_back(block)
         else:
             self._own.unpin(peer.region.place, section, block)
-        if not self.is_open and not self._loans:
-            self._close()
+        self._close_if_unused()
 
     def reserve(self, wanted: Sequence[tuple[int, bytes]]) -> list[int | None]:
         """Find blocks of the own region for copies of blocks with these sections and keys.
@@ -192,7 +225,7 @@ class SharedTier:
             The id of each; None: no copy is needed, or there is no room for it. `publish` has to be
             called for each id.
         """
-        is_new = [not self.contains(*each) for each in wanted]
+        is_new = [not self._is_in_region(*each) for each in wanted]
         for section, store in enumerate(self._stores):
             count = sum(new for each, new in zip(wanted, is_new, strict=True) if each[0] == section)
             self._make_room(store, count - store.num_free)
@@ -204,17 +237,24 @@ class SharedTier:
 
     def publish(self, section: int, block_id: int) -> None:
         """Let everybody read a reserved block, which has been written."""
+        store, block = self._stores[section], block_id - self._firsts[section]
         if self.is_open:
-            self._stores[section].publish(block_id - self._firsts[section])
-            self.stats.saved += 1
+            key = store.reserved_key(block)
+            if store.publish(block):
+                self.stats.saved += 1
+                self._disk.save(section, key)
+        else:
+            store.cancel(block)
+            self._close_if_unused()
 
     def leave(self) -> None:
         """Lend and save nothing any more: the engine computes something else from now on. What is
-        lent stays so until it is given back. Others go on reading the own region."""
+        lent stays so until it is given back, and `publish` has still to be called for what is
+        reserved. Others go on reading the own region."""
         if self.is_open:
             self.is_open = False
-            if not self._loans:
-                self._close()
+            self._disk.finish()
+            self._close_if_unused()
 
     def remove(self) -> None:
         """Leave, and give the memory of the own region back. What others read now stays until they
@@ -222,39 +262,88 @@ class SharedTier:
         if self.is_open:
             for store in self._stores:
                 self._make_room(store, len(store))
-                store.discard()
-            self._own.path.unlink(missing_ok=True)
+                if self.is_open:
+                    store.discard()
+            self._is_unwanted = True
             self.leave()
 
     def clear(self) -> None:
-        """Forget the blocks of the own region that nobody reads."""
+        """Forget the blocks of the own region that nobody reads, and those on disk."""
         if self.is_open:
+            self._disk.clear()
             for store in self._stores:
                 self._make_room(store, len(store))
 
+    def close(self) -> None:
+        """Leave at once: the engine runs no step any more."""
+        self.is_open = False
+        self._disk.finish()
+        self._loans.clear()
+        self._close()
+
+    def _close_if_unused(self) -> None:
+        """Close all regions, if nothing is lent and no step writes a block. Until then others have
+        to see the pins of the own region, under its name."""
+        is_writing = any(store.num_reserved for store in self._stores)
+        if not self.is_open and not self._loans and not is_writing:
+            self._close()
+
     def _close(self) -> None:
-        for inode in [*self._peers]:
-            self._drop(inode)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for peer in self._peers.values():
+            self._unmap(peer)
+            peer.region.close()
+        self._peers.clear()
         self._memory.unmap(self._firsts)
+        if self._is_unwanted:
+            self._own.unlink()
         self._own.close()
 
     def _lend(self, loan: Loan) -> int:
         peer, section, block = loan
         assert peer.firsts is not None, "blocks are found in mapped regions"
         block_id = peer.firsts[section] + block
+        assert (section, block_id) not in self._loans, "a lent block is asked for"
         self._loans[section, block_id] = loan
         peer.num_lent += 1
         self.stats.lent += 1
         return block_id
 
+    def _is_in_region(self, section: int, key: bytes) -> bool:
+        return self.is_open and (
+            key in self._stores[section] or self._find(section, key) is not None
+        )
+
+    def _read_from_disk(self, section: int, key: bytes) -> bool:
+        """Copy a block from the disk into the own region. Returns whether that was possible."""
+        if not self.is_open or not self._disk.contains(section, key):
+            return False
+        store = self._stores[section]
+        self._make_room(store, 1 - store.num_free)
+        data = self._disk.read(section, key) if self.is_open and store.num_free else None
+        block = None if data is None else store.reserve(key)
+        if block is not None and data is not None:
+            try:
+                write_block(self._own.fd, self._own.layout, section, block, data)
+            except OSError:
+                store.cancel(block)  # shared memory is full
+            else:
+                store.publish(block)
+        if key in store:
+            return True
+        self._disk.refuse(section, key)
+        return False
+
     def _find(self, section: int, key: bytes) -> Loan | None:
-        for inode, peer in self._peers.items():
+        for peer in self._peers.values():
             if peer.firsts is None:
                 continue
             try:
                 block = peer.region.find(section, key)
             except ProtocolMismatchError as problem:
-                self._give_up(inode, problem)
+                self._give_up(problem)
                 return None
             if block is not None:
                 return Loan(peer, section, block)
@@ -268,7 +357,7 @@ class SharedTier:
         store.look_again(self._readers())
         candidates = store.candidates(count, self._readers())
         # An engine that is not in this list joins later, and sees that the candidates are invalid.
-        self.refresh()
+        self._look()
         if self.is_open:
             store.settle(candidates, self._readers())
             self.stats.reused += store.num_free - before
@@ -278,13 +367,20 @@ class SharedTier:
         return [each.region for each in self._peers.values() if each.region.is_owned]
 
     def _open(self, place: int, inode: int) -> None:
+        path = region_path(self._folder, place)
         try:
-            region = Region.open(region_path(self._folder, place), place)
+            try:
+                region = Region.open(path, place)
+            except ProtocolMismatchError:
+                self._bad.add(inode)
+                if is_owned(path):
+                    raise
+                return  # nobody reads by it, and who would adopt it removes it
         except FileNotFoundError:
             return  # it was removed meanwhile
-        except (OSError, ProtocolMismatchError) as problem:
+        except (IpcError, OSError) as problem:
             self._bad.add(inode)
-            self._give_up(inode, problem)
+            self._give_up(problem)
             return
         self._peers[os.fstat(region.fd).st_ino] = Peer(region)
 
@@ -293,26 +389,30 @@ class SharedTier:
         others = self._peers.values()
         if any(each.firsts is not None and each.region.place == region.place for each in others):
             return  # it has the place of a region that was removed, whose blocks are still lent
-        if region.layout.shape != self._own.layout.shape:
+        if region.layout.shape != self._own.layout.shape or not region.layout.data_bytes:
             return
         try:
             self._own.keep_pins_of(region)
             peer.firsts = self._memory.map(region.fd, region.layout)
-        except (OSError, NoSpaceError):
+        except (IpcError, OSError):
             return  # its blocks cannot be read now, perhaps later
 
-    def _drop(self, inode: int) -> None:
-        """Close a region, unless blocks of it are lent."""
-        peer = self._peers[inode]
-        if peer.num_lent:
-            return
+    def _unmap(self, peer: Peer) -> None:
         if peer.firsts is not None:
             self._memory.unmap(peer.firsts)
             self._own.drop_pins_of(peer.region.place)
-        peer.region.close()
-        del self._peers[inode]
+            peer.firsts = None
 
-    def _give_up(self, inode: int, problem: Exception) -> None:
+    def _drop(self, inode: int) -> None:
+        """Read a region no more that has lost its name. If somebody has removed the name while its
+        engine lives, the engine's pins count as before."""
+        peer = self._peers[inode]
+        self._unmap(peer)
+        if not peer.region.is_owned:
+            peer.region.close()
+            del self._peers[inode]
+
+    def _give_up(self, problem: Exception) -> None:
         """A region is damaged. Whether its engine reads blocks of the own region cannot be told, so
         the engine shares nothing any more."""
         self._on_problem(f"the shared KV cache is not used any more: {problem}")

@@ -120,6 +120,21 @@ def compute_digest(directory: Path, should_stop: Callable[[], bool]) -> str | No
     return digest
 
 
+def has_changed_since(directory: Path, moment_s: float) -> bool:
+    """Whether a file of a checkpoint was written or replaced after a moment, or cannot be looked
+    at. Weights that were read before are then not those of its digest.
+
+    Args:
+        directory: that of the checkpoint, or a GGUF file.
+        moment_s: in seconds since 1970.
+    """
+    try:
+        files = _all_files(str(directory)).values()
+        return any(os.stat(file.path).st_ctime > moment_s for file in files)
+    except OSError:
+        return True
+
+
 def digest_of_random(config_json_text: str, seed: int) -> str:
     """The digest of random weights, which no checkpoint has.
 

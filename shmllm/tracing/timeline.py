@@ -33,7 +33,10 @@ NAMES = {
     Slice.LOAD_MODEL: "load model",
     Slice.DRAIN: "drain",
 }
-RANK_STEPS: dict[int, str] = {RankStep.SCORING: "logits for prompts, ", RankStep.SHARING: "shared blocks, "}
+RANK_STEPS: dict[int, str] = {
+    RankStep.SCORING: "logits for prompts, ",
+    RankStep.SHARING: "shared blocks, ",
+}
 FACTS = {
     Slice.TOKENIZE: ("prompts",),
     Slice.PROCESS: ("events", "requests changed", "requests finished"),

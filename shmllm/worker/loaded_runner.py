@@ -21,10 +21,12 @@ from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
+from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields
 from shmllm.models.lora import read_files
 from shmllm.models.model import Model
 from shmllm.params.sampling import SamplingParams
+from shmllm.plugins.kv_connector import KVConnector
 from shmllm.version import __version__
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
@@ -131,6 +133,18 @@ class LoadedRunner(ABC):
     def observe(self, observe: Observe | None) -> None:
         """Run each kernel inside the context manager that `observe` makes; None ends that. A
         runner whose kernels torch's profiler sees by itself ignores the call."""
+
+    def use_connector(self, connector: KVConnector, name: str) -> None:
+        """Call a KV connector around each step.
+
+        Args:
+            connector: the connector.
+            name: its name, for messages.
+
+        Raises:
+            EngineStartError: it does not take the blocks.
+        """
+        raise EngineStartError("kv_connector is for the CPU: pass device='cpu', or leave it out")
 
     def numerics(self) -> dict[str, Any]:
         """Return what decides the bits of keys and values, beside the weights and the tokens."""

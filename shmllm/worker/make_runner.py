@@ -15,7 +15,9 @@ from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
+from shmllm.plugins.connectors import load_connector_class
 from shmllm.plugins.entry_points import load_general_plugins, search_also
+from shmllm.shared_kv.disk_folder import check_directory
 from shmllm.worker.load_processors import load_processor_classes
 from shmllm.worker.loaded_runner import LoadedRunner
 from shmllm.worker.loading import Progress
@@ -33,11 +35,13 @@ def make_runner(
 
     Raises:
         EngineStartError: see `CpuRunner` and `GpuRunner`; or a logits processor that an option
-            names cannot be used.
+            names, or a KV connector, cannot be used.
     """
     search_also(config.plugins.search_path)
     problems = list(load_general_plugins())
     classes, unused = load_processor_classes(config.plugins.logits_processors or ())
+    if config.plugins.kv_connector:
+        load_connector_class(config.plugins.kv_connector)  # here, as weights take longer to read
     named = replace(config.plugins, logits_processors=tuple(classes))
     runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
     if classes:
@@ -58,6 +62,8 @@ def _make_runner(
     if gpu is not None:
         index = gpu_of_an_engine(config.parallel, gpu)
         return _make_gpu_runner(config, index, on_load, on_capture)
+    if config.shared_kv.path is not None:
+        check_directory(config.shared_kv.path)  # before the weights are read
     if config.parallel.pool_size > 1:
         from shmllm.parallel.cores import threads_of_an_engine
 
@@ -75,10 +81,12 @@ def _make_gpu_runner(
     from shmllm.worker.gpu.runner import GpuRunner
 
     size, option = config.parallel.num_processes, config.parallel.option
-    if config.shared_kv.num_bytes is not None:
-        raise EngineStartError(
-            "shared_kv_cache_bytes is for the CPU: pass device='cpu', or leave it out"
-        )
+    for name, is_asked in {
+        "shared_kv_cache_bytes": config.shared_kv.num_bytes is not None,
+        "kv_connector": bool(config.plugins.kv_connector),
+    }.items():
+        if is_asked:
+            raise EngineStartError(f"{name} is for the CPU: pass device='cpu', or leave it out")
     if size == 1:
         return GpuRunner(config, CudaDevice(index), on_load, on_capture)
     if config.parallel.pipeline_parallel_size > 1:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.determinism import ask, ask_shuffled, make_requests
 from support.reference_models import RECURRENT, VARIANTS, make_model
-from support.shared_kv import removing_regions
 from support.variants import slow
 
-from shmllm import LLM, EngineStartError
+from shmllm import LLM
 from shmllm.shared_kv.folder import folders
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "no_regions")]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "own_regions")]
 
 ALONE: dict[str, Any] = {
     "dtype": "float32",
@@ -33,12 +32,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smallest-cache": {"kv_cache_memory_bytes": 3 * 2**19, "max_model_len": 720},
 }
 FAMILIES = [DEFAULT, *dict.fromkeys(each for each in (*VARIANTS, *RECURRENT) if each != DEFAULT)]
-
-
-@pytest.fixture
-def no_regions(no_leaks: None) -> Iterator[None]:
-    with removing_regions():
-        yield
 
 
 def files() -> list[str]:
@@ -81,6 +74,21 @@ def test_families_in_all_ways(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_blocks_of_all_ranks_are_kept_on_disk(tmp_path: Path) -> None:
+    make_model("qwen3_next", tmp_path / "model", max_position_embeddings=1024)
+    requests = make_requests(4096, 8, seed=3)
+    options = SHARED | {"shared_kv_cache_path": str(tmp_path / "disk")}
+    with LLM(str(tmp_path / "model"), **options) as llm:
+        expected = ask(llm, requests)
+        once = llm.get_metrics()["prefix_hit_tokens"]
+    for folder in folders():
+        shutil.rmtree(folder)  # as if the machine had been started again
+    with LLM(str(tmp_path / "model"), **options) as llm:
+        assert ask(llm, requests) == expected
+        assert llm.get_metrics()["prefix_hit_tokens"] > 2 * once
+
+
+@pytest.mark.slow
 def test_other_numbers_of_ranks_share_nothing(tmp_path: Path) -> None:
     make_model("llama", tmp_path)
     requests = make_requests(4096, 4, seed=3)
@@ -93,10 +101,3 @@ def test_other_numbers_of_ranks_share_nothing(tmp_path: Path) -> None:
             found.append(llm.get_metrics()["prefix_hit_tokens"])
     assert len(folders()) == 3
     assert len(set(found)) == 1
-
-
-def test_stages_are_refused() -> None:
-    with pytest.raises(
-        EngineStartError, match="shared_kv_cache_bytes is not possible with pipeline_parallel_size"
-    ):
-        LLM(multiprocess=False, pipeline_parallel_size=2, shared_kv_cache_bytes="48M")

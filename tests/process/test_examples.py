@@ -33,6 +33,7 @@ MOST_LINES = {
     "policy_gradient.py": 80,
     "grpo_colocate.py": 62,
     "ray_data.py": 106,
+    "disk_connector.py": 119,
 }
 
 
@@ -113,6 +114,15 @@ def test_prefix_caching_reports_hits(run_example: Run) -> None:
     assert again > 0
     assert again % 16 == 0
     assert other_ending >= again
+
+
+def test_disk_connector_finds_the_blocks_of_another_engine(
+    run_example: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "examples")
+    first, second = map(int, re.findall(r": (\d+) of \d+ tokens", run_example("disk_connector.py")))
+    assert first == 0
+    assert second > 0
 
 
 def test_sampling_does_not_depend_on_the_batch(run_example: Run) -> None:

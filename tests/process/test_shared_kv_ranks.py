@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 from support.programs import children, is_running
 from support.reference_models import make_model
-from support.shared_kv import removing_regions
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams
@@ -23,7 +21,7 @@ from shmllm.shared_kv.region import Region
 pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
-    pytest.mark.usefixtures("no_leaks", "no_regions"),
+    pytest.mark.usefixtures("no_leaks", "own_regions"),
 ]
 
 SHARED: dict[str, Any] = {
@@ -34,12 +32,6 @@ SHARED: dict[str, Any] = {
 }
 PROMPT = [*range(1, 600)]
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
-
-
-@pytest.fixture
-def no_regions(no_leaks: None) -> Iterator[None]:
-    with removing_regions():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -52,17 +52,20 @@ def attached(name: str) -> Iterator[LLM]:
 
 
 @contextmanager
-def named_engine(directory: Path, preface: str = "", **options: Any) -> Iterator[tuple[str, int]]:
+def named_engine(
+    directory: Path, preface: str = "", model: str = "tiny", **options: Any
+) -> Iterator[tuple[str, int]]:
     """A running engine: its name and pid.
 
     Args:
         directory: for its log.
         preface: a source text that runs in the engine before it starts.
+        model: its model.
         options: of the engine, as for `LLM`.
     """
     name = f"test-{os.getpid()}-{next(_numbers)}"
     config = make_engine_config(
-        "tiny", **({"kv_cache_memory_bytes": 2**27, "num_threads": 1, "dtype": "float32"} | options)
+        model, **({"kv_cache_memory_bytes": 2**27, "num_threads": 1, "dtype": "float32"} | options)
     ).to_json()
     log = directory / "engine.log"
     with log.open("wb") as output:

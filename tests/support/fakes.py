@@ -24,6 +24,7 @@ from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.kv_groups import ONE_GROUP, KVGroup
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.core.request import RequestStatus
+from shmllm.core.shared_blocks import BlockCopy
 from shmllm.errors import EngineDeadError, EngineStartError, RequestError
 from shmllm.ipc.device_memory import LocalSharing
 from shmllm.outputs.columns import FinishReason, OutputColumns
@@ -218,6 +219,7 @@ class FakeRunner:
     Attributes:
         memory: what can be given back.
         plans: every plan executed, in order.
+        lent_ids: ids of blocks that other engines share, which steps may read now.
         grammars: what was asked to be compiled; tests give the futures their results.
         num_adapters_read: how often an adapter was read.
         most_under_way: steps that were submitted and not executed yet, at most.
@@ -240,6 +242,7 @@ class FakeRunner:
         self._tokens: dict[int, list[int]] = {}
         self._block_tables: dict[int, list[list[int]]] = {}
         self._slots: dict[int, int] = {}
+        self.lent_ids: Collection[int] = ()
         self._states: dict[int, int] = {}
         self.memory = FakeMemory(self._slots)
         self._asks: dict[int, int] = {}
@@ -281,6 +284,7 @@ class FakeRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
+        self._copy_blocks([*plan.saves_before, *plan.loads])
         self._update(plan)
         for source, target in plan.state_copies:
             self._slots[-target] = self._slots[-source]
@@ -291,6 +295,7 @@ class FakeRunner:
         token_ids = [token for _, tokens in sampled for token in tokens]
         chosen = [token for row, tokens in sampled if row in self._asks for token in tokens]
         asked = [self._asks[row] for row, tokens in sampled if row in self._asks for _ in tokens]
+        self._copy_blocks(plan.saves_after)
         return StepResult(
             token_ids,
             fake_logprobs(chosen, asked) if asked else None,
@@ -367,11 +372,19 @@ class FakeRunner:
                 assert first == len(table), "a block table has a gap or is overwritten"
                 table += ids
 
+    def _copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        size = self.info.block_size
+        for section, source, target in copies:
+            assert section == 0, "states are not shared here"
+            for position in range(size):
+                self._slots[target * size + position] = self._slots[source * size + position]
+
     def _slot(self, row: int, group: int, position: int) -> int:
         interval, table = self.kv_groups[group].rule.interval, self._block_tables[row][group]
         size = interval or self.info.block_size
         block_id = table[position // size]
-        assert 0 < block_id <= (self.info.num_blocks if interval is None else self.info.num_states)
+        most = self.info.num_blocks if interval is None else self.info.num_states
+        assert 0 < block_id <= most or block_id in self.lent_ids
         return -block_id if interval else block_id * size + position % size
 
     def _write(self, row: int, start: int, count: int, is_later: bool = False) -> None:

@@ -51,7 +51,7 @@ RULES = {
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="cuda torch"),
     "shmllm.shared_kv": Rule("config errors ipc"),
     "shmllm.wire": Rule("errors ipc outputs params", packages="numpy", lazy_packages="cloudpickle"),
-    "shmllm.core": Rule("config errors outputs params"),
+    "shmllm.core": Rule("config errors outputs params plugins"),
     "shmllm.models": Rule(
         "errors formats shmllm_kernels",
         packages="torch safetensors numpy",

@@ -117,6 +117,14 @@ class CpuKVCache:
         view.layers = self._layers_of(model, first)
         return view
 
+    def own_layers(self, model: ModelConfig) -> dict[int, Tensor]:
+        """The blocks of the layers that have keys and values of their own."""
+        return {
+            layer: self.layers[layer].blocks
+            for layer, heads in enumerate(model.layer_kv)
+            if heads is not None and layer not in model.kv_sources
+        }
+
     def _layers_of(self, model: ModelConfig, first: int) -> dict[int, LayerCache]:
         shape, layers, places = self._shape, {}, self._shape.places
         for layer, heads in enumerate(model.layer_kv):

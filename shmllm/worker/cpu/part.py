@@ -139,6 +139,17 @@ class CpuPart:
         self.shared = CpuSharedCache(self.cache.buffers, arena, self._group)
         self.pool.counts_shared = False  # what other engines have computed is none of its memory
 
+    def layers_by_name(self) -> dict[str, torch.Tensor]:
+        """Return the blocks, [num_blocks, block_bytes] uint8, of each layer with keys and values of
+        its own; first those of the model."""
+        model = self.loaded.config
+        found = {f"model.layers.{i}": each for i, each in self.cache.own_layers(model).items()}
+        if self.draft is not None:
+            view = self.cache.of_draft(self.draft.config, len(model.layer_kv))
+            drafting = view.own_layers(self.draft.config)
+            found |= {f"draft.layers.{i}": each for i, each in drafting.items()}
+        return found
+
     def copy_states(self, inputs: CpuInputs) -> None:
         """Copy the blocks of states that the inputs of a step name."""
         for source, target in inputs.state_copies:

@@ -20,6 +20,7 @@ import torch
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.plugins.kv_connector import KVConnector
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
@@ -29,6 +30,7 @@ from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.grammar_masks import PendingMasks
+from shmllm.worker.kv_connector import WorkerConnector
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, make_info
@@ -141,6 +143,7 @@ class CpuRunner(LoadedRunner):
         weight_bytes = sum(ranks.everywhere(lambda: loaded.weights.num_bytes, "build", size))
         self._shared = None if part.shared is None else GroupSharedCache(part.shared, ranks)
         self.shared_cache = self._shared
+        self._connector: WorkerConnector | None = None
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
@@ -219,6 +222,9 @@ class CpuRunner(LoadedRunner):
         made = make_processors(classes, self.info, device, self._batch.token_ids)
         self.processors = self._sampler.processors = made
 
+    def use_connector(self, connector: KVConnector, name: str) -> None:
+        self._connector = WorkerConnector(connector, name, self._part.layers_by_name())
+
     def observe(self, observe: Observe | None) -> None:
         """See `LoadedRunner.observe`. The other ranks run their kernels one by one, too."""
 
@@ -247,6 +253,8 @@ class CpuRunner(LoadedRunner):
             result = self._execute(plan)
             shared.copy(plan.saves_after)
             return result
+        if self._connector is not None:
+            return self._connector.run(plan, self._execute)
         return self._execute(plan)
 
     def _execute(self, plan: StepPlan) -> StepResult:

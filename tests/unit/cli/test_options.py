@@ -67,6 +67,12 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "logprobs_mode": (["--logprobs-mode", "raw_logits"], "raw_logits"),
     "logits_processors": (["--logits-processors", "a.b:C,d:E"], ("a.b:C", "d:E")),
     "worker_extension_cls": (["--worker-extension-cls", "a.b.C"], "a.b.C"),
+    "kv_connector": (["--kv-connector", "a.b:C"], "a.b:C"),
+    "kv_connector_extra_config": (
+        ["--kv-connector-extra-config", '{"path": "/d"}'],
+        {"path": "/d"},
+    ),
+    "kv_role": (["--kv-role", "kv_consumer"], "kv_consumer"),
     "weight_transfer_config": (["--weight-transfer-config", "gloo"], "gloo"),
     "enforce_eager": (["--enforce-eager"], True),
     "speculative_config": (
@@ -81,9 +87,15 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "shared_kv_cache_bytes": (["--shared-kv-cache-bytes", "1GiB"], 2**30),
     "shared_kv_cache_reads": (["--shared-kv-cache-reads", "copy"], "copy"),
     "shared_kv_cache_path": (["--shared-kv-cache-path", "/tmp/cache"], "/tmp/cache"),
+    "shared_kv_cache_path_bytes": (["--shared-kv-cache-path-bytes", "8GiB"], 2**33),
     "role": (["--role", "prefill"], "prefill"),
 }
 """For each option: words on the command line, and the value that they mean."""
+NEEDED = {
+    "shared_kv_cache_path": {"shared_kv_cache_bytes": 1},
+    "shared_kv_cache_path_bytes": {"shared_kv_cache_bytes": 1, "shared_kv_cache_path": "/tmp"},
+}
+"""The options without which others are refused."""
 
 
 def taken(*arguments: str, add: Decorator = engine_options) -> tuple[dict[str, Any], str]:
@@ -141,7 +153,7 @@ def test_an_option_reaches_the_engine_from_the_command_line(name: str):
     option = next(each for each in OPTIONS if each.name == name)
     if option.reader == "FrontEndConfig":
         return
-    sent = make_engine_config(**options).to_json()
+    sent = make_engine_config(**options | NEEDED.get(name, {})).to_json()
     assert value_in(EngineConfig.from_json(sent), option) == expected != option.default
 
 

@@ -14,6 +14,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.config.lora import LoraConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
+from shmllm.config.shared_kv import SharedKVConfig
 from shmllm.config.speculative import SpeculativeConfig
 from shmllm.errors import EngineStartError
 
@@ -67,6 +68,15 @@ from shmllm.errors import EngineStartError
         (lambda: GraphConfig(capture_sizes=()), r"capture_sizes must be .* got \[\]"),
         (lambda: GraphConfig(max_capture_size=0), "max_cudagraph_capture_size must be .* got 0"),
         (lambda: GraphConfig("FULL", (1, 8), 16), "16 is not the largest of .*, 8; give one"),
+        (
+            lambda: PluginConfig(kv_connector="a:"),
+            "kv_connector must be 'module:Class' or the name",
+        ),
+        (lambda: PluginConfig(kv_connector=1), "kv_connector must be .* got 1"),
+        (lambda: PluginConfig(kv_role="both"), "kv_role 'both' is not one of kv_both, kv_producer"),
+        (lambda: PluginConfig(kv_connector_extra_config="{"), "extra_config is no JSON"),
+        (lambda: PluginConfig(kv_connector_extra_config={1: {2}}), "extra_config is no JSON"),
+        (lambda: PluginConfig(kv_connector_extra_config=[1]), r"must be a mapping, got \[1\]"),
         (lambda: GraphConfig(enforce_eager=1), "enforce_eager must be True or False, got 1"),
     ],
 )
@@ -80,6 +90,31 @@ TRANSFORMERS = LoadConfig("m", model_impl="transformers")
 DRAFTS = SpeculativeConfig("draft_model", model="d")
 NGRAM = SpeculativeConfig("ngram")
 MTP = SpeculativeConfig("mtp")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"load": TRANSFORMERS}, "model_impl='transformers'"),
+        ({"parallel": RANKS}, "tensor_parallel_size 2"),
+        ({"parallel": STAGES}, "pipeline_parallel_size 3"),
+        ({"cache": CacheConfig(enable_prefix_caching=False)}, "enable_prefix_caching=False"),
+        ({"shared_kv": SharedKVConfig(2**20)}, "shared_kv_cache_bytes"),
+    ],
+)
+def test_what_a_connector_cannot_be_together_with_is_refused(options, words):
+    message = f"kv_connector is not possible with {words}: leave one of the two out"
+    plugins = PluginConfig(kv_connector="a:B")
+    with pytest.raises(EngineStartError, match=message):
+        EngineConfig(**{"load": LoadConfig("m"), "plugins": plugins} | options)
+
+
+def test_ranks_share_blocks_and_stages_do_not() -> None:
+    shared = SharedKVConfig(2**20)
+    EngineConfig(LoadConfig("m"), shared_kv=shared, parallel=RANKS)
+    message = "shared_kv_cache_bytes is not possible with pipeline_parallel_size 3: leave one of"
+    with pytest.raises(EngineStartError, match=message):
+        EngineConfig(LoadConfig("m"), shared_kv=shared, parallel=STAGES)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +184,22 @@ FULL = EngineConfig(
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
-    plugins=PluginConfig(("größe:Own",), "größe.Own", ("/größe",)),
+    plugins=PluginConfig(
+        ("größe:Own",), "größe.Own", "", {"größe": [1]}, "kv_consumer", ("/größe",)
+    ),
     num_threads=2,
     device="cuda:1",
 )
 
 
-@pytest.mark.parametrize("config", [EngineConfig(LoadConfig("m")), FULL], ids=["defaults", "full"])
+CONNECTED = EngineConfig(LoadConfig("m"), plugins=PluginConfig(kv_connector="größe:Own"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [EngineConfig(LoadConfig("m")), FULL, CONNECTED],
+    ids=["defaults", "full", "with a connector"],
+)
 def test_a_configuration_can_be_sent_as_json(config):
     assert EngineConfig.from_json(config.to_json()) == config
 
@@ -164,7 +208,8 @@ def test_every_field_of_the_full_configuration_differs_from_its_default():
     default = dataclasses.asdict(EngineConfig(LoadConfig("m")))
     full = dataclasses.asdict(FULL)
     for part in ("load", "cache", "scheduler", "graphs", "plugins"):
-        assert not [name for name in full[part] if full[part][name] == default[part][name]]
+        equal = [name for name in full[part] if full[part][name] == default[part][name]]
+        assert equal == ["kv_connector"] * (part == "plugins")  # others of FULL exclude it
 
 
 @pytest.mark.parametrize("given", [None, -1, "auto"])

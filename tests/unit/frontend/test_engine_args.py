@@ -13,7 +13,12 @@ import torch
 from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError, SamplingParams
 from shmllm.engine.worker import METHODS
 from shmllm.frontend.engine_options import make_engine_config, read_profiler_config
-from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES, check_foreign_options
+from shmllm.frontend.foreign_options import (
+    NO_EFFECT,
+    ONLY_VALUES,
+    TRANSLATED,
+    check_foreign_options,
+)
 
 OWN = [
     name for name in inspect.signature(LLM.__init__).parameters if name not in ("self", "options")
@@ -22,13 +27,14 @@ OWN = [
 
 def test_every_option_of_llm_is_a_field():
     names = [field.name for field in dataclasses.fields(EngineArgs)]
-    assert set(names) == {*OWN, *ONLY_VALUES, *NO_EFFECT}
+    assert set(names) == {*OWN, *ONLY_VALUES, *NO_EFFECT, *TRANSLATED}
     assert names[0] == "model"
 
 
 def test_an_option_is_in_one_table_only():
     assert not set(ONLY_VALUES) & set(NO_EFFECT)
-    assert not {*ONLY_VALUES, *NO_EFFECT} & set(OWN)
+    assert not {*ONLY_VALUES, *NO_EFFECT} & {*OWN, *TRANSLATED}
+    assert not {*TRANSLATED} & {*OWN}
 
 
 def test_llm_options_are_the_values_that_differ_from_the_defaults():
@@ -157,7 +163,7 @@ def test_docs_vllm_md_lists_each_option():
         assert f"| `{name}` | {values} | {reason} |\n" in text
     for name, (default, reason) in NO_EFFECT.items():
         assert f"| `{name}` | `{default!r}` | {reason} |\n" in text
-    for name in (*OWN, *METHODS):
+    for name in (*OWN, *TRANSLATED, *METHODS):
         assert f"`{name}" in text, name
 
 

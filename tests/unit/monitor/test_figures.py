@@ -273,3 +273,26 @@ def test_a_list_has_the_sum_of_a_pool_behind_its_last_engine() -> None:
     (total,) = (line for line in shown(list_screen(engines, None), 130) if "pool of 2" in line)
     assert "10+20" in total
     assert total.split()[-2] == "30"
+
+
+def test_a_shared_cache_is_shown_if_there_is_one() -> None:
+    before = sample(1.0, prefix_query_tokens=100)
+    now = sample(
+        2.0,
+        prefix_query_tokens=300,
+        prefix_hit_tokens=150,
+        shared_hit_tokens=50,
+        shared_kv_cache_bytes=2**30,
+        shared_blocks_lent=7,
+        shared_blocks_saved=1234,
+        shared_blocks_reused=56,
+    )
+    found = figures(ENGINE, now, before)
+    assert found["shared_hit_rate"] == {"interval": 0.25, "since_start": pytest.approx(1 / 6)}
+    assert found["shared_kv_cache_bytes"] == 2**30
+    lines = "\n".join(shown(engine_screen(found, [], "main"), 160))
+    assert "25.0 %, 16.7 % in all" in lines
+    assert "7 blocks" in lines
+    assert "1,234 blocks, 56 reused" in lines
+    alone = "\n".join(shown(engine_screen(figures(ENGINE, before, None), [], "main"), 160))
+    assert "shared hits" not in alone

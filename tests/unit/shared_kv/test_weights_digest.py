@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,13 @@ from support.waiting import PATIENCE_S
 
 from shmllm.formats.gguf_pieces import piece_name
 from shmllm.shared_kv import weights_digest
-from shmllm.shared_kv.weights_digest import NOTE, compute_digest, digest_of_random, known_digest
+from shmllm.shared_kv.weights_digest import (
+    NOTE,
+    compute_digest,
+    digest_of_random,
+    has_changed_since,
+    known_digest,
+)
 
 CONTENTS = {
     "config.json": b'{"hidden_size": 8}',
@@ -573,3 +580,16 @@ def test_two_processes_at_once(checkpoint: Path, folder: Path) -> None:
             process.communicate()
     assert outputs == [[known_digest(checkpoint)]] * 2
     assert files_in(folder) == {*CONTENTS, *OTHERS, NOTE}
+
+
+def test_a_checkpoint_that_is_written_again_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    moment = max(each.stat().st_ctime for each in tmp_path.iterdir())
+    assert not has_changed_since(tmp_path, moment)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert not has_changed_since(tmp_path, moment)
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    (tmp_path / "model.safetensors").write_bytes(b"y")
+    assert has_changed_since(tmp_path, moment)
+    assert has_changed_since(tmp_path / "absent", moment)

@@ -13,6 +13,7 @@ from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.config.parallel import ParallelConfig
+from shmllm.config.plugins import PluginConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.gpu import device as gpu_device
 from shmllm.worker.make_runner import (
@@ -98,6 +99,20 @@ def test_gpus_do_not_divide_adapters(machine):
         lora=LoraConfig(enable_lora=True),
     )
     with pytest.raises(EngineStartError, match="enable_lora is not possible with tensor_parallel"):
+        make_runner(config)
+
+
+def test_gpus_have_no_connector(machine):
+    machine(1)
+    plugins = PluginConfig(kv_connector="support.connectors:InMemory")
+    config = EngineConfig(LoadConfig("m"), device="cuda", plugins=plugins)
+    with pytest.raises(EngineStartError, match="kv_connector is for the CPU: pass device='cpu'"):
+        make_runner(config)
+
+
+def test_a_wrong_connector_ends_a_start_before_weights_are_read():
+    config = EngineConfig(LoadConfig("absent"), plugins=PluginConfig(kv_connector="Disk"))
+    with pytest.raises(EngineStartError, match="kv_connector 'Disk' is not known"):
         make_runner(config)
 
 

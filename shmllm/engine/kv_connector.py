@@ -1,0 +1,123 @@
+"""The engine's part in a KV connector: making it, and telling it which weights the engine has.
+
+A connector stores blocks under the engine's identity, a hash of all that decides their bytes. It is
+computed when the engine starts, which needs the digest of the weights: the first start with a
+checkpoint reads it once. Written weights have no digest, so nothing is loaded and saved behind a
+weight update; weights that are read from a directory again have one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from shmllm.config.engine import EngineConfig
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.kv_connector import SchedulerConnector
+from shmllm.engine.identity import describe, name_of
+from shmllm.engine.runner import Runner
+from shmllm.errors import EngineStartError, ShmLLMError
+
+
+class ConnectedEngine:
+    """
+    Args:
+        config: the engine's configuration, which names a connector.
+        runner: calls the worker's half.
+        kv_cache: the blocks.
+        on_problem: called with a sentence about something that failed and ends no request.
+
+    Attributes:
+        scheduler: calls the scheduler's half.
+
+    Raises:
+        EngineStartError: the connector cannot be made, or the model has no blocks for one.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        kv_cache: KVCacheManager,
+        on_problem: Callable[[str], None],
+    ) -> None:
+        from shmllm.plugins.connectors import load_connector_class
+        from shmllm.plugins.kv_connector import ConnectorContext
+        from shmllm.plugins.qualified_names import in_one_line
+
+        self._config, self._runner, self._on_problem = config, runner, on_problem
+        plugins = config.plugins
+        self._name = plugins.kv_connector
+        _check_groups(runner)
+        try:
+            identity = self._identity(config.load.directory)
+        except (ShmLLMError, OSError) as problem:
+            raise EngineStartError(f"kv_connector is not possible: {problem}") from problem
+        extra = plugins.kv_connector_extra_config or {}
+        context = ConnectorContext(extra, plugins.kv_role, identity, kv_cache.block_size)
+        try:
+            self._connector = load_connector_class(self._name)(context)
+        except ShmLLMError:
+            raise
+        except Exception as problem:
+            raise EngineStartError(
+                f"the KV connector {self._name} cannot be made: {in_one_line(problem)}"
+            ) from problem
+        runner.use_connector(self._connector, self._name)
+        self.scheduler = SchedulerConnector(
+            self._connector, self._name, plugins.kv_role, kv_cache, on_problem
+        )
+
+    def weights_written(self, directory: str | None) -> None:
+        """The engine has other weights now, and no step is in flight.
+
+        Args:
+            directory: where they were read from; None: from no directory.
+        """
+        was_on, self.scheduler.is_on = self.scheduler.is_on, False
+        if directory is None:
+            if was_on:
+                self._on_problem(
+                    f"the KV connector {self._name} has a rest: written weights have no identity; "
+                    "reload_weights from a directory gives them one"
+                )
+            return
+        try:
+            self._connector.use_identity(self._identity(directory))
+            self.scheduler.is_on = True
+        except Exception as problem:
+            self._on_problem(f"the KV connector {self._name} has a rest: {problem}")
+
+    def reset(self) -> None:
+        """Let the connector forget what it has stored."""
+        try:
+            self._connector.reset_cache()
+        except Exception as problem:
+            self._on_problem(
+                f"the KV connector {self._name} failed in reset_cache: "
+                f"{type(problem).__name__}: {problem}"
+            )
+
+    def close(self) -> None:
+        """End the connector."""
+        try:
+            self._connector.shutdown()
+        except Exception as problem:
+            self._on_problem(
+                f"the KV connector {self._name} failed in shutdown: "
+                f"{type(problem).__name__}: {problem}"
+            )
+
+    def _identity(self, directory: str) -> str:
+        return name_of(describe(self._config, self._runner, Path(directory), threading.Event()))
+
+
+def _check_groups(runner: Runner) -> None:
+    rules = [group.rule for group in runner.kv_groups]
+    if len(rules) != 1 or rules[0].most_kept is not None or rules[0].interval is not None:
+        raise EngineStartError(
+            "kv_connector needs a model whose layers all keep everything: "
+            f"{runner.info.model_type} has layers with windows or recurrent states "
+            "(disable_hybrid_kv_cache_manager=True lets windows keep everything)"
+        )

@@ -1,0 +1,43 @@
+"""Whether an engine can serve a request, by what the request alone says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shmllm.config.info import EngineInfo
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+
+
+def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
+    """Return why an engine cannot serve a request; None if it can."""
+    ids, longest = request.prompt_token_ids, info.max_model_len
+    params = request.params
+    is_generating = isinstance(params, SamplingParams)
+    if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
+        return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
+    if not _are_known(ids, info):
+        return f"a token id lies outside the vocabulary of {info.vocab_size:,}"
+    return _refusal_of_params(params, info) if isinstance(params, SamplingParams) else None
+
+
+def _are_known(token_ids: Sequence[int], info: EngineInfo) -> bool:
+    array = np.asarray(token_ids)
+    return bool(0 <= array.min() <= array.max() < info.vocab_size)
+
+
+def _refusal_of_params(params: SamplingParams, info: EngineInfo) -> str | None:
+    for name in ("logprob_token_ids", "trace_decode_token_ids"):
+        token_ids = getattr(params, name)
+        if token_ids is not None and not _are_known(token_ids, info):
+            return f"{name} has an id outside the vocabulary of {info.vocab_size:,}"
+    of_outputs = params.logprobs if params.logprob_token_ids is None else None
+    asked = (of_outputs, params.prompt_logprobs)
+    wanted = max(number or 0 for number in asked)
+    if -1 in asked:
+        wanted = info.vocab_size
+    if wanted > info.max_logprobs:
+        return f"{wanted:,} logprobs exceed max_logprobs {info.max_logprobs:,}"
+    return None
