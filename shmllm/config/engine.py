@@ -303,7 +303,6 @@ class EngineConfig(Section):
             self._check_blocks_elsewhere("shared_kv_cache_bytes")
         if self.plugins.kv_connector:
             self._check_blocks_elsewhere("kv_connector")
-        self._check_disk()
 
     def _check_division(self) -> None:
         """Raise EngineStartError if several processes cannot do what other options ask for."""
@@ -337,20 +336,6 @@ class EngineConfig(Section):
                 raise EngineStartError(
                     f"{option} is not possible with {name}: leave one of the two out"
                 )
-
-    def _check_disk(self) -> None:
-        """Raise EngineStartError if there is nothing that could be copied to disk."""
-        shared = self.shared_kv
-        if shared.path is not None and shared.num_bytes is None:
-            raise EngineStartError(
-                "shared_kv_cache_path is the directory of a copy of the shared KV cache, and this "
-                "engine has none: pass shared_kv_cache_bytes, too, for example '1GiB'"
-            )
-        if shared.path_bytes is not None and shared.path is None:
-            raise EngineStartError(
-                "shared_kv_cache_path_bytes is the limit of shared_kv_cache_path: pass both, or "
-                "leave it out"
-            )
 
     @property
     def max_drafting(self) -> int:

@@ -63,6 +63,19 @@ class SharedKVConfig(Section):
         """The most bytes of all files in `path`."""
         return self.path_bytes or DISK_FACTOR * (self.num_bytes or 0)
 
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.path is not None and self.num_bytes is None:
+            raise EngineStartError(
+                "shared_kv_cache_path is the directory of a copy of the shared KV cache, and this "
+                "engine has none: pass shared_kv_cache_bytes, too, for example '1GiB'"
+            )
+        if self.path_bytes is not None and self.path is None:
+            raise EngineStartError(
+                "shared_kv_cache_path_bytes is the limit of shared_kv_cache_path: pass both, or "
+                "leave it out"
+            )
+
     def check_role(self) -> None:
         """Raise EngineStartError if the engine has a role and no shared cache."""
         if self.role != "both" and self.num_bytes is None:
