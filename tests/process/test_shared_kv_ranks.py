@@ -15,6 +15,7 @@ from support.reference_models import make_model
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import LLM, EngineDeadError, SamplingParams
+from shmllm.errors import RankDeadError
 from shmllm.shared_kv.folder import folders, places, region_path
 from shmllm.shared_kv.region import Region
 
@@ -98,6 +99,22 @@ def test_the_owner_is_killed_while_another_engine_reads(
             [folder] = folders()
             assert sorted(places(folder)) == [0, 1], "it has taken the region over"
         assert ask(reader, LONG)[0] == expected
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_rank_of_an_engine_in_this_process_is_killed(directory: Path, overlaps: bool) -> None:
+    options = SHARED | {"multiprocess": False, "async_scheduling": overlaps}
+    with LLM(str(directory), **options) as llm:
+        num_cached(llm)
+        (rank,) = children(os.getpid())
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(RankDeadError, match="was ended by SIGKILL"):
+            ask(llm, LONG)
+    assert children(os.getpid()) == []
+    with LLM(str(directory), **options) as llm:
+        assert num_cached(llm) == 592
+        [folder] = folders()
+        assert sorted(places(folder)) == [0], "it has taken the region over"
 
 
 def test_a_region_stays_that_of_a_rank_that_has_not_ended_yet(directory: Path) -> None:
