@@ -322,12 +322,14 @@ class EngineConfig(Section):
 
     def _check_blocks_elsewhere(self, option: str) -> None:
         """Raise EngineStartError if other options do not allow KV blocks outside of the engine."""
+        is_connector = option == "kv_connector"
+        num_ranks = 1 if is_connector else self.parallel.tensor_parallel_size  # which are possible
         impossible = {
             # Blocks that a connector failed to load must not reach other engines.
-            "shared_kv_cache_bytes": option == "kv_connector" and self.shared_kv.num_bytes,
+            "shared_kv_cache_bytes": is_connector and self.shared_kv.num_bytes,
             "enable_prefix_caching=False": not self.cache.enable_prefix_caching,
             "model_impl='transformers'": self.load.model_impl == "transformers",
-            self.parallel.option: self.parallel.num_processes > 1,
+            self.parallel.option: self.parallel.num_processes > num_ranks,
         }
         for name, is_asked in impossible.items():
             if is_asked:

@@ -364,13 +364,13 @@ class EngineCore:
         """End the connection with a trainer, leave the shared prefix cache, and end the other
         ranks and the connector."""
         self.transfer.close()
-        if self.connector is not None:
-            with suppress(Exception):  # a step in flight calls the connector
+        elsewhere = [each for each in (self.connector, self.shared_kv) if each is not None]
+        # A step in flight calls the connector, and reads and writes shared blocks.
+        while elsewhere and self._in_flight:
+            with suppress(Exception):  # such as RankDeadError, which the engine has ended with
                 self.settle()
-            self.connector.close()
-        if self.shared_kv is not None:
-            self.settle()  # steps read and write shared blocks
-            self.shared_kv.close()
+        for each in elsewhere:
+            each.close()
         self.runner.close()
 
     def take_failures(self) -> list[Failure]:

@@ -50,6 +50,7 @@ def describe(
         "weights": weights,
         "draft": _digest(Path(draft), stopped) if draft else "",
         "block_size": config.cache.block_size,
+        "num_ranks": config.parallel.tensor_parallel_size,
         "groups": repr(runner.kv_groups),
         **runner.numerics(),
     }

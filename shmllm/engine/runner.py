@@ -63,7 +63,7 @@ class Runner(Protocol):
     @property
     def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """For blocks of keys and values, and for those of states: the number of buffers that have
-        parts of a block, and the size of a part."""
+        parts of a block, in all processes, and the size of a part."""
 
     def numerics(self) -> dict[str, Any]:
         """What decides the bits of keys and values, beside the weights and the tokens."""

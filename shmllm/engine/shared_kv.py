@@ -250,7 +250,7 @@ def _blocks_per_state(groups: tuple[KVGroup, ...], block_size: int) -> float:
 def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a description that people read."""
     names = ("weights", "dtype", "kv_cache_dtype", "quantization", "block_size")
-    return {name: described[name] for name in names if name in described}
+    return {name: described[name] for name in (*names, "num_ranks") if name in described}
 
 
 def _close_region(joining: Future[_Found]) -> None:

@@ -365,3 +365,8 @@ def is_locked(fd: int) -> bool:
 def write_lock(byte: int) -> bytes:
     """A `struct flock` for a write lock on one byte of a file, for the F_OFD commands."""
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+
+
+def read_lock(byte: int) -> bytes:
+    """The same for a read lock, which several may have."""
+    return _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)

@@ -17,6 +17,7 @@ from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.runner import TABLES
+from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.group import Kind
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
@@ -67,6 +68,10 @@ class CpuRankPart:
     def lora(self) -> CpuLora | None:
         return self._part.lora
 
+    @property
+    def shared(self) -> CpuSharedCache | None:
+        return self._part.shared
+
     def size_cache(self) -> CacheSize:
         return self._part.size_cache()
 
@@ -82,6 +87,10 @@ class CpuRankPart:
         return MemoryOwners(loaded.model, loaded.weights, part.kv_cache, workspaces, part.pool)
 
     def play(self, kind: Kind, slot: int) -> None:
+        if kind is Kind.SHARING:
+            assert self.shared is not None, "the engine shares blocks"
+            self.shared.copy()
+            return
         if kind is Kind.STEP:
             self._part.copy_states(self._program.inputs_of(slot))
         self._program.play(kind, slot)

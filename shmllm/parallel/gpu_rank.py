@@ -47,7 +47,7 @@ class GpuRankPart:
         memory: the memory of the group.
     """
 
-    lora = None
+    lora = shared = None
     traced_as = Slice.RANK_LAUNCH
 
     def __init__(self, part: GpuPart, memory: GpuGroupMemory) -> None:

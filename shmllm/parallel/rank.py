@@ -42,6 +42,7 @@ from shmllm.worker.profile import Recording, path_of_rank
 
 if TYPE_CHECKING:
     from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
+    from shmllm.worker.cpu.shared_cache import CpuSharedCache
 
 T = TypeVar("T")
 
@@ -54,6 +55,7 @@ class RankPart(Protocol):
         torch_device: where they are.
         traced_as: what a trace calls its part of a step: RANK_STEP or RANK_LAUNCH.
         lora: what makes and applies low-rank adapters, if the engine has them.
+        shared: its part of the blocks that engines share, if they do.
     """
 
     @property
@@ -61,6 +63,9 @@ class RankPart(Protocol):
 
     @property
     def lora(self) -> CpuLora | None: ...
+
+    @property
+    def shared(self) -> CpuSharedCache | None: ...
 
     torch_device: torch.device
     traced_as: Slice
@@ -204,6 +209,11 @@ class RankServer:
         for number in numbers:
             self._loras.pop(number, None)
             self._tensors_of_loras.pop(number, None)
+
+    def share(self, method: str, *arguments: Any) -> Any:
+        """Call a method of this rank's part of the blocks that engines share; see
+        `worker.cpu.group_shared_cache`."""
+        return getattr(self._part.shared, method)(*arguments)
 
     def observe(self, is_observed: bool) -> None:
         """Run kernels one by one, so that a recording has each, or all of a step in one call."""

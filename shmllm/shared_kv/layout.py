@@ -15,7 +15,8 @@
 
 A section has the blocks of one kind: section 0 has keys and values, section 1 recurrent states. The
 part of a block in a buffer is what a layer, or several, keep in it; a buffer's parts follow each
-other, and each buffer begins on a page. A file of another rank of a group has data only.
+other, and each buffer begins on a page. If ranks of a group divide the layers, the buffers of all
+ranks are those of a block, rank by rank, and each rank reads and writes its own.
 
 Every byte has one writing process: the owner. A reader's pins lie in the reader's own region, at
 the place of the region whose blocks it reads. This module must not know files and processes.

@@ -22,7 +22,7 @@ from typing import Any
 
 from shmllm.errors import ProtocolMismatchError, SegmentError
 from shmllm.ipc import bus_guard, folder
-from shmllm.ipc.segment import OWNER_BYTE, SWEEPER_BYTE, is_locked, write_lock
+from shmllm.ipc.segment import OWNER_BYTE, SWEEPER_BYTE, is_locked, read_lock, write_lock
 from shmllm.ipc.segment_file import allocate, resize
 from shmllm.ipc.words import IS_STORE_ORDERED, Word, WordTable, fence
 from shmllm.shared_kv.layout import (
@@ -501,8 +501,24 @@ def lock_sweeper(fd: int) -> int | None:
     return _locked(fd, SWEEPER_BYTE)
 
 
+def own_together(fd: int) -> None:
+    """Own a region together with this engine's other ranks, until the file is closed: it has no
+    other owner before the last of them has ended.
+
+    Args:
+        fd: the file, open for reading.
+
+    Raises:
+        BlockingIOError: another process takes the region over.
+    """
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, read_lock(OWNER_BYTE))
+
+
 def _lock(fd: int) -> int | None:
-    return _locked(fd, OWNER_BYTE)
+    lock = _locked(fd, OWNER_BYTE)
+    if lock is not None:
+        own_together(lock)
+    return lock
 
 
 def _locked(fd: int, byte: int) -> int | None:

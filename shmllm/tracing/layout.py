@@ -77,6 +77,7 @@ class RankStep(IntEnum):
 
     STEP = 1
     SCORING = 2
+    SHARING = 4
 
 
 class Event(IntEnum):

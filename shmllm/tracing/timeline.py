@@ -33,6 +33,10 @@ NAMES = {
     Slice.LOAD_MODEL: "load model",
     Slice.DRAIN: "drain",
 }
+RANK_STEPS: dict[int, str] = {
+    RankStep.SCORING: "logits for prompts, ",
+    RankStep.SHARING: "shared blocks, ",
+}
 FACTS = {
     Slice.TOKENIZE: ("prompts",),
     Slice.PROCESS: ("events", "requests changed", "requests finished"),
@@ -286,7 +290,7 @@ def _spans(
 
 def _rank_span(pid: int, record: Record) -> Span:
     number = f" {record.a - 1}" if record.a else ""
-    name = f"step{number}" if record.c == RankStep.STEP else f"logits for prompts, step{number}"
+    name = f"{RANK_STEPS.get(record.c, '')}step{number}"
     is_launch = record.name == Slice.RANK_LAUNCH
     facts = {} if is_launch else {"waited for others us": record.b / 1000}
     return Span(pid, record.thread, name, record.begin_ns, record.end_ns, facts)

@@ -24,12 +24,13 @@ class Kind(IntEnum):
     """What the ranks do in a step.
 
     STEP: a step of the model. SCORING: logits of some hidden states. COMMAND: something else, which
-    each is told by itself.
+    each is told by itself. SHARING: copies of blocks that engines share.
     """
 
     STEP = 1
     SCORING = 2
     COMMAND = 3
+    SHARING = 4
 
 
 class SharedArrays(Protocol):

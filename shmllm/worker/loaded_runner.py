@@ -163,7 +163,7 @@ class LoadedRunner(ABC):
     @property
     def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """For blocks of keys and values, and for those of states: the number of buffers that have
-        parts of a block, and the size of a part."""
+        parts of a block, in all ranks, and the size of a part."""
         raise NotImplementedError
 
     def trace(self, directory: Path) -> None:

@@ -42,7 +42,7 @@ class CpuPart:
         shape: the division of the KV cache.
         kv_cache: the arena of the KV cache, after `build`, as the following.
         cache: the KV cache.
-        shared: the blocks that engines share, or None.
+        shared: this process's part of the blocks that engines share, or None.
         lora: the adapters of a step, or None.
         program: computes steps.
 
@@ -135,7 +135,7 @@ class CpuPart:
             arena = None
         if arena is None:
             self._make_cache(size, HostArena(num_bytes, "the KV cache"))
-        self.shared = CpuSharedCache(self.cache.buffers, arena)
+        self.shared = CpuSharedCache(self.cache.buffers, arena, self._group)
         self.pool.counts_shared = False  # what other engines have computed is none of its memory
 
     def layers_by_name(self) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ from shmllm.plugins.kv_connector import KVConnector
 from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
+from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
@@ -140,7 +141,8 @@ class CpuRunner(LoadedRunner):
 
         part.build(size, self._batch)  # first: the others get the arrays that this one makes
         weight_bytes = sum(ranks.everywhere(lambda: loaded.weights.num_bytes, "build", size))
-        self.shared_cache = part.shared
+        self._shared = None if part.shared is None else GroupSharedCache(part.shared, ranks)
+        self.shared_cache = self._shared
         self._connector: WorkerConnector | None = None
         self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
@@ -211,7 +213,9 @@ class CpuRunner(LoadedRunner):
     def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
         shape = self._part.shape
         states = (len(shape.state_layers), shape.state_bytes if shape.state_layers else 0)
-        return (shape.num_buffers, shape.buffer_bytes if shape.num_buffers else 0), states
+        blocks = (shape.num_buffers, shape.buffer_bytes if shape.num_buffers else 0)
+        size = self._ranks.memory.shard.size
+        return (size * blocks[0], blocks[1]), (size * states[0], states[1])
 
     def use_processors(self, classes: ProcessorClasses) -> None:
         device = torch.device("cpu")
@@ -240,14 +244,14 @@ class CpuRunner(LoadedRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, and sample the tokens that it asks for."""
-        shared = self._part.shared
+        shared = self._shared
         if shared is not None:
-            shared.save(plan.saves_before)
-            shared.load(plan.loads)
+            self._ranks.memory.label = plan.step + 1
+            shared.copy(plan.saves_before, plan.loads)
             if not plan.num_tokens:
                 return StepResult([])
             result = self._execute(plan)
-            shared.save(plan.saves_after)
+            shared.copy(plan.saves_after)
             return result
         if self._connector is not None:
             return self._connector.run(plan, self._execute)

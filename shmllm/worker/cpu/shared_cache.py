@@ -1,9 +1,12 @@
-"""The blocks that engines share, as a CPU reads and writes them."""
+"""The blocks that engines share, as a process that computes on a CPU reads and writes them.
+
+A rank of a group has a part of each block: some of the buffers of a region. This module must not
+know the other ranks, which `group_shared_cache` has.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Sequence
@@ -14,12 +17,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from shmllm.core.shared_blocks import BlockCopy
+from shmllm.errors import SegmentError
 from shmllm.shared_kv.layout import RegionLayout
+from shmllm.shared_kv.region import own_together
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.roomy_arena import MADV_POPULATE_READ, MOST_IDS, RoomyArena
-from shmllm.worker.id_ranges import IdRanges
+from shmllm.worker.group import Group
 
 Bytes = npt.NDArray[np.uint8]
+MOST_COPIES = 1024
+"""How many blocks are copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +35,13 @@ class _Mapped:
 
     fd: its file, which this owns.
     layout: its layout.
-    views: if it is copied from, for each section the parts of all blocks in each buffer.
+    offsets: for each section the offset in the file of each of this process's buffers.
+    views: if it is copied from, for each section the parts of all blocks in each of them.
     """
 
     fd: int
     layout: RegionLayout
+    offsets: list[list[int]]
     views: list[list[Bytes]] | None
 
 
@@ -40,18 +49,31 @@ class CpuSharedCache:
     """Maps regions, and copies blocks from and to them.
 
     Args:
-        buffers: for each section the engine's own tensors of blocks, [num_blocks, part_bytes] each.
+        buffers: for each section this process's tensors of blocks, [num_blocks, part_bytes] each.
         arena: the arena of these tensors, behind which regions are mapped; None: their blocks are
             only copied.
+        group: the group of which this process is a rank. Each has a part of the blocks.
 
     Attributes:
+        copies: (MOST_COPIES, 3) int64, the section, the source and the target of each copy that
+            `copy` makes. All ranks share these words, as the following.
+        num_copies: (1,) int64, their number.
+        are_loads: (1,) int64, whether they are copies of blocks of regions into those of the
+            engine. Else they are copies of the engine's blocks into its region.
         is_in_place: whether steps read the blocks of regions by their ids.
+        ids: for each section the first id that blocks of regions may have, and how many there are;
+            the same in all ranks.
         mapped_bytes: the size of all that is mapped.
     """
 
-    def __init__(self, buffers: Sequence[Sequence[Tensor]], arena: RoomyArena | None) -> None:
-        self._own: list[list[Bytes]] = [[each.numpy() for each in group] for group in buffers]
-        self._arena = arena
+    def __init__(
+        self, buffers: Sequence[Sequence[Tensor]], arena: RoomyArena | None, group: Group
+    ) -> None:
+        self._own: list[list[Bytes]] = [[each.numpy() for each in section] for section in buffers]
+        self._rank = group.rank
+        self.copies: LongArray = group.array("copies of blocks", MOST_COPIES, 3)
+        self.num_copies: LongArray = group.array("number of copies of blocks", 1)
+        self.are_loads: LongArray = group.array("copies of blocks are loads", 1)
         self.is_in_place = arena is not None
         self.mapped_bytes = 0
         self._mapped: dict[tuple[int, ...], _Mapped] = {}
@@ -60,59 +82,87 @@ class CpuSharedCache:
             [] if arena is None else arena.tensors[begin : begin + len(group)]
             for begin, group in zip(begins, buffers, strict=True)
         ]
-        self._ids = [
-            IdRanges(tensors[0].first, tensors[0].room)
+        self.ids = [
+            (tensors[0].first, tensors[0].room)
             if tensors
-            else IdRanges(len(group[0]) if group else 0, MOST_IDS)
+            else (len(group[0]) if group else 0, MOST_IDS)
             for tensors, group in zip(self._tensors, buffers, strict=True)
         ]
 
-    def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
-        """See `shared_kv.tier.BlockMemory.map`."""
-        firsts = self._take(layout)
-        own = os.open(f"/proc/self/fd/{fd}", _flags_of(fd) | os.O_CLOEXEC)
-        views = None
-        try:
-            if self.is_in_place:
-                self._map_in_place(own, layout, firsts)
-            else:
-                views = _views(own, layout)
-        except OSError:
-            os.close(own)
-            self._give_back(firsts)
-            raise
-        # A new dictionary: the thread that computes steps iterates over the old one.
-        self._mapped = {**self._mapped, firsts: _Mapped(own, layout, views)}
-        self.mapped_bytes += layout.data_bytes
-        return firsts
+    def reads_in_place(self) -> bool:
+        """Return `is_in_place`."""
+        return self.is_in_place
 
-    def unmap(self, firsts: Sequence[int]) -> None:
-        """See `shared_kv.tier.BlockMemory.unmap`."""
-        mapped = self._mapped[tuple(firsts)]
+    def use_copies(self) -> None:
+        """Only copy blocks from now on. Called before anything is mapped."""
+        self.is_in_place = False
+
+    def map(
+        self, path: str, is_writable: bool, layout: RegionLayout, firsts: tuple[int, ...]
+    ) -> None:
+        """Provide this process's part of the data of a region.
+
+        Args:
+            path: a path of the file, which may be one that only exists now.
+            is_writable: whether it is the region of this engine.
+            layout: its layout.
+            firsts: for each section the id of its first block.
+
+        Raises:
+            SegmentError: it cannot be mapped.
+        """
+        try:
+            fd = os.open(path, (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_CLOEXEC)
+            try:
+                if is_writable and self._rank:
+                    own_together(fd)  # else, when rank 0 dies, another owner and this one write
+                self._map(fd, layout, firsts)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as problem:
+            raise SegmentError(problem.strerror) from problem
+
+    def _map(self, fd: int, layout: RegionLayout, firsts: tuple[int, ...]) -> None:
+        offsets = self._offsets(layout)
+        if self.is_in_place:
+            self._map_in_place(fd, layout, offsets, firsts)
+        views = None if self.is_in_place else _views(fd, layout, offsets)
+        # A new dictionary: the thread that computes steps iterates over the old one.
+        self._mapped = {**self._mapped, firsts: _Mapped(fd, layout, offsets, views)}
+        self.mapped_bytes += self._part_bytes(layout)
+
+    def unmap(self, firsts: tuple[int, ...]) -> None:
+        """End that. Idempotent."""
+        mapped = self._mapped.get(firsts)
+        if mapped is None:
+            return
         self._mapped = {key: each for key, each in self._mapped.items() if each is not mapped}
-        for tensors, first, section in zip(
-            self._tensors, firsts, mapped.layout.sections, strict=True
-        ):
+        sections = zip(mapped.layout.sections, self._tensors, firsts, strict=True)
+        for section, tensors, first in sections:
             for tensor in tensors:
-                if section.num_blocks:
+                if section.num_blocks and self.is_in_place:
                     tensor.unmap(first, section.num_blocks)
-        self._give_back(firsts)
-        self.mapped_bytes -= mapped.layout.data_bytes
+        self.mapped_bytes -= self._part_bytes(mapped.layout)
         os.close(mapped.fd)
 
-    def save(self, copies: Iterable[BlockCopy]) -> None:
-        """Copy blocks of the engine into a region that is open for writing."""
+    def copy(self) -> None:
+        """Make the copies that the words of the group say."""
+        copies = self.copies[: int(self.num_copies[0])].tolist()
+        if self.are_loads[0]:
+            self._load(copies)
+        else:
+            self._save(copies)
+
+    def _save(self, copies: Iterable[list[int]]) -> None:
         for section, source, target in copies:
             mapped, first = self._region_of(section, target)
-            size = mapped.layout.sections[section].part_bytes
-            at = mapped.layout.data_offset + (target - first) * size
-            offsets = mapped.layout.buffer_offsets[section]
-            for begin, buffer in zip(offsets, self._own[section], strict=True):
+            at = (target - first) * mapped.layout.sections[section].part_bytes
+            for begin, buffer in zip(mapped.offsets[section], self._own[section], strict=True):
                 # By a call, not by a mapping: a page of a mapping costs a fault of its own.
-                os.pwrite(mapped.fd, buffer[source], at + begin)
+                os.pwrite(mapped.fd, buffer[source], begin + at)
 
-    def load(self, copies: Iterable[BlockCopy]) -> None:
-        """Copy blocks of regions into those of the engine."""
+    def _load(self, copies: Iterable[list[int]]) -> None:
         for section, source, target in copies:
             mapped, first = self._region_of(section, source)
             assert mapped.views is not None, "blocks are copied"
@@ -126,44 +176,43 @@ class CpuSharedCache:
                 return mapped, first
         raise AssertionError(f"no region has block {block_id}")
 
-    def _take(self, layout: RegionLayout) -> tuple[int, ...]:
-        firsts: list[int] = []
-        for ids, section in zip(self._ids, layout.sections, strict=True):
-            first = ids.take(section.num_blocks) if section.num_blocks else 0
-            if first is None:
-                self._give_back(firsts)
-                raise OSError(0, "no block ids are left")
-            firsts.append(first)
-        return tuple(firsts)
+    def _offsets(self, layout: RegionLayout) -> list[list[int]]:
+        """The offset in a region of each of this process's buffers, which follow those of the ranks
+        before it."""
+        found = []
+        for own, offsets in zip(self._own, layout.buffer_offsets, strict=True):
+            begin = self._rank * len(own)
+            found.append([layout.data_offset + at for at in offsets[begin : begin + len(own)]])
+        return found
 
-    def _give_back(self, firsts: Sequence[int]) -> None:
-        for ids, first in zip(self._ids, firsts, strict=False):
-            ids.give_back(first)
+    def _part_bytes(self, layout: RegionLayout) -> int:
+        return sum(
+            len(own) * section.buffer_bytes
+            for own, section in zip(self._own, layout.sections, strict=True)
+        )
 
-    def _map_in_place(self, fd: int, layout: RegionLayout, firsts: Sequence[int]) -> None:
-        sections = zip(layout.sections, layout.buffer_offsets, self._tensors, firsts, strict=True)
-        for section, offsets, tensors, first in sections:
-            for offset, tensor in zip(offsets, tensors, strict=True):
+    def _map_in_place(
+        self, fd: int, layout: RegionLayout, offsets: list[list[int]], firsts: Sequence[int]
+    ) -> None:
+        sections = zip(layout.sections, offsets, self._tensors, firsts, strict=True)
+        for section, places, tensors, first in sections:
+            for offset, tensor in zip(places, tensors, strict=True):
                 if section.num_blocks:
-                    tensor.map(fd, layout.data_offset + offset, first, section.num_blocks)
+                    tensor.map(fd, offset, first, section.num_blocks)
 
 
-def _views(fd: int, layout: RegionLayout) -> list[list[Bytes]]:
-    mapping = mmap.mmap(
-        fd, layout.data_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=layout.data_offset
-    )
-    with contextlib.suppress(OSError):  # an older system refuses
-        mapping.madvise(MADV_POPULATE_READ)
-    whole: Any = np.frombuffer(mapping, np.uint8)
-    return [
-        [
-            whole[begin : begin + section.buffer_bytes].reshape(-1, section.part_bytes)
-            for begin in offsets
-        ]
-        for section, offsets in zip(layout.sections, layout.buffer_offsets, strict=True)
-    ]
-
-
-def _flags_of(fd: int) -> int:
-    """Whether a file is open for writing, as flags of `os.open`."""
-    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+def _views(fd: int, layout: RegionLayout, offsets: list[list[int]]) -> list[list[Bytes]]:
+    views: list[list[Bytes]] = []
+    for section, begins in zip(layout.sections, offsets, strict=True):
+        if not begins or not section.num_blocks:
+            views.append([])
+            continue
+        # The buffers of a process lie one behind the other.
+        size = len(begins) * section.buffer_bytes
+        mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=begins[0])
+        with contextlib.suppress(OSError):  # an older system refuses
+            mapping.madvise(MADV_POPULATE_READ)
+        whole: Any = np.frombuffer(mapping, np.uint8)
+        parts = whole.reshape(len(begins), section.num_blocks, section.part_bytes)
+        views.append([*parts])
+    return views

@@ -109,6 +109,14 @@ def test_what_a_connector_cannot_be_together_with_is_refused(options, words):
         EngineConfig(**{"load": LoadConfig("m"), "plugins": plugins} | options)
 
 
+def test_ranks_share_blocks_and_stages_do_not() -> None:
+    shared = SharedKVConfig(2**20)
+    EngineConfig(LoadConfig("m"), shared_kv=shared, parallel=RANKS)
+    message = "shared_kv_cache_bytes is not possible with pipeline_parallel_size 3: leave one of"
+    with pytest.raises(EngineStartError, match=message):
+        EngineConfig(LoadConfig("m"), shared_kv=shared, parallel=STAGES)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -14,8 +14,11 @@ import torch
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.shared_kv.layout import RegionLayout, Section
 from shmllm.shared_kv.region import OwnRegion, Region, create
+from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
+from shmllm.worker.group import Alone
+from shmllm.worker.ranks import NoRanks
 
 KV_PART, STATE_PART = 1024, 4096
 LAYOUT = RegionLayout((Section(8, 3, KV_PART), Section(2, 2, STATE_PART)))
@@ -32,7 +35,7 @@ def region() -> Iterator[OwnRegion]:
         shutil.rmtree(folder)
 
 
-def make(is_in_place: bool) -> tuple[CpuSharedCache, list[list[torch.Tensor]]]:
+def make(is_in_place: bool) -> tuple[GroupSharedCache, list[list[torch.Tensor]]]:
     arena = RoomyArena(0, 3 * KV_PART + 2 * STATE_PART) if is_in_place else None
     shapes = [(5, KV_PART)] * 3 + [(4, STATE_PART)] * 2
     tensors = [
@@ -44,7 +47,7 @@ def make(is_in_place: bool) -> tuple[CpuSharedCache, list[list[torch.Tensor]]]:
     for index, tensor in enumerate(tensors):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % (251 - index))
     buffers = [tensors[:3], tensors[3:]]
-    return CpuSharedCache(buffers, arena), buffers
+    return GroupSharedCache(CpuSharedCache(buffers, arena, Alone()), NoRanks(1)), buffers
 
 
 @pytest.mark.parametrize("is_in_place", [True, False])
@@ -55,7 +58,7 @@ def test_a_saved_block_is_read_from_the_region(
     cache, buffers = make(is_in_place)
     firsts = cache.map(region.fd, LAYOUT)
     target = firsts[section] + 1
-    cache.save([BlockCopy(section, source, target)])
+    cache.copy([BlockCopy(section, source, target)])
     expected = [buffer[source].clone() for buffer in buffers[section]]
     if is_in_place:
         for buffer, content in zip(buffers[section], expected, strict=True):
@@ -63,7 +66,7 @@ def test_a_saved_block_is_read_from_the_region(
             found = ctypes.string_at(buffer.data_ptr() + target * size, size)
             assert found == bytes(content.numpy())
     else:
-        cache.load([BlockCopy(section, target, 0)])
+        cache.copy([], [BlockCopy(section, target, 0)])
         for buffer, content in zip(buffers[section], expected, strict=True):
             assert torch.equal(buffer[0], content)
     cache.unmap(firsts)
@@ -88,6 +91,6 @@ def test_a_region_that_is_open_for_reading_is_not_written(region: OwnRegion) -> 
     other = Region.open(region.path, 0)
     firsts = cache.map(other.fd, LAYOUT)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        cache.save([BlockCopy(0, 0, firsts[0])])
+        cache.copy([BlockCopy(0, 0, firsts[0])])
     cache.unmap(firsts)
     other.close()
