@@ -135,7 +135,7 @@ class CpuPart:
             arena = None
         if arena is None:
             self._make_cache(size, HostArena(num_bytes, "the KV cache"))
-        self.shared = CpuSharedCache(self.cache.buffers, arena, self._group)
+        self.shared = CpuSharedCache(self.cache.buffers, arena, self._group, self._num_threads)
         self.pool.counts_shared = False  # what other engines have computed is none of its memory
 
     def layers_by_name(self) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ from shmllm.worker.group import Group
 Bytes = npt.NDArray[np.uint8]
 MOST_COPIES = 1024
 """How many blocks are copied at a time."""
+MANY_COPIES = 16
+"""From how many blocks on several threads copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class CpuSharedCache:
         arena: the arena of these tensors, behind which regions are mapped; None: their blocks are
             only copied.
         group: the group of which this process is a rank. Each has a part of the blocks.
+        num_threads: the number of threads that copy.
 
     Attributes:
         copies: (MOST_COPIES, 3) int64, the section, the source and the target of each copy that
@@ -67,8 +71,13 @@ class CpuSharedCache:
     """
 
     def __init__(
-        self, buffers: Sequence[Sequence[Tensor]], arena: RoomyArena | None, group: Group
+        self,
+        buffers: Sequence[Sequence[Tensor]],
+        arena: RoomyArena | None,
+        group: Group,
+        num_threads: int = 1,
     ) -> None:
+        self._num_threads = num_threads
         self._own: list[list[Bytes]] = [[each.numpy() for each in section] for section in buffers]
         self._rank = group.rank
         self.copies: LongArray = group.array("copies of blocks", MOST_COPIES, 3)
@@ -149,24 +158,34 @@ class CpuSharedCache:
     def copy(self) -> None:
         """Make the copies that the words of the group say."""
         copies = self.copies[: int(self.num_copies[0])].tolist()
-        if self.are_loads[0]:
-            self._load(copies)
-        else:
-            self._save(copies)
+        make = self._load if self.are_loads[0] else self._save
+        if len(copies) < MANY_COPIES or self._num_threads == 1:
+            make(copies, slice(None))
+            return
+        # Each thread copies some buffers of all blocks. Fresh pages cost more than the bytes.
+        count = self._num_threads
+        with ThreadPoolExecutor(count) as threads:
+            done = [
+                threads.submit(make, copies, slice(first, None, count)) for first in range(count)
+            ]
+        for each in done:
+            each.result()
 
-    def _save(self, copies: Iterable[list[int]]) -> None:
+    def _save(self, copies: Iterable[list[int]], part: slice) -> None:
         for section, source, target in copies:
             mapped, first = self._region_of(section, target)
             at = (target - first) * mapped.layout.sections[section].part_bytes
-            for begin, buffer in zip(mapped.offsets[section], self._own[section], strict=True):
+            buffers = self._own[section][part]
+            for begin, buffer in zip(mapped.offsets[section][part], buffers, strict=True):
                 # By a call, not by a mapping: a page of a mapping costs a fault of its own.
                 os.pwrite(mapped.fd, buffer[source], begin + at)
 
-    def _load(self, copies: Iterable[list[int]]) -> None:
+    def _load(self, copies: Iterable[list[int]], part: slice) -> None:
         for section, source, target in copies:
             mapped, first = self._region_of(section, source)
             assert mapped.views is not None, "blocks are copied"
-            for view, buffer in zip(mapped.views[section], self._own[section], strict=True):
+            views = mapped.views[section][part]
+            for view, buffer in zip(views, self._own[section][part], strict=True):
                 buffer[target] = view[source - first]
 
     def _region_of(self, section: int, block_id: int) -> tuple[_Mapped, int]:
