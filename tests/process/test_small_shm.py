@@ -113,6 +113,26 @@ def test_eight_megabytes_are_enough() -> None:
     assert len(after) == 4
 
 
+SHARED = """
+import json
+from shmllm import LLM, SamplingParams
+from shmllm.shared_kv.folder import folders, places
+with LLM(shared_kv_cache_bytes="64M", kv_cache_memory_bytes=2**26) as llm:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    tokens = llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
+    errors = [each.text for each in llm.engine_errors()]
+print(json.dumps([tokens, errors, sum(len(places(each)) for each in folders())]))
+"""
+
+
+def test_without_room_for_a_shared_cache_the_engine_works_alone() -> None:
+    tokens, (error,), num_regions = result_of(on_shm_of("40m", SHARED))
+    assert "the KV cache is not shared: shared memory is full" in error
+    needed, free = numbers_of(error)
+    assert needed > free
+    assert (len(tokens), num_regions) == (4, 0)
+
+
 CROWD = """
 import json, subprocess, sys
 from shmllm.ipc.layout import NUM_CLIENTS

@@ -1,6 +1,6 @@
 """Long random walks over a shared prefix cache: see tests/process/test_shared_kv_walk.py.
 
-SHMLLM_KV_ROUNDS sets how many stops and kills (10,000, in four minutes), SHMLLM_TEST_SEED repeats
+SHMLLM_KV_ROUNDS sets how many stops and kills (10,000, in five minutes), SHMLLM_TEST_SEED repeats
 what was chosen.
 """
 

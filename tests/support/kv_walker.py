@@ -18,13 +18,14 @@ from support.shared_regions import FileMemory, Member, key_of, layout_of
 from shmllm.shared_kv import region as regions
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
+from shmllm.shared_kv.store import Store
 
 KEY = "feedfeedfeedfeed"
 ACTIONS_OF_A_REPORT = 10
 NUM_KEYS = 40
 SAVED_AT_ONCE = 6
 HELD_AT_MOST = 10
-SLOW_SHARE = 0.02
+SLOW_SHARE = 0.05
 """How often a fence, or the read of a pin, takes long: between two steps of the protocol."""
 
 
@@ -112,22 +113,32 @@ class Walker:
 
 def slow_down(rng: random.Random) -> None:
     """Let some of the moments between two steps of the protocol last long."""
-    fence, pins = regions.fence, regions.Region.pins
+    fence = vars(regions)["fence"]
+
+    def wait(share: float) -> None:
+        if rng.random() < share:
+            time.sleep(rng.uniform(0, 0.01))
 
     def slow_fence() -> None:
-        if rng.random() < SLOW_SHARE:
-            time.sleep(rng.uniform(0, 0.01))
+        wait(SLOW_SHARE)
         fence()
-        if rng.random() < SLOW_SHARE:
-            time.sleep(rng.uniform(0, 0.01))
+        wait(SLOW_SHARE)
 
-    def slow_pins(self: regions.Region, *where: int) -> bool:
-        if rng.random() < SLOW_SHARE / 10:
-            time.sleep(rng.uniform(0, 0.01))
-        return pins(self, *where)
+    def before(of: Any, name: str, share: float) -> None:
+        """Wait before a method now and then."""
+        method = getattr(of, name)
 
-    regions.fence = slow_fence  # type: ignore[assignment]
-    regions.Region.pins = slow_pins  # type: ignore[method-assign]
+        def slow(self: Any, *arguments: Any) -> Any:
+            wait(share)
+            return method(self, *arguments)
+
+        setattr(of, name, slow)
+
+    vars(regions)["fence"] = slow_fence
+    before(regions.Region, "pins", SLOW_SHARE / 10)
+    before(regions.Region, "has", SLOW_SHARE)  # after a look at the generation, before the pin
+    before(regions.OwnRegion, "invalidate", SLOW_SHARE)  # after a look at the pins
+    before(Store, "settle", 2 * SLOW_SHARE)  # while blocks are invalid
 
 
 def walk(seed: int, output: int) -> None:

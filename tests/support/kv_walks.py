@@ -107,6 +107,7 @@ class Walk:
         seed = self._rng.getrandbits(32)
         pid = os.fork()
         if not pid:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             try:
                 walk(seed, writing)
             finally:
@@ -183,5 +184,6 @@ class Walk:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     seed, num_engines, num_rounds = map(int, sys.argv[1:])
     print(Walk(seed, num_engines).run(num_rounds))

@@ -134,8 +134,7 @@ class CpuPart:
                 ) from problem
             arena = None
         if arena is None:
-            # Copies into fresh memory take half the time in huge pages.
-            self._make_cache(size, HostArena(num_bytes, "the KV cache", huge_pages=True))
+            self._make_cache(size, HostArena(num_bytes, "the KV cache"))
         self.shared = CpuSharedCache(self.cache.buffers, arena, self._group)
         self.pool.counts_shared = False  # what other engines have computed is none of its memory
 
