@@ -30,7 +30,7 @@ from shmllm.shared_kv.disk import Disk
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import RegionLayout, divide
-from shmllm.shared_kv.region import OwnRegion
+from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.tier import SharedTier, TierStats
 from shmllm.shared_kv.weights_digest import has_changed_since
 

@@ -42,7 +42,7 @@ def read_block(region: Region, section: int, key: bytes, target: memoryview) -> 
     if block is None:
         return False
     generation = region.generation(section, block)
-    if generation % 2 or not region.has(section, block, key):
+    if generation % 2 or not region.has_key(section, block, key):
         return False
     layout = region.layout
     size = layout.sections[section].part_bytes

@@ -20,7 +20,8 @@ from shmllm.errors import ProtocolMismatchError, SegmentError
 from shmllm.ipc.segment import is_locked
 from shmllm.shared_kv.folder import folders, key_of, places, region_path, remove_if_empty
 from shmllm.shared_kv.layout import NUM_PLACES
-from shmllm.shared_kv.region import Region, remove
+from shmllm.shared_kv.region import Region
+from shmllm.shared_kv.region_files import remove
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from shmllm.shared_kv.disk_folder import file_path, make_room, set_aside
 from shmllm.shared_kv.disk_layout import USER_BYTE, Record, slots_in
 from shmllm.shared_kv.folder import key_of
 from shmllm.shared_kv.layout import RegionLayout
-from shmllm.shared_kv.region import OwnRegion, Region
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region import Region
 
 BATCH = 16
 """How many blocks are written under one lock."""

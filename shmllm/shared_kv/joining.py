@@ -10,7 +10,8 @@ from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.shared_kv.collecting import collect_one
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_PLACES, RegionLayout
-from shmllm.shared_kv.region import OwnRegion, adopt, create, remove
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region_files import adopt, create, remove
 
 ATTEMPTS = 20
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from shmllm.shared_kv.region import OwnRegion, Region
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region import Region
 
 LONGEST_LOOK = 256
 """How many blocks that are read now are passed over in search of one that can be reused."""

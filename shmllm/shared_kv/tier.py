@@ -19,7 +19,9 @@ from shmllm.shared_kv.block_disk import NO_DISK, BlockDisk
 from shmllm.shared_kv.block_io import write_block
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
-from shmllm.shared_kv.region import OwnRegion, Region, is_owned
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region import Region
+from shmllm.shared_kv.region_files import is_owned
 from shmllm.shared_kv.store import Store
 
 TOUCH_PERIOD_S = 60.0

@@ -15,9 +15,10 @@ from typing import Any
 
 from support.shared_regions import FileMemory, Member, key_of, layout_of
 
-from shmllm.shared_kv import region as regions
+from shmllm.shared_kv import own_region
 from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.joining import join
+from shmllm.shared_kv.region import Region
 from shmllm.shared_kv.store import Store
 
 KEY = "feedfeedfeedfeed"
@@ -113,7 +114,7 @@ class Walker:
 
 def slow_down(rng: random.Random) -> None:
     """Let some of the moments between two steps of the protocol last long."""
-    fence = vars(regions)["fence"]
+    fence = vars(own_region)["fence"]
 
     def wait(share: float) -> None:
         if rng.random() < share:
@@ -134,10 +135,10 @@ def slow_down(rng: random.Random) -> None:
 
         setattr(of, name, slow)
 
-    vars(regions)["fence"] = slow_fence
-    before(regions.Region, "pins", SLOW_SHARE / 10)
-    before(regions.Region, "has", SLOW_SHARE)  # after a look at the generation, before the pin
-    before(regions.OwnRegion, "invalidate", SLOW_SHARE)  # after a look at the pins
+    vars(own_region)["fence"] = slow_fence
+    before(Region, "pins", SLOW_SHARE / 10)
+    before(Region, "has_key", SLOW_SHARE)  # after a look at the generation, before the pin
+    before(own_region.OwnRegion, "invalidate", SLOW_SHARE)  # after a look at the pins
     before(Store, "settle", 2 * SLOW_SHARE)  # while blocks are invalid
 
 

@@ -31,7 +31,7 @@ from shmllm.shared_kv.folder import (
     remove_if_empty,
 )
 from shmllm.shared_kv.joining import join
-from shmllm.shared_kv.region import remove
+from shmllm.shared_kv.region_files import remove
 
 MEAN_PAUSE_S = 0.01
 LONGEST_STOP_S = 0.02

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.shared_kv.layout import RegionLayout, Section
-from shmllm.shared_kv.region import OwnRegion, create
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region_files import create
 from shmllm.shared_kv.tier import SharedTier
 from shmllm.worker.id_ranges import IdRanges
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shmllm.errors import SegmentError
 from shmllm.shared_kv.layout import RegionLayout
-from shmllm.shared_kv.region import own_together
+from shmllm.shared_kv.region_files import own_together
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.roomy_arena import MADV_POPULATE_READ, MOST_IDS, RoomyArena
 from shmllm.worker.group import Group

@@ -16,7 +16,8 @@ from shmllm.cli.kv import kv
 from shmllm.errors import SegmentError
 from shmllm.shared_kv import folder
 from shmllm.shared_kv.layout import RegionLayout, Section
-from shmllm.shared_kv.region import OwnRegion, create
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region_files import create
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 SECTIONS = (Section(8, 2, 4096), Section(0, 0, 0))

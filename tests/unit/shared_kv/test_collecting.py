@@ -22,7 +22,9 @@ from shmllm.shared_kv.collecting import (
 )
 from shmllm.shared_kv.folder import make_folder, region_path
 from shmllm.shared_kv.layout import RegionLayout, Section
-from shmllm.shared_kv.region import OwnRegion, Region, adopt, create
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region import Region
+from shmllm.shared_kv.region_files import adopt, create
 
 LAYOUT = RegionLayout((Section(8, 2, 4096), Section(0, 0, 0)))
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"

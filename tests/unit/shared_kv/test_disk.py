@@ -30,7 +30,8 @@ from shmllm.shared_kv.disk_layout import (
     WRITER_BYTE,
 )
 from shmllm.shared_kv.layout import RegionLayout, Section
-from shmllm.shared_kv.region import OwnRegion, create
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region_files import create
 from shmllm.shared_kv.tier import SharedTier
 
 KEY = "0123456789abcdef"

@@ -15,7 +15,8 @@ from shmllm.shared_kv import joining
 from shmllm.shared_kv.folder import make_folder, places
 from shmllm.shared_kv.joining import collect_one, join
 from shmllm.shared_kv.layout import NUM_PLACES, RegionLayout
-from shmllm.shared_kv.region import OwnRegion, create
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region_files import create
 
 LAYOUT = layout_of(8)
 

@@ -13,9 +13,11 @@ import pytest
 from support.shared_regions import key_of, layout_of
 
 from shmllm.errors import IpcError, ProtocolMismatchError, SegmentError
-from shmllm.shared_kv import region as regions
+from shmllm.shared_kv import own_region, region_files
 from shmllm.shared_kv.layout import DESCRIPTION_OFFSET
-from shmllm.shared_kv.region import OwnRegion, Region, adopt, create, is_owned, remove
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region import Region
+from shmllm.shared_kv.region_files import adopt, create, is_owned, remove
 
 Make = Callable[..., Any]
 
@@ -141,7 +143,7 @@ def test_a_block_that_changes_while_it_is_pinned_is_refused(
         if restored:
             own.restore(0, 3)
 
-    monkeypatch.setattr(regions, "fence", meanwhile)
+    monkeypatch.setattr(own_region, "fence", meanwhile)
     assert not reader.pin(view, 0, 3, key_of(1))
     assert not reader.pins(own.place, 0, 3)
 
@@ -248,7 +250,7 @@ def test_a_removed_region_stays_for_its_readers(folder: Path, closing: Make) -> 
 def test_who_sweeps_a_region_keeps_others_away(folder: Path) -> None:
     create(folder / "0", 0, layout_of()).close()
     with open(folder / "0", "r+b") as file:
-        sweeping = regions.lock_sweeper(file.fileno())
+        sweeping = region_files.lock_sweeper(file.fileno())
         assert sweeping is not None
         assert adopt(folder / "0", 0, layout_of()) is None
         assert not remove(folder / "0")

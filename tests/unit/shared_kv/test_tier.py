@@ -13,9 +13,10 @@ from support.shared_regions import Member, key_of, layout_of
 
 from shmllm.errors import NoSpaceError, SegmentError
 from shmllm.ipc import bus_guard
-from shmllm.shared_kv import region as regions
+from shmllm.shared_kv import own_region, region_files
 from shmllm.shared_kv.layout import PINS_OF_OFFSET
-from shmllm.shared_kv.region import OwnRegion, adopt, create, remove
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region_files import adopt, create, remove
 from shmllm.shared_kv.tier import SharedTier
 
 Join = Callable[..., Member]
@@ -219,7 +220,7 @@ def test_close_ends_all_at_once(folder: Path, join_folder: Join) -> None:
     member.close()
     member.tier.give_back(0, held)
     member.close()
-    assert not regions.is_owned(folder / "0")
+    assert not region_files.is_owned(folder / "0")
 
 
 def test_remove_gives_the_memory_back(folder: Path, join_folder: Join) -> None:
@@ -303,7 +304,7 @@ def test_without_memory_for_pins_a_region_is_read_later(
         raise NoSpaceError("shared memory is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(regions, "allocate", full)
+        patch.setattr(own_region, "allocate", full)
         assert not first.finds("a")
     assert first.finds("a")
     assert first.problems == []
@@ -406,4 +407,4 @@ def test_a_region_that_cannot_be_mapped_is_closed(folder: Path) -> None:
     region = create(folder / "0", 0, layout_of())
     with pytest.raises(SegmentError, match="Cannot allocate memory"):
         SharedTier(region, Full(), print)
-    assert not regions.is_owned(folder / "0")
+    assert not region_files.is_owned(folder / "0")

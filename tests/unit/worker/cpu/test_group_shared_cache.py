@@ -17,7 +17,9 @@ import torch
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.errors import RankDeadError
 from shmllm.shared_kv.layout import RegionLayout, Section
-from shmllm.shared_kv.region import OwnRegion, Region, adopt, create, remove
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region import Region
+from shmllm.shared_kv.region_files import adopt, create, remove
 from shmllm.worker.cpu.group_shared_cache import MOST_COPIES, GroupSharedCache
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache

@@ -13,7 +13,9 @@ import torch
 
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.shared_kv.layout import RegionLayout, Section
-from shmllm.shared_kv.region import OwnRegion, Region, create
+from shmllm.shared_kv.own_region import OwnRegion
+from shmllm.shared_kv.region import Region
+from shmllm.shared_kv.region_files import create
 from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
