@@ -16,7 +16,7 @@ from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.engine.sleep import Memory
 from shmllm.params.sampling import SamplingParams
-from shmllm.shared_kv.tier import BlockMemory
+from shmllm.shared_kv.peers import BlockMemory
 
 
 class Step(Protocol):

@@ -7,73 +7,21 @@ blocks into its region. It must not know requests or devices.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from shmllm.errors import IpcError, ProtocolMismatchError, SegmentError
 from shmllm.shared_kv.block_disk import NO_DISK, BlockDisk
 from shmllm.shared_kv.block_io import write_block
-from shmllm.shared_kv.folder import places, region_path
-from shmllm.shared_kv.layout import NUM_SECTIONS, RegionLayout
+from shmllm.shared_kv.layout import NUM_SECTIONS
 from shmllm.shared_kv.own_region import OwnRegion
-from shmllm.shared_kv.region import Region
-from shmllm.shared_kv.region_files import is_owned
+from shmllm.shared_kv.peers import BlockMemory, Loan, Peer, Peers
 from shmllm.shared_kv.store import Store
 
 TOUCH_PERIOD_S = 60.0
 """How often the file of the own region says that it is used."""
-
-
-class BlockMemory(Protocol):
-    """Where the engine reads the blocks of regions."""
-
-    def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
-        """Provide the data of a region.
-
-        Args:
-            fd: the file, which may be closed afterwards.
-            layout: its layout.
-
-        Returns:
-            For each section the id of its first block.
-
-        Raises:
-            OSError: it cannot be mapped.
-        """
-
-    def unmap(self, firsts: Sequence[int]) -> None:
-        """End that. No block of it is read any more.
-
-        Args:
-            firsts: what `map` returned.
-        """
-
-
-class Loan(NamedTuple):
-    """A block that requests of this engine read: of which region, section and number."""
-
-    peer: Peer
-    section: int
-    block: int
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """A region of the folder.
-
-    Attributes:
-        region: the region.
-        firsts: for each section the id of its first block; None: its data is not mapped.
-        num_lent: the number of its blocks that are lent.
-    """
-
-    region: Region
-    firsts: tuple[int, ...] | None = None
-    num_lent: int = 0
 
 
 @dataclass(slots=True)
@@ -118,11 +66,9 @@ class SharedTier:
     ) -> None:
         self._own, self._memory, self._on_problem = own, memory, on_problem
         self._disk = disk
-        self._folder = own.path.parent
         self._stores = [Store(own, section) for section in range(NUM_SECTIONS)]
         self._loans: dict[tuple[int, int], Loan] = {}
-        self._peers: dict[int, Peer] = {}
-        self._bad: set[int] = set()
+        self._peers = Peers(own, memory)
         self._is_unwanted = False
         self._is_closed = False
         self.stats = stats or TierStats()
@@ -137,7 +83,7 @@ class SharedTier:
         self._home = Peer(own, self._firsts)
         self.refresh()
         for store in self._stores:
-            store.look_again(self._readers())
+            store.look_again(self._peers.readers)
 
     @property
     def path(self) -> Path:
@@ -165,20 +111,10 @@ class SharedTier:
         self._look()
 
     def _look(self) -> None:
-        found = places(self._folder)
-        found.pop(self._own.place, None)
-        inodes = set(found.values())
-        if inodes != self._peers.keys() | self._bad:
-            for inode in self._peers.keys() - inodes:
-                if not self._peers[inode].num_lent:
-                    self._drop(inode)
-            self._bad &= inodes
-            for place, inode in found.items():
-                if self.is_open and inode not in self._peers and inode not in self._bad:
-                    self._open(place, inode)
-        for peer in [*self._peers.values()]:
-            if self.is_open and peer.firsts is None and not peer.region.is_removed:
-                self._map(peer)
+        try:
+            self._peers.look()
+        except (IpcError, OSError) as problem:
+            self._give_up(problem)
 
     def contains(self, section: int, key: bytes) -> bool:
         """Whether a region, or the disk, has a block of this key now."""
@@ -294,10 +230,7 @@ class SharedTier:
         if self._is_closed:
             return
         self._is_closed = True
-        for peer in self._peers.values():
-            self._unmap(peer)
-            peer.region.close()
-        self._peers.clear()
+        self._peers.close()
         self._memory.unmap(self._firsts)
         if self._is_unwanted:
             self._own.unlink()
@@ -339,80 +272,24 @@ class SharedTier:
         return False
 
     def _find(self, section: int, key: bytes) -> Loan | None:
-        for peer in self._peers.values():
-            if peer.firsts is None:
-                continue
-            try:
-                block = peer.region.find(section, key)
-            except ProtocolMismatchError as problem:
-                self._give_up(problem)
-                return None
-            if block is not None:
-                return Loan(peer, section, block)
-        return None
+        try:
+            return self._peers.find(section, key)
+        except ProtocolMismatchError as problem:
+            self._give_up(problem)
+            return None
 
     def _make_room(self, store: Store, count: int) -> None:
         """Free up to `count` blocks."""
         if count <= 0 or not self.is_open:
             return
         before = store.num_free
-        store.look_again(self._readers())
-        candidates = store.candidates(count, self._readers())
+        store.look_again(self._peers.readers)
+        candidates = store.candidates(count, self._peers.readers)
         # An engine that is not in this list joins later, and sees that the candidates are invalid.
         self._look()
         if self.is_open:
-            store.settle(candidates, self._readers())
+            store.settle(candidates, self._peers.readers)
             self.stats.reused += store.num_free - before
-
-    def _readers(self) -> list[Region]:
-        """The regions of the living engines, whose pins count."""
-        return [each.region for each in self._peers.values() if each.region.is_owned]
-
-    def _open(self, place: int, inode: int) -> None:
-        path = region_path(self._folder, place)
-        try:
-            try:
-                region = Region.open(path, place)
-            except ProtocolMismatchError:
-                self._bad.add(inode)
-                if is_owned(path):
-                    raise
-                return  # nobody reads by it, and who would adopt it removes it
-        except FileNotFoundError:
-            return  # it was removed meanwhile
-        except (IpcError, OSError) as problem:
-            self._bad.add(inode)
-            self._give_up(problem)
-            return
-        self._peers[os.fstat(region.fd).st_ino] = Peer(region)
-
-    def _map(self, peer: Peer) -> None:
-        region = peer.region
-        others = self._peers.values()
-        if any(each.firsts is not None and each.region.place == region.place for each in others):
-            return  # it has the place of a region that was removed, whose blocks are still lent
-        if region.layout.shape != self._own.layout.shape or not region.layout.data_bytes:
-            return
-        try:
-            self._own.keep_pins_of(region)
-            peer.firsts = self._memory.map(region.fd, region.layout)
-        except (IpcError, OSError):
-            return  # its blocks cannot be read now, perhaps later
-
-    def _unmap(self, peer: Peer) -> None:
-        if peer.firsts is not None:
-            self._memory.unmap(peer.firsts)
-            self._own.drop_pins_of(peer.region.place)
-            peer.firsts = None
-
-    def _drop(self, inode: int) -> None:
-        """Read a region no more that has lost its name. If somebody has removed the name while its
-        engine lives, the engine's pins count as before."""
-        peer = self._peers[inode]
-        self._unmap(peer)
-        if not peer.region.is_owned:
-            peer.region.close()
-            del self._peers[inode]
 
     def _give_up(self, problem: Exception) -> None:
         """A region is damaged. Whether its engine reads blocks of the own region cannot be told, so

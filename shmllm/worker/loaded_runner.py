@@ -56,7 +56,7 @@ class SubmittedStep(Protocol):
 
 
 class SharedCache(Protocol):
-    """Where the blocks of other engines are read; see `shared_kv.tier.BlockMemory`."""
+    """Where the blocks of other engines are read; see `shared_kv.peers.BlockMemory`."""
 
     @property
     def is_in_place(self) -> bool:

@@ -21,7 +21,7 @@ from shmllm.worker.ranks import Ranks
 
 
 class GroupSharedCache:
-    """See `shared_kv.tier.BlockMemory`.
+    """See `shared_kv.peers.BlockMemory`.
 
     Args:
         own: the part of this process, which is rank 0.
@@ -44,7 +44,7 @@ class GroupSharedCache:
         return self._own.mapped_bytes
 
     def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
-        """See `shared_kv.tier.BlockMemory.map`."""
+        """See `shared_kv.peers.BlockMemory.map`."""
         firsts = self._take(layout)
         is_writable = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_RDWR)
         path = f"/proc/{os.getpid()}/fd/{fd}"  # also if the file has no name any more
@@ -56,7 +56,7 @@ class GroupSharedCache:
         return firsts
 
     def unmap(self, firsts: Sequence[int]) -> None:
-        """See `shared_kv.tier.BlockMemory.unmap`."""
+        """See `shared_kv.peers.BlockMemory.unmap`."""
         with suppress(RankDeadError):
             self._in_all("unmap", tuple(firsts))
         self._own.unmap(tuple(firsts))
