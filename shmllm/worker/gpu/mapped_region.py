@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import logging
 import mmap
 import os
 import threading
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from shmllm.shared_kv.layout import RegionLayout, Section
 from shmllm.worker.gpu.device import Device
+
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 * 2**20
 READY_S = 0.5
@@ -37,6 +40,7 @@ class MappedRegion:
 
     Attributes:
         layout: as given.
+        pinned_bytes: how much of it is registered.
 
     Raises:
         OSError: it cannot be mapped.
@@ -44,6 +48,7 @@ class MappedRegion:
 
     def __init__(self, fd: int, layout: RegionLayout, device: Device) -> None:
         self.layout = layout
+        self.pinned_bytes = 0
         self._device = device
         self._is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
         access = mmap.PROT_READ | (mmap.PROT_WRITE if self._is_writable else 0)
@@ -93,8 +98,10 @@ class MappedRegion:
             address, size = ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.nbytes)
             _libc.madvise(address, size, advice)
             if not self._device.pin(piece, self._is_writable):
+                logger.warning("the driver does not register shared memory: copies are slower")
                 break
             pinned.append(piece)
+            self.pinned_bytes += piece.nbytes
         self._is_ready.set()
         self._is_closing.wait()
         for piece in pinned:

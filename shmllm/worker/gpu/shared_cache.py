@@ -48,6 +48,7 @@ class GpuSharedCache:
     Attributes:
         is_in_place: False: no step reads blocks of regions by their ids.
         mapped_bytes: the size of all that is mapped.
+        pinned_bytes: how much of it the driver has registered.
     """
 
     is_in_place = False
@@ -61,6 +62,10 @@ class GpuSharedCache:
         self._ids = RegionIds([(first, NUM_IDS) for first in firsts])
         self._mapped: dict[tuple[int, ...], MappedRegion] = {}
         self.mapped_bytes = 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(each.pinned_bytes for each in self._mapped.values())
 
     def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
         """See `shared_kv.tier.BlockMemory.map`."""
