@@ -110,7 +110,7 @@ PARTS = (
         interpreted=True,
     ),
     Part(
-        "shared-kv",
+        "sharing",
         "shared_kv_part:run",
         60,
         "copies of KV blocks from and to shared memory, checked and timed",
