@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from shmllm.shared_kv.layout import RegionLayout
+
 
 class IdRanges:
     """
@@ -30,3 +34,34 @@ class IdRanges:
     def give_back(self, first: int) -> None:
         """Free the range that begins with an id."""
         self._taken = [each for each in self._taken if each[0] != first]
+
+
+class RegionIds:
+    """The ids of blocks of regions, which follow those of an engine's own blocks.
+
+    Args:
+        ranges: for each section the first id, and how many there are.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self._ids = [IdRanges(*each) for each in ranges]
+
+    def take(self, layout: RegionLayout) -> tuple[int, ...]:
+        """Return for each section the id of its first block; 0 if it has no block.
+
+        Raises:
+            OSError: no ids are left.
+        """
+        firsts: list[int] = []
+        for ids, section in zip(self._ids, layout.sections, strict=True):
+            first = ids.take(section.num_blocks) if section.num_blocks else 0
+            if first is None:
+                self.give_back(firsts)
+                raise OSError(0, "no block ids are left")
+            firsts.append(first)
+        return tuple(firsts)
+
+    def give_back(self, firsts: Sequence[int]) -> None:
+        """Free what `take` returned, or the beginning of it."""
+        for ids, first in zip(self._ids, firsts, strict=False):
+            ids.give_back(first)

@@ -81,12 +81,19 @@ def _make_gpu_runner(
     from shmllm.worker.gpu.runner import GpuRunner
 
     size, option = config.parallel.num_processes, config.parallel.option
-    for name, is_asked in {
-        "shared_kv_cache_bytes": config.shared_kv.num_bytes is not None,
-        "kv_connector": bool(config.plugins.kv_connector),
-    }.items():
-        if is_asked:
-            raise EngineStartError(f"{name} is for the CPU: pass device='cpu', or leave it out")
+    if config.plugins.kv_connector:
+        raise EngineStartError("kv_connector is for the CPU: pass device='cpu', or leave it out")
+    if config.shared_kv.num_bytes is not None:
+        if size > 1:
+            raise EngineStartError(
+                f"shared_kv_cache_bytes is not possible with {option} on GPUs: leave one of the "
+                "two out"
+            )
+        if config.shared_kv.reads == "in_place":
+            raise EngineStartError(
+                "shared_kv_cache_reads='in_place' is for the CPU: a GPU copies shared blocks into "
+                "its memory; pass 'copy', or leave the option out"
+            )
     if size == 1:
         return GpuRunner(config, CudaDevice(index), on_load, on_capture)
     if config.parallel.pipeline_parallel_size > 1:

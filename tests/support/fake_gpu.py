@@ -129,6 +129,8 @@ class FakeGpu:
         progress: as given; may be changed.
         may_wait: whether the host may wait implicitly, for example by reading a tensor.
         is_bypassed: whether operations are executed directly instead of queued.
+        refuses_pins: whether `pin` refuses.
+        num_pinned: how many tensors are pinned by `pin`.
         launched: the names of the submitted operations, in order; "graph" for a replay.
     """
 
@@ -140,6 +142,8 @@ class FakeGpu:
         self.launched: list[str] = []
         self.may_wait = True
         self.is_bypassed = False
+        self.refuses_pins = False
+        self.num_pinned = 0
         self.progress = progress
         self._total_bytes = total_bytes
         self._arena_bytes = self._allocated_bytes = self._peak_bytes = 0
@@ -167,6 +171,20 @@ class FakeGpu:
         tensor = poison(torch.empty(shape, dtype=dtype))
         tensor.untyped_storage().is_pinned_host = True  # type: ignore[attr-defined]
         return tensor
+
+    def pin(self, memory: Tensor, is_writable: bool) -> bool:
+        if self.refuses_pins:
+            return False
+        memory.untyped_storage().is_pinned_host = True  # type: ignore[attr-defined]
+        self.num_pinned += 1
+        return True
+
+    def unpin(self, memory: Tensor) -> None:
+        memory.untyped_storage().is_pinned_host = False  # type: ignore[attr-defined]
+        self.num_pinned -= 1
+
+    def numerics(self) -> dict[str, Any]:
+        return {"name": self.name}
 
     def copy_ahead(self, target: Tensor, source: Tensor) -> None:
         """Copy as early as possible: before all queued operations."""

@@ -110,6 +110,13 @@ PARTS = (
         interpreted=True,
     ),
     Part(
+        "sharing",
+        "shared_kv_part:run",
+        60,
+        "copies of KV blocks from and to shared memory, checked and timed",
+        interpreted=True,
+    ),
+    Part(
         "ranks",
         "ranks_part:run",
         120,

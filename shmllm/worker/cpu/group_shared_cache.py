@@ -16,7 +16,7 @@ from shmllm.errors import RankDeadError, ShmLLMError
 from shmllm.shared_kv.layout import RegionLayout
 from shmllm.worker.cpu.shared_cache import MOST_COPIES, CpuSharedCache
 from shmllm.worker.group import Kind
-from shmllm.worker.id_ranges import IdRanges
+from shmllm.worker.id_ranges import RegionIds
 from shmllm.worker.ranks import Ranks
 
 
@@ -33,7 +33,7 @@ class GroupSharedCache:
 
     def __init__(self, own: CpuSharedCache, ranks: Ranks) -> None:
         self._own, self._ranks = own, ranks
-        self._ids = [IdRanges(first, count) for first, count in own.ids]
+        self._ids = RegionIds(own.ids)
         self.is_in_place = all(self._in_all("reads_in_place"))
         if not self.is_in_place:
             self._in_all("use_copies")
@@ -45,7 +45,7 @@ class GroupSharedCache:
 
     def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
         """See `shared_kv.peers.BlockMemory.map`."""
-        firsts = self._take(layout)
+        firsts = self._ids.take(layout)
         is_writable = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_RDWR)
         path = f"/proc/{os.getpid()}/fd/{fd}"  # also if the file has no name any more
         try:
@@ -60,7 +60,7 @@ class GroupSharedCache:
         with suppress(RankDeadError):
             self._in_all("unmap", tuple(firsts))
         self._own.unmap(tuple(firsts))
-        self._give_back(firsts)
+        self._ids.give_back(firsts)
 
     def copy(self, saves: Sequence[BlockCopy], loads: Sequence[BlockCopy] = ()) -> None:
         """Copy blocks of the engine into its region, and then blocks of regions into those of the
@@ -91,17 +91,3 @@ class GroupSharedCache:
             return getattr(self._own, method)(*arguments)
 
         return self._ranks.everywhere(own, "share", method, *arguments)
-
-    def _take(self, layout: RegionLayout) -> tuple[int, ...]:
-        firsts: list[int] = []
-        for ids, section in zip(self._ids, layout.sections, strict=True):
-            first = ids.take(section.num_blocks) if section.num_blocks else 0
-            if first is None:
-                self._give_back(firsts)
-                raise OSError(0, "no block ids are left")
-            firsts.append(first)
-        return tuple(firsts)
-
-    def _give_back(self, firsts: Sequence[int]) -> None:
-        for ids, first in zip(self._ids, firsts, strict=False):
-            ids.give_back(first)

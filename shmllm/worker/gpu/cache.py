@@ -67,16 +67,33 @@ class GpuKVCache:
         arena: Arena,
         num_states: int = 1,
     ) -> None:
-        size = (num_blocks, shape.buffer_bytes // dtype.itemsize)
         self._shape, self._dtype = shape, dtype
-        self._buffers = [arena.allocate(size, dtype) for _ in range(shape.num_buffers)]
+        self._blocks: Tensor | None = None
+        if shape.num_buffers:
+            elements = shape.buffer_bytes // dtype.itemsize
+            padded = padded_bytes((num_blocks, elements), dtype) // dtype.itemsize
+            whole = arena.allocate((shape.num_buffers, padded), dtype)
+            self._blocks = whole[:, : num_blocks * elements].unflatten(1, (num_blocks, elements))
+        self._buffers = [] if self._blocks is None else [*self._blocks]
         self.layers = self._layers_of(model, 0)
-        elements = shape.state_bytes // torch.float32.itemsize
-        self.states: dict[int, Tensor] = {
-            layer: arena.allocate((num_states, elements), torch.float32)
-            for layer in shape.state_layers
-        }
+        self._states: Tensor | None = None
+        if shape.state_layers:
+            elements = shape.state_bytes // torch.float32.itemsize
+            sizes = len(shape.state_layers), num_states, elements
+            self._states = arena.allocate(sizes, torch.float32)
+        of_layers = () if self._states is None else self._states
+        self.states: dict[int, Tensor] = dict(zip(shape.state_layers, of_layers, strict=True))
         self.state_group, self.interval = shape.states or (0, 0)
+
+    @property
+    def sections(self) -> tuple[Tensor | None, Tensor | None]:
+        """The blocks of keys and values, and those of states, [num_blocks, buffers, integers] each,
+        with gaps between a block's parts in the buffers; None: there are none."""
+        blocks, states = (
+            None if each is None else _as_integers(each).transpose(0, 1)
+            for each in (self._blocks, self._states)
+        )
+        return blocks, states
 
     def of_draft(self, model: ModelConfig, first: int) -> GpuKVCache:
         """Return the cache as another model sees it, whose layers are those from index `first` on
@@ -102,6 +119,13 @@ class GpuKVCache:
         """Copy a block of states to another, behind the steps that were launched before."""
         for states in self.states.values():
             states[target].copy_(states[source], non_blocking=True)
+
+
+def _as_integers(buffers: Tensor) -> Tensor:
+    """Return the bits of [buffers, num_blocks, elements] as the largest integers that fit."""
+    part_bytes = buffers.shape[2] * buffers.itemsize
+    kinds = torch.int64, torch.int32, torch.int16, torch.uint8
+    return buffers.view(next(kind for kind in kinds if part_bytes % kind.itemsize == 0))
 
 
 def _keys_and_values(blocks: Tensor, heads: KVHeads, block_size: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from itertools import permutations
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ from shmllm.worker.gpu.arena import CudaArena
 from shmllm.worker.gpu.plain_arena import PlainArena
 
 _cuda: Any = torch.cuda  # some of its functions have no annotations
+_CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13")
+_HOST_REGISTER_READ_ONLY = 8  # cudaHostRegisterReadOnly
 LEAST_CAPABILITY = (8, 0)
 """The smallest compute capability that the Triton kernels are compiled for: bfloat16 and
 asynchronous copies need it."""
@@ -70,6 +73,25 @@ class Device(Protocol):
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate pinned host memory, which the device copies from and to asynchronously. The
         memory lives as long as the tensor. Its initial contents are undefined."""
+
+    def pin(self, memory: Tensor, is_writable: bool) -> bool:
+        """Let the device copy asynchronously from and to host memory that is mapped already, until
+        `unpin`. Called on a thread that launches nothing: a refusal leaves an error there, which
+        the next launch would report.
+
+        Args:
+            memory: whole pages.
+            is_writable: whether this process may write to them.
+
+        Returns:
+            False: the driver refuses. Copies make the host wait then.
+        """
+
+    def unpin(self, memory: Tensor) -> None:
+        """End that; no copy is under way. Called on such a thread, too."""
+
+    def numerics(self) -> dict[str, Any]:
+        """Return what decides the bits of the device's results, beside the programs."""
 
     def copy_ahead(self, target: Tensor, source: Tensor) -> None:
         """Copy from pinned memory beside the work that was submitted before, and before all work
@@ -175,6 +197,28 @@ class CudaDevice:
         # torch rounds the size up to a power of two and keeps freed memory: for small tensors.
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
+    def pin(self, memory: Tensor, is_writable: bool) -> bool:
+        _cuda.set_device(self.torch_device)  # of this thread
+        runtime = _cuda.cudart()
+        flags = 0 if is_writable else _HOST_REGISTER_READ_ONLY
+        found = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, flags)
+        return bool(found == runtime.cudaError.success)
+
+    def unpin(self, memory: Tensor) -> None:
+        _cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+    def numerics(self) -> dict[str, Any]:
+        """Return the kind of GPU, of which cuBLAS and the tables of tiles choose kernels by its
+        capability and its number of multiprocessors, and the versions of the libraries."""
+        found = _cuda.get_device_properties(self.torch_device)
+        return {
+            "name": self.name,
+            "capability": [found.major, found.minor],
+            "multiprocessors": found.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "cublas": [each for each in map(_version_of, _CUBLAS) if each],
+        }
+
     def copy_ahead(self, target: Tensor, source: Tensor) -> None:
         with _cuda.stream(self._copy_stream):
             target.copy_(source, non_blocking=True)
@@ -256,6 +300,14 @@ class CudaDevice:
             return CudaArena(num_bytes, purpose, device)
         except (ImportError, RuntimeError) as problem:
             return PlainArena(num_bytes, purpose, device, reason=str(problem))
+
+
+def _version_of(package: str) -> str:
+    """Return the version of an installed package; empty: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def find_cuda_problem(index: int = 0) -> str:

@@ -19,6 +19,7 @@ from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import Program, auto_dtype, check_model
+from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
 from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheSize
@@ -39,8 +40,10 @@ class GpuPart:
         draft: the model that drafts, or None.
         dispatcher: decides which graphs there are, the same on all ranks.
         resources: the objects that compute steps, after `size_cache`.
+        staging: the arena through which shared blocks are copied, or None.
         kv_cache: the arena of the KV cache, after `build`, as the following.
         cache: the KV cache.
+        shared: the blocks that engines share, or None.
         program: computes steps.
         captured: the cost of its graphs.
 
@@ -50,8 +53,10 @@ class GpuPart:
     """
 
     resources: StepResources
+    staging: Arena | None = None
     kv_cache: Arena
     cache: GpuKVCache
+    shared: GpuSharedCache | None = None
     program: Program
     captured: CaptureReport
 
@@ -82,6 +87,10 @@ class GpuPart:
         num_captured = len(self.dispatcher.captures()) * loaded.config.num_layers
         if resources.drafts is not None:
             num_captured += resources.drafts.num_captured
+        if self._config.shared_kv.num_bytes is not None:
+            shape = resources.shape
+            num_bytes = staged_bytes(shape.bytes_per_block, shape.bytes_per_state)
+            self.staging = self.pool.make_arena(num_bytes, "copies of shared blocks")
         return self.pool.size_cache(
             self._config.cache,
             resources.shape,
@@ -105,6 +114,9 @@ class GpuPart:
         self.cache = GpuKVCache(
             loaded.config, loaded.dtype, shape, size.num_blocks, self.kv_cache, size.num_states
         )
+        if self.staging is not None:
+            memory = self.staging.allocate((self.staging.num_bytes,), torch.uint8)
+            self.shared = GpuSharedCache(self.cache.sections, memory, self.device)
         self.program = self.resources.make_program(self.cache, self.dispatcher)
         with torch.inference_mode():
             self.captured = self.program.capture(on_capture)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
+from shmllm_kernels.gpu.version import version
 
 NOT_DETERMINISTIC = (
     "on a GPU deterministic=True fixes how attention splits contexts, but not which kernel "
@@ -133,6 +135,9 @@ class GpuStep:
                 tokens = np.array(result.token_ids, np.int64)
                 self._runner.sampler.count_accepted(np.repeat(rows, result.counts), tokens)
         self._runner.follow(self._plan, self._inputs, self._hidden, result.counts)
+        if self._runner.saves_late(self._plan):
+            self._timer.end()
+            self._timer.wait_ns()
         result.prompt_logprobs, result.vectors, result.device_ns = scores, vectors, device_ns
         return result
 
@@ -150,6 +155,24 @@ class GpuStep:
         logits = runner.model.compute_logits(self._logits)
         self._sampled = runner.sampler(logits, self._inputs, runner.inputs, self._plan, masks)
         self._timer.end()
+
+
+class CopyingStep:
+    """A step that only copies blocks to where other engines find them.
+
+    Args:
+        timer: the step's timer, which has ended.
+    """
+
+    def __init__(self, timer: StepTimer) -> None:
+        self._timer = timer
+
+    def release(self) -> None:
+        """Do nothing: all has been launched."""
+
+    def result(self) -> StepResult:
+        """Wait for the copies."""
+        return StepResult([], device_ns=self._timer.wait_ns())
 
 
 class GpuRunner(LoadedRunner):
@@ -198,6 +221,7 @@ class GpuRunner(LoadedRunner):
         self._buffers = resources.buffers
         self._adapters = self._lora = resources.lora
         self.kv_groups = resources.shape.groups
+        self._is_deterministic = config.load.deterministic
         self._messages = None if group is None else StepMessages(group, resources)
 
         def build() -> int:
@@ -205,6 +229,7 @@ class GpuRunner(LoadedRunner):
             return loaded.weights.num_bytes
 
         weight_bytes = ranks.together(build, "build", size)
+        self.shared_cache = part.shared
         cache, self._program, captured = part.cache, part.program, part.captured
         with torch.inference_mode():
             self.sampler.warm_up(self._buffers.logits)
@@ -224,7 +249,11 @@ class GpuRunner(LoadedRunner):
             part.kv_cache,
             (self.pooler, self.masks),
             part.pool,
-            (self._buffers.arena, *(() if drafts is None else drafts.buffers)),
+            (
+                self._buffers.arena,
+                *(() if drafts is None else drafts.buffers),
+                *(() if part.staging is None else (part.staging,)),
+            ),
             captured.num_bytes,
             () if draft is None else (ReloadedArena(draft),),
         )
@@ -248,6 +277,18 @@ class GpuRunner(LoadedRunner):
             warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
         )
 
+    def numerics(self) -> dict[str, Any]:
+        own = {"kernels": version(), "deterministic": self._is_deterministic}
+        return super().numerics() | own | {"device": self.device.numerics()}
+
+    @property
+    def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """See `LoadedRunner.block_parts`: a block has one part, that of all layers."""
+        shape = self._part.resources.shape
+        sizes = shape.bytes_per_block, shape.bytes_per_state
+        blocks, states = ((1, size) if size else (0, 0) for size in sizes)
+        return blocks, states
+
     def use_processors(self, classes: ProcessorClasses) -> None:
         made = make_processors(classes, self.info, self.device.torch_device, self.batch.token_ids)
         self.processors = self.sampler.processors = made
@@ -256,12 +297,19 @@ class GpuRunner(LoadedRunner):
         """Do nothing: torch's profiler records a GPU's kernels by itself."""
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> GpuStep:
+    def submit(self, plan: StepPlan) -> GpuStep | CopyingStep:
         """Launch the step of a plan, behind the steps that were submitted before."""
         self._ranks.memory.label = plan.step + 1
         self._timers.rotate()
         timer = self._timers[0]
         timer.begin()
+        shared = self._part.shared
+        if shared is not None:
+            shared.save(plan.saves_before)
+            shared.load(plan.loads)
+            if not plan.num_tokens:
+                timer.end()
+                return CopyingStep(timer)
         self.batch.update(plan)
         self._part.copy_states(plan.state_copies)
         self.sampler.update(plan)
@@ -293,6 +341,8 @@ class GpuRunner(LoadedRunner):
         states = None
         if plan.pools:
             states = self.sampler.transfers.fetch(hidden[:num_tokens].float())
+        if shared is not None and self._drafter is None:
+            shared.save(plan.saves_after)  # the timer ends later
         return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states)
 
     def _compute_logits(self, hidden: Tensor) -> Tensor:
@@ -311,3 +361,12 @@ class GpuRunner(LoadedRunner):
         """Let the model that drafts see a step, if there is one; see `StepDrafter.follow`."""
         if self._drafter is not None:
             self._drafter.follow(plan, inputs, hidden, counts)
+
+    def saves_late(self, plan: StepPlan) -> bool:
+        """Launch the saves of a step behind what the model that drafts has written. Returns whether
+        there are any."""
+        shared = self._part.shared
+        if shared is None or self._drafter is None or not plan.saves_after:
+            return False
+        shared.save(plan.saves_after)
+        return True

@@ -209,7 +209,17 @@ def test_kernels_are_compiled_before_an_engine_is_timed():
 
 def test_what_helps_to_mend_comes_before_what_does_not():
     names = [part.name.partition("-")[0] for part in select([])]
-    order = ["first", "environment", "compile", "engine", "tests", "kernels", "packed", "ranks"]
+    order = [
+        "first",
+        "environment",
+        "compile",
+        "engine",
+        "tests",
+        "kernels",
+        "packed",
+        "sharing",
+        "ranks",
+    ]
     assert list(dict.fromkeys(names)) == [*order, "tune", "transformers", "ablations"]
 
 

@@ -14,6 +14,7 @@ from shmllm.config.graphs import GraphConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
+from shmllm.config.shared_kv import SharedKVConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.gpu import device as gpu_device
 from shmllm.worker.make_runner import (
@@ -99,6 +100,14 @@ def test_gpus_do_not_divide_adapters(machine):
         lora=LoraConfig(enable_lora=True),
     )
     with pytest.raises(EngineStartError, match="enable_lora is not possible with tensor_parallel"):
+        make_runner(config)
+
+
+def test_gpus_read_no_shared_blocks_in_place(machine):
+    machine(1)
+    shared = SharedKVConfig(2**20, "in_place")
+    config = EngineConfig(LoadConfig("m"), device="cuda", shared_kv=shared)
+    with pytest.raises(EngineStartError, match="'in_place' is for the CPU: a GPU copies"):
         make_runner(config)
 
 
