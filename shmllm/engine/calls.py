@@ -22,7 +22,7 @@ from shmllm.wire.messages import Call, Method, Reply
 def _reset_prefix_cache(core: EngineCore, client: int, argument: Any) -> bool:
     asked = argument if isinstance(argument, dict) else {}
     return core.reset_prefix_cache(
-        preempt_running=asked.get("running") is True, clear_shared=asked.get("shared") is True
+        preempt_running=asked.get("running") is True, clear_elsewhere=asked.get("shared") is True
     )
 
 

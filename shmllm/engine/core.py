@@ -29,11 +29,10 @@ from shmllm.core.scheduler import Scheduler
 from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
+from shmllm.engine.blocks_elsewhere import WeightsSource, make_blocks_elsewhere
 from shmllm.engine.drafting.make import make_drafting
-from shmllm.engine.kv_connector import ConnectedEngine
 from shmllm.engine.request_checks import refusal_of
 from shmllm.engine.runner import Runner, Step
-from shmllm.engine.shared_kv import SharedKVCache
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
 from shmllm.engine.step_timings import StepTimings
 from shmllm.engine.weight_transfer import WeightTransfer
@@ -70,10 +69,9 @@ class EngineCore:
         transfer: the connection with a trainer.
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
-        shared_kv: the prefix cache that engines share; None: there is none.
-        connector: loads and saves blocks that another tier has; None: there is none.
-        weights_source: the directory from which the weights that are being written are read, and
-            when that began, in seconds since 1970; None: they are from no directory.
+        elsewhere: the KV blocks outside of the engine's cache.
+        weights_source: where the weights that are being written are read from; None: from no
+            directory.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class EngineCore:
         report: Callable[[str], None] = logger.warning,
     ) -> None:
         self.info = runner.info
-        self.weights_source: tuple[str, float] | None = None
+        self.weights_source: WeightsSource | None = None
         self.extension = config.plugins.worker_extension_cls
         self.timings = StepTimings()
         self.runner = runner
@@ -117,15 +115,9 @@ class EngineCore:
         self.transfer = WeightTransfer(
             config.transfer.backend, config.parallel.num_processes, self._device, self.weights
         )
-        self.shared_kv = (
-            SharedKVCache(config, runner, self._kv_cache, report)
-            if config.shared_kv.num_bytes is not None
-            else None
+        self.elsewhere = make_blocks_elsewhere(
+            config, runner, self._kv_cache, self.scheduler, report
         )
-        self.connector: ConnectedEngine | None = None
-        if config.plugins.kv_connector:
-            self.connector = ConnectedEngine(config, runner, self._kv_cache, report)
-            self.scheduler.connector = self.connector.scheduler
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
 
     def _device(self) -> object:
@@ -262,8 +254,8 @@ class EngineCore:
         if mode is PauseMode.ABORT:
             self.abort_all()
         result = self.sleeper.sleep(client, level, mode)
-        if self.shared_kv is not None and SleepState.KV_CACHE in self.sleeper.state:
-            self.shared_kv.sleep()
+        if SleepState.KV_CACHE in self.sleeper.state:
+            self.elsewhere.sleep()
         return result
 
     def forget_client(self, client: int) -> None:
@@ -325,8 +317,7 @@ class EngineCore:
     def _schedule(self) -> StepPlan | None:
         if self.pauses.is_frozen:
             return None
-        if self.shared_kv is not None:
-            self.shared_kv.poll()
+        self.elsewhere.poll()
         self._grammars.release_ready()
         if self.drafting is not None:
             self.drafting.draft()
@@ -361,16 +352,12 @@ class EngineCore:
         return outputs
 
     def close(self) -> None:
-        """End the connection with a trainer, leave the shared prefix cache, and end the other
-        ranks and the connector."""
+        """Apply the steps in flight, and end what the engine is connected with."""
         self.transfer.close()
-        elsewhere = [each for each in (self.connector, self.shared_kv) if each is not None]
-        # A step in flight calls the connector, and reads and writes shared blocks.
-        while elsewhere and self._in_flight:
+        while self._in_flight:  # they read and write blocks that are elsewhere
             with suppress(Exception):  # such as RankDeadError, which the engine has ended with
                 self.settle()
-        for each in elsewhere:
-            each.close()
+        self.elsewhere.close()
         self.runner.close()
 
     def take_failures(self) -> list[Failure]:
@@ -389,21 +376,17 @@ class EngineCore:
             self.scheduler.forget_prefixes()
         self.sleeper.weights_written()
         source, self.weights_source = self.weights_source, None
-        if self.shared_kv is not None:
-            # Cached prefixes of other weights may not get the name of those in the directory.
-            self.shared_kv.weights_written(*(source or ()) if forget_prefixes else ())
-        if self.connector is not None:
-            # Without `forget_prefixes` there are blocks that other weights have computed.
-            directory = source[0] if source is not None and forget_prefixes else None
-            self.connector.weights_written(directory)
+        # Cached prefixes of other weights may not get the name of those in the directory.
+        self.elsewhere.weights_written(source if forget_prefixes else None)
 
-    def reset_prefix_cache(self, preempt_running: bool = False, clear_shared: bool = False) -> bool:
+    def reset_prefix_cache(
+        self, preempt_running: bool = False, clear_elsewhere: bool = False
+    ) -> bool:
         """Forget every cached prefix.
 
         Args:
             preempt_running: preempt running requests first; they are recomputed.
-            clear_shared: also forget what the engine shares, but for what others read now, and what
-                its connector has stored.
+            clear_elsewhere: also forget what the engine has put elsewhere.
 
         Returns:
             False, without any change, if requests are running.
@@ -413,8 +396,6 @@ class EngineCore:
         if self.scheduler.num_running:
             return False
         self._kv_cache.reset_prefix_cache()
-        if clear_shared and self.shared_kv is not None:
-            self.shared_kv.clear()
-        if clear_shared and self.connector is not None:
-            self.connector.reset()
+        if clear_elsewhere:
+            self.elsewhere.reset()
         return True

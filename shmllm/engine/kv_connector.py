@@ -9,19 +9,21 @@ weight update; weights that are read from a directory again have one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_connector import SchedulerConnector
+from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.engine.identity import describe, name_of
 from shmllm.engine.runner import Runner
 from shmllm.errors import EngineStartError, ShmLLMError
 
 
 class ConnectedEngine:
-    """
+    """`BlocksElsewhere` of an engine with a connector.
+
     Args:
         config: the engine's configuration, which names a connector.
         runner: calls the worker's half.
@@ -69,14 +71,17 @@ class ConnectedEngine:
             self._connector, self._name, plugins.kv_role, kv_cache, on_problem
         )
 
-    def weights_written(self, directory: str | None) -> None:
-        """The engine has other weights now, and no step is in flight.
+    counters: Mapping[str, int] = {}
 
-        Args:
-            directory: where they were read from; None: from no directory.
-        """
+    def poll(self) -> None:
+        pass
+
+    def sleep(self) -> None:
+        pass
+
+    def weights_written(self, source: WeightsSource | None) -> None:
         was_on, self.scheduler.is_on = self.scheduler.is_on, False
-        if directory is None:
+        if source is None:
             if was_on:
                 self._on_problem(
                     f"the KV connector {self._name} has a rest: written weights have no identity; "
@@ -84,13 +89,12 @@ class ConnectedEngine:
                 )
             return
         try:
-            self._connector.use_identity(self._identity(directory))
+            self._connector.use_identity(self._identity(source.directory))
             self.scheduler.is_on = True
         except Exception as problem:
             self._on_problem(f"the KV connector {self._name} has a rest: {problem}")
 
     def reset(self) -> None:
-        """Let the connector forget what it has stored."""
         try:
             self._connector.reset_cache()
         except Exception as problem:
@@ -100,7 +104,6 @@ class ConnectedEngine:
             )
 
     def close(self) -> None:
-        """End the connector."""
         try:
             self._connector.shutdown()
         except Exception as problem:

@@ -159,9 +159,8 @@ class LocalEngineClient:
         counters = asdict(scheduler.stats)
         places = range(self.info.num_speculative_tokens)
         accepted = zip(places, counters.pop("accepted_at"), strict=False)
-        shared = self._core.shared_kv
         return counters | {
-            **({} if shared is None else shared.counters),
+            **self._core.elsewhere.counters,
             "shared_kv_cache_bytes": self.info.shared_kv_cache_bytes,
             **{f"accepted_at_{place}": count for place, count in accepted},
             "num_speculative_tokens": len(places),

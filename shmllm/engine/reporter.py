@@ -176,11 +176,10 @@ class Reporter:
         set_stat(Stat.DRAFT_BREAK_EVEN, round(1000 * max(stats.draft_break_even, 0)))
         if stats.drafts:
             self._page.set_accepted_at(stats.accepted_at)
-        if core.shared_kv is not None:
-            set_stat(Stat.SHARED_QUERY_TOKENS, stats.shared_query_tokens)
-            set_stat(Stat.SHARED_HIT_TOKENS, stats.shared_hit_tokens)
-            for name, value in core.shared_kv.counters.items():
-                set_stat(Stat[name.upper()], value)
+        set_stat(Stat.SHARED_QUERY_TOKENS, stats.shared_query_tokens)
+        set_stat(Stat.SHARED_HIT_TOKENS, stats.shared_hit_tokens)
+        for name, value in core.elsewhere.counters.items():
+            set_stat(Stat[name.upper()], value)
         set_stat(Stat.DRAIN_NS, self.drain_ns)
         set_stat(Stat.SCHEDULE_NS, timings.schedule_ns)
         set_stat(Stat.PREPARE_NS, timings.prepare_ns)

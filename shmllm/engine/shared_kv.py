@@ -22,6 +22,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.shared_blocks import Lender
+from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.engine.identity import describe, name_of
 from shmllm.engine.runner import Runner
 from shmllm.errors import ShmLLMError
@@ -59,7 +60,8 @@ class _Found(NamedTuple):
 
 
 class SharedKVCache:
-    """
+    """`BlocksElsewhere` of an engine that shares a prefix cache with others.
+
     Args:
         config: the engine's configuration.
         runner: has the memory in which shared blocks are read.
@@ -130,15 +132,9 @@ class SharedKVCache:
         has_states = [int(group.rule.interval is not None) for group in self._runner.kv_groups]
         self._kv_cache.share(Lender(self._tier, has_states, memory.is_in_place))
 
-    def weights_written(self, directory: str | None = None, began_s: float = 0.0) -> None:
-        """The engine has other weights now.
-
-        Args:
-            directory: where they were read from; None: from no directory.
-            began_s: when the reading began, in seconds since 1970.
-        """
+    def weights_written(self, source: WeightsSource | None) -> None:
         self._stop()
-        self._directory, self._read_s = directory, began_s
+        self._directory, self._read_s = source or (None, 0.0)
         if self._tier is not None:
             self._tier.leave()
             self._part()
@@ -156,8 +152,7 @@ class SharedKVCache:
             self._tier.remove()
             self._part()
 
-    def clear(self) -> None:
-        """Forget the own blocks."""
+    def reset(self) -> None:
         if self._tier is not None:
             self._tier.clear()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError, nearest
 from shmllm.params.lora import LoRARequest
@@ -161,7 +162,8 @@ class Worker:
         """
         began_s = time.time()
         loaded: str = self.model_runner.reload_weights(directory)
-        self._core.weights_source = directory or self._core.info.model_directory, began_s
+        source = directory or self._core.info.model_directory
+        self._core.weights_source = WeightsSource(source, began_s)
         return loaded
 
     def add_lora(

@@ -13,6 +13,7 @@ from shmllm.config.engine import EngineConfig, LoadConfig
 from shmllm.config.plugins import PluginConfig
 from shmllm.core.kv_groups import FullAttention, KVGroup, RecurrentState, SlidingWindow
 from shmllm.engine import kv_connector
+from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.engine.core import EngineCore
 from shmllm.errors import EngineStartError, ShmLLMError
 from shmllm.plugins.kv_connector import ConnectorContext
@@ -91,19 +92,19 @@ def test_weights_without_a_digest_end_the_start(digests: Any) -> None:
 def test_other_weights_have_another_identity_or_none(digests: dict[str, str]) -> None:
     problems: list[str] = []
     core = make(problems)
-    assert core.connector is not None
-    seat, made = core.connector.scheduler, Fragile.made[-1]
+    assert isinstance(core.elsewhere, kv_connector.ConnectedEngine)
+    seat, made = core.elsewhere.scheduler, Fragile.made[-1]
     identities = {made.identity}
     digests |= {"n": "second", "copy of m": "first"}
     for directory, is_on in ((None, False), ("n", True), ("unknown", False), ("copy of m", True)):
-        core.weights_source = None if directory is None else (directory, 0.0)
+        core.weights_source = None if directory is None else WeightsSource(directory, 0.0)
         core.weights_written()
         assert seat.is_on == is_on
         identities.add(made.identity)
     assert len(identities) == 2
     assert made.identity == made.context.identity
     assert ["has a rest" in each for each in problems] == [True, True]
-    core.weights_source = "n", 0.0
+    core.weights_source = WeightsSource("n", 0.0)
     core.weights_written(forget_prefixes=False)  # blocks of other weights are there
     assert not seat.is_on
 
@@ -114,10 +115,10 @@ def test_a_reset_reaches_the_connector(digests: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Fragile, "reset_cache", lambda self: calls.append("reset"))
     assert core.reset_prefix_cache()
     assert not calls
-    assert core.reset_prefix_cache(clear_shared=True)
+    assert core.reset_prefix_cache(clear_elsewhere=True)
     assert calls == ["reset"]
     monkeypatch.setattr(Fragile, "reset_cache", lambda self: 1 / 0)
-    assert core.reset_prefix_cache(clear_shared=True)
+    assert core.reset_prefix_cache(clear_elsewhere=True)
     assert problems == [
         f"the KV connector {NAME} failed in reset_cache: ZeroDivisionError: division by zero"
     ]

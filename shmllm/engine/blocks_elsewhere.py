@@ -1,0 +1,106 @@
+"""KV blocks outside of the engine's own cache: a cache that engines share, or a connector's.
+
+An engine has one of them or none. This module owns what the engine core does with either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from shmllm.config.engine import EngineConfig
+from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.scheduler import Scheduler
+from shmllm.engine.runner import Runner
+
+
+class WeightsSource(NamedTuple):
+    """Where weights were read from.
+
+    directory: the directory.
+    began_s: when the reading began, in seconds since 1970.
+    """
+
+    directory: str
+    began_s: float
+
+
+class BlocksElsewhere(Protocol):
+    """Blocks outside of the engine's cache."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """The statistics, by the lower-case name of their Stat."""
+
+    def poll(self) -> None:
+        """Do what is due. Called between steps, while the engine is awake."""
+
+    def weights_written(self, source: WeightsSource | None) -> None:
+        """The engine has other weights now, and no step is in flight.
+
+        Args:
+            source: where they were read from; None: nobody knows, or blocks of other weights are
+                still cached.
+        """
+
+    def sleep(self) -> None:
+        """The engine gives the memory of its KV cache back."""
+
+    def reset(self) -> None:
+        """Forget the blocks that this engine has put there."""
+
+    def close(self) -> None:
+        """The engine ends, after the last step."""
+
+
+class NoBlocks:
+    """There are none."""
+
+    counters: Mapping[str, int] = {}
+
+    def poll(self) -> None:
+        pass
+
+    def weights_written(self, source: WeightsSource | None) -> None:
+        pass
+
+    def sleep(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_blocks_elsewhere(
+    config: EngineConfig,
+    runner: Runner,
+    kv_cache: KVCacheManager,
+    scheduler: Scheduler,
+    report: Callable[[str], None],
+) -> BlocksElsewhere:
+    """Make what the options ask for.
+
+    Args:
+        config: the engine's configuration.
+        runner: reads and writes the blocks.
+        kv_cache: has the engine's own.
+        scheduler: asks a connector.
+        report: called with a sentence about something that failed and ends no request.
+
+    Raises:
+        EngineStartError: a connector cannot be made.
+    """
+    if config.shared_kv.num_bytes is not None:
+        from shmllm.engine.shared_kv import SharedKVCache
+
+        return SharedKVCache(config, runner, kv_cache, report)
+    if config.plugins.kv_connector:
+        from shmllm.engine.kv_connector import ConnectedEngine
+
+        connected = ConnectedEngine(config, runner, kv_cache, report)
+        scheduler.connector = connected.scheduler
+        return connected
+    return NoBlocks()
