@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 def _do_nothing() -> None:
-    """The default of `EngineCore`'s `wake`, for callers that never wait for the core."""
+    """The default of `wake`."""
 
 
 class EngineCore:
