@@ -81,8 +81,10 @@ class Section:
 
     @property
     def num_buckets(self) -> int:
-        """The number of buckets of the index: it has room for at least twice the blocks."""
-        return 1 << max(2 * self.num_blocks // WAYS - 1, 0).bit_length()
+        """The number of buckets of the index: at least two for each block. A block whose bucket is
+        full cannot be found, nor what follows it in its prefix; with so many that happens to one
+        block in 10^9."""
+        return 1 << max(2 * self.num_blocks - 1, 0).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

@@ -411,3 +411,13 @@ def test_a_truncated_region_of_a_reader_counts_as_pinned(
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_index_has_room_for_all_blocks(folder: Path) -> None:
+    rng = random.Random(1)
+    own = create(folder / "9", 9, layout_of(4096))
+    try:
+        for block in range(4096):
+            assert own.publish(0, block, rng.randbytes(32))
+    finally:
+        own.close()
