@@ -149,7 +149,7 @@ class PrefixCache:
         if lender is not None:
             for group, table in enumerate(self._blocks):
                 for block_hash, block in table.items():
-                    lender.offer_known(block, group, block_hash)
+                    lender.offer_cached(block, group, block_hash)
 
     def register(self, block: KVBlock, block_hash: bytes, group: int) -> None:
         """Add a block, unless the cache has one of this hash, or it is borrowed."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from shmllm.core.block_pool import KVBlock
 
-KNOWN_PER_STEP = 32
+CACHED_PER_STEP = 32
 """How many of the blocks that were cached before the engine shared any are copied in a step. One of
 a model with 135 million parameters in float32 takes 0.1 ms."""
 
@@ -82,14 +82,14 @@ class Lender:
         self._returning: dict[KVBlock, int] = {}
         self._lent: dict[tuple[int, bytes], KVBlock] = {}
         self._pending: dict[KVBlock, tuple[int, bytes]] = {}
-        self._known: dict[KVBlock, tuple[int, bytes]] = {}
+        self._cached: dict[KVBlock, tuple[int, bytes]] = {}
         self._wanted: list[BlockCopy] = []
         self._loading: dict[tuple[int, int], KVBlock] = {}
 
     @property
     def has_pending(self) -> bool:
         """Whether blocks wait to be copied."""
-        return bool(self._pending or self._known)
+        return bool(self._pending or self._cached)
 
     def refresh(self) -> None:
         """See `SharedBlocks.refresh`."""
@@ -165,19 +165,19 @@ class Lender:
         planned, or else the last one, has run."""
         self._pending[block] = self._sections[group], _key(group, block_hash)
 
-    def offer_known(self, block: KVBlock, group: int, block_hash: bytes) -> None:
+    def offer_cached(self, block: KVBlock, group: int, block_hash: bytes) -> None:
         """As `offer`, for a block that has been cached for a while; this may take several steps."""
-        self._known[block] = self._sections[group], _key(group, block_hash)
+        self._cached[block] = self._sections[group], _key(group, block_hash)
 
     def withdraw(self, block: KVBlock) -> None:
         """The step that is being planned overwrites a block of the engine."""
         self._pending.pop(block, None)
-        self._known.pop(block, None)
+        self._cached.pop(block, None)
 
     def take_saves(self) -> list[BlockCopy]:
         """The copies of blocks that were offered and not withdrawn."""
-        for _ in range(min(KNOWN_PER_STEP, len(self._known))):
-            block, key = self._known.popitem()
+        for _ in range(min(CACHED_PER_STEP, len(self._cached))):
+            block, key = self._cached.popitem()
             self._pending[block] = key
         if not self._pending:
             return []
@@ -198,7 +198,7 @@ class Lender:
     def forget(self) -> None:
         """Share none of the blocks that were offered: the engine computes something else now."""
         self._pending.clear()
-        self._known.clear()
+        self._cached.clear()
 
 
 def _key(group: int, block_hash: bytes) -> bytes:

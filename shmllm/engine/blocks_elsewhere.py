@@ -15,14 +15,21 @@ from shmllm.engine.runner import Runner
 
 
 class WeightsSource(NamedTuple):
-    """Where weights were read from.
+    """Where weights are from.
 
-    directory: the directory.
+    directory: the directory from which they were read, or whose model they suit.
     began_s: when the reading began, in seconds since 1970.
+    is_random: whether they are random (load_format="dummy").
     """
 
     directory: str
     began_s: float
+    is_random: bool = False
+
+    @classmethod
+    def of_start(cls, config: EngineConfig, runner: Runner) -> WeightsSource:
+        """Those with which an engine starts."""
+        return cls(config.load.directory, runner.began_s, config.load.load_format == "dummy")
 
 
 class BlocksElsewhere(Protocol):

@@ -70,6 +70,7 @@ class EngineCore:
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
         elsewhere: the KV blocks outside of the engine's cache.
+        has_random_weights: whether the engine starts with random weights.
         weights_source: where the weights that are being written are read from; None: from no
             directory.
     """
@@ -83,6 +84,7 @@ class EngineCore:
     ) -> None:
         self.info = runner.info
         self.weights_source: WeightsSource | None = None
+        self.has_random_weights = config.load.load_format == "dummy"
         self.extension = config.plugins.worker_extension_cls
         self.timings = StepTimings()
         self.runner = runner
@@ -146,7 +148,12 @@ class EngineCore:
     @property
     def has_unfinished(self) -> bool:
         """Whether a request has not ended or a submitted step has to be applied."""
-        return self.is_in_flight or self.scheduler.has_unfinished() or self._kv_cache.has_saves
+        return self.is_in_flight or self.scheduler.has_unfinished() or self.has_saves
+
+    @property
+    def has_saves(self) -> bool:
+        """Whether a step can copy blocks to where other engines find them."""
+        return self._kv_cache.has_saves and not self.pauses.is_frozen
 
     def add(self, client: int, request: EngineCoreRequest) -> Rejected | None:
         """Queue a request of a front end.

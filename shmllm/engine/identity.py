@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.config.engine import EngineConfig
+from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.engine.runner import Runner
 from shmllm.errors import ShmLLMError
 from shmllm.shared_kv.layout import VERSION
-from shmllm.shared_kv.weights_digest import compute_digest, digest_of_random, known_digest
+from shmllm.shared_kv.weights_digest import (
+    compute_digest,
+    digest_of_random,
+    has_changed_since,
+    known_digest,
+)
 
 
 def name_of(described: Mapping[str, Any]) -> str:
@@ -25,25 +31,28 @@ def name_of(described: Mapping[str, Any]) -> str:
 
 
 def describe(
-    config: EngineConfig, runner: Runner, directory: Path, stopped: threading.Event
+    config: EngineConfig, runner: Runner, source: WeightsSource, stopped: threading.Event
 ) -> dict[str, Any]:
     """Describe all that decides the bits of keys and values. Paths have no influence.
 
     Args:
         config: the engine's configuration.
         runner: has the model.
-        directory: where its weights were read from.
+        source: where its weights are from.
         stopped: ends the computation of a digest.
 
     Raises:
-        ShmLLMError: the weights have no digest.
+        ShmLLMError: the weights have no digest, or their files have changed since they were read.
         OSError: they cannot be read.
     """
-    load = config.load
-    if load.load_format == "dummy" and directory == Path(load.directory):
-        weights = digest_of_random((directory / "config.json").read_text(), load.seed)
+    directory = Path(source.directory)
+    if source.is_random:
+        text = (directory / "config.json").read_text(errors="replace")
+        weights = digest_of_random(text, config.load.seed)
     else:
         weights = _digest(directory, stopped)
+    if has_changed_since(directory, source.began_s):
+        raise ShmLLMError(f"{directory} has changed since the weights were read")
     draft = config.speculative.model_directory
     return {
         "format": VERSION,

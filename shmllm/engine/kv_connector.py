@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
@@ -53,7 +52,7 @@ class ConnectedEngine:
         self._name = plugins.kv_connector
         _check_groups(runner)
         try:
-            identity = self._identity(config.load.directory)
+            identity = self._identity(WeightsSource.of_start(config, runner))
         except (ShmLLMError, OSError) as problem:
             raise EngineStartError(f"kv_connector is not possible: {problem}") from problem
         extra = plugins.kv_connector_extra_config or {}
@@ -89,7 +88,7 @@ class ConnectedEngine:
                 )
             return
         try:
-            self._connector.use_identity(self._identity(source.directory))
+            self._connector.use_identity(self._identity(source))
             self.scheduler.is_on = True
         except Exception as problem:
             self._on_problem(f"the KV connector {self._name} has a rest: {problem}")
@@ -112,8 +111,8 @@ class ConnectedEngine:
                 f"{type(problem).__name__}: {problem}"
             )
 
-    def _identity(self, directory: str) -> str:
-        return name_of(describe(self._config, self._runner, Path(directory), threading.Event()))
+    def _identity(self, source: WeightsSource) -> str:
+        return name_of(describe(self._config, self._runner, source, threading.Event()))
 
 
 def _check_groups(runner: Runner) -> None:

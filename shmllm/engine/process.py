@@ -313,7 +313,7 @@ class EngineProcess:
         if has_run:
             self._reporter.step(core.timings, stepped_ns, time.perf_counter_ns(), outputs)
             self._tracing.observer.published(stepped_ns)
-        return has_run or core.is_in_flight
+        return has_run or core.is_in_flight or core.has_saves
 
     def _abort_all(self, core: EngineCore) -> None:
         core.settle()

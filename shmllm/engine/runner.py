@@ -43,6 +43,7 @@ class Runner(Protocol):
     Attributes:
         info: the information that the engine reports to front ends.
         kv_groups: the groups of layers, which have a block table each.
+        began_s: when its weights began to be read, in seconds since 1970.
         max_in_flight: how many steps may be submitted at a time: 1; 2 if `submit` returns before
             the step has run, so that the core can prepare the next one meanwhile; or the number of
             batches of a pipeline.
@@ -50,6 +51,7 @@ class Runner(Protocol):
 
     info: EngineInfo
     kv_groups: tuple[KVGroup, ...]
+    began_s: float
     max_in_flight: int
 
     @property

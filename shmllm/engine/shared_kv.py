@@ -33,7 +33,6 @@ from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import RegionLayout, divide
 from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.tier import SharedTier, TierStats
-from shmllm.shared_kv.weights_digest import has_changed_since
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +86,7 @@ class SharedKVCache:
         self._joining: Future[_Found] | None = None
         self._is_stopped = threading.Event()
         self._is_asleep = False
-        self._directory: str | None = config.load.directory
-        self._read_s = time.time() - runner.info.load_seconds
+        self._source: WeightsSource | None = WeightsSource.of_start(config, runner)
         self._begin(START_WAIT_S)
 
     @property
@@ -125,7 +123,7 @@ class SharedKVCache:
             self._tier = SharedTier(
                 region, memory, self._on_problem, self.stats, self._disk or NO_DISK
             )
-        except (ShmLLMError, OSError) as error:
+        except Exception as error:  # the cache is a gain, and no reason to end the engine
             self._disk = None
             self._on_problem(f"the KV cache is not shared: {error}")
             return
@@ -134,7 +132,7 @@ class SharedKVCache:
 
     def weights_written(self, source: WeightsSource | None) -> None:
         self._stop()
-        self._directory, self._read_s = source or (None, 0.0)
+        self._source = source
         if self._tier is not None:
             self._tier.leave()
             self._part()
@@ -190,15 +188,15 @@ class SharedKVCache:
 
     def _begin(self, wait_s: float) -> None:
         """Look for a region on a thread, and wait for it for a while."""
-        if self._config.shared_kv.num_bytes is None or self._directory is None:
+        source = self._source
+        if source is None:
             return
         self._is_stopped = stopped = threading.Event()
         self._joining = future = Future[_Found]()
-        directory = Path(self._directory)
 
         def run() -> None:
             try:
-                future.set_result(self._find(directory, stopped))
+                future.set_result(self._find(source, stopped))
             except BaseException as problem:
                 future.set_exception(problem)
 
@@ -207,11 +205,17 @@ class SharedKVCache:
             future.exception(wait_s)
         self.poll()
 
-    def _find(self, directory: Path, stopped: threading.Event) -> _Found:
-        described = describe(self._config, self._runner, directory, stopped)
-        if has_changed_since(directory, self._read_s):
-            raise ShmLLMError(f"{directory} has changed since the weights were read")
+    def _find(self, source: WeightsSource, stopped: threading.Event) -> _Found:
+        described = describe(self._config, self._runner, source, stopped)
         region = join(make_folder(name_of(described)[:16]), self._layout())
+        try:
+            return self._complete(region, Path(source.directory), described)
+        except BaseException:
+            region.close()
+            raise
+
+    def _complete(self, region: OwnRegion, directory: Path, described: Mapping[str, Any]) -> _Found:
+        """Describe a region, and open its copy on disk."""
         is_loaded = directory == Path(self._config.load.directory)
         name = self._config.load.model_name if is_loaded else ""
         began = {"pid": os.getpid(), "began": time.time(), "name": name or directory.name}

@@ -44,6 +44,7 @@ class Worker:
         self.model_runner: Any = core.runner
         self._profile: Any = None
         self._num_profiles = 0
+        self._version_read = -1  # of the weights that `reload_weights` has read last
         if core.extension:
             self._extend(core.extension, own_process)
 
@@ -100,6 +101,8 @@ class Worker:
         except SystemExit as problem:
             raise RuntimeError(f"the function called exit({problem.code!r})") from problem
         finally:
+            if self.model.weights_version != self._version_read:
+                self._core.weights_source = None  # something was written behind the reading
             if self.model.weights_version != version:
                 self._core.weights.weights_changed()
 
@@ -162,8 +165,10 @@ class Worker:
         """
         began_s = time.time()
         loaded: str = self.model_runner.reload_weights(directory)
+        is_random = directory is None and self._core.has_random_weights
         source = directory or self._core.info.model_directory
-        self._core.weights_source = WeightsSource(source, began_s)
+        self._core.weights_source = WeightsSource(source, began_s, is_random)
+        self._version_read = self.model.weights_version
         return loaded
 
     def add_lora(

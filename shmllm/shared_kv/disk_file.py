@@ -255,7 +255,9 @@ class DiskFile:
 
     def _begin(self) -> None:
         """Write the header of a new file, or check that of an old one."""
-        if not os.fstat(self.fd).st_size and lock(self.fd, WRITER_BYTE, fcntl.F_WRLCK):
+        if not os.fstat(self.fd).st_size:
+            if not lock(self.fd, WRITER_BYTE, fcntl.F_WRLCK):
+                raise BlockingIOError(0, "another process begins the file now")
             try:
                 if not os.fstat(self.fd).st_size:
                     _write(self.fd, self._layout.header.ljust(HEADER_BYTES, b"\0"), 0)
@@ -312,7 +314,7 @@ class DiskFile:
         if key is not None:
             record = self.records.get(key)
             if record is not None and record.slot == slot:
-                del self.records[key]
+                self.records.pop(key, None)  # who reads may have done so at this moment
 
     def _put(self, key: bytes, record: Record) -> None:
         _write(self.fd, self._layout.pack(key, record), self._layout.entry(record.slot))

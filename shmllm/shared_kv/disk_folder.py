@@ -55,7 +55,8 @@ def file_path(directory: Path, key: str, section: int) -> Path:
 def set_aside(path: Path) -> Path:
     """Rename a file that cannot be used, and return its new path."""
     aside = path.with_name(path.name + DAMAGED)
-    os.replace(path, aside)
+    with suppress(FileNotFoundError):  # another engine has done so
+        os.replace(path, aside)
     return aside
 
 

@@ -29,7 +29,8 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
     """
     if not layout.data_bytes:
         raise SegmentError("shared_kv_cache_bytes has no room for a block")
-    for _ in range(ATTEMPTS):
+    attempts = ATTEMPTS
+    while attempts:
         region = _adopt_any(folder, layout)
         if region is not None:
             return region
@@ -37,6 +38,7 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
             region = _create_any(folder, layout)
         except FileNotFoundError:
             folder.mkdir(0o700, exist_ok=True)  # it was empty, and somebody has removed it
+            attempts -= 1
             continue
         except NoSpaceError:
             if not collect_one(folder):

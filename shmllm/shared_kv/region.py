@@ -32,12 +32,13 @@ from shmllm.shared_kv.layout import (
 
 
 class Region:
-    """A region that another engine owns, or has owned.
+    """A region, whoever owns it.
 
     Args:
-        fd: the file, open for reading; the region closes it.
+        fd: the file; the region closes it.
         path: its path, for messages.
         place: its place in the folder.
+        writable: whether the tables are mapped for writing, too.
 
     Attributes:
         layout: its layout.

@@ -7,6 +7,7 @@ how a step is computed.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -86,6 +87,7 @@ class LoadedRunner(ABC):
     Attributes:
         info: what the engine reports about itself.
         kv_groups: the groups of layers, which have a block table each.
+        began_s: when its weights began to be read, in seconds since 1970.
         max_in_flight: how many steps may be submitted at a time: 1; 2 if `submit` returns before
             the step has run, so that the core can prepare the next one meanwhile; or the number of
             batches of a pipeline.
@@ -98,6 +100,7 @@ class LoadedRunner(ABC):
 
     info: EngineInfo
     kv_groups: tuple[KVGroup, ...]
+    began_s: float = math.inf
     max_in_flight: int
     memory: OwnedMemory
     processors: CustomProcessors | None = None

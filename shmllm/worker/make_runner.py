@@ -6,6 +6,7 @@ CPU's runner loads llvmlite.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,7 +44,9 @@ def make_runner(
     if config.plugins.kv_connector:
         load_connector_class(config.plugins.kv_connector)  # here, as weights take longer to read
     named = replace(config.plugins, logits_processors=tuple(classes))
+    began_s = time.time()
     runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
+    runner.began_s = began_s
     if classes:
         try:
             runner.use_processors(classes)

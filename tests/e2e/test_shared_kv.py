@@ -119,3 +119,34 @@ def test_sleep_and_new_weights(tmp_path: Path, reads: str) -> None:
         assert num_cached(llm, prompt) == 0
         llm.collective_rpc("reload_weights")
         assert num_cached(llm, prompt) == 192
+
+
+def test_random_weights_share_nothing_with_those_of_their_directory(tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    prompt, directory = [*range(1, 200)], str(tmp_path)
+    random: dict[str, Any] = SHARED | {"load_format": "dummy"}
+    with LLM(directory, **random) as llm:
+        assert num_cached(llm, prompt) == 0
+        llm.collective_rpc("reload_weights", args=(directory,))
+        assert num_cached(llm, prompt) == 0
+        with LLM(directory, **SHARED) as other:
+            assert num_cached(other, prompt) == 192
+        llm.collective_rpc("reload_weights")
+        assert num_cached(llm, prompt) == 192, "of the random weights"
+    with LLM(directory, **random) as llm:
+        assert num_cached(llm, prompt) == 192
+
+
+def test_weights_that_are_written_behind_a_reload_are_not_shared(tmp_path: Path) -> None:
+    weights = make_model("llama", tmp_path).state_dict()
+    prompt = [*range(1, 200)]
+
+    def patch(worker: Any) -> None:
+        worker.reload_weights()
+        worker.load_weights([(name, tensor * 1.01) for name, tensor in weights.items()])
+
+    with LLM(str(tmp_path), **SHARED) as llm:
+        llm.collective_rpc(patch)
+        assert num_cached(llm, prompt) == 0
+        with LLM(str(tmp_path), **SHARED) as other:
+            assert num_cached(other, prompt) == 0

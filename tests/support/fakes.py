@@ -10,6 +10,7 @@ and `expected_tokens` says what they should have been.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
@@ -232,6 +233,7 @@ class FakeRunner:
         groups: tuple[KVGroup, ...] = ONE_GROUP,
     ) -> None:
         self.info = engine_facts
+        self.began_s = math.inf
         self.kv_groups = groups
         self.max_in_flight = 1 if lag is None else 2
         self.most_under_way = self.num_adapters_read = 0

@@ -111,9 +111,9 @@ class RoomyArena:
         room = self._room // quantum * quantum
         size, own = (first + room) * part_bytes, first * part_bytes
         address = _map(None, size, _NO_ACCESS, _RESERVED)
+        self.tensors.append(RoomyTensor(address, count, part_bytes, first, room))
         if _libc.mprotect(address, own, mmap.PROT_READ | mmap.PROT_WRITE):
             raise _problem("mprotect")
-        self.tensors.append(RoomyTensor(address, count, part_bytes, first, room))
         memory: Any = (ctypes.c_ubyte * (count * part_bytes)).from_address(address)
         memory.arena = self  # the tensor keeps the addresses
         return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -135,7 +135,11 @@ class CpuSharedCache:
     def _map(self, fd: int, layout: RegionLayout, firsts: tuple[int, ...]) -> None:
         offsets = self._offsets(layout)
         if self.is_in_place:
-            self._map_in_place(fd, layout, offsets, firsts)
+            try:
+                self._map_in_place(fd, layout, offsets, firsts)
+            except BaseException:
+                self._unmap_in_place(layout, firsts)
+                raise
         views = None if self.is_in_place else _views(fd, layout, offsets)
         # A new dictionary: the thread that computes steps iterates over the old one.
         self._mapped = {**self._mapped, firsts: _Mapped(fd, layout, offsets, views)}
@@ -147,13 +151,16 @@ class CpuSharedCache:
         if mapped is None:
             return
         self._mapped = {key: each for key, each in self._mapped.items() if each is not mapped}
-        sections = zip(mapped.layout.sections, self._tensors, firsts, strict=True)
-        for section, tensors, first in sections:
-            for tensor in tensors:
-                if section.num_blocks and self.is_in_place:
-                    tensor.unmap(first, section.num_blocks)
+        if self.is_in_place:
+            self._unmap_in_place(mapped.layout, firsts)
         self.mapped_bytes -= self._part_bytes(mapped.layout)
         os.close(mapped.fd)
+
+    def _unmap_in_place(self, layout: RegionLayout, firsts: tuple[int, ...]) -> None:
+        for section, tensors, first in zip(layout.sections, self._tensors, firsts, strict=True):
+            for tensor in tensors:
+                if section.num_blocks:
+                    tensor.unmap(first, section.num_blocks)
 
     def copy(self) -> None:
         """Make the copies that the words of the group say."""

@@ -68,7 +68,7 @@ class GpuSharedCache:
         return sum(each.pinned_bytes for each in self._mapped.values())
 
     def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
-        """See `shared_kv.tier.BlockMemory.map`."""
+        """See `shared_kv.peers.BlockMemory.map`."""
         firsts = self._ids.take(layout)
         try:
             self._mapped[firsts] = MappedRegion(fd, layout, self._device)
@@ -79,7 +79,7 @@ class GpuSharedCache:
         return firsts
 
     def unmap(self, firsts: Sequence[int]) -> None:
-        """See `shared_kv.tier.BlockMemory.unmap`."""
+        """See `shared_kv.peers.BlockMemory.unmap`."""
         mapped = self._mapped.pop(tuple(firsts))
         mapped.close()
         self._ids.give_back(firsts)

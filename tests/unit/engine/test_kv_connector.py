@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -49,10 +48,10 @@ def digests(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The digest of each directory's weights; others have none."""
     found = {"m": "first"}
 
-    def describe(config: Any, runner: Any, directory: Path, stopped: Any) -> dict[str, Any]:
-        if str(directory) not in found:
-            raise ShmLLMError(f"no digest of {directory}")
-        return {"weights": found[str(directory)]}
+    def describe(config: Any, runner: Any, source: WeightsSource, stopped: Any) -> dict[str, Any]:
+        if source.directory not in found:
+            raise ShmLLMError(f"no digest of {source.directory}")
+        return {"weights": found[source.directory]}
 
     monkeypatch.setattr(kv_connector, "describe", describe)
     monkeypatch.setattr(connectors, "fails_in", "")
