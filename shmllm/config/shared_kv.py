@@ -70,6 +70,11 @@ class SharedKVConfig(Section):
                 "shared_kv_cache_path is the directory of a copy of the shared KV cache, and this "
                 "engine has none: pass shared_kv_cache_bytes, too, for example '1GiB'"
             )
+        if self.reads != "auto" and self.num_bytes is None:
+            raise EngineStartError(
+                f"shared_kv_cache_reads {self.reads!r} says how a shared KV cache is read, and "
+                "this engine has none: pass shared_kv_cache_bytes, too, for example '1GiB'"
+            )
         if self.path_bytes is not None and self.path is None:
             raise EngineStartError(
                 "shared_kv_cache_path_bytes is the limit of shared_kv_cache_path: pass both, or "

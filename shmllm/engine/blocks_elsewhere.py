@@ -33,7 +33,17 @@ class WeightsSource(NamedTuple):
 
 
 class BlocksElsewhere(Protocol):
-    """Blocks outside of the engine's cache."""
+    """Blocks outside of the engine's cache.
+
+    Attributes:
+        problem: why there are none although the options ask for them; empty: there are.
+        num_bytes: the memory of those that the engine shares; None: it is not known yet.
+    """
+
+    problem: str
+
+    @property
+    def num_bytes(self) -> int | None: ...
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -63,6 +73,8 @@ class BlocksElsewhere(Protocol):
 class NoBlocks:
     """There are none."""
 
+    problem = ""
+    num_bytes: int | None = 0
     counters: Mapping[str, int] = {}
 
     def poll(self) -> None:

@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter_ns
 
 from shmllm.config.engine import EngineConfig
@@ -120,7 +121,16 @@ class EngineCore:
         self.elsewhere = make_blocks_elsewhere(
             config, runner, self._kv_cache, self.scheduler, report
         )
+        self._note_elsewhere()
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
+
+    def _note_elsewhere(self) -> None:
+        """Say in `info` what the engine really shares."""
+        warnings, num_bytes = self.info.warnings, self.elsewhere.num_bytes
+        if self.elsewhere.problem:
+            warnings = (*warnings, self.elsewhere.problem)
+        if num_bytes is not None:
+            self.info = replace(self.info, warnings=warnings, shared_kv_cache_bytes=num_bytes)
 
     def _device(self) -> object:
         """The torch.device of the model's weights."""

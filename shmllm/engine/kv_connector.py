@@ -70,6 +70,8 @@ class ConnectedEngine:
             self._connector, self._name, plugins.kv_role, kv_cache, on_problem
         )
 
+    problem = ""
+    num_bytes: int | None = 0
     counters: Mapping[str, int] = {}
 
     def poll(self) -> None:

@@ -25,10 +25,10 @@ from shmllm.core.shared_blocks import Lender
 from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.engine.identity import describe, name_of
 from shmllm.engine.runner import Runner
-from shmllm.errors import ShmLLMError
+from shmllm.errors import EngineStartError, SegmentError, ShmLLMError
 from shmllm.shared_kv.block_disk import NO_DISK
 from shmllm.shared_kv.disk import Disk
-from shmllm.shared_kv.folder import make_folder
+from shmllm.shared_kv.folder import make_folder, make_root, root
 from shmllm.shared_kv.joining import join
 from shmllm.shared_kv.layout import RegionLayout, divide
 from shmllm.shared_kv.own_region import OwnRegion
@@ -67,6 +67,9 @@ class SharedKVCache:
         kv_cache: uses them.
         on_problem: called with one sentence if the cache cannot be shared any more.
 
+    Raises:
+        EngineStartError: no region can be made as the options say.
+
     Attributes:
         stats: what the engine has lent and saved since its start.
     """
@@ -87,7 +90,37 @@ class SharedKVCache:
         self._is_stopped = threading.Event()
         self._is_asleep = False
         self._source: WeightsSource | None = WeightsSource.of_start(config, runner)
+        self._region_layout = self._layout()
+        self.problem = ""
+        self._check_start()
         self._begin(START_WAIT_S)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The size of the region; None: the digest of the weights is still being computed."""
+        if self._tier is not None:
+            return self._tier.num_bytes
+        return None if self._joining is not None else 0
+
+    def _check_start(self) -> None:
+        """Raise EngineStartError if no region can ever be made as the options say."""
+        layout = self._region_layout
+        if not layout.data_bytes:
+            needed = sum(each.quantum * each.block_bytes for each in layout.sections)
+            raise EngineStartError(
+                f"shared_kv_cache_bytes {self._config.shared_kv.num_bytes:,} has no room for a "
+                f"block; the smallest cache needs {needed:,}"
+            )
+        try:
+            space = os.statvfs(make_root())
+        except SegmentError as problem:
+            raise EngineStartError(str(problem)) from problem
+        most = space.f_blocks * space.f_frsize
+        if layout.data_bytes > most:
+            raise EngineStartError(
+                f"shared_kv_cache_bytes {self._config.shared_kv.num_bytes:,} is more than "
+                f"{root()} has in all, {most:,} bytes; docker: --shm-size"
+            )
 
     @property
     def counters(self) -> dict[str, int]:
@@ -125,7 +158,8 @@ class SharedKVCache:
             )
         except Exception as error:  # the cache is a gain, and no reason to end the engine
             self._disk = None
-            self._on_problem(f"the KV cache is not shared: {error}")
+            self.problem = f"the KV cache is not shared: {error}"
+            self._on_problem(self.problem)
             return
         has_states = [int(group.rule.interval is not None) for group in self._runner.kv_groups]
         self._kv_cache.share(Lender(self._tier, has_states, memory.is_in_place))
@@ -207,7 +241,7 @@ class SharedKVCache:
 
     def _find(self, source: WeightsSource, stopped: threading.Event) -> _Found:
         described = describe(self._config, self._runner, source, stopped)
-        region = join(make_folder(name_of(described)[:16]), self._layout())
+        region = join(make_folder(name_of(described)[:16]), self._region_layout)
         try:
             return self._complete(region, Path(source.directory), described)
         except BaseException:

@@ -156,6 +156,12 @@ def remove_empty_folders() -> None:
         remove_if_empty(folder)
 
 
+def unused_bytes(keep: Path) -> int:
+    """The memory of the regions in all folders but one whose engines have ended."""
+    files = find_files()
+    return sum(each.num_bytes for each in files if each.is_collectable and each.path.parent != keep)
+
+
 def collect_one(keep: Path) -> bool:
     """Remove the region, of an engine that has ended, that was used longest ago. Returns whether
     there was one.

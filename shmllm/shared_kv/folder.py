@@ -28,12 +28,24 @@ _REGION = re.compile(r"0|[1-9][0-9]?")
 
 
 def root() -> Path:
-    """The directory of all regions, which is made if there is none.
+    """The directory of all regions; there may be none yet.
+
+    Raises:
+        SegmentError: it is no absolute path.
+    """
+    path = Path(os.environ.get(DIRECTORY_VARIABLE) or "/dev/shm")
+    if not path.is_absolute():
+        raise SegmentError(f"{DIRECTORY_VARIABLE} must be an absolute path, got {str(path)!r}")
+    return path
+
+
+def make_root() -> Path:
+    """Make the directory of all regions if there is none.
 
     Raises:
         SegmentError: it cannot be made.
     """
-    path = Path(os.environ.get(DIRECTORY_VARIABLE) or "/dev/shm")
+    path = root()
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:
@@ -49,7 +61,7 @@ def make_folder(key: str) -> Path:
     Raises:
         SegmentError: it cannot be made, or others may use it.
     """
-    path = folder.make(root()) / f"kv+{key}"
+    path = folder.make(make_root()) / f"kv+{key}"
     try:
         path.mkdir(0o700, exist_ok=True)
         with folder.opened(path):
@@ -60,9 +72,10 @@ def make_folder(key: str) -> Path:
 
 def folders() -> list[Path]:
     """The folders of this user, by their names."""
+    directory = root()
     return sorted(
         path
-        for own in folder.find(root())
+        for own in (folder.find(directory) if directory.is_dir() else ())
         for path in own.iterdir()
         if _FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
-from shmllm.shared_kv.collecting import collect_one
+from shmllm.shared_kv.collecting import collect_one, unused_bytes
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import NUM_PLACES, RegionLayout
 from shmllm.shared_kv.own_region import OwnRegion
@@ -21,7 +21,8 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
 
     Args:
         folder: the folder.
-        layout: the layout that it needs.
+        layout: the layout that it needs. Where there is no room for it, a region of another size
+            does.
 
     Raises:
         NoSpaceError: shared memory is full, also without the regions that nobody uses.
@@ -41,9 +42,11 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
             attempts -= 1
             continue
         except NoSpaceError:
-            if not collect_one(folder):
+            if _can_make_room(folder, layout) and collect_one(folder):
+                continue
+            region = _adopt_any(folder, layout, is_any_size=True)
+            if region is None:
                 raise
-            continue
         if region is not None:
             return region
         raise SegmentError(
@@ -53,12 +56,24 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
     raise SegmentError(f"{folder}: somebody removes it again and again")
 
 
-def _adopt_any(folder: Path, layout: RegionLayout) -> OwnRegion | None:
-    """Adopt a region, and remove damaged ones whose owners have ended, which nobody else would."""
+def _can_make_room(folder: Path, layout: RegionLayout) -> bool:
+    """Whether there is room for a region without those, of other folders, that nobody uses."""
+    space = os.statvfs(folder)
+    return layout.data_bytes < space.f_bavail * space.f_frsize + unused_bytes(folder)
+
+
+def _adopt_any(folder: Path, layout: RegionLayout, is_any_size: bool = False) -> OwnRegion | None:
+    """Adopt a region, and remove damaged ones whose owners have ended, which nobody else would.
+
+    Args:
+        folder: the folder.
+        layout: the layout that it has to have.
+        is_any_size: whether only the shape of its blocks has to be that of the layout.
+    """
     for place in sorted(places(folder)):
         path = region_path(folder, place)
         try:
-            region = adopt(path, place, layout)
+            region = adopt(path, place, layout, is_any_size)
         except FileNotFoundError:
             continue
         except ProtocolMismatchError:

@@ -56,9 +56,17 @@ def create(path: Path, place: int, layout: RegionLayout) -> OwnRegion:
         raise
 
 
-def adopt(path: Path, place: int, layout: RegionLayout) -> OwnRegion | None:
+def adopt(
+    path: Path, place: int, layout: RegionLayout, is_any_size: bool = False
+) -> OwnRegion | None:
     """Become the owner of a region whose owner has ended. Its valid blocks stay valid, and readers
     go on reading them.
+
+    Args:
+        path: its path.
+        place: its place in the folder.
+        layout: the layout that it has to have.
+        is_any_size: whether only the shape of its blocks has to be that of the layout.
 
     Returns:
         None if it has an owner, another layout, or is being removed.
@@ -90,7 +98,8 @@ def adopt(path: Path, place: int, layout: RegionLayout) -> OwnRegion | None:
         os.close(lock)
         os.close(fd)
         raise
-    if region.layout != layout:
+    is_suitable = region.layout.shape == layout.shape and region.layout.data_bytes > 0
+    if not is_suitable or (region.layout != layout and not is_any_size):
         region.close()
         return None
     for other in range(NUM_PLACES):

@@ -91,6 +91,11 @@ class SharedTier:
         return self._own.path
 
     @property
+    def num_bytes(self) -> int:
+        """The size of the blocks of the own region."""
+        return self._own.layout.data_bytes
+
+    @property
     def num_lent(self) -> int:
         """The number of blocks that are lent now."""
         return len(self._loans)

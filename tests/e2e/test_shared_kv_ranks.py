@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "copies": {"shared_kv_cache_reads": "copy"},
     "overlapped": {"async_scheduling": True},
     "copies-overlapped": {"shared_kv_cache_reads": "copy", "async_scheduling": True},
-    "smallest-cache": {"kv_cache_memory_bytes": 3 * 2**19, "max_model_len": 720},
+    "smallest-cache": {"kv_cache_memory_bytes": 5 * 2**19, "max_model_len": 720},
 }
 FAMILIES = [DEFAULT, *dict.fromkeys(each for each in (*VARIANTS, *RECURRENT) if each != DEFAULT)]
 

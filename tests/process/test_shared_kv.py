@@ -15,8 +15,10 @@ import pytest
 from support.reference_models import make_model
 from support.waiting import holds_within, wait_until
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, EngineStartError, SamplingParams
+from shmllm.errors import NoSpaceError
 from shmllm.ipc.segment import is_locked
+from shmllm.shared_kv import joining
 from shmllm.shared_kv.folder import folders, places, region_path
 from shmllm.shared_kv.region import Region
 
@@ -188,3 +190,32 @@ def test_engines_that_start_at_once_get_regions_of_their_own(model: str, expecte
     finally:
         for llm in engines:
             llm.close()
+
+
+def test_a_size_without_room_for_a_block_is_an_error_of_the_start(model: str) -> None:
+    with pytest.raises(EngineStartError, match="1 has no room for a block; the smallest"):
+        LLM(model, **(LOCAL | {"shared_kv_cache_bytes": 1}))
+    assert not regions()
+
+
+def test_an_engine_without_room_warns_and_works_alone(
+    model: str, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise NoSpaceError("shared memory is full")
+
+    monkeypatch.setattr(joining, "create", full)
+    with LLM(model, **LOCAL) as llm:
+        assert llm.facts.shared_kv_cache_bytes == 0
+        assert any("not shared: shared memory is full" in each for each in llm.facts.warnings)
+        assert answer(llm, PROMPT) == (expected[PROMPT[0]], 0)
+
+
+def test_a_directory_that_is_none_is_an_error_of_the_start(
+    model: str, own_regions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_regions / "file").write_text("")
+    for name, message in ((str(own_regions / "file"), "cannot make"), ("relative", "absolute")):
+        monkeypatch.setenv("SHMLLM_SHARED_KV_DIR", name)
+        with pytest.raises(EngineStartError, match=message):
+            LLM(model, **LOCAL)

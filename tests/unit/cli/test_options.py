@@ -92,6 +92,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
 }
 """For each option: words on the command line, and the value that they mean."""
 NEEDED = {
+    "shared_kv_cache_reads": {"shared_kv_cache_bytes": 1},
     "shared_kv_cache_path": {"shared_kv_cache_bytes": 1},
     "shared_kv_cache_path_bytes": {"shared_kv_cache_bytes": 1, "shared_kv_cache_path": "/tmp"},
 }

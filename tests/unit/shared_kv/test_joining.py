@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shared_regions import NO_STATES, layout_of
+from support.shared_regions import NO_STATES, key_of, layout_of
 
 from shmllm.errors import NoSpaceError, SegmentError
 from shmllm.shared_kv import joining
@@ -152,7 +152,7 @@ def test_memory_of_other_keys_is_freed_the_oldest_first(
 def test_without_others_a_lack_of_memory_is_an_error(
     joined: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(folder / "0", 0, layout_of(16)).close()
+    living = create(folder / "0", 0, layout_of(16))
 
     def full(*_: Any) -> OwnRegion:
         raise NoSpaceError("shared memory is full")
@@ -162,3 +162,34 @@ def test_without_others_a_lack_of_memory_is_an_error(
         joined()
     assert (folder / "0").exists()
     assert not collect_one(folder)
+    living.close()
+
+
+def test_without_room_a_region_of_another_size_is_adopted(
+    joined: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = create(folder / "0", 0, layout_of(16))
+    other.publish(0, 3, key_of(1))
+    other.close()
+
+    def full(*_: Any) -> OwnRegion:
+        raise NoSpaceError("shared memory is full")
+
+    monkeypatch.setattr(joining, "create", full)
+    region = joined()
+    assert (region.place, region.layout) == (0, layout_of(16))
+    assert region.entries(0) == [(3, key_of(1))]
+
+
+def test_nothing_is_removed_in_vain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = make_folder("1" * 16)
+    create(other / "0", 0, LAYOUT).close()
+
+    def full(*_: Any) -> OwnRegion:
+        raise NoSpaceError("shared memory is full")
+
+    monkeypatch.setattr(joining, "create", full)
+    monkeypatch.setattr(joining, "unused_bytes", lambda keep: -(2**60))
+    with pytest.raises(NoSpaceError):
+        join(folder, LAYOUT)
+    assert [*places(other)] == [0]
