@@ -6,9 +6,11 @@ An engine has one of them or none. This module owns what the engine core does wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from shmllm.config.engine import EngineConfig
+from shmllm.config.info import EngineInfo
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.scheduler import Scheduler
 from shmllm.engine.runner import Runner
@@ -91,6 +93,16 @@ class NoBlocks:
 
     def close(self) -> None:
         pass
+
+
+def info_with(info: EngineInfo, elsewhere: BlocksElsewhere) -> EngineInfo:
+    """Return what an engine reports about itself, with what it really shares."""
+    warnings = info.warnings
+    if elsewhere.problem:
+        warnings = (*warnings, elsewhere.problem)
+    num_bytes = elsewhere.num_bytes
+    shared = info.shared_kv_cache_bytes if num_bytes is None else num_bytes
+    return replace(info, warnings=warnings, shared_kv_cache_bytes=shared)
 
 
 def make_blocks_elsewhere(

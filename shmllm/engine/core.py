@@ -16,7 +16,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import perf_counter_ns
 
 from shmllm.config.engine import EngineConfig
@@ -30,7 +29,7 @@ from shmllm.core.scheduler import Scheduler
 from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
-from shmllm.engine.blocks_elsewhere import WeightsSource, make_blocks_elsewhere
+from shmllm.engine.blocks_elsewhere import WeightsSource, info_with, make_blocks_elsewhere
 from shmllm.engine.drafting.make import make_drafting
 from shmllm.engine.request_checks import refusal_of
 from shmllm.engine.runner import Runner, Step
@@ -121,16 +120,8 @@ class EngineCore:
         self.elsewhere = make_blocks_elsewhere(
             config, runner, self._kv_cache, self.scheduler, report
         )
-        self._note_elsewhere()
+        self.info = info_with(self.info, self.elsewhere)
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
-
-    def _note_elsewhere(self) -> None:
-        """Say in `info` what the engine really shares."""
-        warnings, num_bytes = self.info.warnings, self.elsewhere.num_bytes
-        if self.elsewhere.problem:
-            warnings = (*warnings, self.elsewhere.problem)
-        if num_bytes is not None:
-            self.info = replace(self.info, warnings=warnings, shared_kv_cache_bytes=num_bytes)
 
     def _device(self) -> object:
         """The torch.device of the model's weights."""

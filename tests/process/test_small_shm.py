@@ -117,7 +117,7 @@ SHARED = """
 import json
 from shmllm import LLM, SamplingParams
 from shmllm.shared_kv.folder import folders, places
-with LLM(shared_kv_cache_bytes="38M", kv_cache_memory_bytes=2**26) as llm:
+with LLM(shared_kv_cache_bytes="40M", kv_cache_memory_bytes=2**26) as llm:
     params = SamplingParams(temperature=0, max_tokens=4)
     tokens = llm.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids
     errors = [each.text for each in llm.engine_errors()]
