@@ -82,8 +82,11 @@ def adopt(
         lock = None
         if sweeping is not None:
             try:
-                if os.fstat(fd).st_nlink:
-                    lock = _lock(fd)
+                lock = _lock(fd)
+                # An owner that has ended may have taken the name away before it gave the lock up.
+                if lock is not None and not os.fstat(fd).st_nlink:
+                    os.close(lock)
+                    lock = None
             finally:
                 os.close(sweeping)
         if lock is None:

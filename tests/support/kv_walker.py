@@ -109,7 +109,10 @@ class Walker:
         for section, block_id, key in self._held:
             self.num_verified += 1
             if not memory.has(section, block_id, key):
-                raise AssertionError(f"section {section}, block {block_id} has other data")
+                raise AssertionError(
+                    f"section {section}, block {block_id} has other data; the region of this "
+                    f"engine has its name: {self._member.region.path.exists()}"
+                )
 
 
 def slow_down(rng: random.Random) -> None:

@@ -421,3 +421,20 @@ def test_the_index_has_room_for_all_blocks(folder: Path) -> None:
             assert own.publish(0, block, rng.randbytes(32))
     finally:
         own.close()
+
+
+def test_a_region_that_loses_its_name_at_the_last_moment_is_not_adopted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner removes it and ends after the adopter has opened it."""
+    path = folder / "9"
+    create(path, 9, layout_of(16)).close()
+    lock = vars(region_files)["_lock"]
+
+    def late(fd: int) -> int | None:
+        path.unlink()
+        found: int | None = lock(fd)
+        return found
+
+    monkeypatch.setattr(region_files, "_lock", late)
+    assert adopt(path, 9, layout_of(16)) is None
