@@ -117,6 +117,8 @@ class SharedTier:
 
     def _look(self) -> None:
         try:
+            if self._own.is_removed:  # then engines that join later do not see its pins
+                raise SegmentError(f"somebody has removed {self._own.path}")
             self._peers.look()
         except (IpcError, OSError) as problem:
             self._give_up(problem)

@@ -408,3 +408,19 @@ def test_a_region_that_cannot_be_mapped_is_closed(folder: Path) -> None:
     with pytest.raises(SegmentError, match="Cannot allocate memory"):
         SharedTier(region, Full(), print)
     assert not region_files.is_owned(folder / "0")
+
+
+def test_an_engine_whose_region_has_lost_its_name_shares_nothing_more(
+    folder: Path, join_folder: Callable[..., Member]
+) -> None:
+    """Engines that join later would not see its pins."""
+    first, second = join_folder(0), join_folder(1)
+    assert first.save("a") == [True]
+    held = second.tier.borrow(0, key_of("a"))
+    assert held is not None
+    (folder / "1").unlink()
+    assert not second.finds("a")
+    assert len(second.problems) == 1
+    assert "somebody has removed" in second.problems[0]
+    assert second.memory.has(0, held, key_of("a")), "what is lent stays so"
+    second.tier.give_back(0, held)
