@@ -70,9 +70,7 @@ class EngineCore:
         adapters: the low-rank adapters.
         drafting: drafts tokens; None: nobody does.
         elsewhere: the KV blocks outside of the engine's cache.
-        has_random_weights: whether the engine starts with random weights.
-        weights_source: where the weights that are being written are read from; None: from no
-            directory.
+        first_weights: where the weights of its start are from.
     """
 
     def __init__(
@@ -83,8 +81,7 @@ class EngineCore:
         report: Callable[[str], None] = logger.warning,
     ) -> None:
         self.info = runner.info
-        self.weights_source: WeightsSource | None = None
-        self.has_random_weights = config.load.load_format == "dummy"
+        self.first_weights = WeightsSource.of_start(config, runner)
         self.extension = config.plugins.worker_extension_cls
         self.timings = StepTimings()
         self.runner = runner
@@ -115,18 +112,13 @@ class EngineCore:
             lambda: self.runner.model, self.weights_written, self.abort_all
         )
         self.transfer = WeightTransfer(
-            config.transfer.backend, config.parallel.num_processes, self._device, self.weights
+            config.transfer.backend, config.parallel.num_processes, self.weights
         )
         self.elsewhere = make_blocks_elsewhere(
             config, runner, self._kv_cache, self.scheduler, report
         )
         self.info = info_with(self.info, self.elsewhere)
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)
-
-    def _device(self) -> object:
-        """The torch.device of the model's weights."""
-        weight, *_ = next(iter(self.runner.model.named_weights().values()))
-        return weight.device
 
     @property
     def observer(self) -> Observer:
@@ -350,12 +342,9 @@ class EngineCore:
         num_accepted = self.scheduler.stats.accepted_tokens
         outputs = self.scheduler.apply(plan, result)
         num_accepted = self.scheduler.stats.accepted_tokens - num_accepted
-        prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
-        prepared_ns = max(prepared_ns, planned_ns)  # a pipeline may have begun in an earlier call
-        moments_ns = began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
-        self.timings.add(plan, num_accepted, result.device_ns, *moments_ns)
+        self.timings.add(plan, result, num_accepted, began_ns, planned_ns, submitted_ns, sampled_ns)
         if self.drafting is not None:
-            self.drafting.applied(plan, moments_ns[-1] - began_ns)
+            self.drafting.applied(plan, self.timings.total_ns)
         self.scheduler.observer.stepped(plan, self.timings.moments_ns)
         return outputs
 
@@ -373,17 +362,19 @@ class EngineCore:
         failures, self.scheduler.failures = self.scheduler.failures, []
         return failures
 
-    def weights_written(self, forget_prefixes: bool = True) -> None:
+    def weights_written(
+        self, forget_prefixes: bool = True, source: WeightsSource | None = None
+    ) -> None:
         """Take note that weights were written. Running requests keep their keys and values.
 
         Args:
             forget_prefixes: forget every cached prefix, including those of running requests, so
                 that no other request can hit them.
+            source: where all weights were read from; None: from no directory.
         """
         if forget_prefixes:
             self.scheduler.forget_prefixes()
         self.sleeper.weights_written()
-        source, self.weights_source = self.weights_source, None
         # Cached prefixes of other weights may not get the name of those in the directory.
         self.elsewhere.weights_written(source if forget_prefixes else None)
 

@@ -96,20 +96,18 @@ class ConnectedEngine:
             self._on_problem(f"the KV connector {self._name} has a rest: {problem}")
 
     def reset(self) -> None:
-        try:
-            self._connector.reset_cache()
-        except Exception as problem:
-            self._on_problem(
-                f"the KV connector {self._name} failed in reset_cache: "
-                f"{type(problem).__name__}: {problem}"
-            )
+        self._call("reset_cache")
 
     def close(self) -> None:
+        self._call("shutdown")
+
+    def _call(self, name: str) -> None:
+        """Call a method of the connector, and report what it raises."""
         try:
-            self._connector.shutdown()
+            getattr(self._connector, name)()
         except Exception as problem:
             self._on_problem(
-                f"the KV connector {self._name} failed in shutdown: "
+                f"the KV connector {self._name} failed in {name}: "
                 f"{type(problem).__name__}: {problem}"
             )
 

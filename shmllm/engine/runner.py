@@ -16,7 +16,7 @@ from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.engine.sleep import Memory
 from shmllm.params.sampling import SamplingParams
-from shmllm.shared_kv.peers import BlockMemory
+from shmllm.shared_kv.peers import SharedCache
 
 
 class Step(Protocol):
@@ -27,14 +27,6 @@ class Step(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step's result and return it."""
-
-
-class SharedCache(BlockMemory, Protocol):
-    """Where the blocks of other engines are read."""
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether steps read these blocks by their ids. Else they are copied first."""
 
 
 class Runner(Protocol):

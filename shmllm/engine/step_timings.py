@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter_ns
 
-from shmllm.core.plan import StepPlan
+from shmllm.core.plan import StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -41,13 +42,26 @@ class StepTimings:
     def add(
         self,
         plan: StepPlan,
+        result: StepResult,
         num_accepted_tokens: int,
-        device_ns: int,
-        *moments_ns: *tuple[int, int, int, int, int, int],
+        began_ns: int,
+        planned_ns: int,
+        submitted_ns: int,
+        sampled_ns: int,
     ) -> None:
-        """Add a step with these timestamps; see `moments_ns`."""
+        """Add a step whose results have just been applied.
+
+        Args:
+            plan, result: those of the step.
+            num_accepted_tokens: how many of its drafted tokens were right.
+            began_ns, planned_ns: when its planning, or that of the following step, began and ended.
+            submitted_ns, sampled_ns: when the core began to wait for the result, and had it.
+        """
+        prepared_ns, executed_ns = result.computing_ns or (submitted_ns, sampled_ns)
+        prepared_ns = max(prepared_ns, planned_ns)  # a pipeline may have begun in an earlier call
+        moments_ns = began_ns, planned_ns, prepared_ns, executed_ns, sampled_ns, perf_counter_ns()
         self.num_steps += 1
-        self.device_ns = device_ns
+        self.device_ns = result.device_ns
         self.num_tokens, self.num_requests = plan.num_tokens, len(plan.requests)
         self.num_draft_tokens, self.num_accepted_tokens = plan.num_drafts, num_accepted_tokens
         began, planned, prepared, executed, sampled, applied = moments_ns
@@ -57,3 +71,8 @@ class StepTimings:
         self.sample_ns += sampled - executed
         self.apply_ns += applied - sampled
         self.moments_ns = moments_ns
+
+    @property
+    def total_ns(self) -> int:
+        """How long the last step took, from the begin of its planning."""
+        return self.moments_ns[-1] - self.moments_ns[0]

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shmllm.config.weight_transfer import BACKENDS
 from shmllm.engine.weight_updates import WeightUpdates
 from shmllm.errors import CallOrderError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shmllm.transfer.receiver import Receiver
 
 
@@ -25,16 +23,12 @@ class WeightTransfer:
     Args:
         backend: the name of the backend.
         num_workers: the number of processes of this engine.
-        device: returns the torch.device of the model.
         weights: the weight updates of this engine.
     """
 
-    def __init__(
-        self, backend: str, num_workers: int, device: Callable[[], Any], weights: WeightUpdates
-    ) -> None:
+    def __init__(self, backend: str, num_workers: int, weights: WeightUpdates) -> None:
         self._backend = backend
         self._num_workers = num_workers
-        self._device = device
         self._weights = weights
         self._receiver: Receiver | None = None
         self._client: int | None = None
@@ -172,6 +166,8 @@ class WeightTransfer:
     def _make_receiver(self) -> Receiver:
         from shmllm.transfer.receiver import Place
 
-        place = Place(self._backend, self._device(), self._num_workers, self._weights.stage_tensor)
+        place = Place(
+            self._backend, self._weights.device, self._num_workers, self._weights.stage_tensor
+        )
         receiver: Receiver = import_module(BACKENDS[self._backend]).Receiver(place)
         return receiver

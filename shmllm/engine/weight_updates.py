@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shmllm.client.protocol import DeviceMemory, DeviceSharing
+from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.errors import CallOrderError, DeviceMemoryError, RequestError
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.wire.weight_bucket import DEVICE_BUCKET_BYTES, Piece, as_pieces
@@ -36,8 +37,8 @@ class WeightUpdates:
     """
     Args:
         model: returns the model.
-        on_written: called after weights were written. Its argument says whether to forget the
-            cached prefixes.
+        on_written: called after weights were written, with whether to forget the cached prefixes,
+            and where all weights were read from, if it is known.
         abort_all: ends all requests.
 
     Attributes:
@@ -48,7 +49,7 @@ class WeightUpdates:
     def __init__(
         self,
         model: Callable[[], Any],
-        on_written: Callable[[bool], None],
+        on_written: Callable[[bool, WeightsSource | None], None],
         abort_all: Callable[[], None],
     ) -> None:
         self._model = model
@@ -111,8 +112,7 @@ class WeightUpdates:
         """
         self._staged_by(client)
         self._give_back()
-        weight, *_ = next(iter(self._model().named_weights().values()))
-        device = weight.device
+        device = self.device
         if not self.sharing.uuid(device):
             raise RequestError(f"the engine computes on {device} and shares no memory of it")
         if type(num_bytes) is not int or not 0 < num_bytes <= DEVICE_BUCKET_BYTES:
@@ -218,9 +218,15 @@ class WeightUpdates:
             if abort:
                 self._abort_all()
             names: list[str] = staged.copy_into_place()
-        self._on_written(reset_prefix_cache)
+        self._on_written(reset_prefix_cache, None)
         self.version = self._next_version() if version is None else version
         return names
+
+    @property
+    def device(self) -> Any:
+        """The torch.device of the model's weights."""
+        weight, *_ = next(iter(self._model().named_weights().values()))
+        return weight.device
 
     @property
     def is_open(self) -> bool:
@@ -239,9 +245,13 @@ class WeightUpdates:
             self._give_back()
             staged.close()
 
-    def weights_changed(self) -> None:
-        """Give the weights a new version, because a call of the worker overwrote some of them."""
-        self._on_written(True)
+    def weights_changed(self, source: WeightsSource | None = None) -> None:
+        """Give the weights a new version, because a call of the worker overwrote some of them.
+
+        Args:
+            source: where all of them were read from; None: from no directory.
+        """
+        self._on_written(True, source)
         self.version = self._next_version()
 
     def set_version(self, version: Version) -> None:

@@ -44,7 +44,8 @@ class Worker:
         self.model_runner: Any = core.runner
         self._profile: Any = None
         self._num_profiles = 0
-        self._version_read = -1  # of the weights that `reload_weights` has read last
+        self._read: tuple[WeightsSource | None, int] = None, -1
+        # Where `reload_weights` has read weights from last, and the version behind it.
         if core.extension:
             self._extend(core.extension, own_process)
 
@@ -58,8 +59,7 @@ class Worker:
 
     @property
     def device(self) -> Any:
-        weight, *_ = next(iter(self.model.named_weights().values()))
-        return weight.device
+        return self._core.weights.device
 
     def _extend(self, name: str, own_process: bool) -> None:
         """Extend the worker of each rank by the class of the option `worker_extension_cls`.
@@ -101,10 +101,10 @@ class Worker:
         except SystemExit as problem:
             raise RuntimeError(f"the function called exit({problem.code!r})") from problem
         finally:
-            if self.model.weights_version != self._version_read:
-                self._core.weights_source = None  # something was written behind the reading
             if self.model.weights_version != version:
-                self._core.weights.weights_changed()
+                source, version_read = self._read
+                is_all = version_read == self.model.weights_version  # nothing was written behind it
+                self._core.weights.weights_changed(source if is_all else None)
 
     def check_health(self) -> None:
         """Do nothing. The reply shows that the engine answers calls."""
@@ -165,10 +165,9 @@ class Worker:
         """
         began_s = time.time()
         loaded: str = self.model_runner.reload_weights(directory)
-        is_random = directory is None and self._core.has_random_weights
-        source = directory or self._core.info.model_directory
-        self._core.weights_source = WeightsSource(source, began_s, is_random)
-        self._version_read = self.model.weights_version
+        first = self._core.first_weights._replace(began_s=began_s)
+        source = first if directory is None else WeightsSource(directory, began_s)
+        self._read = source, self.model.weights_version
         return loaded
 
     def add_lora(

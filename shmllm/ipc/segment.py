@@ -367,6 +367,19 @@ def write_lock(byte: int) -> bytes:
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
 
 
-def read_lock(byte: int) -> bytes:
-    """The same for a read lock, which several may have."""
-    return _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
+def set_lock(fd: int, byte: int, kind: int) -> bool:
+    """Lock or unlock one byte of a file for the open file description.
+
+    Args:
+        fd: the file, open for what the lock is for.
+        byte: the byte.
+        kind: fcntl.F_RDLCK, F_WRLCK or F_UNLCK.
+
+    Returns:
+        False: another description has the lock.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        return True
+    except (BlockingIOError, PermissionError):
+        return False

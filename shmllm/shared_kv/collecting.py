@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import ProtocolMismatchError, SegmentError
-from shmllm.ipc.segment import is_locked
-from shmllm.shared_kv.folder import folders, key_of, places, region_path, remove_if_empty
-from shmllm.shared_kv.layout import NUM_PLACES
+from shmllm.shared_kv.folder import folders, is_place, key_of, places, region_path, remove_if_empty
 from shmllm.shared_kv.region import Region
-from shmllm.shared_kv.region_files import remove
+from shmllm.shared_kv.region_files import is_owned, remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +184,9 @@ def collect_one(keep: Path) -> bool:
 def _look_at(path: Path) -> FoundFile:
     status = path.lstat()
     size, used_s = _bytes_of(status), status.st_mtime
-    if not _is_place(path.name) or not stat.S_ISREG(status.st_mode):
+    if not is_place(path.name) or not stat.S_ISREG(status.st_mode):
         problem = "shmllm gives no file this name"
-        if _is_place(path.name):
+        if is_place(path.name):
             problem = f"it is no file, but {stat.filemode(status.st_mode)}"
         return FoundFile(path, size, used_s, is_foreign=True, problem=problem)
     try:
@@ -213,19 +211,9 @@ def _look_at(path: Path) -> FoundFile:
 
 
 def _is_owned(path: Path) -> bool:
-    """Whether a living process owns a file, also if it is damaged."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        return is_locked(fd)
-    finally:
-        os.close(fd)
-
-
-def _is_place(name: str) -> bool:
-    return name in map(str, range(NUM_PLACES))
+    with suppress(OSError):
+        return is_owned(path)
+    return False
 
 
 def _bytes_of(status: os.stat_result) -> int:

@@ -16,9 +16,10 @@ from collections import deque
 from pathlib import Path
 
 from shmllm.errors import ProtocolMismatchError
+from shmllm.ipc.segment import set_lock
 from shmllm.shared_kv.block_disk import FINISH_S
 from shmllm.shared_kv.block_io import read_block
-from shmllm.shared_kv.disk_file import DiskFile, lock
+from shmllm.shared_kv.disk_file import DiskFile
 from shmllm.shared_kv.disk_folder import file_path, make_room, set_aside
 from shmllm.shared_kv.disk_layout import USER_BYTE, Record, slots_in
 from shmllm.shared_kv.folder import key_of
@@ -335,11 +336,11 @@ class Disk:
         if sum(os.fstat(file.fd).st_size for file in self._files.values()) <= self._limit_bytes:
             return
         for section, file in self._files.items():
-            if lock(file.fd, USER_BYTE, fcntl.F_WRLCK):
+            if set_lock(file.fd, USER_BYTE, fcntl.F_WRLCK):
                 if file.try_lock():
                     file.truncate(min(self._most[section], file.num_slots))
                     file.unlock()
-                lock(file.fd, USER_BYTE, fcntl.F_RDLCK)
+                set_lock(file.fd, USER_BYTE, fcntl.F_RDLCK)
 
     def _stop_writing(self, reason: str) -> None:
         if self._is_writing:

@@ -14,11 +14,11 @@ import fcntl
 import hashlib
 import heapq
 import os
-import struct
 from contextlib import suppress
 from pathlib import Path
 
 from shmllm.errors import ProtocolMismatchError
+from shmllm.ipc.segment import set_lock
 from shmllm.shared_kv.disk_layout import (
     COUNTER_OFFSET,
     ENTRY_BYTES,
@@ -34,8 +34,6 @@ from shmllm.shared_kv.disk_layout import (
 
 VICTIMS_AT_ONCE = 256
 """How many records are chosen at once to give way, because choosing looks at all."""
-
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 class DiskFile:
@@ -71,7 +69,7 @@ class DiskFile:
         self.fd = os.open(path, flags, 0o600)
         try:
             self._check_owner()
-            if not lock(self.fd, USER_BYTE, fcntl.F_RDLCK):
+            if not set_lock(self.fd, USER_BYTE, fcntl.F_RDLCK):
                 raise BlockingIOError(0, "another process removes the file now")
             self._begin()
             self.scan()
@@ -155,7 +153,7 @@ class DiskFile:
 
     def try_lock(self) -> bool:
         """Become the only one who writes, until `unlock`. Returns False if somebody else is."""
-        if not lock(self.fd, WRITER_BYTE, fcntl.F_WRLCK):
+        if not set_lock(self.fd, WRITER_BYTE, fcntl.F_WRLCK):
             return False
         if self.is_changed:
             self.scan()
@@ -165,7 +163,7 @@ class DiskFile:
     def unlock(self) -> None:
         """Let others write."""
         self._count_change()
-        lock(self.fd, WRITER_BYTE, fcntl.F_UNLCK)
+        set_lock(self.fd, WRITER_BYTE, fcntl.F_UNLCK)
 
     @property
     def growth_bytes(self) -> int:
@@ -256,13 +254,13 @@ class DiskFile:
     def _begin(self) -> None:
         """Write the header of a new file, or check that of an old one."""
         if not os.fstat(self.fd).st_size:
-            if not lock(self.fd, WRITER_BYTE, fcntl.F_WRLCK):
+            if not set_lock(self.fd, WRITER_BYTE, fcntl.F_WRLCK):
                 raise BlockingIOError(0, "another process begins the file now")
             try:
                 if not os.fstat(self.fd).st_size:
                     _write(self.fd, self._layout.header.ljust(HEADER_BYTES, b"\0"), 0)
             finally:
-                lock(self.fd, WRITER_BYTE, fcntl.F_UNLCK)
+                set_lock(self.fd, WRITER_BYTE, fcntl.F_UNLCK)
         if not self._has_header():
             found = os.pread(self.fd, len(self._layout.header), 0)
             raise ProtocolMismatchError(self._layout.difference(found))
@@ -338,24 +336,6 @@ class DiskFile:
             if record is not None and record.sequence == sequence:
                 self._remove(record.slot)
                 return
-
-
-def lock(fd: int, byte: int, kind: int) -> bool:
-    """Lock or unlock a byte of a file for the open file description.
-
-    Args:
-        fd: the file, open for reading and writing.
-        byte: the byte.
-        kind: fcntl.F_RDLCK, F_WRLCK or F_UNLCK.
-
-    Returns:
-        False: another one has the lock.
-    """
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
-        return True
-    except (BlockingIOError, PermissionError):
-        return False
 
 
 def _write(fd: int, data: bytes | memoryview, offset: int) -> None:

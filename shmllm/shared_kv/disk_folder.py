@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shmllm.errors import EngineStartError
-from shmllm.shared_kv.disk_file import lock
+from shmllm.ipc.segment import set_lock
 from shmllm.shared_kv.disk_layout import USER_BYTE
 
 KINDS = ("blocks", "states")
@@ -95,7 +95,7 @@ def _remove(path: Path) -> bool:
         return False
     try:
         # Who opens the file takes this lock, and then looks whether the file still has its name.
-        if not lock(fd, USER_BYTE, fcntl.F_WRLCK):
+        if not set_lock(fd, USER_BYTE, fcntl.F_WRLCK):
             return False
         if os.fstat(fd).st_ino != path.lstat().st_ino:
             return False

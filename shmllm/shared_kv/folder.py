@@ -91,14 +91,18 @@ def places(path: Path) -> dict[int, int]:
     file is no region."""
     try:
         with os.scandir(path) as entries:
-            found = {
+            return {
                 int(each.name): each.inode()
                 for each in entries
-                if _REGION.fullmatch(each.name) and each.is_file(follow_symlinks=False)
+                if is_place(each.name) and each.is_file(follow_symlinks=False)
             }
     except FileNotFoundError:
         return {}
-    return {place: inode for place, inode in found.items() if place < NUM_PLACES}
+
+
+def is_place(name: str) -> bool:
+    """Whether a file of this name is a region."""
+    return _REGION.fullmatch(name) is not None and int(name) < NUM_PLACES
 
 
 def region_path(path: Path, place: int) -> Path:

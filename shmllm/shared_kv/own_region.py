@@ -23,12 +23,8 @@ from shmllm.shared_kv.layout import (
     KEY_BYTES,
     WAYS,
 )
+from shmllm.shared_kv.memory_calls import free_part, map_memory
 from shmllm.shared_kv.region import Region, is_valid, next_valid
-
-_PUNCH_HOLE = 3
-"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
-_MAP_FIXED = 0x10
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class OwnRegion(Region):
@@ -118,9 +114,7 @@ class OwnRegion(Region):
         size = self.layout.sections[section].part_bytes
         for begin in self.layout.buffer_offsets[section]:
             at = self.layout.data_offset + begin + first * size
-            _libc.fallocate(
-                self.fd, _PUNCH_HOLE, ctypes.c_long(at), ctypes.c_long(count * size)
-            )  # a refusal keeps the memory, no more
+            free_part(self.fd, at, count * size)
 
     def keep_pins_of(self, other: Region) -> None:
         """Provide memory for pins of another region's blocks, none of which is pinned yet.
@@ -189,15 +183,8 @@ class OwnRegion(Region):
             os.dup2(null, fd, inheritable=False)
         os.close(null)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
-        size, access = len(self._mapping), mmap.PROT_READ | mmap.PROT_WRITE
-        _libc.mmap(
-            ctypes.c_void_p(address),
-            ctypes.c_size_t(size),
-            access,
-            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED,
-            -1,
-            ctypes.c_long(0),
-        )
+        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        map_memory(len(self._mapping), access, flags, at=address)
 
 
 _own_regions: weakref.WeakSet[OwnRegion] = weakref.WeakSet()

@@ -44,6 +44,14 @@ class BlockMemory(Protocol):
         """
 
 
+class SharedCache(BlockMemory, Protocol):
+    """A `BlockMemory` of a runner."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether steps read the blocks by their ids. Else they are copied first."""
+
+
 class Loan(NamedTuple):
     """A block that requests of this engine read: of which region, section and number."""
 

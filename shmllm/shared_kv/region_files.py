@@ -7,13 +7,14 @@ adopts.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
 
 from shmllm.errors import SegmentError
 from shmllm.ipc import folder
-from shmllm.ipc.segment import OWNER_BYTE, SWEEPER_BYTE, is_locked, read_lock, write_lock
+from shmllm.ipc.segment import OWNER_BYTE, SWEEPER_BYTE, is_locked, set_lock
 from shmllm.ipc.segment_file import allocate, resize
 from shmllm.shared_kv.layout import (
     NUM_PLACES,
@@ -174,7 +175,8 @@ def own_together(fd: int) -> None:
     Raises:
         BlockingIOError: another process takes the region over.
     """
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, read_lock(OWNER_BYTE))
+    if not set_lock(fd, OWNER_BYTE, fcntl.F_RDLCK):
+        raise BlockingIOError(errno.EAGAIN, "another process takes the region over")
 
 
 def _lock(fd: int) -> int | None:
@@ -188,12 +190,7 @@ def _locked(fd: int, byte: int) -> int | None:
     """Lock a byte of a file by a description of its own, which is returned; None if another process
     holds the lock."""
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.fcntl(own, fcntl.F_OFD_SETLK, write_lock(byte))
+    if set_lock(own, byte, fcntl.F_WRLCK):
         return own
-    except (BlockingIOError, PermissionError):
-        os.close(own)
-        return None
-    except BaseException:
-        os.close(own)
-        raise
+    os.close(own)
+    return None

@@ -79,10 +79,14 @@ def padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 def resident_bytes_of(pages: mmap.mmap) -> int:
     """Return the bytes of the pages of a mapping that are in memory."""
-    num_pages = -(-len(pages) // mmap.PAGESIZE)
-    is_resident = (ctypes.c_ubyte * num_pages)()
-    address = ctypes.c_void_p(torch.frombuffer(pages, dtype=torch.uint8).data_ptr())
-    if _libc.mincore(address, ctypes.c_size_t(len(pages)), is_resident):
+    address = torch.frombuffer(pages, dtype=torch.uint8).data_ptr()
+    return resident_bytes_at(address, len(pages))
+
+
+def resident_bytes_at(address: int, size: int) -> int:
+    """Return the bytes of the pages from an address on, the begin of a page, that are in memory."""
+    is_resident = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), is_resident):
         raise OSError(ctypes.get_errno(), "mincore")
     return bytes(is_resident).count(1) * mmap.PAGESIZE
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -28,6 +28,7 @@ from shmllm.models.lora import read_files
 from shmllm.models.model import Model
 from shmllm.params.sampling import SamplingParams
 from shmllm.plugins.kv_connector import KVConnector
+from shmllm.shared_kv.peers import SharedCache
 from shmllm.version import __version__
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
@@ -54,18 +55,6 @@ class SubmittedStep(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step, and return its result."""
-
-
-class SharedCache(Protocol):
-    """Where the blocks of other engines are read; see `shared_kv.peers.BlockMemory`."""
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether steps read these blocks by their ids. Else they are copied first."""
-
-    def map(self, fd: int, layout: Any) -> tuple[int, ...]: ...
-
-    def unmap(self, firsts: Sequence[int]) -> None: ...
 
 
 class AdapterMaker(Protocol):

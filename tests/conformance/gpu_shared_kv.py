@@ -6,8 +6,6 @@ Each folder has a fixture `gpu_device`: the fake GPU, or a GPU.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from conformance.gpu_engine import (
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
 from support.model_helpers import reference_model, save
+from support.shared_regions import new_region
 from support.variants import slow
 
 from shmllm.config.engine import EngineConfig
@@ -37,7 +36,6 @@ from shmllm.core.shared_blocks import BlockCopy
 from shmllm.shared_kv.layout import RegionLayout, Section
 from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.region import Region
-from shmllm.shared_kv.region_files import create
 from shmllm.wire.messages import Method
 from shmllm.worker.cpu.runner import CpuRunner
 from shmllm.worker.gpu import mapped_region, shared_cache
@@ -88,13 +86,8 @@ def blocks_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def region() -> Iterator[OwnRegion]:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    try:
-        own = create(folder / "0", 0, LAYOUT)
+    with new_region(LAYOUT) as own:
         yield own
-        own.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

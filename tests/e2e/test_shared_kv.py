@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapted_models import Adapted
 from support.determinism import ask, ask_shuffled, make_requests
 from support.reference_models import RECURRENT, VARIANTS, make_model
 from support.variants import slow
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, LoRARequest, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "own_regions")]
 
@@ -150,3 +151,39 @@ def test_weights_that_are_written_behind_a_reload_are_not_shared(tmp_path: Path)
         assert num_cached(llm, prompt) == 0
         with LLM(str(tmp_path), **SHARED) as other:
             assert num_cached(other, prompt) == 0
+
+
+def test_an_adapter_finds_only_what_it_has_computed(tmp_path: Path) -> None:
+    adapted = Adapted("llama", tmp_path)
+    shared: dict[str, Any] = {"shared_kv_cache_bytes": "48M", "num_threads": 1}
+    prompt = {"prompt_token_ids": [*range(1, 90)]}
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+    def ask_with(llm: LLM, lora: LoRARequest | None) -> tuple[list[int], int | None]:
+        [output] = llm.generate(prompt, params, use_tqdm=False, lora_request=lora)
+        return output.outputs[0].token_ids, output.num_cached_tokens
+
+    first, other = adapted.loras[:2]
+    with adapted.engine() as alone:
+        expected = [ask_with(alone, lora)[0] for lora in (None, first, other)]
+    with adapted.engine(**shared) as one, adapted.engine(**shared) as two:
+        assert ask_with(one, first) == (expected[1], 0)
+        assert ask_with(two, None) == (expected[0], 0)
+        assert ask_with(two, other) == (expected[2], 0)
+        renamed = LoRARequest("another name", 77, first.lora_path)
+        assert ask_with(two, renamed) == (expected[1], 80), "the contents count"
+        assert ask_with(one, None) == (expected[0], 80)
+
+
+@pytest.mark.slow
+def test_blocks_of_others_are_no_memory_of_the_engine(tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    options = SHARED | {"multiprocess": True, "shared_kv_cache_bytes": "400M"}
+    with LLM(str(tmp_path), **options) as first, LLM(str(tmp_path), **options) as second:
+        assert num_cached(first, [*range(1, 200)]) == 0
+        assert num_cached(second, [*range(1, 200)]) == 192
+        own = second.sleep(level=0).before
+    alone = {name: value for name, value in options.items() if "shared" not in name}
+    with LLM(str(tmp_path), **alone) as llm:
+        assert num_cached(llm, [*range(1, 200)]) == 0
+        assert own.total < llm.sleep(level=0).before.total + 200 * 2**20

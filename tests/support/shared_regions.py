@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from shmllm.core.shared_blocks import BlockCopy
@@ -25,6 +28,18 @@ def layout_of(num_blocks: int = 16, num_states: int = 0) -> RegionLayout:
     """The layout of small regions; both numbers are multiples of 8."""
     states = Section(num_states, 1, PART_BYTES) if num_states else NO_STATES
     return RegionLayout((Section(num_blocks, NUM_BUFFERS, PART_BYTES), states))
+
+
+@contextmanager
+def new_region(layout: RegionLayout) -> Iterator[OwnRegion]:
+    """A region in a directory of its own, in shared memory."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        own = create(folder / "0", 0, layout)
+        yield own
+        own.close()
+    finally:
+        shutil.rmtree(folder)
 
 
 def key_of(name: object) -> bytes:

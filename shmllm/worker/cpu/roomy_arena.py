@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import sys
 from dataclasses import dataclass
 from math import gcd
@@ -13,23 +12,20 @@ from typing import Any
 
 import torch
 
-from shmllm.worker.arena import Contents
+from shmllm.shared_kv.memory_calls import (
+    NO_ACCESS,
+    POPULATE_READ,
+    RESERVED,
+    advise,
+    map_memory,
+    protect,
+    unmap_memory,
+)
+from shmllm.worker.arena import Contents, resident_bytes_at
 
 ROOM_BYTES = 2**40
 """The addresses that all tensors of an arena reserve. They take no memory."""
 MOST_IDS = 2**24
-_NO_ACCESS = 0
-_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
-_MAP_FIXED = 0x10
-MADV_POPULATE_READ = 22
-_FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.munmap.argtypes = _libc.munmap.argtypes[:2]
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +59,14 @@ class RoomyTensor:
             OSError: the system refuses.
         """
         address, size = self.address + first * self.part_bytes, count * self.part_bytes
-        _map(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
-        _libc.madvise(address, size, mmap.MADV_DONTDUMP)
-        # Page faults of the first step that reads the blocks would take longer. An older system
-        # refuses, which changes nothing else.
-        _libc.madvise(address, size, MADV_POPULATE_READ)
+        map_memory(size, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset, at=address)
+        advise(address, size, mmap.MADV_DONTDUMP)
+        advise(address, size, POPULATE_READ)  # else the first step that reads the blocks waits
 
     def unmap(self, first: int, count: int) -> None:
         """End that."""
         address, size = self.address + first * self.part_bytes, count * self.part_bytes
-        _map(address, size, _NO_ACCESS, _RESERVED | _MAP_FIXED)
+        map_memory(size, NO_ACCESS, RESERVED, at=address)
 
 
 class RoomyArena:
@@ -110,10 +104,9 @@ class RoomyArena:
         first = -(-count // quantum) * quantum
         room = self._room // quantum * quantum
         size, own = (first + room) * part_bytes, first * part_bytes
-        address = _map(None, size, _NO_ACCESS, _RESERVED)
+        address = map_memory(size, NO_ACCESS, RESERVED)
         self.tensors.append(RoomyTensor(address, count, part_bytes, first, room))
-        if _libc.mprotect(address, own, mmap.PROT_READ | mmap.PROT_WRITE):
-            raise _problem("mprotect")
+        protect(address, own, mmap.PROT_READ | mmap.PROT_WRITE)
         memory: Any = (ctypes.c_ubyte * (count * part_bytes)).from_address(address)
         memory.arena = self  # the tensor keeps the addresses
         return torch.frombuffer(memory, dtype=dtype).view(shape)
@@ -124,7 +117,7 @@ class RoomyArena:
         self.contents = Contents.KEPT if keep else Contents.LOST
         if not keep:
             for each in self.tensors:
-                _libc.madvise(each.address, each.first * each.part_bytes, mmap.MADV_DONTNEED)
+                advise(each.address, each.first * each.part_bytes, mmap.MADV_DONTNEED)
 
     def restore(self) -> None:
         self.contents = Contents.PRESENT
@@ -132,31 +125,11 @@ class RoomyArena:
     @property
     def resident_bytes(self) -> int:
         """The bytes of the own pages that were touched."""
-        return sum(map(_resident_bytes, self.tensors))
+        return sum(
+            resident_bytes_at(each.address, each.first * each.part_bytes) for each in self.tensors
+        )
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             for each in self.tensors:
-                _libc.munmap(each.address, (each.first + each.room) * each.part_bytes)
-
-
-def _resident_bytes(tensor: RoomyTensor) -> int:
-    size = tensor.first * tensor.part_bytes
-    is_resident = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
-    if _libc.mincore(tensor.address, size, is_resident):
-        raise _problem("mincore")
-    return bytes(is_resident).count(1) * mmap.PAGESIZE
-
-
-def _map(
-    address: int | None, size: int, access: int, flags: int, fd: int = -1, offset: int = 0
-) -> int:
-    found: int = _libc.mmap(address, size, access, flags, fd, offset)
-    if found == _FAILED:
-        raise _problem("mmap")
-    return found
-
-
-def _problem(call: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number), call)
+                unmap_memory(each.address, (each.first + each.room) * each.part_bytes)

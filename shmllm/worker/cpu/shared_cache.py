@@ -20,9 +20,10 @@ from torch import Tensor
 
 from shmllm.errors import SegmentError
 from shmllm.shared_kv.layout import RegionLayout
+from shmllm.shared_kv.memory_calls import POPULATE_READ
 from shmllm.shared_kv.region_files import own_together
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.roomy_arena import MADV_POPULATE_READ, MOST_IDS, RoomyArena
+from shmllm.worker.cpu.roomy_arena import MOST_IDS, RoomyArena
 from shmllm.worker.group import Group
 
 Bytes = npt.NDArray[np.uint8]
@@ -237,7 +238,7 @@ def _views(fd: int, layout: RegionLayout, offsets: list[list[int]]) -> list[list
         size = len(begins) * section.buffer_bytes
         mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=begins[0])
         with contextlib.suppress(OSError):  # an older system refuses
-            mapping.madvise(MADV_POPULATE_READ)
+            mapping.madvise(POPULATE_READ)
         whole: Any = np.frombuffer(mapping, np.uint8)
         parts = whole.reshape(len(begins), section.num_blocks, section.part_bytes)
         views.append([*parts])

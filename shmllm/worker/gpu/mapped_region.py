@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shmllm.shared_kv.layout import RegionLayout, Section
+from shmllm.shared_kv.memory_calls import POPULATE_READ, POPULATE_WRITE, advise
 from shmllm.worker.gpu.device import Device
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES = 64 * 2**20
 READY_S = 0.5
 """How long a new `MappedRegion` waits for the registration, in seconds: a small one is complete."""
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels refuse them
-_libc = ctypes.CDLL(None)
 
 
 class MappedRegion:
@@ -90,13 +89,12 @@ class MappedRegion:
                 begin += num_bytes
 
     def _pin(self) -> None:
-        advice = _MADV_POPULATE_WRITE if self._is_writable else _MADV_POPULATE_READ
+        advice = POPULATE_WRITE if self._is_writable else POPULATE_READ
         pinned = []
         for piece in (piece for pieces in self._pieces for piece in pieces):
             if self._is_closing.is_set():
                 break
-            address, size = ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.nbytes)
-            _libc.madvise(address, size, advice)
+            advise(piece.data_ptr(), piece.nbytes, advice)
             if not self._device.pin(piece, self._is_writable):
                 logger.warning("the driver does not register shared memory: copies are slower")
                 break

@@ -96,15 +96,15 @@ def test_other_weights_have_another_identity_or_none(digests: dict[str, str]) ->
     identities = {made.identity}
     digests |= {"n": "second", "copy of m": "first"}
     for directory, is_on in ((None, False), ("n", True), ("unknown", False), ("copy of m", True)):
-        core.weights_source = None if directory is None else WeightsSource(directory, 0.0)
-        core.weights_written()
+        source = None if directory is None else WeightsSource(directory, 0.0)
+        core.weights_written(source=source)
         assert seat.is_on == is_on
         identities.add(made.identity)
     assert len(identities) == 2
     assert made.identity == made.context.identity
     assert ["has a rest" in each for each in problems] == [True, True]
-    core.weights_source = WeightsSource("n", 0.0)
-    core.weights_written(forget_prefixes=False)  # blocks of other weights are there
+    source = WeightsSource("n", 0.0)
+    core.weights_written(False, source)  # blocks of other weights are there
     assert not seat.is_on
 
 

@@ -16,10 +16,11 @@ from support.waiting import wait_until
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError, ProtocolMismatchError
 from shmllm.frontend.engine_options import make_engine_config
+from shmllm.ipc.segment import set_lock
 from shmllm.shared_kv import disk as disk_module
 from shmllm.shared_kv.block_io import read_block, write_block
 from shmllm.shared_kv.disk import Disk
-from shmllm.shared_kv.disk_file import DiskFile, lock
+from shmllm.shared_kv.disk_file import DiskFile
 from shmllm.shared_kv.disk_folder import check_directory, file_path, make_room
 from shmllm.shared_kv.disk_layout import (
     ENTRY_BYTES,
@@ -267,7 +268,7 @@ def test_the_files_used_longest_ago_that_nobody_has_open_are_removed(tmp_path: P
         each.write_bytes(bytes(1000))
         os.utime(each, (index, index))
     fd = os.open(paths[0], os.O_RDWR)
-    assert lock(fd, USER_BYTE, fcntl.F_RDLCK)
+    assert set_lock(fd, USER_BYTE, fcntl.F_RDLCK)
     assert make_room(tmp_path, 5000, 1000) == 1000
     assert all(each.exists() for each in paths)
     assert make_room(tmp_path, 5000, 2000) == 2000
@@ -535,7 +536,7 @@ def test_files_of_running_engines_that_fill_the_directory_are_reported(machine: 
     old = file_path(machine.directory, OTHER, 0)
     old.write_bytes(bytes(2**20))
     fd = os.open(old, os.O_RDWR)
-    assert lock(fd, USER_BYTE, fcntl.F_RDLCK)
+    assert set_lock(fd, USER_BYTE, fcntl.F_RDLCK)
     tier = machine.start(2**20)
     save(tier, 1, 2)
     flush(tier)
@@ -613,7 +614,7 @@ def test_a_writer_that_stands_still_delays_nobody_but_writers(
     save(tier, 1)
     flush(tier)
     fd = os.open(machine.file, os.O_RDWR)
-    assert lock(fd, WRITER_BYTE, fcntl.F_WRLCK)
+    assert set_lock(fd, WRITER_BYTE, fcntl.F_WRLCK)
     save(tier, 2)
     tier._disk.finish(0.05)
     wait_until(lambda: not machine.disks[0]._thread.is_alive(), "the end of the thread")

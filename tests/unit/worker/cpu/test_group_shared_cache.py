@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
+from support.shared_buffers import KV_PART, STATE_PART, make_buffers
 
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.errors import RankDeadError
@@ -21,13 +21,11 @@ from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.region import Region
 from shmllm.shared_kv.region_files import adopt, create, remove
 from shmllm.worker.cpu.group_shared_cache import MOST_COPIES, GroupSharedCache
-from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.group import Alone, Kind
 from shmllm.worker.ranks import NoRanks
 
 SIZE = 2
-KV_PART, STATE_PART = 1024, 4096
 LAYOUT = RegionLayout((Section(8, SIZE * 3, KV_PART), Section(2, SIZE * 2, STATE_PART)))
 
 
@@ -75,18 +73,9 @@ class Group:
         self.buffers = []
         parts = []
         for memory, is_in_place in zip(memories, in_place, strict=True):
-            arena = RoomyArena(0, 3 * KV_PART + 2 * STATE_PART) if is_in_place else None
-            shapes = [(5, KV_PART)] * 3 + [(4, STATE_PART)] * 2
-            tensors = [
-                torch.zeros(shape, dtype=torch.uint8)
-                if arena is None
-                else arena.allocate(shape, torch.uint8)
-                for shape in shapes
-            ]
-            for tensor in tensors:
-                tensor.random_()
-            self.buffers.append([tensors[:3], tensors[3:]])
-            parts.append(CpuSharedCache(self.buffers[-1], arena, memory))
+            buffers, arena = make_buffers(is_in_place)
+            self.buffers.append(buffers)
+            parts.append(CpuSharedCache(buffers, arena, memory))
         self.own, self.other = parts
         memories[0].other = self.other
         self.ranks = OneMore(memories[0])

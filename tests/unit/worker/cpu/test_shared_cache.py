@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from support.shared_buffers import KV_PART, STATE_PART, make_buffers
+from support.shared_regions import new_region
 
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.shared_kv.layout import RegionLayout, Section
 from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.region import Region
-from shmllm.shared_kv.region_files import create
 from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
-from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.group import Alone
 from shmllm.worker.ranks import NoRanks
 
-KV_PART, STATE_PART = 1024, 4096
 LAYOUT = RegionLayout((Section(8, 3, KV_PART), Section(2, 2, STATE_PART)))
 
 
 @pytest.fixture
 def region() -> Iterator[OwnRegion]:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    try:
-        own = create(folder / "0", 0, LAYOUT)
+    with new_region(LAYOUT) as own:
         yield own
-        own.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 def make(is_in_place: bool) -> tuple[GroupSharedCache, list[list[torch.Tensor]]]:
-    arena = RoomyArena(0, 3 * KV_PART + 2 * STATE_PART) if is_in_place else None
-    shapes = [(5, KV_PART)] * 3 + [(4, STATE_PART)] * 2
-    tensors = [
-        torch.zeros(shape, dtype=torch.uint8)
-        if arena is None
-        else arena.allocate(shape, torch.uint8)
-        for shape in shapes
-    ]
-    for index, tensor in enumerate(tensors):
-        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % (251 - index))
-    buffers = [tensors[:3], tensors[3:]]
+    buffers, arena = make_buffers(is_in_place)
     return GroupSharedCache(CpuSharedCache(buffers, arena, Alone()), NoRanks(1)), buffers
 
 
