@@ -34,6 +34,7 @@ class DiskConnector(KVConnector):
         self.use_identity(context.identity)
 
     def use_identity(self, identity: str) -> None:
+        super().use_identity(identity)
         self._directory = self._root / identity
         self._directory.mkdir(parents=True, exist_ok=True)
 
@@ -49,7 +50,8 @@ class DiskConnector(KVConnector):
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
         first, found = self._found.pop(request.request_id, (0, []))
-        self._loads += zip(blocks[first:], found, strict=False)
+        count = num_external_tokens // request.block_size  # 0 if others have computed them since
+        self._loads += zip(blocks[first:], found[:count], strict=False)
 
     def build_connector_meta(self, plan):
         loads, self._loads = self._loads, []

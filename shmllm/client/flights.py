@@ -31,7 +31,7 @@ class Flights:
         block_size: tokens of a block of keys and values.
         num_rows: how many requests each engine runs at once; others wait there.
         versions: the version of each engine's weights.
-        phases: decides which requests have a prefill; None: none has.
+        phases: decides which requests have a prefill.
 
     Attributes:
         alive: the indexes of the engines that run.
@@ -44,10 +44,10 @@ class Flights:
         block_size: int,
         num_rows: Sequence[int],
         versions: Sequence[int | str],
-        phases: Phases | None = None,
+        phases: Phases,
     ) -> None:
         self._router = router
-        self._phases = phases or Phases(["both"] * len(versions), 0, block_size)
+        self._phases = phases
         self._block_size = block_size
         self._num_rows = num_rows
         self._flights: dict[int, Flight] = {}

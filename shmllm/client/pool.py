@@ -185,7 +185,7 @@ class EnginePool:
         self._buckets.send(bucket, pieces)
 
     def stats(self) -> dict[str, int]:
-        return self._past.with_those_of_pool(self._clients, self._flights.alive)
+        return self._past.with_those_of(self._clients, self._flights.alive)
 
     def health(self) -> str:
         return health_of(self._clients)

@@ -99,13 +99,6 @@ def combined(method: Method, answers: Sequence[Any]) -> Any:
     return COMBINE.get(method, _first)(answers)
 
 
-def mode_of(method: Method, argument: Any) -> str:
-    """What a pause or a sleep does with running requests; "" for other calls."""
-    if method is Method.SLEEP:
-        return str(argument["mode"])
-    return str(argument) if method is Method.PAUSE else ""
-
-
 class PoolCalls:
     """Makes calls at all engines of a pool.
 
@@ -147,7 +140,8 @@ class PoolCalls:
         if method is Method.FINISH_WEIGHTS:
             # Half of it would leave the engines with different weights.
             return call_uninterrupted(lambda: self._finish_weights(argument), FINISH_S)
-        if mode_of(method, argument) in ("abort", "wait"):
+        mode = argument["mode"] if method is Method.SLEEP else argument
+        if method in (Method.SLEEP, Method.PAUSE) and mode in ("abort", "wait"):
             # Requests between two engines would neither be aborted nor waited for.
             self._engines.end_prefills()
         if method is Method.SLEEP:

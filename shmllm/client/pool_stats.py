@@ -55,13 +55,7 @@ class PastStats:
         """Add those of an engine that is replaced now."""
         self._sum = sum_of_stats([self._sum, counters_of(stats)])
 
-    def with_those_of(self, stats: Sequence[dict[str, int]]) -> dict[str, int]:
-        """The sum with the statistics of other engines."""
-        return sum_of_stats([*stats, self._sum])
-
-    def with_those_of_pool(
-        self, clients: Sequence[HasStats], alive: Container[int]
-    ) -> dict[str, int]:
+    def with_those_of(self, clients: Sequence[HasStats], alive: Container[int]) -> dict[str, int]:
         """The sum with the statistics of a pool's engines, of which some may have ended.
 
         Args:
@@ -70,6 +64,5 @@ class PastStats:
         """
         with self.lock:
             found = [client.stats() for client in clients]
-            return self.with_those_of(
-                [each if k in alive else counters_of(each) for k, each in enumerate(found)]
-            )
+            own = [each if k in alive else counters_of(each) for k, each in enumerate(found)]
+            return sum_of_stats([*own, self._sum])

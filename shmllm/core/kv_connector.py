@@ -25,8 +25,8 @@ from shmllm.plugins.kv_connector import (
     RequestView,
     ScheduledRequest,
     StepView,
+    failure_of,
 )
-from shmllm.plugins.qualified_names import in_one_line
 
 
 class NoConnector:
@@ -220,9 +220,7 @@ class SchedulerConnector(NoConnector, BlockObserver):
         try:
             return getattr(self._connector, method)(*arguments)
         except Exception as problem:
-            raise RequestError(
-                f"the KV connector {self._name} failed in {method}: {in_one_line(problem)}"
-            ) from problem
+            raise RequestError(failure_of(self._name, method, problem)) from problem
 
     def _report(self, problem: str) -> None:
         """Report a problem, unless it is the last one of its kind."""

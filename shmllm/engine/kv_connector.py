@@ -9,18 +9,18 @@ weight update; weights that are read from a directory again have one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_connector import SchedulerConnector
-from shmllm.engine.blocks_elsewhere import WeightsSource
+from shmllm.engine.blocks_elsewhere import NoBlocks, WeightsSource
 from shmllm.engine.identity import describe, name_of
 from shmllm.engine.runner import Runner
 from shmllm.errors import EngineStartError, ShmLLMError
 
 
-class ConnectedEngine:
+class ConnectedEngine(NoBlocks):
     """`BlocksElsewhere` of an engine with a connector.
 
     Args:
@@ -70,16 +70,6 @@ class ConnectedEngine:
             self._connector, self._name, plugins.kv_role, kv_cache, on_problem
         )
 
-    problem = ""
-    num_bytes: int | None = 0
-    counters: Mapping[str, int] = {}
-
-    def poll(self) -> None:
-        pass
-
-    def sleep(self) -> None:
-        pass
-
     def weights_written(self, source: WeightsSource | None) -> None:
         was_on, self.scheduler.is_on = self.scheduler.is_on, False
         if source is None:
@@ -106,10 +96,9 @@ class ConnectedEngine:
         try:
             getattr(self._connector, name)()
         except Exception as problem:
-            self._on_problem(
-                f"the KV connector {self._name} failed in {name}: "
-                f"{type(problem).__name__}: {problem}"
-            )
+            from shmllm.plugins.kv_connector import failure_of
+
+            self._on_problem(failure_of(self._name, name, problem))
 
     def _identity(self, source: WeightsSource) -> str:
         return name_of(describe(self._config, self._runner, source, threading.Event()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmllm.errors import EngineStartError
-from shmllm.plugins.entry_points import CONNECTORS, find_plugins, vllm_names
+from shmllm.plugins.entry_points import CONNECTORS, Plugin, find_plugins, vllm_names
 from shmllm.plugins.kv_connector import KVConnector
 from shmllm.plugins.qualified_names import in_one_line, load_object
 
@@ -29,7 +29,10 @@ def load_connector_class(name: str) -> type[KVConnector]:
 
 
 def _load_plugin(name: str) -> Any:
-    plugins = {each.name: each for each in find_plugins(CONNECTORS) if each.filtered_by is None}
+    plugins: dict[str, Plugin] = {}
+    for each in find_plugins(CONNECTORS):
+        if each.filtered_by is None:
+            plugins.setdefault(each.name, each)
     if name not in plugins:
         known = ", ".join(plugins) or "none"
         raise EngineStartError(

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from shmllm.plugins.qualified_names import in_one_line
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectorContext:
@@ -126,6 +128,11 @@ class StepView:
     def scheduled(self) -> list[ScheduledRequest]:
         """The requests of the step. To be read while `build_connector_meta` runs."""
         return self._schedule()
+
+
+def failure_of(name: str, method: str, problem: BaseException) -> str:
+    """A sentence about an exception of a connector's method."""
+    return f"the KV connector {name} failed in {method}: {in_one_line(problem)}"
 
 
 class KVConnector(ABC):

@@ -16,7 +16,10 @@ class BlockDisk(Protocol):
         """A prefix is going to be looked up."""
 
     def contains(self, section: int, key: bytes) -> bool:
-        """Whether there is a copy of a block now. It is going to be read soon."""
+        """Whether there is a copy of a block now."""
+
+    def read_ahead(self, section: int, key: bytes) -> None:
+        """A contained block is going to be read soon."""
 
     def read(self, section: int, key: bytes) -> memoryview | None:
         """The undamaged data of a block, until the next call; None: there is none."""
@@ -45,6 +48,9 @@ class NoDisk:
 
     def contains(self, section: int, key: bytes) -> bool:
         return False
+
+    def read_ahead(self, section: int, key: bytes) -> None:
+        pass
 
     def read(self, section: int, key: bytes) -> memoryview | None:
         return None

@@ -88,7 +88,7 @@ class Disk:
         except BaseException:
             self._close()
             raise
-        if not any(self._most):
+        if any(size and not most for size, most in zip(sizes, self._most, strict=True)):
             self._stop_writing(f"a limit of {limit_bytes:,} bytes has no room for a block")
         for section, file in self._files.items():  # what an engine that was killed has not written
             for _, key in own.entries(section):
@@ -116,10 +116,12 @@ class Disk:
         file = self._files.get(section)
         if file is None or key not in file.records or self._is_clearing:
             return False
-        if (section, key) in self._refused:
-            return False
-        file.read_ahead(key)
-        return True
+        return (section, key) not in self._refused
+
+    def read_ahead(self, section: int, key: bytes) -> None:
+        file = self._files.get(section)
+        if file is not None:  # the thread may have closed it since `contains`
+            file.read_ahead(key)
 
     def read(self, section: int, key: bytes) -> memoryview | None:
         file, buffer = self._files.get(section), self._read_buffers[section]
@@ -257,7 +259,9 @@ class Disk:
 
     def _write(self, section: int, file: DiskFile, keys: list[bytes]) -> None:
         buffer = self._write_buffers[section]
-        free = make_room(self._directory, self._limit_bytes, len(keys) * file.growth_bytes)
+        count = sum(key not in file.records for key in keys)
+        needed = file.growth_bytes(count, self._most[section])
+        free = make_room(self._directory, self._limit_bytes, needed) if needed else 0
         for key in keys:
             if self._is_clearing:
                 return
@@ -266,7 +270,7 @@ class Disk:
                 continue
             if not any(read_block(self._source, section, key, buffer) for _ in range(TRIES)):
                 continue  # the region has reused it
-            growth = file.growth_bytes
+            growth = file.growth_bytes()
             may_grow = growth <= free and file.num_slots < self._most[section]
             before = file.num_slots
             if file.write(key, buffer, may_grow):

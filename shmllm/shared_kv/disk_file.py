@@ -165,12 +165,22 @@ class DiskFile:
         self._count_change()
         set_lock(self.fd, WRITER_BYTE, fcntl.F_UNLCK)
 
-    @property
-    def growth_bytes(self) -> int:
-        """By how much the file grows with the next record; 0: a slot is free."""
-        if self._free:
+    def growth_bytes(self, count: int = 1, most: int | None = None) -> int:
+        """By how much the file grows with further records: free slots are used first.
+
+        Args:
+            count: the number of records.
+            most: the largest number of slots; None: any.
+        """
+        new = count - len(self._free)
+        if most is not None:
+            new = min(new, most - self._num_slots)
+        if new <= 0:
             return 0
-        return self._layout.slot_bytes + PAGE_BYTES * (self._num_slots % SLOTS_PER_GROUP == 0)
+        groups = [
+            -(-slots // SLOTS_PER_GROUP) for slots in (self._num_slots, self._num_slots + new)
+        ]
+        return new * self._layout.slot_bytes + (groups[1] - groups[0]) * PAGE_BYTES
 
     def write(self, key: bytes, data: memoryview, may_grow: bool) -> bool:
         """Write a record, in place of the one that was used longest ago if need be.

@@ -125,9 +125,12 @@ class SharedTier:
 
     def contains(self, section: int, key: bytes) -> bool:
         """Whether a region, or the disk, has a block of this key now."""
-        return self._is_in_region(section, key) or (
-            self.is_open and self._disk.contains(section, key)
-        )
+        if self._is_in_region(section, key):
+            return True
+        is_on_disk = self.is_open and self._disk.contains(section, key)
+        if is_on_disk:
+            self._disk.read_ahead(section, key)
+        return is_on_disk
 
     def borrow(self, section: int, key: bytes) -> int | None:
         """Lend a block, until `give_back`: its contents do not change meanwhile. A block that is

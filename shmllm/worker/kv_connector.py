@@ -12,8 +12,7 @@ from torch import Tensor
 
 from shmllm.core.plan import ExternalStep, StepPlan, StepResult
 from shmllm.errors import EngineStartError
-from shmllm.plugins.kv_connector import KVConnector
-from shmllm.plugins.qualified_names import in_one_line
+from shmllm.plugins.kv_connector import KVConnector, failure_of
 
 
 class _FailedError(Exception):
@@ -89,6 +88,4 @@ class WorkerConnector:
         try:
             getattr(self._connector, method)(*arguments)
         except Exception as problem:
-            raise _FailedError(
-                f"the KV connector {self._name} failed in {method}: {in_one_line(problem)}"
-            ) from problem
+            raise _FailedError(failure_of(self._name, method, problem)) from problem

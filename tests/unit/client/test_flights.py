@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmllm.client.flights import OTHER_WEIGHTS, TWO_DEATHS, Flights, aborted
+from shmllm.client.phases import Phases
 from shmllm.client.routing import Router
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.params.request import EngineCoreRequest
@@ -14,7 +15,8 @@ from shmllm.wire.messages import SHUTTING_DOWN, Rejected, WeightVersion
 
 def make(count=2, num_rows=2, versions=None):
     rows = [num_rows] * count
-    return Flights(Router([16] * count, 4), 4, rows, versions or [0] * count)
+    phases = Phases(["both"] * count, 0, 4)
+    return Flights(Router([16] * count, 4), 4, rows, versions or [0] * count, phases)
 
 
 def request(number, is_sibling=False):

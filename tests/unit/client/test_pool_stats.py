@@ -10,6 +10,16 @@ from shmllm.client.revival import Revival
 from shmllm.ipc.stats import Stat
 
 
+class Stats:
+    """A client that has only statistics."""
+
+    def __init__(self, stats):
+        self._stats = stats
+
+    def stats(self):
+        return self._stats
+
+
 def test_counters_and_gauges_add_up_and_states_are_those_of_any_engine():
     stats = [{"paused": 1, "running": 2, "steps": 5}, {"paused": 0, "running": 3, "steps": 7}]
     assert sum_of_stats(stats) == {"paused": 1, "running": 5, "steps": 12}
@@ -17,10 +27,11 @@ def test_counters_and_gauges_add_up_and_states_are_those_of_any_engine():
 
 def test_an_engine_that_was_replaced_leaves_its_counters():
     past = PastStats()
-    assert past.with_those_of([{"steps": 2}]) == {"steps": 2}
+    assert past.with_those_of([Stats({"steps": 2})], [0]) == {"steps": 2}
     past.add({"paused": 1, "running": 2, "steps": 5})
     past.add({"paused": 0, "running": 2, "steps": 6})
-    assert past.with_those_of([{"steps": 2, "running": 1, "paused": 0}]) == {
+    running = Stats({"steps": 2, "running": 1, "paused": 0})
+    assert past.with_those_of([running], [0]) == {
         "steps": 13,
         "running": 1,
         "paused": 0,

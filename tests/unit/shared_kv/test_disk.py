@@ -532,6 +532,25 @@ def test_blocks_that_are_used_stay_on_disk(machine: Machine) -> None:
     assert_lent(machine.restart(limit), 0)
 
 
+def test_only_what_grows_a_file_removes_others(machine: Machine) -> None:
+    tier = machine.start()
+    for number in range(8):
+        save(tier, number)
+        flush(tier)
+    old = file_path(machine.directory, OTHER, 0)
+    old.write_bytes(bytes(2 * BLOCK_BYTES))
+    tier = machine.restart(machine.file.stat().st_size + old.stat().st_size)
+    sequence = tier._disk._files[0].records[key_of(0)].sequence
+    tier.give_back(0, assert_lent(tier, 0))
+    flush(tier)
+    assert tier._disk._files[0].records[key_of(0)].sequence > sequence
+    assert old.exists()
+    save(tier, 8)
+    flush(tier)
+    assert not old.exists()
+    assert tier.contains(0, key_of(8))
+
+
 def test_files_of_running_engines_that_fill_the_directory_are_reported(machine: Machine) -> None:
     old = file_path(machine.directory, OTHER, 0)
     old.write_bytes(bytes(2**20))
