@@ -331,10 +331,10 @@ class KVCacheManager:
         ]
 
     def spare_states(self) -> list[KVBlock]:
-        """Allocate a block for each group of states, outside of any table; [] if hardly any is
-        free."""
+        """Allocate a block for each group of states, outside of any table; [] unless as many stay
+        free: a request that is alone needs no more for its next tokens."""
         count = sum(self._has_states)
-        return self.states.allocate(count) if self.states.num_free > count else []
+        return self.states.allocate(count) if self.states.num_free >= 2 * count else []
 
     @property
     def is_shared(self) -> bool:

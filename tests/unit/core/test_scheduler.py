@@ -917,6 +917,26 @@ def test_tokens_do_not_depend_on_the_schedule(
     assert tuple(map(sum, zip(*counts, strict=True))) == (stats.draft_tokens, stats.accepted_tokens)
 
 
+@pytest.mark.parametrize("num_states", [4, 5, 6])
+def test_a_copy_of_states_leaves_room_for_the_next_ones(num_states):
+    bench = CheckedBench(
+        num_blocks=4,
+        block_size=2,
+        num_seqs=1,
+        budget=1,
+        caching=False,
+        max_model_len=8,
+        groups=(KVGroup(RecurrentState(4)),) * 2,
+        num_states=num_states,
+        max_drafts=3,
+        draws=lambda: 0,
+    )
+    request = bench.add(0, 3, max_tokens=4)
+    bench.run()
+    assert bench.tokens[0, 0] == bench.expected(0)
+    assert request.num_preemptions == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 6)), min_size=1, max_size=12))
 def test_requests_get_their_first_tokens_in_the_order_of_their_arrival(shapes):
