@@ -184,9 +184,9 @@ class KVCacheManager:
                 if borrowed.home is lender:
                     assert borrowed.block_hash is not None
                     (own,) = pool.allocate(1)
+                    self.prefix_cache.register(own, borrowed.block_hash, group)
                     lender.load(borrowed, own)
                     table.blocks[index] = own
-                    self.prefix_cache.register(own, borrowed.block_hash, group)
 
     def can_extend(self, requests: Iterable[Request]) -> bool:
         """Whether there are free blocks for one more token of each request, even if none of them

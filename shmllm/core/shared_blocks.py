@@ -117,7 +117,7 @@ class Lender:
     def append(self, block: KVBlock) -> None:
         """No request refers to a borrowed block: give it back, as soon as the steps that were
         submitted have run. They may read it, and its owner does not wait for them."""
-        self._returning[block] = self.steps.submitted
+        self._returning.setdefault(block, self.steps.submitted)
         self.return_unread()
 
     def remove(self, block: KVBlock) -> None:
@@ -141,7 +141,8 @@ class Lender:
 
     def load(self, borrowed: KVBlock, own: KVBlock) -> None:
         """Let the step that is being planned copy a borrowed block, to which the caller refers,
-        into one of the engine. The reference ends with the step."""
+        into one of the engine, which is cached already. The reference ends with the step."""
+        self.withdraw(own)  # a region has it
         section = self._sections[borrowed.group]
         self._loading[section, borrowed.block_id] = borrowed
         self._wanted.append(BlockCopy(section, borrowed.block_id, own.block_id))

@@ -108,6 +108,7 @@ def info_with(info: EngineInfo, elsewhere: BlocksElsewhere) -> EngineInfo:
 def make_blocks_elsewhere(
     config: EngineConfig,
     runner: Runner,
+    source: WeightsSource,
     kv_cache: KVCacheManager,
     scheduler: Scheduler,
     report: Callable[[str], None],
@@ -117,6 +118,7 @@ def make_blocks_elsewhere(
     Args:
         config: the engine's configuration.
         runner: reads and writes the blocks.
+        source: where the weights are from.
         kv_cache: has the engine's own.
         scheduler: asks a connector.
         report: called with a sentence about something that failed and ends no request.
@@ -127,11 +129,11 @@ def make_blocks_elsewhere(
     if config.shared_kv.num_bytes is not None:
         from shmllm.engine.shared_kv import SharedKVCache
 
-        return SharedKVCache(config, runner, kv_cache, report)
+        return SharedKVCache(config, runner, source, kv_cache, report)
     if config.plugins.kv_connector:
         from shmllm.engine.kv_connector import ConnectedEngine
 
-        connected = ConnectedEngine(config, runner, kv_cache, report)
+        connected = ConnectedEngine(config, runner, source, kv_cache, report)
         scheduler.connector = connected.scheduler
         return connected
     return NoBlocks()

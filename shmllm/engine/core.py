@@ -115,7 +115,7 @@ class EngineCore:
             config.transfer.backend, config.parallel.num_processes, self.weights
         )
         self.elsewhere = make_blocks_elsewhere(
-            config, runner, self._kv_cache, self.scheduler, report
+            config, runner, self.first_weights, self._kv_cache, self.scheduler, report
         )
         self.info = info_with(self.info, self.elsewhere)
         self._grammars = GrammarQueue(self.scheduler, runner.compile_grammar, wake)

@@ -26,6 +26,7 @@ class ConnectedEngine(NoBlocks):
     Args:
         config: the engine's configuration, which names a connector.
         runner: calls the worker's half.
+        source: where the weights are from.
         kv_cache: the blocks.
         on_problem: called with a sentence about something that failed and ends no request.
 
@@ -40,6 +41,7 @@ class ConnectedEngine(NoBlocks):
         self,
         config: EngineConfig,
         runner: Runner,
+        source: WeightsSource,
         kv_cache: KVCacheManager,
         on_problem: Callable[[str], None],
     ) -> None:
@@ -52,7 +54,7 @@ class ConnectedEngine(NoBlocks):
         self._name = plugins.kv_connector
         _check_groups(runner)
         try:
-            identity = self._identity(WeightsSource.of_start(config, runner))
+            identity = self._identity(source)
         except (ShmLLMError, OSError) as problem:
             raise EngineStartError(f"kv_connector is not possible: {problem}") from problem
         extra = plugins.kv_connector_extra_config or {}

@@ -64,6 +64,7 @@ class SharedKVCache:
     Args:
         config: the engine's configuration.
         runner: has the memory in which shared blocks are read.
+        source: where the weights are from.
         kv_cache: uses them.
         on_problem: called with one sentence if the cache cannot be shared any more.
 
@@ -78,6 +79,7 @@ class SharedKVCache:
         self,
         config: EngineConfig,
         runner: Runner,
+        source: WeightsSource,
         kv_cache: KVCacheManager,
         on_problem: Callable[[str], None],
     ) -> None:
@@ -89,7 +91,7 @@ class SharedKVCache:
         self._joining: Future[_Found] | None = None
         self._is_stopped = threading.Event()
         self._is_asleep = False
-        self._source: WeightsSource | None = WeightsSource.of_start(config, runner)
+        self._source: WeightsSource | None = source
         self._region_layout = self._layout()
         self.problem = ""
         self._check_start()
@@ -165,7 +167,7 @@ class SharedKVCache:
         self._kv_cache.share(Lender(self._tier, has_states, memory.is_in_place))
 
     def weights_written(self, source: WeightsSource | None) -> None:
-        self._stop()
+        self._stop(_close_region)
         self._source = source
         if self._tier is not None:
             self._tier.leave()
@@ -176,7 +178,7 @@ class SharedKVCache:
     def sleep(self) -> None:
         """Give the memory of the own blocks back. The next `poll`, when the engine is awake, joins
         again."""
-        self._stop()
+        self._stop(_remove_region)
         self._is_asleep = True
         if self._disk is not None:
             self._disk.flush(FLUSH_S)
@@ -190,7 +192,7 @@ class SharedKVCache:
 
     def close(self) -> None:
         """Leave, after the last step. The own blocks stay for the next start."""
-        self._stop()
+        self._stop(_close_region)
         disk = self._disk
         if disk is not None:
             disk.finish(FLUSH_S)
@@ -214,11 +216,12 @@ class SharedKVCache:
         for problem in disk.take_problems():
             self._on_problem(problem)
 
-    def _stop(self) -> None:
+    def _stop(self, end: Callable[[Future[_Found]], None]) -> None:
+        """Join no more; `end` gets what the thread finds."""
         self._is_stopped.set()
         joining, self._joining = self._joining, None
         if joining is not None:
-            joining.add_done_callback(_close_region)
+            joining.add_done_callback(end)
 
     def _begin(self, wait_s: float) -> None:
         """Look for a region on a thread, and wait for it for a while."""
@@ -292,3 +295,9 @@ def _close_region(joining: Future[_Found]) -> None:
         region.close()
         if disk is not None:
             disk.finish()
+
+
+def _remove_region(joining: Future[_Found]) -> None:
+    if joining.exception() is None:
+        joining.result().region.unlink()
+    _close_region(joining)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from shmllm.errors import NoSpaceError, ProtocolMismatchError, SegmentError
@@ -36,23 +35,22 @@ def join(folder: Path, layout: RegionLayout) -> OwnRegion:
         if region is not None:
             return region
         try:
-            region = _create_any(folder, layout)
+            return create(folder, layout)
+        except FileExistsError as problem:
+            raise SegmentError(
+                f"{folder} has {NUM_PLACES} regions, which is the most; remove those of engines "
+                "that have ended with: shmllm kv clear"
+            ) from problem
         except FileNotFoundError:
             folder.mkdir(0o700, exist_ok=True)  # it was empty, and somebody has removed it
             attempts -= 1
-            continue
         except NoSpaceError:
             if _can_make_room(folder, layout) and collect_one(folder):
                 continue
             region = _adopt_any(folder, layout, is_any_size=True)
             if region is None:
                 raise
-        if region is not None:
             return region
-        raise SegmentError(
-            f"{folder} has {NUM_PLACES} regions, which is the most; remove those of engines "
-            "that have ended with: shmllm kv clear"
-        )
     raise SegmentError(f"{folder}: somebody removes it again and again")
 
 
@@ -81,14 +79,4 @@ def _adopt_any(folder: Path, layout: RegionLayout, is_any_size: bool = False) ->
             continue
         if region is not None:
             return region
-    return None
-
-
-def _create_any(folder: Path, layout: RegionLayout) -> OwnRegion | None:
-    """Make a region at the first place that is free; None: there is none."""
-    for place in range(NUM_PLACES):
-        path = region_path(folder, place)
-        if not os.path.lexists(path):
-            with suppress(FileExistsError):  # another engine takes the place at this moment
-                return create(path, place, layout)
     return None

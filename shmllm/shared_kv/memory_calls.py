@@ -1,8 +1,9 @@
-"""Calls of the C library on addresses and files, for which Python has no function."""
+"""Calls on addresses and files, for which Python has no function."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 
@@ -60,6 +61,11 @@ def protect(address: int, size: int, access: int) -> None:
 def advise(address: int, size: int, advice: int) -> None:
     """Advise the kernel of what is done with mapped memory; a refusal changes nothing."""
     _libc.madvise(address, size, advice)
+
+
+def is_writable(fd: int) -> bool:
+    """Whether a file is open for writing."""
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
 
 
 def free_part(fd: int, offset: int, size: int) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from shmllm.errors import IpcError, ProtocolMismatchError
+from shmllm.ipc.segment import is_locked
 from shmllm.shared_kv.folder import places, region_path
 from shmllm.shared_kv.layout import RegionLayout
 from shmllm.shared_kv.own_region import OwnRegion
-from shmllm.shared_kv.region import Region
-from shmllm.shared_kv.region_files import is_owned
+from shmllm.shared_kv.region import Region, open_regular
 
 
 class BlockMemory(Protocol):
@@ -109,7 +110,7 @@ class Peers:
             self._bad &= inodes
             for place, inode in found.items():
                 if inode not in self._peers and inode not in self._bad:
-                    self._open(place, inode)
+                    self._open(place)
         for peer in [*self._peers.values()]:
             if peer.firsts is None and not peer.region.is_removed:
                 self._map(peer)
@@ -134,22 +135,24 @@ class Peers:
             peer.region.close()
         self._peers.clear()
 
-    def _open(self, place: int, inode: int) -> None:
+    def _open(self, place: int) -> None:
         path = region_path(self._folder, place)
         try:
-            try:
-                region = Region.open(path, place)
-            except ProtocolMismatchError:
-                self._bad.add(inode)
-                if is_owned(path):
-                    raise
-                return  # nobody reads by it, and who would adopt it removes it
+            fd = open_regular(path, os.O_RDONLY)
         except FileNotFoundError:
             return  # it was removed meanwhile
-        except (IpcError, OSError):
-            self._bad.add(inode)
-            raise
-        self._peers[os.fstat(region.fd).st_ino] = Peer(region)
+        inode = os.fstat(fd).st_ino
+        with ExitStack() as undo:
+            undo.callback(os.close, fd)
+            try:
+                region = Region(fd, path, place)
+            except ProtocolMismatchError:
+                if is_locked(fd):
+                    raise
+                self._bad.add(inode)  # nobody reads by it, and who would adopt it removes it
+                return
+            undo.pop_all()  # the region closes it
+        self._peers[inode] = Peer(region)
 
     def _map(self, peer: Peer) -> None:
         region = peer.region
@@ -161,8 +164,8 @@ class Peers:
         try:
             self._own.keep_pins_of(region)
             peer.firsts = self._memory.map(region.fd, region.layout)
-        except (IpcError, OSError):
-            return  # its blocks cannot be read now, perhaps later
+        except (IpcError, OSError):  # its blocks cannot be read now, perhaps later
+            self._own.drop_pins_of(region.place)
 
     def _unmap(self, peer: Peer) -> None:
         if peer.firsts is not None:

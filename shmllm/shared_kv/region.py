@@ -50,16 +50,7 @@ class Region:
 
     def __init__(self, fd: int, path: Path, place: int, *, writable: bool = False) -> None:
         self.fd, self.path, self.place = fd, path, place
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ProtocolMismatchError(f"{path} is no region: it is no regular file")
-        size = status.st_size
-        if size < TABLES_OFFSET:
-            raise ProtocolMismatchError(f"{path} is damaged: it has {size} bytes")
-        head = memoryview(os.pread(fd, TABLES_OFFSET, 0)).cast("Q")
-        self.layout = layout = RegionLayout.from_header(head, str(path))
-        if size != layout.data_offset + layout.data_bytes:
-            raise ProtocolMismatchError(f"{path} is damaged: it has {size} bytes")
+        self.layout = layout = read_layout(fd, path)
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self._mapping = mmap.mmap(fd, layout.data_offset, mmap.MAP_SHARED, access)
         self._guard = bus_guard.guard(self._mapping)
@@ -180,6 +171,29 @@ class Region:
         """The first entry of the bucket of a key."""
         mask = self.layout.sections[section].num_buckets - 1
         return (int.from_bytes(key[:8], "little") & mask) * WAYS
+
+
+def read_layout(fd: int, path: Path) -> RegionLayout:
+    """Read the layout of a region.
+
+    Args:
+        fd: the file.
+        path: its path, for messages.
+
+    Raises:
+        ProtocolMismatchError: it is no region of this version, or damaged.
+    """
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise ProtocolMismatchError(f"{path} is no region: it is no regular file")
+    size = status.st_size
+    if size < TABLES_OFFSET:
+        raise ProtocolMismatchError(f"{path} is damaged: it has {size} bytes")
+    head = memoryview(os.pread(fd, TABLES_OFFSET, 0)).cast("Q")
+    layout = RegionLayout.from_header(head, str(path))
+    if size != layout.data_offset + layout.data_bytes:
+        raise ProtocolMismatchError(f"{path} is damaged: it has {size} bytes")
+    return layout
 
 
 def is_valid(generation: int) -> bool:

@@ -10,34 +10,41 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from shmllm.errors import SegmentError
-from shmllm.ipc import folder
+from shmllm.ipc.folder import link
 from shmllm.ipc.segment import OWNER_BYTE, SWEEPER_BYTE, is_locked, set_lock
 from shmllm.ipc.segment_file import allocate, resize
-from shmllm.shared_kv.layout import (
-    NUM_PLACES,
-    RegionLayout,
-)
+from shmllm.shared_kv.folder import region_path
+from shmllm.shared_kv.layout import NUM_PLACES, RegionLayout
 from shmllm.shared_kv.own_region import OwnRegion
-from shmllm.shared_kv.region import open_regular
+from shmllm.shared_kv.region import open_regular, read_layout
 
 
-def create(path: Path, place: int, layout: RegionLayout) -> OwnRegion:
-    """Make a region and give it its name.
+def create(
+    folder: Path, layout: RegionLayout, places: Iterable[int] = range(NUM_PLACES)
+) -> OwnRegion:
+    """Make a region and give it a name.
 
     Args:
-        path: the path of its name.
-        place: its place in the folder.
+        folder: the folder.
         layout: its layout.
+        places: the places that it may get; it gets the first that is free.
 
     Raises:
-        FileExistsError: the name is taken.
+        FileExistsError: all are taken.
+        FileNotFoundError: there is no such folder.
         NoSpaceError: shared memory is full.
     """
-    fd = os.open(path.parent, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    try:
+    free = [each for each in places if not os.path.lexists(region_path(folder, each))]
+    if not free:
+        raise FileExistsError(errno.EEXIST, "all places are taken", str(folder))
+    with ExitStack() as undo:
+        fd = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        undo.callback(os.close, fd)
         resize(fd, layout.data_offset + layout.data_bytes)
         allocate(fd, 0, layout.pins_offset)
         if layout.data_bytes:
@@ -46,15 +53,11 @@ def create(path: Path, place: int, layout: RegionLayout) -> OwnRegion:
         os.pwrite(fd, words, 0)
         lock = _lock(fd)
         assert lock is not None, "nobody else has the file"
-        try:
-            folder.link(fd, path)
-            return OwnRegion(fd, path, place, lock)
-        except BaseException:
-            os.close(lock)
-            raise
-    except BaseException:
-        os.close(fd)
-        raise
+        undo.callback(os.close, lock)
+        place = _link(fd, folder, free)
+        region = OwnRegion(fd, region_path(folder, place), place, lock)
+        undo.pop_all()  # the region closes them
+    return region
 
 
 def adopt(
@@ -77,35 +80,27 @@ def adopt(
         OSError: it cannot be opened.
         ProtocolMismatchError: it is damaged, or of another version.
     """
-    fd = open_regular(path, os.O_RDWR)
-    try:
+    with ExitStack() as undo:
+        fd = open_regular(path, os.O_RDWR)
+        undo.callback(os.close, fd)
         sweeping = lock_sweeper(fd)
-        lock = None
-        if sweeping is not None:
-            try:
-                lock = _lock(fd)
-                # An owner that has ended may have taken the name away before it gave the lock up.
-                if lock is not None and not os.fstat(fd).st_nlink:
-                    os.close(lock)
-                    lock = None
-            finally:
-                os.close(sweeping)
-        if lock is None:
-            os.close(fd)
+        if sweeping is None:
             return None
-    except BaseException:
-        os.close(fd)
-        raise
-    try:
+        try:
+            found = read_layout(fd, path)
+            has_shape = found.shape == layout.shape and found.data_bytes > 0
+            if not has_shape or (found != layout and not is_any_size):
+                return None
+            lock = _lock(fd)
+            if lock is None:
+                return None
+            undo.callback(os.close, lock)
+            if not os.fstat(fd).st_nlink:  # its owner took the name away before it ended
+                return None
+        finally:
+            os.close(sweeping)
         region = OwnRegion(fd, path, place, lock)
-    except BaseException:
-        os.close(lock)
-        os.close(fd)
-        raise
-    is_suitable = region.layout.shape == layout.shape and region.layout.data_bytes > 0
-    if not is_suitable or (region.layout != layout and not is_any_size):
-        region.close()
-        return None
+        undo.pop_all()  # the region closes them
     for other in range(NUM_PLACES):
         region.drop_pins_of(other)
     region.rebuild_index()
@@ -177,6 +172,15 @@ def own_together(fd: int) -> None:
     """
     if not set_lock(fd, OWNER_BYTE, fcntl.F_RDLCK):
         raise BlockingIOError(errno.EAGAIN, "another process takes the region over")
+
+
+def _link(fd: int, folder: Path, places: Iterable[int]) -> int:
+    """Give an unnamed file its name at the first place that is free. Returns the place."""
+    for place in places:
+        with suppress(FileExistsError):
+            link(fd, region_path(folder, place))
+            return place
+    raise FileExistsError(errno.EEXIST, "all places are taken", str(folder))
 
 
 def _lock(fd: int) -> int | None:

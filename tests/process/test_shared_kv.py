@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from support.reference_models import make_model
 from support.waiting import holds_within, wait_until
 
 from shmllm import LLM, EngineStartError, SamplingParams
+from shmllm.engine import shared_kv as engine_part
 from shmllm.errors import NoSpaceError
 from shmllm.ipc.segment import is_locked
 from shmllm.shared_kv import joining
 from shmllm.shared_kv.folder import folders, places, region_path
+from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.region import Region
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks", "own_regions")]
@@ -142,6 +145,33 @@ def test_sleep_gives_the_memory_back_until_the_engine_wakes_up(model: str, expec
         assert answer(llm, PROMPT) == (expected[PROMPT[0]], 0)
         assert shared_bytes() >= NUM_BYTES
         assert answer(llm, PROMPT) == (expected[PROMPT[0]], CACHED)
+
+
+def test_a_region_that_is_found_during_a_sleep_is_given_back(
+    model: str, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of the weights may take longer than the start waits."""
+    may_join, sizes = threading.Event(), []
+
+    def late(*arguments: Any) -> OwnRegion:
+        assert may_join.wait(60)
+        region = joining.join(*arguments)
+        sizes.append(shared_bytes())
+        return region
+
+    monkeypatch.setattr(engine_part, "join", late)
+    monkeypatch.setattr(engine_part, "START_WAIT_S", 0)
+    with LLM(model, **LOCAL) as llm:
+        answer(llm, PROMPT)
+        llm.sleep(level=1)
+        may_join.set()
+        wait_until(lambda: bool(sizes), "it has a region")
+        assert sizes[0] >= NUM_BYTES
+        wait_until(lambda: not shared_bytes(), "the region is given back")
+        llm.wake_up()
+        answer(llm, PROMPT)
+        assert answer(llm, PROMPT) == (expected[PROMPT[0]], CACHED)
+        assert shared_bytes() >= NUM_BYTES
 
 
 def test_weights_that_are_read_during_a_sleep_take_no_shared_memory(

@@ -35,7 +35,7 @@ def new_region(layout: RegionLayout) -> Iterator[OwnRegion]:
     """A region in a directory of its own, in shared memory."""
     folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
-        own = create(folder / "0", 0, layout)
+        own = create(folder, layout, [0])
         yield own
         own.close()
     finally:
@@ -120,7 +120,7 @@ class Member:
 
     def __init__(self, region: OwnRegion | Path, layout: RegionLayout | None = None) -> None:
         if isinstance(region, Path):
-            region = create(region, int(region.name), layout or layout_of())
+            region = create(region.parent, layout or layout_of(), [int(region.name)])
         self.region = region
         self.memory = FileMemory()
         self.problems: list[str] = []

@@ -93,7 +93,7 @@ def measure(
 def _region(layout: RegionLayout) -> Iterator[OwnRegion]:
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="shmllm-check-"))
     try:
-        region = create(folder / "0", 0, layout)
+        region = create(folder, layout, [0])
         yield region
         region.close()
     finally:

@@ -5,7 +5,6 @@ A block has a part in each rank, under the same id. This module must not know pr
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.errors import RankDeadError, ShmLLMError
 from shmllm.shared_kv.layout import RegionLayout
+from shmllm.shared_kv.memory_calls import is_writable
 from shmllm.worker.cpu.shared_cache import MOST_COPIES, CpuSharedCache
 from shmllm.worker.group import Kind
 from shmllm.worker.id_ranges import RegionIds
@@ -46,10 +46,9 @@ class GroupSharedCache:
     def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
         """See `shared_kv.peers.BlockMemory.map`."""
         firsts = self._ids.take(layout)
-        is_writable = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_RDWR)
         path = f"/proc/{os.getpid()}/fd/{fd}"  # also if the file has no name any more
         try:
-            self._in_all("map", path, is_writable, layout, firsts)
+            self._in_all("map", path, is_writable(fd), layout, firsts)
         except ShmLLMError as problem:
             self.unmap(firsts)
             raise OSError(0, str(problem)) from problem

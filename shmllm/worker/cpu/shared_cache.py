@@ -68,7 +68,6 @@ class CpuSharedCache:
         is_in_place: whether steps read the blocks of regions by their ids.
         ids: for each section the first id that blocks of regions may have, and how many there are;
             the same in all ranks.
-        mapped_bytes: the size of all that is mapped.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class CpuSharedCache:
         self.num_copies: LongArray = group.array("number of copies of blocks", 1)
         self.are_loads: LongArray = group.array("copies of blocks are loads", 1)
         self.is_in_place = arena is not None
-        self.mapped_bytes = 0
         self._mapped: dict[tuple[int, ...], _Mapped] = {}
         begins = [0, len(buffers[0])]
         self._tensors = [
@@ -98,6 +96,15 @@ class CpuSharedCache:
             else (len(group[0]) if group else 0, MOST_IDS)
             for tensors, group in zip(self._tensors, buffers, strict=True)
         ]
+
+    @property
+    def mapped_bytes(self) -> int:
+        """The size of all that is mapped."""
+        return sum(
+            len(own) * section.buffer_bytes
+            for mapped in self._mapped.values()
+            for own, section in zip(self._own, mapped.layout.sections, strict=True)
+        )
 
     def reads_in_place(self) -> bool:
         """Return `is_in_place`."""
@@ -144,7 +151,6 @@ class CpuSharedCache:
         views = None if self.is_in_place else _views(fd, layout, offsets)
         # A new dictionary: the thread that computes steps iterates over the old one.
         self._mapped = {**self._mapped, firsts: _Mapped(fd, layout, offsets, views)}
-        self.mapped_bytes += self._part_bytes(layout)
 
     def unmap(self, firsts: tuple[int, ...]) -> None:
         """End that. Idempotent."""
@@ -154,7 +160,6 @@ class CpuSharedCache:
         self._mapped = {key: each for key, each in self._mapped.items() if each is not mapped}
         if self.is_in_place:
             self._unmap_in_place(mapped.layout, firsts)
-        self.mapped_bytes -= self._part_bytes(mapped.layout)
         os.close(mapped.fd)
 
     def _unmap_in_place(self, layout: RegionLayout, firsts: tuple[int, ...]) -> None:
@@ -211,12 +216,6 @@ class CpuSharedCache:
             begin = self._rank * len(own)
             found.append([layout.data_offset + at for at in offsets[begin : begin + len(own)]])
         return found
-
-    def _part_bytes(self, layout: RegionLayout) -> int:
-        return sum(
-            len(own) * section.buffer_bytes
-            for own, section in zip(self._own, layout.sections, strict=True)
-        )
 
     def _map_in_place(
         self, fd: int, layout: RegionLayout, offsets: list[list[int]], firsts: Sequence[int]

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from shmllm.shared_kv.memory_calls import POPULATE_WRITE, advise
+
 MIB = 2**20
 PART_BYTES = 256 * MIB
 MOST_THREADS = 8
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and the driver gets the pages
 
 
 class HostCopy:
@@ -66,12 +67,10 @@ class HostCopy:
 
 
 def _populate(address: int, num_bytes: int) -> None:
-    """Get the pages of a mapping, in several threads. Does nothing where the kernel cannot."""
-    libc = ctypes.CDLL(None)
+    """Get the pages of a mapping, in several threads. Where the kernel cannot, the driver does."""
 
     def populate(begin: int) -> None:
-        part = ctypes.c_void_p(address + begin), ctypes.c_size_t(min(PART_BYTES, num_bytes - begin))
-        libc.madvise(*part, _MADV_POPULATE_WRITE)
+        advise(address + begin, min(PART_BYTES, num_bytes - begin), POPULATE_WRITE)
 
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:

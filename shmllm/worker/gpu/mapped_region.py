@@ -8,10 +8,8 @@ refuses it, copies of its blocks make the host wait.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import logging
 import mmap
-import os
 import threading
 from typing import Any
 
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shmllm.shared_kv.layout import RegionLayout, Section
-from shmllm.shared_kv.memory_calls import POPULATE_READ, POPULATE_WRITE, advise
+from shmllm.shared_kv.memory_calls import POPULATE_READ, POPULATE_WRITE, advise, is_writable
 from shmllm.worker.gpu.device import Device
 
 logger = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ class MappedRegion:
         self.layout = layout
         self.pinned_bytes = 0
         self._device = device
-        self._is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        self._is_writable = is_writable(fd)
         access = mmap.PROT_READ | (mmap.PROT_WRITE if self._is_writable else 0)
         self._mapping = mmap.mmap(
             fd, layout.data_bytes, mmap.MAP_SHARED, access, offset=layout.data_offset

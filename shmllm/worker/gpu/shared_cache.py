@@ -47,8 +47,6 @@ class GpuSharedCache:
 
     Attributes:
         is_in_place: False: no step reads blocks of regions by their ids.
-        mapped_bytes: the size of all that is mapped.
-        pinned_bytes: how much of it the driver has registered.
     """
 
     is_in_place = False
@@ -61,10 +59,15 @@ class GpuSharedCache:
         firsts = [0 if each is None else len(each) for each in blocks]
         self._ids = RegionIds([(first, NUM_IDS) for first in firsts])
         self._mapped: dict[tuple[int, ...], MappedRegion] = {}
-        self.mapped_bytes = 0
+
+    @property
+    def mapped_bytes(self) -> int:
+        """The size of all that is mapped."""
+        return sum(each.layout.data_bytes for each in self._mapped.values())
 
     @property
     def pinned_bytes(self) -> int:
+        """How much of it the driver has registered."""
         return sum(each.pinned_bytes for each in self._mapped.values())
 
     def map(self, fd: int, layout: RegionLayout) -> tuple[int, ...]:
@@ -75,7 +78,6 @@ class GpuSharedCache:
         except OSError:
             self._ids.give_back(firsts)
             raise
-        self.mapped_bytes += layout.data_bytes
         return firsts
 
     def unmap(self, firsts: Sequence[int]) -> None:
@@ -83,7 +85,6 @@ class GpuSharedCache:
         mapped = self._mapped.pop(tuple(firsts))
         mapped.close()
         self._ids.give_back(firsts)
-        self.mapped_bytes -= mapped.layout.data_bytes
 
     def save(self, copies: Sequence[BlockCopy]) -> None:
         """Launch copies of blocks of the engine into a region that is open for writing."""

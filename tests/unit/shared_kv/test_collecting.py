@@ -20,7 +20,7 @@ from shmllm.shared_kv.collecting import (
     unused_files,
     used_bytes,
 )
-from shmllm.shared_kv.folder import make_folder, region_path
+from shmllm.shared_kv.folder import make_folder
 from shmllm.shared_kv.layout import RegionLayout, Section
 from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.region import Region
@@ -38,7 +38,7 @@ class Regions:
         self.opened: list[OwnRegion] = []
 
     def make(self, place: int, key: str = KEY, **description: object) -> OwnRegion:
-        region = create(region_path(make_folder(key), place), place, LAYOUT)
+        region = create(make_folder(key), LAYOUT, [place])
         region.describe({"pid": os.getpid(), "began": time.time(), "name": "tiny"} | description)
         self.opened.append(region)
         return region

@@ -7,7 +7,7 @@ import os
 import random
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -339,10 +339,7 @@ class Machine:
 
     def region(self) -> OwnRegion:
         self.regions.mkdir(0o700, parents=True, exist_ok=True)
-        for place in range(32):
-            with suppress(FileExistsError):
-                return create(self.regions / str(place), place, LAYOUT)
-        raise AssertionError
+        return create(self.regions, LAYOUT)
 
     def start(self, limit: int = PLENTY) -> SharedTier:
         region = self.region()
@@ -683,7 +680,7 @@ def test_states_have_a_file_of_their_own(tmp_path: Path) -> None:
     limit = 2**18
     blocks = [data_of(section, layout.sections[section].block_bytes) for section in range(2)]
     for place in range(2):
-        region = create(folder / str(place), place, layout)
+        region = create(folder, layout, [place])
         disk = Disk(tmp_path, region, limit)
         assert (place == 1) == disk.contains(0, key_of(0)) == disk.contains(1, key_of(0))
         for section, data in enumerate(blocks):

@@ -11,7 +11,8 @@ import pytest
 from support.shared_regions import NO_STATES, key_of, layout_of
 
 from shmllm.errors import NoSpaceError, SegmentError
-from shmllm.shared_kv import joining
+from shmllm.ipc import folder as folders
+from shmllm.shared_kv import joining, region_files
 from shmllm.shared_kv.folder import make_folder, places
 from shmllm.shared_kv.joining import collect_one, join
 from shmllm.shared_kv.layout import NUM_PLACES, RegionLayout
@@ -40,7 +41,7 @@ def test_engines_get_places_in_their_order(joined: Any) -> None:
 
 def test_the_region_of_an_engine_that_has_ended_is_adopted(folder: Path, joined: Any) -> None:
     joined()
-    create(folder / "7", 7, LAYOUT).close()
+    create(folder, LAYOUT, [7]).close()
     inode = (folder / "7").stat().st_ino
     found = joined()
     assert (found.place, os.fstat(found.fd).st_ino) == (7, inode)
@@ -48,14 +49,14 @@ def test_the_region_of_an_engine_that_has_ended_is_adopted(folder: Path, joined:
 
 
 def test_a_region_of_another_size_stays(folder: Path, joined: Any) -> None:
-    create(folder / "0", 0, layout_of(16)).close()
+    create(folder, layout_of(16), [0]).close()
     assert joined().place == 1
     assert places(folder).keys() == {0, 1}
 
 
 def test_a_damaged_region_without_owner_is_removed(folder: Path, joined: Any) -> None:
     (folder / "0").write_text("x" * 9000)
-    living = create(folder / "1", 1, LAYOUT)
+    living = create(folder, LAYOUT, [1])
     os.pwrite(living.fd, b"x", 0)
     assert joined().place == 0
     assert (folder / "1").exists(), "its owner lives"
@@ -92,14 +93,12 @@ def test_a_layout_without_blocks_is_an_error(joined: Any) -> None:
 def test_a_place_that_is_taken_at_the_same_moment_is_passed_over(
     folder: Path, joined: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = joining.create
-
-    def late(path: Path, *arguments: Any) -> OwnRegion:
+    def late(fd: int, path: Path) -> None:
         if path.name == "0":
-            real(path, *arguments).close()
-        return real(path, *arguments)
+            path.touch()
+        folders.link(fd, path)
 
-    monkeypatch.setattr(joining, "create", late)
+    monkeypatch.setattr(region_files, "link", late)
     assert joined().place == 1
 
 
@@ -111,16 +110,13 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(
     if when == "before":
         folder.rmdir()
     else:
-        from shmllm.ipc import folder as folders
-
-        link = folders.link
 
         def late(fd: int, path: Path) -> None:
             monkeypatch.undo()
             folder.rmdir()
-            link(fd, path)
+            folders.link(fd, path)
 
-        monkeypatch.setattr(folders, "link", late)
+        monkeypatch.setattr(region_files, "link", late)
     assert joined().place == 0
     assert places(folder).keys() == {0}
 
@@ -130,9 +126,9 @@ def test_memory_of_other_keys_is_freed_the_oldest_first(
 ) -> None:
     others = [make_folder(f"{n:016x}") for n in range(3)]
     for age, other in enumerate(others):
-        create(other / "0", 0, LAYOUT).close()
+        create(other, LAYOUT, [0]).close()
         os.utime(other / "0", (1000 - age, 1000 - age))
-    living = create(others[2] / "1", 1, LAYOUT)
+    living = create(others[2], LAYOUT, [1])
     os.utime(living.path, (1, 1))
     refusals, real = [1, 2], joining.create
 
@@ -152,7 +148,7 @@ def test_memory_of_other_keys_is_freed_the_oldest_first(
 def test_without_others_a_lack_of_memory_is_an_error(
     joined: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    living = create(folder / "0", 0, layout_of(16))
+    living = create(folder, layout_of(16), [0])
 
     def full(*_: Any) -> OwnRegion:
         raise NoSpaceError("shared memory is full")
@@ -168,7 +164,7 @@ def test_without_others_a_lack_of_memory_is_an_error(
 def test_without_room_a_region_of_another_size_is_adopted(
     joined: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = create(folder / "0", 0, layout_of(16))
+    other = create(folder, layout_of(16), [0])
     other.publish(0, 3, key_of(1))
     other.close()
 
@@ -183,7 +179,7 @@ def test_without_room_a_region_of_another_size_is_adopted(
 
 def test_nothing_is_removed_in_vain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = make_folder("1" * 16)
-    create(other / "0", 0, LAYOUT).close()
+    create(other, LAYOUT, [0]).close()
 
     def full(*_: Any) -> OwnRegion:
         raise NoSpaceError("shared memory is full")

@@ -38,14 +38,14 @@ def closing() -> Iterator[Make]:
 
 @pytest.fixture
 def own(folder: Path, closing: Make) -> OwnRegion:
-    found: OwnRegion = closing(create(folder / "0", 0, layout_of(16, 8)))
+    found: OwnRegion = closing(create(folder, layout_of(16, 8), [0]))
     return found
 
 
 @pytest.fixture
 def reader(folder: Path, closing: Make) -> OwnRegion:
     """Another engine's region."""
-    found: OwnRegion = closing(create(folder / "5", 5, layout_of(24)))
+    found: OwnRegion = closing(create(folder, layout_of(24), [5]))
     return found
 
 
@@ -164,12 +164,12 @@ def test_a_region_has_one_owner(own: OwnRegion) -> None:
     assert adopt(own.path, 0, own.layout) is None
     assert not remove(own.path)
     with pytest.raises(FileExistsError):
-        create(own.path, 0, own.layout)
+        create(own.path.parent, own.layout, [0])
 
 
 def test_a_region_outlives_its_owner(folder: Path, closing: Make) -> None:
     path, layout = folder / "0", layout_of(16, 8)
-    first = create(path, 0, layout)
+    first = create(folder, layout, [0])
     first.publish(0, 3, key_of(1))
     first.publish(1, 4, key_of(2))
     view = closing(Region.open(path, 0))
@@ -184,7 +184,7 @@ def test_a_region_outlives_its_owner(folder: Path, closing: Make) -> None:
 
 
 def test_only_the_same_layout_is_adopted(folder: Path) -> None:
-    create(folder / "0", 0, layout_of(16)).close()
+    create(folder, layout_of(16), [0]).close()
     assert adopt(folder / "0", 0, layout_of(24)) is None
     assert not is_owned(folder / "0")
 
@@ -193,7 +193,7 @@ def test_who_adopts_a_region_has_no_pins(
     own: OwnRegion, view: Region, folder: Path, closing: Make
 ) -> None:
     own.publish(0, 3, key_of(1))
-    killed = create(folder / "5", 5, layout_of())
+    killed = create(folder, layout_of(), [5])
     killed.keep_pins_of(view)
     assert killed.pin(view, 0, 3, key_of(1))
     killed.close()
@@ -203,7 +203,7 @@ def test_who_adopts_a_region_has_no_pins(
 
 def test_adoption_mends_the_index(folder: Path, closing: Make) -> None:
     layout = layout_of()
-    first = create(folder / "0", 0, layout)
+    first = create(folder, layout, [0])
     first.publish(0, 3, key_of(1))
     first.close()
     rng, begin = random.Random(1), layout.tables[0].index
@@ -220,7 +220,7 @@ def test_adoption_mends_the_index(folder: Path, closing: Make) -> None:
 @pytest.mark.parametrize("generation", [0, 1, 2, 2**64 - 2, 2**64 - 1])
 def test_generations_go_on_after_damage(folder: Path, closing: Make, generation: int) -> None:
     """A block is valid after `publish` and `restore`, and invalid after `invalidate`."""
-    own = closing(create(folder / "0", 0, layout_of()))
+    own = closing(create(folder, layout_of(), [0]))
     at = own.layout.tables[0].generations + 8 * 3
     for change, is_valid in (("invalidate", False), ("restore", True)):
         with open(own.path, "r+b") as file:
@@ -236,7 +236,7 @@ def test_generations_go_on_after_damage(folder: Path, closing: Make, generation:
 
 
 def test_a_removed_region_stays_for_its_readers(folder: Path, closing: Make) -> None:
-    first = create(folder / "0", 0, layout_of())
+    first = create(folder, layout_of(), [0])
     first.publish(0, 3, key_of(1))
     first.close()
     view = closing(Region.open(folder / "0", 0))
@@ -248,7 +248,7 @@ def test_a_removed_region_stays_for_its_readers(folder: Path, closing: Make) -> 
 
 
 def test_who_sweeps_a_region_keeps_others_away(folder: Path) -> None:
-    create(folder / "0", 0, layout_of()).close()
+    create(folder, layout_of(), [0]).close()
     with open(folder / "0", "r+b") as file:
         sweeping = region_files.lock_sweeper(file.fileno())
         assert sweeping is not None
@@ -259,10 +259,10 @@ def test_who_sweeps_a_region_keeps_others_away(folder: Path) -> None:
 
 
 def test_a_region_takes_away_its_own_name_only(folder: Path, closing: Make) -> None:
-    own = closing(create(folder / "0", 0, layout_of()))
+    own = closing(create(folder, layout_of(), [0]))
     os.unlink(folder / "0")
     own.unlink()
-    other = closing(create(folder / "0", 0, layout_of()))
+    other = closing(create(folder, layout_of(), [0]))
     own.unlink()
     assert (folder / "0").exists()
     other.unlink()
@@ -300,7 +300,7 @@ def test_a_description_is_read_as_it_was_written(own: OwnRegion, view: Region) -
 @pytest.mark.parametrize("size", [0, 4095, 4096, 100_000, "one less", "one more"])
 def test_a_file_of_another_size_is_refused(folder: Path, size: Any) -> None:
     layout = layout_of()
-    create(folder / "0", 0, layout).close()
+    create(folder, layout, [0]).close()
     whole = layout.data_offset + layout.data_bytes
     os.truncate(folder / "0", {"one less": whole - 1, "one more": whole + 1}.get(size, size))
     for opening in (Region.open, lambda *where: adopt(*where, layout)):
@@ -311,7 +311,7 @@ def test_a_file_of_another_size_is_refused(folder: Path, size: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "directory", "fifo"])
 def test_what_is_no_regular_file_is_refused(folder: Path, kind: str) -> None:
-    create(folder / "1", 1, layout_of()).close()
+    create(folder, layout_of(), [1]).close()
     path = folder / "0"
     make: dict[str, Callable[[], Any]] = {
         "link": lambda: path.symlink_to(folder / "1"),
@@ -329,7 +329,7 @@ def test_what_is_no_regular_file_is_refused(folder: Path, kind: str) -> None:
 
 
 def test_a_region_needs_a_layout_of_this_version(folder: Path) -> None:
-    create(folder / "0", 0, layout_of()).close()
+    create(folder, layout_of(), [0]).close()
     with open(folder / "0", "r+b") as file:
         file.seek(8)
         file.write((7).to_bytes(8, "little"))
@@ -339,7 +339,7 @@ def test_a_region_needs_a_layout_of_this_version(folder: Path) -> None:
 
 def test_random_headers_never_map_a_region_of_another_size(folder: Path) -> None:
     layout = layout_of()
-    create(folder / "0", 0, layout).close()
+    create(folder, layout, [0]).close()
     rng, words = random.Random(2), layout.header()
     for _ in range(300):
         changed = [*words]
@@ -415,7 +415,7 @@ def test_a_truncated_region_of_a_reader_counts_as_pinned(
 
 def test_the_index_has_room_for_all_blocks(folder: Path) -> None:
     rng = random.Random(1)
-    own = create(folder / "9", 9, layout_of(4096))
+    own = create(folder, layout_of(4096), [9])
     try:
         for block in range(4096):
             assert own.publish(0, block, rng.randbytes(32))
@@ -428,7 +428,7 @@ def test_a_region_that_loses_its_name_at_the_last_moment_is_not_adopted(
 ) -> None:
     """Its owner removes it and ends after the adopter has opened it."""
     path = folder / "9"
-    create(path, 9, layout_of(16)).close()
+    create(folder, layout_of(16), [9]).close()
     lock = vars(region_files)["_lock"]
 
     def late(fd: int) -> int | None:

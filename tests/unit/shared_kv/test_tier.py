@@ -404,7 +404,7 @@ def test_a_region_that_cannot_be_mapped_is_closed(folder: Path) -> None:
         def unmap(self, *_: Any) -> None:
             raise AssertionError
 
-    region = create(folder / "0", 0, layout_of())
+    region = create(folder, layout_of(), [0])
     with pytest.raises(SegmentError, match="Cannot allocate memory"):
         SharedTier(region, Full(), print)
     assert not region_files.is_owned(folder / "0")

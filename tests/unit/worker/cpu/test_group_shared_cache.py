@@ -95,7 +95,7 @@ def path() -> Iterator[Path]:
 
 @pytest.fixture
 def region(path: Path) -> Iterator[OwnRegion]:
-    own = create(path, 0, LAYOUT)
+    own = create(path.parent, LAYOUT, [0])
     yield own
     own.close()
 
@@ -132,7 +132,7 @@ def test_more_copies_than_there_are_words_for(region: OwnRegion) -> None:
 
 
 def test_a_region_has_no_other_owner_before_the_last_rank_has_ended(path: Path) -> None:
-    group, own = Group((True, True)), create(path, 0, LAYOUT)
+    group, own = Group((True, True)), create(path.parent, LAYOUT, [0])
     reader = Region.open(path, 0)
     firsts = group.cache.map(own.fd, LAYOUT)
     own.close()  # as if rank 0 had been killed
@@ -148,7 +148,7 @@ def test_a_region_has_no_other_owner_before_the_last_rank_has_ended(path: Path) 
 
 
 def test_readers_do_not_own_what_they_map(path: Path) -> None:
-    group, own = Group((True, True)), create(path, 0, LAYOUT)
+    group, own = Group((True, True)), create(path.parent, LAYOUT, [0])
     reader = Region.open(path, 0)
     firsts = group.cache.map(reader.fd, LAYOUT)
     own.close()
