@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_regions")
 
 def make(place: int, key: str = KEY, states: int = 0, **description: object) -> OwnRegion:
     layout = RegionLayout((SECTIONS[0], Section(states, 1, 4096 if states else 0)))
-    region = create(folder.region_path(folder.make_folder(key), place), place, layout)
+    region = create(folder.make_folder(key), layout, [place])
     values = {"pid": os.getpid(), "began": time.time() - 7200, "name": "tiny", "dtype": "float32"}
     region.describe(values | description)
     return region
