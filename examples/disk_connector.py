@@ -20,8 +20,6 @@ import torch
 from shmllm import LLM, SamplingParams
 from shmllm.plugins.kv_connector import ConnectorContext, FullBlock, KVConnector
 
-DIGEST_BYTES = 32
-
 
 class DiskConnector(KVConnector):
     """`kv_connector_extra_config` is {"path": a directory}."""
@@ -67,7 +65,7 @@ class DiskConnector(KVConnector):
             text = (self._directory / block_hash.hex()).read_bytes()
         except OSError:
             return b""
-        digest, contents = text[:DIGEST_BYTES], text[DIGEST_BYTES:]
+        digest, contents = text[:32], text[32:]  # the bytes of a SHA-256
         return contents if sha256(contents).digest() == digest else b""
 
     # The worker's half: the same bytes in all layers' tensors.

@@ -165,14 +165,18 @@ def test_a_trainer_sends_through_shared_memory(
 
 def test_requests_go_on_while_weights_arrive(llm: LLM, new: tuple[str, dict[str, Any]]) -> None:
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-    (request,) = llm.enqueue([PROMPT], params)
-    steps = []
-    source = DictSource(new[1], lambda index: steps.append(llm.get_metrics()["steps"]))
-    send(llm, source, version="two", packed=False)
+
+    def decode(index: int) -> None:
+        if index == len(new[1]) - 1:  # the update is under way, and not complete
+            begun = llm.get_metrics()["steps"]
+            llm.enqueue([PROMPT], params)
+            wait_until(lambda: llm.get_metrics()["steps"] > begun, "a step")
+            llm.pause_generation(mode="keep")  # so that the request outlasts the update
+
+    send(llm, DictSource(new[1], decode), version="two", packed=False)
+    llm.resume_generation()
     (output,) = llm.wait_for_completion(use_tqdm=False)
-    assert output.request_id == request
-    assert steps[-1] > steps[0]
-    assert [each.version for each in output.outputs[0].weight_versions][-1] == "two"
+    assert [each.version for each in output.outputs[0].weight_versions] == [0, "two"]
 
 
 def test_weights_that_do_not_fit_leave_the_old_ones(
