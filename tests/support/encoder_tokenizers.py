@@ -7,6 +7,7 @@ begins it with one; "gpt" has no special tokens.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,13 @@ _SPECIAL = {
 
 
 def library_tokenizer(kind: str) -> tokenizers.Tokenizer:
-    """A tokenizer of the library `tokenizers`."""
+    """A tokenizer of the library `tokenizers`; in one process always the same."""
+    return tokenizers.Tokenizer.from_str(_trained(kind))
+
+
+@cache
+def _trained(kind: str) -> str:
+    """As JSON. Two trainings may differ in the order of equally frequent pieces."""
     tokenizer = _wordpiece() if kind == "bert" else _byte_level(_SPECIAL[kind])
     match kind:
         case "bert":
@@ -57,7 +64,7 @@ def library_tokenizer(kind: str) -> tokenizers.Tokenizer:
             tokenizer.post_processor = processors.TemplateProcessing(
                 single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 0)]
             )
-    return tokenizer
+    return tokenizer.to_str()
 
 
 def our_tokenizer(kind: str) -> Tokenizer:
