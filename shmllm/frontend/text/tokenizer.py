@@ -73,7 +73,7 @@ class EncodedPair:
     Attributes:
         ids: the token ids, with the special tokens of the tokenizer's template for pairs.
         second_segment: the index of the first token of token type 1, which all tokens behind it
-            have, too; 0 if the tokenizer gives all tokens type 0.
+            have, too; 0 if all have type 0, or if transformers gives the model no types.
     """
 
     ids: list[int]

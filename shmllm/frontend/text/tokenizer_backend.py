@@ -32,6 +32,8 @@ _NAMED_SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_TOKEN_TYPES = "token_type_ids"
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
@@ -40,7 +42,7 @@ class TokenizerBackend(Protocol):
 
     With a `max_length`, texts that have more tokens, special ones included, are cut on a side; the
     template's special tokens remain. Pairs are cut by the strategy "longest_first", and come as
-    token ids and token types.
+    token ids and token types, which are empty if the model gets none.
 
     Attributes:
         byte_level: whether the vocabulary is byte-level, like GPT-2's.
@@ -70,13 +72,19 @@ class TokenizerBackend(Protocol):
 
 
 class FastBackend:
-    """A `tokenizers.Tokenizer` without truncation and padding, even if its file has them."""
+    """A `tokenizers.Tokenizer` without truncation and padding, even if its file has them.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    Args:
+        tokenizer: the tokenizer.
+        token_types: whether the model gets the token types that its template gives pairs.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -> None:
         _allow_forks()
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._token_types = token_types
         self.byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(each for each, token in added.items() if token.special)
@@ -108,7 +116,7 @@ class FastBackend:
         return [
             (
                 _cut(encoding, max_length, side, encoding.ids),
-                _cut(encoding, max_length, side, encoding.type_ids),
+                _cut(encoding, max_length, side, encoding.type_ids) if self._token_types else [],
             )
             for encoding in encodings
         ]
@@ -159,11 +167,9 @@ class TransformersBackend:
         self, pairs: Sequence[tuple[str, str]], max_length: int | None, side: Side
     ) -> list[tuple[list[int], list[int]]]:
         tokenizer = self._cutting(side)
-        options: dict[str, Any] = {"return_token_type_ids": True}
-        if max_length is not None:
-            options |= {"truncation": "longest_first", "max_length": max_length}
-        encoded = [tokenizer(first, second, **options) for first, second in pairs]
-        return [(list(each["input_ids"]), list(each["token_type_ids"])) for each in encoded]
+        cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+        encoded = [tokenizer(first, second, **cut) for first, second in pairs]
+        return [(list(each["input_ids"]), list(each.get(_TOKEN_TYPES, ()))) for each in encoded]
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         raise RequestError(
@@ -264,7 +270,8 @@ def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
             raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
-        return FastBackend(tokenizer), _named_special_tokens(directory)
+        backend = FastBackend(tokenizer, token_types=_has_token_types(directory))
+        return backend, _named_special_tokens(directory)
     if any((directory / name).is_file() for name in FALLBACK_FILES):
         return _load_with_transformers(directory)
     raise EngineStartError(
@@ -287,8 +294,23 @@ def _load_with_transformers(directory: Path) -> tuple[TokenizerBackend, dict[str
             f"({type(error).__name__}: {one_line(error)})"
         ) from error
     if isinstance(inner, tokenizers.Tokenizer):
-        return FastBackend(inner), names
+        token_types = _TOKEN_TYPES in getattr(tokenizer, "model_input_names", ())
+        return FastBackend(inner, token_types=token_types), names
     return TransformersBackend(tokenizer), names
+
+
+def _has_token_types(directory: Path) -> bool:
+    """Whether transformers gives the model the token types that the template gives pairs.
+
+    It does if the "model_input_names" of the tokenizer's file or, without them, of its class have
+    them. The generic classes do not; of others, those whose models have types (BERT's) do, and the
+    templates of the rest give all tokens type 0.
+    """
+    config = read_json_object(directory / "tokenizer_config.json")
+    names = config.get("model_input_names")
+    if isinstance(names, list):
+        return _TOKEN_TYPES in names
+    return config.get("tokenizer_class") not in _GENERIC_CLASSES
 
 
 def _named_special_tokens(directory: Path) -> dict[str, str]:

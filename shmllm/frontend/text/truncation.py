@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from shmllm.errors import RequestError
 
@@ -26,24 +26,30 @@ class Truncation:
         truncate_prompt_tokens: how many tokens of a prompt remain, special ones included; -1
             means as many as fit.
         truncation_side: the side that is cut.
+
+    Raises:
+        RequestError: it is no side.
     """
 
     truncate_prompt_tokens: int = AS_MANY_AS_FIT
     truncation_side: Side = "right"
 
-    def max_length(self, most: int) -> int:
-        """The number of tokens that remain, of which at most `most` fit.
-
-        Raises:
-            RequestError: more tokens are to remain than fit, or a value is not allowed.
-        """
-        kept, side = self.truncate_prompt_tokens, self.truncation_side
+    def __post_init__(self) -> None:
+        side = self.truncation_side
         if side not in get_args(Side):
             raise RequestError(
                 f"truncation_side must be 'left' or 'right', got {side!r}",
                 parameter="truncation_side",
                 value=side,
             )
+
+    def max_length(self, most: int) -> int:
+        """The number of tokens that remain, of which at most `most` fit.
+
+        Raises:
+            RequestError: more tokens are to remain than fit, or the number is not allowed.
+        """
+        kept = self.truncate_prompt_tokens
         if type(kept) is not int or not (kept == AS_MANY_AS_FIT or 1 <= kept <= most):
             raise RequestError(
                 f"truncate_prompt_tokens must be -1 or a whole number from 1 to {most}, got "
@@ -53,8 +59,12 @@ class Truncation:
             )
         return most if kept == AS_MANY_AS_FIT else kept
 
-    def cut(self, token_ids: list[int], most: int) -> list[int]:
-        """The tokens of a prompt that remain. Errors as in `max_length`."""
+    def of_text(self, most: int) -> dict[str, Any]:
+        """The arguments of `Tokenizer.encode_batch` that cut text. Errors as in `max_length`."""
+        return {"max_length": self.max_length(most), "side": self.truncation_side}
+
+    def of_tokens(self, token_ids: list[int], most: int) -> list[int]:
+        """The tokens of a prompt of token ids that remain. Errors as in `max_length`."""
         kept = self.max_length(most)
         return token_ids[-kept:] if self.truncation_side == "left" else token_ids[:kept]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.encoder_tokenizers import CORPUS, KINDS, our_tokenizer, transformers_tokenizer
-from transformers import PythonBackend
+from transformers import AutoTokenizer, PythonBackend
 
 from shmllm.errors import RequestError
 from shmllm.frontend.text.tokenizer import EncodedPair, Tokenizer
@@ -46,6 +47,7 @@ class Letters(PythonBackend):  # type: ignore[misc]
             special_tokens_pattern="cls_sep",
             token_type_ids_pattern="bert_style",
             token_type_ids_include_special_tokens=True,
+            model_input_names=["input_ids", "token_type_ids"],
             **options,
         )
 
@@ -232,21 +234,53 @@ def test_longest_first_fills_the_room(first: int, second: int, room: int) -> Non
 
 def test_prompts_of_token_ids_are_cut_on_a_side() -> None:
     ids = [*range(10)]
-    assert Truncation(4).cut(ids, 8) == ids[:4]
-    assert Truncation(4, "left").cut(ids, 8) == ids[-4:]
-    assert Truncation().cut(ids, 8) == ids[:8]
-    assert Truncation(8).cut(ids[:3], 8) == ids[:3]
+    assert Truncation(4).of_tokens(ids, 8) == ids[:4]
+    assert Truncation(4, "left").of_tokens(ids, 8) == ids[-4:]
+    assert Truncation().of_tokens(ids, 8) == ids[:8]
+    assert Truncation(8).of_tokens(ids[:3], 8) == ids[:3]
 
 
 @pytest.mark.parametrize("kept", [0, -2, 9, True, 2.0, "3", None])
 def test_other_lengths_are_refused(kept: Any) -> None:
     with pytest.raises(RequestError, match="-1 or a whole number from 1 to 8"):
-        Truncation(kept).cut([1], 8)
+        Truncation(kept).of_tokens([1], 8)
 
 
 def test_another_side_is_refused() -> None:
     with pytest.raises(RequestError, match="truncation_side must be"):
-        Truncation(3, "middle").cut([1], 8)  # type: ignore[arg-type]
+        Truncation(3, "middle")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "segment"),
+    [
+        ({}, 0),
+        ({"model_input_names": ["input_ids", "token_type_ids"]}, 4),
+        ({"model_input_names": ["input_ids"]}, 0),
+    ],
+)
+def test_the_model_gets_token_types_if_transformers_gives_them(
+    tmp_path: Path, options: dict[str, Any], segment: int
+) -> None:
+    transformers_tokenizer("bert", **options).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    types = loaded("a b", "c").get("token_type_ids", [])
+    assert (types.index(1) if types else 0) == segment
+    (pair,) = Tokenizer.from_directory(tmp_path).encode_pairs([("a b", "c")])
+    assert pair.second_segment == segment
+
+
+def test_berts_class_gives_token_types(tmp_path: Path) -> None:
+    transformers_tokenizer("bert").save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    for name in ("BertTokenizer", "BertTokenizerFast"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": name}))
+        types = AutoTokenizer.from_pretrained(tmp_path)("a b", "c")["token_type_ids"]
+        (pair,) = Tokenizer.from_directory(tmp_path).encode_pairs([("a b", "c")])
+        assert pair.second_segment == types.index(1) == 4
+    path.unlink()
+    (pair,) = Tokenizer.from_directory(tmp_path).encode_pairs([("a b", "c")])
+    assert pair.second_segment == 4
 
 
 def test_the_file_of_the_tokenizer_cuts_nothing(tmp_path: Path) -> None:
