@@ -116,9 +116,8 @@ class Scoring:
             counts = f"{self._num_failed:,} of {self._num_rows:,}"
             click.echo(f"shmllm: {counts} documents failed", err=True)
         if self._num_lost:
-            click.echo(
-                f"shmllm: {WHY_ABORTED}; {self._num_lost:,} documents have no score", err=True
-            )
+            lost = f"{self._num_lost:,} of {self._num_rows:,}"
+            click.echo(f"shmllm: {WHY_ABORTED}; {lost} documents were not scored", err=True)
             return EXIT_ENGINE_ENDED
         return EXIT_FAILED if self._num_failed else 0
 

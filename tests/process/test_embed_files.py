@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support import commands
 from support.engines import named_engine
-from support.programs import SLOW_CLI, Completed, start_source
+from support.programs import CLI, SLOW_CLI, Completed, kill, start_source, watched
 from support.terminals import opened_terminal
 from support.waiting import PATIENCE_S, holds_within
 
@@ -382,6 +382,35 @@ def test_a_table_of_ranks(shmllm: Shmllm, engine: str, tmp_path: Path) -> None:
     assert len(shown) == 1
     assert shown[0].endswith("…")
     assert len(shown[0]) <= 80
+
+
+def test_an_interrupted_ranking_leaves_no_output(engine: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "documents", tmp_path / "out.jsonl"
+    os.mkfifo(source)
+    pipe = os.open(source, os.O_RDWR)  # the command waits for further documents
+    arguments = ("score", "q", "-i", str(source), "-o", str(target), "--attach", engine)
+    process = start_source(CLI, *arguments, stderr=subprocess.PIPE)
+    try:
+        os.write(pipe, b"x\n" * 300)
+        assert process.stderr is not None
+        with watched(process):
+            assert b" parameters, " in process.stderr.readline()
+        assert target.exists()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    finally:
+        kill(process)
+        os.close(pipe)
+    assert process.returncode == 130, stderr.decode()
+    assert b"Traceback" not in stderr
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("command", [("embed",), ("score", "q")], ids=str)
+def test_a_terminal_is_no_input(command: tuple[str, ...]) -> None:
+    with opened_terminal(*command) as terminal:
+        assert terminal.ends() == 2
+    assert b"no texts; give a file as --input, or pipe them" in terminal.output
 
 
 REFUSED_SCORES: dict[str, tuple[list[str], str]] = {

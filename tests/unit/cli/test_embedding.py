@@ -120,7 +120,7 @@ def test_an_aborted_document_has_no_score(tmp_path, capsys):
     scoring = scored(tmp_path, {"text": "ab"}, {"text": "aborted"})
     assert [record["line"] for record in scoring.ranking.best_first()] == [1]
     assert scoring.report() == 3
-    assert "aborted requests; 1 documents have no score" in capsys.readouterr().err
+    assert "aborted requests; 1 of 2 documents were not scored" in capsys.readouterr().err
 
 
 def test_the_query_is_named(tmp_path):
