@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-BATCH_SIZES = (1, 8, 16, 32, 64)
+BATCH_SIZES = (1, 4, 8, 16, 32, 64)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Run = Callable[[Array, Array], Array]
