@@ -18,9 +18,9 @@ given interpreter (shmllm's default is this one; `--peer shmllm=PYTHON` changes 
 
 All peers get the same texts, whose lengths are uniform, and return one float32 array; tokenizing
 counts. The tool first compares the vectors of all peers, then tries each peer's settings with a
-quarter of the texts and keeps the fastest: batch sizes, and with ONNX Runtime and OpenVINO batches
-that run at the same time, on one core each. A round then runs each peer in turn, so that noise of
-the machine affects all alike: compare the ratios.
+quarter of the texts and keeps the fastest: batch sizes, with ONNX Runtime and OpenVINO one batch on
+all cores or one on each (streams), and two graphs of ONNX Runtime. A round then runs each peer in
+turn, so that noise of the machine affects all alike: compare the ratios.
 
 `--cpu` counts the CPU time of each peer's processes instead of wall time, which other programs
 disturb less. Use it with `--threads 1`, because several threads wait by spinning.
