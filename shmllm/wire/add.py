@@ -20,11 +20,11 @@ from struct import Struct
 from typing import Any
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.params.lora import LoRARequest
 from shmllm.params.ranges import MOST_EXTRA_CHARACTERS
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
 from shmllm.params.thinking import ThinkingBudget
+from shmllm.wire.adapter import decode_adapter, encode_adapter
 from shmllm.wire.sections import Parts, Sections, column
 
 # number, seed, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes,
@@ -55,7 +55,7 @@ def encode_add(request: EngineCoreRequest) -> Parts:
     assert isinstance(params, SamplingParams)
     salt, grammar = request.cache_salt.encode(), request.grammar.encode()
     extra = request.extra_args.encode()
-    lora = b"" if request.lora is None else _encode_lora(request.lora)
+    lora = encode_adapter(request.lora)
     bias = params.logit_bias or {}
     allowed = params.allowed_token_ids or ()
     bad_words = request.bad_words
@@ -88,20 +88,6 @@ def encode_add(request: EngineCoreRequest) -> Parts:
     )
     prompt = column("i", request.prompt_token_ids)
     return (header, fixed, sections, prompt, salt, grammar, extra, lora)
-
-
-def _encode_lora(lora: LoRARequest) -> bytes:
-    return json.dumps([lora.lora_name, lora.lora_int_id, lora.lora_path]).encode()
-
-
-def _decode_lora(text: str) -> LoRARequest:
-    if len(text) > LARGEST_KEPT:
-        raise ProtocolMismatchError(f"ADD's adapter has {len(text):,} bytes")
-    try:
-        name, number, path = json.loads(text)
-        return LoRARequest(name, number, path)
-    except (ValueError, TypeError) as problem:
-        raise ProtocolMismatchError(f"ADD's adapter: {problem}") from None
 
 
 def _encode_params(
@@ -162,7 +148,7 @@ def decode_add(record: memoryview) -> EngineCoreRequest:
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""
     extra = sections.text(extra_bytes) if extra_bytes else ""
-    lora = _decode_lora(sections.text(lora_bytes)) if lora_bytes else None
+    lora = decode_adapter(sections.text(lora_bytes), "ADD") if lora_bytes else None
     sections.end()
     if extra:
         params = copy.copy(params)  # requests without extra arguments share it

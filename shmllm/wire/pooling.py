@@ -1,6 +1,6 @@
 """POOL and EMBEDDINGS: a request to pool a prompt's hidden states, and pieces of the results.
 
-POOL        POOL_HEADER | prompt ids i32[], salt
+POOL        POOL_HEADER | prompt ids i32[], salt, adapter
 EMBEDDINGS  rows u32 | numbers i64[], offsets i64[], components u32[], all pieces f32[]
 """
 
@@ -13,10 +13,12 @@ from shmllm.errors import ProtocolMismatchError
 from shmllm.outputs.columns import Embeddings, Piece
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
+from shmllm.wire.adapter import decode_adapter, encode_adapter
 from shmllm.wire.sections import Parts, Sections, column
 
-# number, priority, type, flags, dimensions, second segment, skipped, prompt tokens, salt bytes
-POOL_HEADER = Struct("<qiIIIIIII")
+# number, priority, type, flags, dimensions, second segment, skipped, prompt tokens, salt bytes,
+# adapter bytes
+POOL_HEADER = Struct("<qiIIIIIIII")
 ROWS = Struct("<I")
 
 NORMALIZE = 1
@@ -26,7 +28,11 @@ FLOAT_BYTES = 4
 
 
 def encode_pool(request: EngineCoreRequest) -> Parts:
-    pooling, salt = request.params, request.cache_salt.encode()
+    pooling, salt, lora = (
+        request.params,
+        request.cache_salt.encode(),
+        encode_adapter(request.lora),
+    )
     assert isinstance(pooling, Pooling)
     header = POOL_HEADER.pack(
         request.number,
@@ -40,16 +46,19 @@ def encode_pool(request: EngineCoreRequest) -> Parts:
         pooling.num_skipped,
         len(request.prompt_token_ids),
         len(salt),
+        len(lora),
     )
-    return (header, column("i", request.prompt_token_ids), salt)
+    return (header, column("i", request.prompt_token_ids), salt, lora)
 
 
 def decode_pool(record: memoryview) -> EngineCoreRequest:
     header = POOL_HEADER.unpack_from(record)
-    number, priority, kind, flags, dimensions, second, skipped, num_tokens, salt_bytes = header
+    number, priority, kind, flags, dimensions, second, skipped, *sizes = header
+    num_tokens, salt_bytes, lora_bytes = sizes
     sections = Sections(record, POOL_HEADER.size)
     prompt = array("i", sections.take_bytes(4 * num_tokens))
     salt = sections.text(salt_bytes)
+    lora = decode_adapter(sections.text(lora_bytes), "POOL")
     sections.end()
     pooling = Pooling(
         PoolingType(kind),
@@ -60,7 +69,7 @@ def decode_pool(record: memoryview) -> EngineCoreRequest:
         second_segment=second,
         num_skipped=skipped,
     )
-    return EngineCoreRequest(number, prompt, pooling, salt, priority)
+    return EngineCoreRequest(number, prompt, pooling, salt, priority, lora=lora)
 
 
 def encode_embeddings(message: Embeddings) -> Parts:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.variants import slow
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
+from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns, Piece
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import Pooling, PoolingType
@@ -171,14 +171,27 @@ def outputs(draw):
     )
 
 
-poolings = st.builds(Pooling, st.sampled_from(PoolingType), uint32, st.booleans(), st.booleans())
+poolings = st.builds(
+    Pooling,
+    st.sampled_from(PoolingType),
+    uint32,
+    st.booleans(),
+    st.booleans(),
+    uses_head=st.booleans(),
+    second_segment=uint32,
+    num_skipped=uint32,
+)
 
 
 @st.composite
 def embeddings(draw):
     numbers = draw(st.lists(int64, max_size=4))
     sizes = draw(st.lists(st.integers(0, 5), min_size=len(numbers), max_size=len(numbers)))
-    return Embeddings(numbers, [draw(st.binary(min_size=4 * n, max_size=4 * n)) for n in sizes])
+    pieces = [
+        Piece(draw(st.integers(0, 2**40)), draw(st.binary(min_size=4 * n, max_size=4 * n)))
+        for n in sizes
+    ]
+    return Embeddings(numbers, pieces)
 
 
 adapters = st.builds(
@@ -211,7 +224,15 @@ MESSAGES = {
     ),
     RecordKind.POOL: (
         codec.encode_pool,
-        st.builds(EngineCoreRequest, int64, st.lists(token_id, max_size=20), poolings, text, int32),
+        st.builds(
+            EngineCoreRequest,
+            int64,
+            st.lists(token_id, max_size=20),
+            poolings,
+            text,
+            int32,
+            lora=st.none() | adapters,
+        ),
     ),
     RecordKind.PROMPT_EMBEDS: (
         codec.encode_prompt_embeds,
