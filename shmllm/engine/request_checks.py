@@ -20,7 +20,11 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
         return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
     if not _are_known(ids, info):
         return f"a token id lies outside the vocabulary of {info.vocab_size:,}"
-    return _refusal_of_params(params, info) if isinstance(params, SamplingParams) else None
+    if isinstance(params, SamplingParams):
+        return _refusal_of_params(params, info)
+    if params.uses_head and not info.pooling.head:
+        return "the model has neither a projection nor a classifier"
+    return None
 
 
 def _are_known(token_ids: Sequence[int], info: EngineInfo) -> bool:
@@ -29,6 +33,8 @@ def _are_known(token_ids: Sequence[int], info: EngineInfo) -> bool:
 
 
 def _refusal_of_params(params: SamplingParams, info: EngineInfo) -> str | None:
+    if not info.pooling.generates:
+        return "the engine generates no tokens: ask it for vectors or scores"
     for name in ("logprob_token_ids", "trace_decode_token_ids"):
         token_ids = getattr(params, name)
         if token_ids is not None and not _are_known(token_ids, info):

@@ -8,9 +8,11 @@ import pytest
 from support.fakes import FakeRunner, expected_tokens, info
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.pooling import PoolingInfo
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
 from shmllm.outputs.columns import FinishReason
+from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
@@ -102,6 +104,18 @@ def test_an_invalid_request_is_rejected_and_not_queued(prompt, words):
     assert rejected is not None
     assert words in rejected.message
     assert not core.scheduler.has_unfinished()
+
+
+def test_a_model_without_an_lm_head_or_another_head_refuses_what_needs_it():
+    core = make_core(pooling=PoolingInfo(generates=False))
+    for params, words in [
+        (SamplingParams(), "generates no tokens"),
+        (Pooling(uses_head=True), "neither a projection nor a classifier"),
+    ]:
+        rejected = core.add(0, EngineCoreRequest(0, [1], params))
+        assert rejected is not None
+        assert words in rejected.message
+    assert core.add(0, EngineCoreRequest(0, [1], Pooling())) is None
 
 
 def test_a_rejection_does_not_affect_other_requests():
