@@ -78,15 +78,17 @@ def read_encoder(fields: Fields) -> ModelConfig:
 
 
 def _sequence_classifier(fields: Fields) -> HeadSpec:
-    width = fields.integer("hidden_size")
-    pooler = DenseSpec(
-        name="pooler.dense", inputs=width, outputs=width, bias=True, activation="tanh"
-    )
-    return with_labels(fields, pooler)
+    return with_labels(fields, pooled_dense(fields, "pooler.dense"))
 
 
 def _token_classifier(fields: Fields) -> HeadSpec:
     return with_labels(fields)
+
+
+def pooled_dense(fields: Fields, name: str) -> DenseSpec:
+    """Returns the projection of a pooled hidden state, with the hyperbolic tangent behind it."""
+    width = fields.integer("hidden_size")
+    return DenseSpec(name=name, inputs=width, outputs=width, bias=True, activation="tanh")
 
 
 def with_labels(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.head_specs import HeadSpec
+from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.mixer_specs import (
     AttentionSpec,
     KVHeads,
@@ -57,6 +57,7 @@ _OUTER_FIELDS = (
     "problem_type",
     "classifier_from_token",
     "is_original_qwen3_reranker",
+    "method",
 )
 """The fields that hold for a multimodal model's language model although they are beside its
 ``text_config``, which may have them, too."""
@@ -177,6 +178,8 @@ class ModelConfig:
         architecture = architecture_name(fields)
         is_quantized = quantization_fields(fields) is not None
         config: ModelConfig = find_family(architecture).configure(fields)
+        if not fields.flag("is_causal", True) and not config.both_ways:
+            config = replace(config, layers=_both_ways(config.layers, fields))
         if is_quantized and config.transposed:
             raise fields.error("quantized checkpoints of this family are not supported")
         if (count := config.num_matrix_elements) > MOST_PARAMETERS:
@@ -185,7 +188,7 @@ class ModelConfig:
             config,
             dtype=stored_dtype(fields),
             eos_token_ids=eos_token_ids(fields, path / "generation_config.json"),
-            lm_head=purpose_of(architecture) is Purpose.GENERATE,
+            lm_head=purpose_of(architecture) is Purpose.GENERATE and not config.both_ways,
         )
 
     @property
@@ -214,7 +217,14 @@ class ModelConfig:
         prefixes = [f"model.layers.{index}." for index in behind]
         copies = ("embed_tokens.", "shared_head.head.")  # of the model's own
         loaded = [f"{each}{name}" for each in prefixes[: self.num_further] for name in copies]
-        return (*self.skipped_prefixes, *loaded, *prefixes[self.num_further :])
+        of_head = () if self.lm_head or self.classes_are_tokens else ("lm_head.",)
+        return (*self.skipped_prefixes, *of_head, *loaded, *prefixes[self.num_further :])
+
+    @property
+    def classes_are_tokens(self) -> bool:
+        """Whether the head is made of rows of the LM head."""
+        steps = () if self.head is None else self.head.steps
+        return any(isinstance(step, DenseSpec) and step.tokens for step in steps)
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
@@ -384,6 +394,22 @@ def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Field
         raise EngineStartError(f"no model in {path}: looked for {config_path}")
     values = _merged(read_json_object(config_path), overrides or {})
     return text_fields(Fields(values, str(config_path)))
+
+
+def _both_ways(layers: tuple[LayerSpec, ...], fields: Fields) -> tuple[LayerSpec, ...]:
+    """Returns a decoder's layers with attention both ways, as transformers computes it for a config
+    with ``is_causal`` false: as far ahead as back, a window's own position not included."""
+
+    def changed(layer: LayerSpec) -> LayerSpec:
+        mixer = layer.mixer
+        if mixer is None:
+            return layer
+        if not isinstance(mixer, AttentionSpec):
+            raise fields.error("is_causal False is supported with plain attention only")
+        wider = None if mixer.window is None else mixer.window + 1
+        return replace(layer, mixer=replace(mixer, window=wider, ahead=mixer.window))
+
+    return tuple(map(changed, layers))
 
 
 def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,10 @@ class DecoderModel(Model):
         ]
         of_last = storage.kept_if(stage.is_last)
         self.norm = Norm(config.hidden_size, config.norm, of_last) if config.final_norm else None
-        self.head = None if config.head is None else Head(config.head, config.vocab_size, of_last)
+        self.head: Head | None = None
+        if config.head is not None:  # the first stage gets the hidden states and pools them
+            of_first = storage.kept_if(stage.is_first)
+            self.head = Head(config.head, config.vocab_size, of_first)
         behind = range(config.num_layers, len(config.loaded_layers))
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
 

@@ -1,13 +1,14 @@
 """Gemma 3: norms on both sides with weights of 1 + w, and five windows for each full layer.
 
-Layers with a window and full layers have rotations of their own.
+Layers with a window and full layers have rotations of their own. In EmbeddingGemma tokens attend to
+those before and behind them (``use_bidirectional_attention``).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from shmllm.models.config import ModelConfig
+from shmllm.models.config import ModelConfig, architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
@@ -23,6 +24,7 @@ from shmllm.models.readers import (
     read_window,
     windows_by_type,
 )
+from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
 
@@ -35,8 +37,9 @@ NORMS = LayerNorms(
 
 
 def configure(fields: Fields) -> ModelConfig:
-    if fields.flag("use_bidirectional_attention", False):
-        raise fields.error("use_bidirectional_attention is not supported: attention is causal")
+    both_ways = fields.flag("use_bidirectional_attention", False)
+    if both_ways and purpose_of(architecture_name(fields)) is Purpose.GENERATE:
+        raise fields.error("use_bidirectional_attention is not supported in a model that generates")
     positions = read_positions(fields, 131_072)
     attention = replace(read_gemma_attention(fields, num_kv_heads=4), qk_norm="head")
     num_layers = read_num_layers(fields)
@@ -44,7 +47,10 @@ def configure(fields: Fields) -> ModelConfig:
     if types is None:
         pattern = fields.integer("sliding_window_pattern", 6)
         types = tuple(SLIDING if (i + 1) % pattern else FULL for i in range(num_layers))
-    windows = windows_by_type(fields, types, read_window(fields, 4096))
+    window = read_window(fields, 4096)
+    if both_ways and window is not None:
+        window = window // 2 + 1  # the field counts the positions on both sides
+    windows = windows_by_type(fields, types, window)
     ropes = {
         FULL: RopeConfig.from_fields(
             fields, positions, attention.head_dim, layer_type=FULL, theta=1e6
@@ -58,13 +64,22 @@ def configure(fields: Fields) -> ModelConfig:
     }
     layers = [
         LayerSpec(
-            mixer=replace(attention, window=window, rope=ropes[kind]),
+            mixer=replace(
+                attention, window=window, ahead=_ahead(window, both_ways), rope=ropes[kind]
+            ),
             mlp=read_gemma_mlp(fields),
             norms=NORMS,
         )
         for window, kind in zip(windows, types, strict=True)
     ]
     return gemma_model(fields, layers, positions)
+
+
+def _ahead(window: int | None, both_ways: bool) -> int | None:
+    """Returns how many positions behind its own a token attends to: as many as before it."""
+    if not both_ways:
+        return 0
+    return None if window is None else window - 1
 
 
 def read_gemma_attention(fields: Fields, num_kv_heads: int) -> AttentionSpec:

@@ -94,7 +94,7 @@ def _score(fields: Fields, hidden_size: int) -> HeadSpec:
     tokens = _tokens_of_classes(fields)
     labels = len(read_labels(fields))
     if tokens:
-        is_pair = fields.flag("is_original_qwen3_reranker", False)
+        is_pair = _is_pair(fields)
         if is_pair and len(tokens) != 2:
             raise fields.error(f"classifier_from_token must have 2 tokens, got {len(tokens)}")
         fields = Fields(
@@ -104,6 +104,18 @@ def _score(fields: Fields, hidden_size: int) -> HeadSpec:
         labels = len(read_labels(fields))
     dense = DenseSpec(name="score", inputs=hidden_size, outputs=labels, tokens=tokens)
     return classifier(fields, dense)
+
+
+def _is_pair(fields: Fields) -> bool:
+    """Returns whether the only class is the second of two tokens as opposed to the first."""
+    method = fields.text("method", "no_post_processing")
+    if method not in ("no_post_processing", "from_2_way_softmax"):
+        raise fields.error(
+            f"method {method!r} is not supported; supported: 'no_post_processing', "
+            "'from_2_way_softmax'"
+        )
+    is_reranker = fields.flag("is_original_qwen3_reranker", False)
+    return is_reranker or method == "from_2_way_softmax"
 
 
 def _tokens_of_classes(fields: Fields) -> tuple[int, ...]:
@@ -153,6 +165,8 @@ _HEADS: dict[Purpose, Callable[[Fields, int], HeadSpec]] = {
 
 
 def _with_sentence_files(config: ModelConfig, fields: Fields, files: SentenceFiles) -> ModelConfig:
+    if files.score_tokens and config.head is None:
+        config = replace(config, head=_logit_score(fields, config.hidden_size, files.score_tokens))
     if config.head is not None and config.head.kind == "classifier":
         activation: Any = files.activation or config.head.activation
         return replace(config, head=replace(config.head, activation=activation))
@@ -174,6 +188,14 @@ def _with_sentence_files(config: ModelConfig, fields: Fields, files: SentenceFil
     )
 
 
+def _logit_score(fields: Fields, hidden_size: int, tokens: tuple[int, ...]) -> HeadSpec:
+    """The head of a cross-encoder that reads the logit of "yes", or how much it exceeds that of
+    "no"."""
+    fields = Fields(fields.values | {"num_labels": 1, "id2label": None}, fields.where)
+    dense = DenseSpec(name="score", inputs=hidden_size, outputs=1, tokens=tokens[::-1])
+    return replace(classifier(fields, dense), activation="sigmoid")
+
+
 def _dense_of(file: DenseFile) -> DenseSpec:
     return DenseSpec(
         name=f"{file.prefix}.linear",
@@ -187,12 +209,18 @@ def _dense_of(file: DenseFile) -> DenseSpec:
 def _converted(config: ModelConfig, fields: Fields, use: ModelUse) -> ModelConfig:
     has_classifier = config.head is not None and config.head.kind == "classifier"
     if use.runner == "generate" and not config.lm_head:
-        raise EngineStartError(
-            f"runner='generate' is not possible: {config.architecture} has no LM head"
-        )
+        reason = "attends both ways" if config.both_ways else "has no LM head"
+        raise EngineStartError(f"runner='generate' is not possible: {config.architecture} {reason}")
     if use.convert == "embed" and has_classifier:
-        config = replace(config, head=None)
+        config = _without_head(config)
     elif use.convert == "classify" and not has_classifier:
         config = replace(config, head=_score(fields, config.hidden_size))
     is_pooling = use.runner == "pooling" or use.convert in ("embed", "classify")
     return replace(config, lm_head=config.lm_head and not is_pooling)
+
+
+def _without_head(config: ModelConfig) -> ModelConfig:
+    """Returns the configuration without the head, whose weights a checkpoint may have."""
+    steps = () if config.head is None else config.head.steps
+    names = tuple(f"{step.name}." for step in steps)
+    return replace(config, head=None, skipped_prefixes=(*config.skipped_prefixes, *names))

@@ -13,10 +13,8 @@ from shmllm.errors import EngineStartError
 
 ARCHITECTURES: dict[str, str] = {
     "BambaForCausalLM": "bamba",
-    "BertForMaskedLM": "bert",
-    "BertForSequenceClassification": "bert",
-    "BertForTokenClassification": "bert",
     "BertModel": "bert",
+    "CamembertModel": "roberta",
     "Cohere2ForCausalLM": "cohere2",
     "FalconMambaForCausalLM": "falcon_mamba",
     "Gemma2ForCausalLM": "gemma2",
@@ -24,6 +22,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DistilBertModel": "distilbert",
     "Dots1ForCausalLM": "dots1",
     "GPT2LMHeadModel": "gpt2",
     "Gemma4ForCausalLM": "gemma4",
@@ -42,6 +41,7 @@ ARCHITECTURES: dict[str, str] = {
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "ModernBertModel": "modernbert",
     "NemotronHForCausalLM": "nemotron_h",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
@@ -57,13 +57,16 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    "RobertaModel": "roberta",
     "SmolLM3ForCausalLM": "smollm3",
     "SolarOpenForCausalLM": "solar_open",
+    "XLMRobertaModel": "roberta",
     "YoutuForCausalLM": "youtu",
 }
 """For each name in a config.json's ``architectures``, the name of the family's module in this
-package. Decoders without an LM head, such as "Qwen3Model" and "Qwen3ForSequenceClassification",
-belong to the family of those with one."""
+package. A family has one name here: that with an LM head, or the bare model if it never generates.
+Other names, such as "Qwen3Model", "Qwen3ForSequenceClassification" and "BertForMaskedLM", belong to
+the family of the same stem."""
 
 
 class Purpose(Enum):
@@ -81,10 +84,11 @@ _PURPOSES = {
     "ForTokenClassification": Purpose.CLASSIFY_TOKENS,
     "ForProcessRewardModel": Purpose.REWARD,
     "ForRewardModel": Purpose.REWARD,
+    "ForMaskedLM": Purpose.EMBED,
     "TextModel": Purpose.EMBED,
     "Model": Purpose.EMBED,
 }
-"""The ends of the names of architectures without an LM head."""
+"""The ends of the names of architectures without an LM head, or with one that is left out."""
 
 _WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
@@ -136,13 +140,13 @@ def purpose_of(architecture: str) -> Purpose:
     return next(ends, Purpose.EMBED)
 
 
-def _without_head(architecture: str) -> str:
-    """Returns the name of the architecture that has the same layers and an LM head; the name itself
-    if there is none."""
+def _of_same_stem(architecture: str) -> str:
+    """Returns the name in ARCHITECTURES of the architecture that has the same layers; the name
+    itself if there is none."""
     for end in _PURPOSES:
         stem = architecture.removesuffix(end)
         if stem != architecture:
-            known = (f"{stem}{other}" for other in _WITH_LM_HEAD)
+            known = (f"{stem}{other}" for other in (*_WITH_LM_HEAD, "Model"))
             return next((name for name in known if name in ARCHITECTURES), architecture)
     return architecture
 
@@ -158,7 +162,7 @@ def find_family(architecture: str) -> Any:
     """
     if architecture in REGISTERED:
         return _find_registered(architecture, REGISTERED[architecture])
-    name = architecture if architecture in ARCHITECTURES else _without_head(architecture)
+    name = architecture if architecture in ARCHITECTURES else _of_same_stem(architecture)
     if name not in ARCHITECTURES:
         raise EngineStartError(_unknown(architecture))
     return import_module(f"shmllm.models.{ARCHITECTURES[name]}")

@@ -25,10 +25,16 @@ _libc = ctypes.CDLL(None)
 
 
 class SafetensorsFile:
-    """One file; see `checkpoint.CheckpointFile`."""
+    """One file; see `checkpoint.CheckpointFile`.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        prefix: what stands before the names that the file has, in all names here.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
         self.path = path
+        self._prefix = prefix
         self.num_bytes = 0
         self.num_bytes_read = 0
         self._file: Any = None
@@ -51,19 +57,17 @@ class SafetensorsFile:
         self._file = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        file = self._file
-        unprintable = [name for name in file.keys() if not name.isprintable()]  # noqa: SIM118
+        unprintable = [name for name in self._names() if not name.isprintable()]
         if unprintable:
             raise EngineStartError(f"{self.path} has a tensor with the name {unprintable[0]!r}")
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return {name: tuple(self._slice(name).get_shape()) for name in self._names()}
 
     def dtypes(self) -> dict[str, str]:
         """The dtypes of the tensors by name, in the words of the format: "BF16", "F8_E4M3"."""
-        file = self._file
-        return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        return {name: self._slice(name).get_dtype() for name in self._names()}
 
     def check(self, name: str) -> None:
-        dtype = self._file.get_slice(name).get_dtype()
+        dtype = self._slice(name).get_dtype()
         if dtype not in _DTYPES:
             raise EngineStartError(
                 f"{self.path}: {name} has type {dtype}; supported: {', '.join(_DTYPES)}"
@@ -84,10 +88,16 @@ class SafetensorsFile:
     @contextmanager
     def component(self, name: str) -> Iterator[Tensor]:
         """Reads a tensor of any dtype, such as the integers of a quantised weight; as `tensor`."""
-        tensor = self._file.get_tensor(name)
+        tensor = self._file.get_tensor(name.removeprefix(self._prefix))
         yield tensor
         self.num_bytes_read += tensor.nbytes
         release_pages(tensor)
+
+    def _names(self) -> list[str]:
+        return [f"{self._prefix}{name}" for name in self._file.keys()]  # noqa: SIM118
+
+    def _slice(self, name: str) -> Any:
+        return self._file.get_slice(name.removeprefix(self._prefix))
 
 
 def find_safetensors(directory: Path) -> list[SafetensorsFile]:

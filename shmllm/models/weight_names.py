@@ -11,9 +11,13 @@ RENAMED_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "backbone.": "model.",
-    "bert.": "",
+    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
     **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
     **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm")},
+    **{
+        f"{name}.": f"model.{name}."
+        for name in ("embeddings.tok_embeddings", "embeddings.norm", "final_norm")
+    },
 }
 """What a prefix of a model's weights stands for. Mamba's is "backbone"; the first files of GPT-2,
 and those of models without an LM head, have none."""
@@ -42,6 +46,12 @@ _SKIPPED_SUFFIXES = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".
 """The ends of the names of constants: frequencies, the causal masks in GPT-2's first files, and the
 numbers of the positions in BERT's."""
 
+_RENAMED_SUFFIXES = {
+    ".LayerNorm.gamma": ".LayerNorm.weight",
+    ".LayerNorm.beta": ".LayerNorm.bias",
+}
+"""What the first files of BERT call the weights of norms."""
+
 
 def model_name(name: str, tied: bool) -> str | None:
     """Returns the name under which a model knows a checkpoint's tensor.
@@ -61,4 +71,7 @@ def model_name(name: str, tied: bool) -> str | None:
         if name.startswith(prefix):
             name = meaning + name.removeprefix(prefix)
             break
+    for suffix, meaning in _RENAMED_SUFFIXES.items():
+        if name.endswith(suffix):
+            name = name.removesuffix(suffix) + meaning
     return None if tied and name == "lm_head.weight" else name

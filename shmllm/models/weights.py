@@ -22,7 +22,13 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import Destination, Elsewhere, packed_of, parts_of
-from shmllm.models.safetensors_file import INDEX_FILE, SINGLE_FILE, find_safetensors
+from shmllm.models.safetensors_file import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    SafetensorsFile,
+    find_safetensors,
+)
+from shmllm.models.sentence_files import read_sentence_files
 from shmllm.models.weight_names import model_name
 
 Progress = Callable[[int, int], None]
@@ -75,7 +81,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     Args:
         model: the model whose weights are overwritten.
         directory: contains model.safetensors, or shards with model.safetensors.index.json, or one
-            GGUF file.
+            GGUF file; and, if modules.json names projections, the directories with theirs.
         on_progress: called after each tensor; in the last call both numbers are equal.
 
     Raises:
@@ -85,9 +91,8 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     """
     directory = Path(directory)
     destinations = model.destinations()
-    shards = [
-        _read_header(path, destinations, model.known_name) for path in _checkpoint_files(directory)
-    ]
+    files = [*_checkpoint_files(directory), *_projections(directory, destinations)]
+    shards = [_read_header(file, destinations, model.known_name) for file in files]
     _check_complete(model, shards, directory)
     try:
         _copy_all(shards, destinations, on_progress)
@@ -171,6 +176,16 @@ def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:
             "GGUF file"
         )
     return found
+
+
+def _projections(directory: Path, destinations: NamedWeights) -> list[CheckpointFile]:
+    """The files of those of sentence-transformers' projections that the model has."""
+    files = read_sentence_files(directory)
+    return [
+        SafetensorsFile(dense.path, f"{dense.prefix}.")
+        for dense in (() if files is None else files.dense)
+        if f"{dense.prefix}.linear.weight" in destinations
+    ]
 
 
 def _read_header(

@@ -88,13 +88,30 @@ class LoadedModel:
 
 def fit_to_model(config: EngineConfig) -> EngineConfig:
     """Return the configuration that a model's attention allows: if tokens attend to those behind
-    them, a prompt is one step, and its keys and values are of no use to others."""
+    them, a prompt is one step, and its keys and values are of no use to others.
+
+    Raises:
+        EngineStartError: the options ask for the keys and values to be used by others.
+    """
     load = config.load
     if load.model_impl == "transformers":
         return config
     model = read_config(Path(load.directory), _use_of(load))
     if not model.both_ways:
         return config
+    options = (
+        ("shared_kv_cache_bytes", config.shared_kv.num_bytes),
+        (
+            "kv_connector",
+            config.plugins.kv_connector,
+        ),
+    )
+    for name, is_asked in options:
+        if is_asked:
+            raise EngineStartError(
+                f"{name} is not possible with {model.architecture}, whose tokens attend both ways: "
+                "leave it out"
+            )
     tokens = max(config.scheduler.max_num_batched_tokens, configured_length(load, model))
     return replace(
         config,

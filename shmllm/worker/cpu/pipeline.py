@@ -81,8 +81,9 @@ class _Slot:
         memory, config = _SlotMemory(group, name), model.config
         max_requests, max_samples = tables.block_tables.shape[1], tables.max_samples
         divisions = {Division.of(each) for each in config.all_attentions}
+        aheads = {each.ahead for each in config.attentions}
         self.inputs = CpuInputs(
-            max_tokens, max_requests, divisions, cache.num_groups, max_samples, memory
+            max_tokens, max_requests, divisions, cache.num_groups, max_samples, memory, aheads
         )
         self.tables: IntArray
         self.tables = memory.array("tables", *tables.block_tables.shape, dtype="int32")

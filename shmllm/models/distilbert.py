@@ -1,0 +1,69 @@
+"""DistilBERT: BERT without types of tokens and without a pooler, under names of its own (Sanh et
+al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shmllm.models.bert import read_encoder, with_labels
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.head_specs import DenseSpec, HeadSpec
+from shmllm.models.registry import Purpose, purpose_of
+
+if TYPE_CHECKING:
+    from shmllm.models.layers import NamedWeights
+
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "hidden_size": ("dim", 768),
+    "num_attention_heads": ("n_heads", 12),
+    "num_hidden_layers": ("n_layers", 6),
+    "intermediate_size": ("hidden_dim", 4 * 768),
+    "hidden_act": ("activation", "gelu"),
+}
+"""DistilBERT's name and default of each field that `bert.read_encoder` reads."""
+
+_NAMES = {
+    "model.layers.": "transformer.layer.",
+    "model.embed_tokens.": "embeddings.word_embeddings.",
+    "model.embed_positions.": "embeddings.position_embeddings.",
+    "model.embed_norm.": "embeddings.LayerNorm.",
+    ".self_attn.q_proj.": ".attention.q_lin.",
+    ".self_attn.k_proj.": ".attention.k_lin.",
+    ".self_attn.v_proj.": ".attention.v_lin.",
+    ".self_attn.o_proj.": ".attention.out_lin.",
+    ".mlp.up_proj.": ".ffn.lin1.",
+    ".mlp.down_proj.": ".ffn.lin2.",
+    ".attention.output.LayerNorm.": ".sa_layer_norm.",
+    ".output.LayerNorm.": ".output_layer_norm.",
+}
+
+
+def configure(fields: Fields) -> ModelConfig:
+    renamed = {ours: fields.values.get(name, value) for ours, (name, value) in _FIELDS.items()}
+    fixed = {"layer_norm_eps": 1e-12}  # not a field of DistilBERT's
+    fields = Fields(fields.values | renamed | fixed, fields.where)
+    return replace(read_encoder(fields), head=_head(fields), skipped_prefixes=("vocab_",))
+
+
+def _head(fields: Fields) -> HeadSpec | None:
+    width = fields.integer("hidden_size")
+    match purpose_of(str(fields.values["architectures"][0])):
+        case Purpose.CLASSIFY:
+            dense = DenseSpec(
+                name="pre_classifier", inputs=width, outputs=width, bias=True, activation="relu"
+            )
+            return with_labels(fields, dense)
+        case Purpose.CLASSIFY_TOKENS:
+            return with_labels(fields)
+    return None
+
+
+def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    found: NamedWeights = {}
+    for name, views in weights.items():
+        for part, own in _NAMES.items():
+            name = name.replace(part, own)
+        found[name] = views
+    return found

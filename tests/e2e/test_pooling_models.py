@@ -1,0 +1,292 @@
+"""Hidden states and logits of models without an LM head equal transformers'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.pooling_models import (
+    RewardModel,
+    Vectors,
+    assert_vectors_close,
+    make_pooling_model,
+    pool,
+    pooling_prompts,
+    rewrite_config,
+    write_modules,
+    write_tokenizer,
+)
+
+from shmllm import LLM, EngineStartError, SamplingParams
+from shmllm.params.pooling import Pooling, PoolingType
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+TOLERANCE = 1e-5
+PROMPTS = pooling_prompts()
+OPTIONS: dict[str, Any] = {
+    "multiprocess": False,
+    "skip_tokenizer_init": True,
+    "num_threads": 1,
+    "kv_cache_memory_bytes": 2**24,
+}
+ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
+LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
+ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
+
+
+@torch.inference_mode()
+def states_of(model: Any) -> list[torch.Tensor]:
+    return [model.base_model(torch.tensor([each])).last_hidden_state[0] for each in PROMPTS]
+
+
+@torch.inference_mode()
+def logits_of(model: Any) -> list[torch.Tensor]:
+    return [model(torch.tensor([each])).logits[0] for each in PROMPTS]
+
+
+def pooled(kind: PoolingType, *, uses_head: bool = True) -> Pooling:
+    return Pooling(kind, normalize=False, uses_head=uses_head)
+
+
+@pytest.mark.parametrize("suffix", ["Model", "ForMaskedLM"])
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_hidden_states_of_encoders(kind: str, suffix: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, suffix, tmp_path)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+        assert llm.front_end.info.max_model_len == 128
+        assert llm.front_end.info.pooling.both_ways
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_encoders_classify_texts(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "ForSequenceClassification", tmp_path, num_labels=5)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        logits = pool(llm, PROMPTS, pooled(PoolingType.CLS))
+        assert_vectors_close(logits, logits_of(model), TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_encoders_classify_tokens(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "ForTokenClassification", tmp_path, num_labels=5)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, LOGITS), logits_of(model), TOLERANCE)
+
+
+MODERN: dict[str, dict[str, Any]] = {
+    "mean": {"classifier_pooling": "mean"},
+    "biases": {"norm_bias": True, "attention_bias": True, "mlp_bias": True}
+    | {"classifier_bias": True},
+    "odd window": {"local_attention": 7, "classifier_activation": "silu"},
+    "layer types": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "rope": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
+def test_variants_of_modernbert(config: dict[str, Any], tmp_path: Path) -> None:
+    suffix = "ForSequenceClassification"
+    model = make_pooling_model("modernbert", suffix, tmp_path, num_labels=5, **config)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        kind = PoolingType[llm.front_end.info.pooling.pooling_type]
+        assert kind is PoolingType[config.get("classifier_pooling", "cls").upper()]
+        logits = pool(llm, PROMPTS, pooled(kind))
+        assert_vectors_close(logits, logits_of(model), TOLERANCE)
+
+
+@torch.inference_mode()
+def test_the_fields_of_modernberts_older_files(tmp_path: Path) -> None:
+    """They say the bases of the wavelengths, and how often a layer has no window."""
+    thetas = {"global_rope_theta": 500.0, "local_rope_theta": 50.0}
+    model = make_pooling_model("modernbert", "Model", tmp_path, **thetas)
+    rewrite_config(
+        tmp_path, rope_parameters=None, layer_types=None, global_attn_every_n_layers=3, **thetas
+    )
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+
+
+def test_names_in_the_first_files_of_bert(tmp_path: Path) -> None:
+    model = make_pooling_model("bert", "Model", tmp_path)
+    path, renamed = tmp_path / "model.safetensors", {"embeddings.position_ids": torch.arange(128)}
+    for name, weight in load_file(path).items():
+        for new, old in (("LayerNorm.weight", "gamma"), ("LayerNorm.bias", "beta")):
+            name = name.replace(new, f"LayerNorm.{old}")
+        renamed[f"bert.{name}"] = weight
+    save_file(renamed, path)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llama", "mistral", "qwen2", "qwen3", "gpt2"])
+def test_hidden_states_of_decoders_without_an_lm_head(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "Model", tmp_path)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+        assert llm.front_end.info.pooling.both_ways == (kind == "gemma3")
+
+
+@pytest.mark.parametrize("suffix", ["Model", "ForCausalLM"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_decoders_whose_config_says_that_they_attend_both_ways(
+    kind: str, suffix: str, tmp_path: Path
+) -> None:
+    model = make_pooling_model(kind, suffix, tmp_path, is_causal=False)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+        assert llm.front_end.info.pooling.both_ways
+    with pytest.raises(EngineStartError, match="runner='generate' is not possible"):
+        LLM(str(tmp_path), runner="generate", **OPTIONS)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_overrides_say_what_a_model_is(text: bool, tmp_path: Path) -> None:
+    """They are a mapping, or JSON text."""
+    model = make_pooling_model("qwen3", "Model", tmp_path)
+    rewrite_config(tmp_path, architectures=["AModelOfSomebody"])
+    overrides: Any = {"architectures": ["Qwen3Model"], "max_position_embeddings": 130}
+    overrides = json.dumps(overrides) if text else overrides
+    with LLM(str(tmp_path), **OPTIONS, hf_overrides=overrides) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+        assert llm.front_end.info.max_model_len == 130
+    with pytest.raises(EngineStartError, match="unknown architecture 'AModelOfSomebody'"):
+        LLM(str(tmp_path), **OPTIONS, hf_overrides={"max_position_embeddings": 130})
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_decoders_classify_texts(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "ForSequenceClassification", tmp_path, num_labels=3)
+    wanted = logits_of(model)
+    for options in ({}, {"max_num_batched_tokens": 16}):
+        with LLM(str(tmp_path), **OPTIONS, **options) as llm:
+            logits = pool(llm, PROMPTS, pooled(PoolingType.LAST))
+            assert_vectors_close(logits, wanted, TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_decoders_classify_tokens(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "ForTokenClassification", tmp_path, num_labels=3)
+    for options in ({}, {"max_num_batched_tokens": 16}):
+        with LLM(str(tmp_path), **OPTIONS, **options) as llm:
+            assert_vectors_close(pool(llm, PROMPTS, LOGITS), logits_of(model), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_labels"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)]
+)
+@torch.inference_mode()
+def test_reward_models(architecture: str, num_labels: int, tmp_path: Path) -> None:
+    model = RewardModel(tmp_path, architecture, num_labels)
+    with LLM(str(tmp_path), **OPTIONS, max_num_batched_tokens=32) as llm:
+        rewards = pool(llm, PROMPTS, LOGITS)
+        assert_vectors_close(rewards, [model.rewards(each) for each in PROMPTS], TOLERANCE)
+        assert llm.front_end.info.pooling.task == "token_classify"
+
+
+RERANKER = {
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "classifier_from_token": ["no", "yes"],
+    "is_original_qwen3_reranker": True,
+}
+
+
+def scores(llm: LLM) -> Vectors:
+    return [1 / (1 + np.exp(-each)) for each in pool(llm, PROMPTS, pooled(PoolingType.LAST))]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@torch.inference_mode()
+def test_a_reranker_reads_the_logits_of_yes_and_no(tied: bool, tmp_path: Path) -> None:
+    """The head is one row, which follows the LM head's weight in updates."""
+    model = make_pooling_model("qwen3", "ForCausalLM", tmp_path, tie_word_embeddings=tied)
+    write_tokenizer(tmp_path, "<unk>", "maybe", "yes", "no")
+    name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+
+    def wanted() -> list[torch.Tensor]:
+        logits = [model(torch.tensor([each])).logits[0, -1] for each in PROMPTS]
+        return [each[[3, 2]].softmax(0)[1:] for each in logits]
+
+    with LLM(str(tmp_path), **OPTIONS, hf_overrides=RERANKER) as llm:
+        assert_vectors_close(scores(llm), wanted(), TOLERANCE)
+        info = llm.front_end.info.pooling
+        assert (info.tasks, info.activation) == (("classify", "token_classify"), "sigmoid")
+        assert not info.generates
+        model.lm_head.weight.mul_(1.5)
+        llm.update_weights([(name, model.lm_head.weight)])
+        assert_vectors_close(scores(llm), wanted(), TOLERANCE)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@torch.inference_mode()
+def test_a_cross_encoder_of_sentence_transformers_reads_logits(tied: bool, tmp_path: Path) -> None:
+    model = make_pooling_model("qwen3", "ForCausalLM", tmp_path, tie_word_embeddings=tied)
+    tokens = {"true_token_id": 9, "false_token_id": 30}
+    write_modules(tmp_path, ("LogitScore", tokens))
+    logits = [model(torch.tensor([each])).logits[0, -1] for each in PROMPTS]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        wanted = [torch.sigmoid(each[9:10] - each[30:31]) for each in logits]
+        assert_vectors_close(scores(llm), wanted, TOLERANCE)
+        info = llm.front_end.info.pooling
+        assert (info.tasks[0], info.activation, info.generates) == ("classify", "sigmoid", True)
+        greedy = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        outputs = llm.generate(PROMPTS[:4], greedy, use_tqdm=False)
+        assert [each.outputs[0].token_ids for each in outputs] == [
+            [int(each.argmax())] for each in logits[:4]
+        ]
+
+
+@torch.inference_mode()
+def test_classes_that_are_tokens_of_a_decoder(tmp_path: Path) -> None:
+    model = make_pooling_model("llama", "ForCausalLM", tmp_path, tie_word_embeddings=False)
+    write_tokenizer(tmp_path, "<unk>", "maybe", "yes", "no")
+    overrides = {"classifier_from_token": ["no", "maybe", "yes"]}
+    with LLM(str(tmp_path), **OPTIONS, convert="classify", hf_overrides=overrides) as llm:
+        logits = [model(torch.tensor([each])).logits[0, -1, [3, 1, 2]] for each in PROMPTS]
+        assert_vectors_close(pool(llm, PROMPTS, pooled(PoolingType.LAST)), logits, TOLERANCE)
+        assert llm.front_end.info.pooling.activation == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [("qwen3", "ForSequenceClassification"), ("llama", "ForCausalLM")]
+)
+def test_a_model_converted_to_embeddings_has_no_head(
+    kind: str, suffix: str, tmp_path: Path
+) -> None:
+    model = make_pooling_model(kind, suffix, tmp_path, tie_word_embeddings=False)
+    with LLM(str(tmp_path), **OPTIONS, convert="embed") as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+        info = llm.front_end.info.pooling
+        assert (info.tasks, info.head, info.generates) == (("embed", "token_embed"), "", False)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_projections_of_sentence_transformers(bias: bool, tmp_path: Path) -> None:
+    """EmbeddingGemma's files: attention both ways, a mean, two projections, a norm."""
+    model = make_pooling_model("gemma3", "Model", tmp_path)
+    dense = [torch.nn.Linear(64, 96, bias), torch.nn.Linear(96, 48, bias)]
+    pooling = {"embedding_dimension": 64, "pooling_mode": "mean"}
+    write_modules(tmp_path, ("Pooling", pooling), *dense, ("Normalize", {}))
+    means = [states.mean(0) for states in states_of(model)]
+    wanted = [torch.nn.functional.normalize(dense[1](dense[0](x)), dim=0) for x in means]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        info = llm.front_end.info.pooling
+        assert (info.pooling_type, info.head, info.normalize) == ("MEAN", "projection", True)
+        assert info.embedding_size == 48
+        pooling = Pooling(PoolingType.MEAN, normalize=True, uses_head=True)
+        assert_vectors_close(pool(llm, PROMPTS, pooling), wanted, TOLERANCE)
+        dense[0].weight.mul_(2)
+        llm.update_weights([("2_Dense.linear.weight", dense[0].weight)])
+        wanted = [torch.nn.functional.normalize(dense[1](dense[0](x)), dim=0) for x in means]
+        assert_vectors_close(pool(llm, PROMPTS, pooling), wanted, TOLERANCE)

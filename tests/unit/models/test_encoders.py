@@ -1,0 +1,132 @@
+"""Configurations of encoders, and of decoders that attend both ways: defaults, and what is refused.
+tests/e2e/test_pooling_models.py compares what they compute with transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from support.pooling_models import write_tokenizer
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.pooled import ModelUse, read_config
+from shmllm.models.registry import Purpose, find_family, purpose_of
+from shmllm.models.specs import MLPSpec
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "sliding_window": 8,
+}
+ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert"]
+
+
+def read(directory: Path, architecture: str, **fields: Any) -> ModelConfig:
+    config = {"architectures": [architecture]} | SIZES | fields
+    (directory / "config.json").write_text(json.dumps(config))
+    return read_config(directory, ModelUse())
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    config = read(tmp_path, f"{family}Model")
+    expected = getattr(transformers, f"{family}Config")()
+    own = config.first_position + config.max_position_embeddings
+    assert own == expected.max_position_embeddings
+    eps = expected.norm_eps if family == "ModernBert" else expected.layer_norm_eps
+    assert (config.norm.kind, config.norm.eps) == ("layer", eps)
+    assert config.num_token_types == getattr(expected, "type_vocab_size", 0)
+    mlp = config.layers[0].mlp
+    assert isinstance(mlp, MLPSpec)
+    assert mlp.activation == getattr(expected, "hidden_act", "gelu")
+    assert (config.lm_head, config.head, config.pooling) == (False, None, "CLS")
+
+
+def test_absent_fields_of_modernbert(tmp_path: Path) -> None:
+    expected = transformers.ModernBertConfig(num_hidden_layers=4)
+    config = read(tmp_path, "ModernBertModel")
+    for attention, kind in zip(config.attentions, expected.layer_types, strict=True):
+        is_full = kind == "full_attention"
+        assert attention.ahead == (None if is_full else expected.sliding_window)
+        assert attention.window == (None if is_full else expected.sliding_window + 1)
+        assert attention.rope is not None
+        assert attention.rope.theta == expected.rope_parameters[kind]["rope_theta"]
+
+
+def test_the_windows_of_embeddinggemma_agree_with_transformers(tmp_path: Path) -> None:
+    fields = {"use_bidirectional_attention": True, "sliding_window": 9, "layer_types": None}
+    config = read(tmp_path, "Gemma3TextModel", **fields)
+    expected = transformers.Gemma3TextConfig(**(SIZES | fields))
+    for attention, kind in zip(config.attentions, expected.layer_types, strict=True):
+        is_full = kind == "full_attention"
+        assert attention.window == (None if is_full else expected.sliding_window)
+        assert attention.ahead == (None if is_full else expected.sliding_window - 1)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "purpose", "family"),
+    [
+        ("BertForMaskedLM", Purpose.EMBED, "bert"),
+        ("XLMRobertaForSequenceClassification", Purpose.CLASSIFY, "roberta"),
+        ("ModernBertForTokenClassification", Purpose.CLASSIFY_TOKENS, "modernbert"),
+        ("Gemma3TextModel", Purpose.EMBED, "gemma3"),
+        ("GPT2Model", Purpose.EMBED, "gpt2"),
+        ("Qwen2ForProcessRewardModel", Purpose.REWARD, "qwen2"),
+        ("Qwen3ForSequenceClassification", Purpose.CLASSIFY, "qwen3"),
+    ],
+)
+def test_architectures_without_an_lm_head(architecture: str, purpose: Purpose, family: str) -> None:
+    assert purpose_of(architecture) is purpose
+    assert find_family(architecture).__name__ == f"shmllm.models.{family}"
+
+
+CLASSIFIER = "ModernBertForSequenceClassification"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "reason"),
+    [
+        ("BertModel", {"position_embedding_type": "relative_key"}, "'relative_key' is not supp"),
+        ("BertModel", {"is_decoder": True}, "is_decoder True is not supported"),
+        ("BertModel", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        ("RobertaModel", {"max_position_embeddings": 2}, r"max_position_embeddings \(2\) must ex"),
+        ("BertLMHeadModel", {}, "unknown architecture 'BertLMHeadModel'"),
+        (CLASSIFIER, {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),
+        (CLASSIFIER, {"classifier_activation": "relu2"}, "classifier_activation 'relu2' is not"),
+        (CLASSIFIER, {"layer_types": ["full_attention"]}, "'layer_types' must list one type for"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "in a model that generates"),
+        ("MambaForCausalLM", {"is_causal": False}, "is_causal False is supported with plain"),
+        ("Qwen3ForSequenceClassification", {"problem_type": "x"}, "problem_type 'x' is not known"),
+        ("Qwen3ForSequenceClassification", {"classifier_from_token": "no"}, "a list of tokens"),
+        ("Qwen3ForSequenceClassification", {"classifier_from_token": ["no"]}, "tokenizer.json"),
+    ],
+)
+def test_what_is_refused(
+    architecture: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=reason):
+        read(tmp_path, architecture, **fields)
+
+
+def test_unknown_ways_to_make_classes_of_tokens_are_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "<unk>", "yes", "no")
+    name, pair = "Qwen3ForSequenceClassification", {"classifier_from_token": ["no", "yes"]}
+    assert len(read(tmp_path, name, **pair).head.labels) == 2
+    softmax = pair | {"method": "from_2_way_softmax"}
+    assert len(read(tmp_path, name, **softmax).head.labels) == 1
+    for fields, reason in [
+        (pair | {"method": "x"}, "method 'x' is not supported"),
+        ({"classifier_from_token": ["maybe"]}, "'maybe' is no token"),
+        (softmax | {"classifier_from_token": ["no"]}, "must have 2 tokens, got 1"),
+    ]:
+        with pytest.raises(EngineStartError, match=reason):
+            read(tmp_path, name, **fields)
