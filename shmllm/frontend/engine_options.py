@@ -12,7 +12,7 @@ from typing import Any
 
 from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
 from shmllm.config.front_end import FrontEndConfig
-from shmllm.config.options import Option, Section
+from shmllm.config.options import JsonObject, Option, Section
 from shmllm.errors import EngineStartError
 from shmllm.frontend.class_names import name_class, name_processors
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
@@ -78,6 +78,7 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     values = values | classes
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
+    overrides = JsonObject().parse("hf_overrides", values.get("hf_overrides"))
     problems = load_general_plugins()
     try:
         directory = resolve_model(str(front_end.model), revision=front_end.revision)
@@ -85,6 +86,7 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
             directory,
             needs_weights=values.get("load_format") != "dummy",
             ours=values.get("model_impl") != "transformers",
+            overrides=overrides,
         )
     except EngineStartError:
         for problem in problems:  # a plugin might have had the architecture

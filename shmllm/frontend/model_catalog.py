@@ -91,13 +91,16 @@ class ModelRecord:
     remedy: str | None = None
 
 
-def contents_of(path: Path, *, ours: bool = True) -> Contents:
+def contents_of(
+    path: Path, *, ours: bool = True, overrides: Mapping[str, Any] | None = None
+) -> Contents:
     """What is in a directory, or in a GGUF file. Damaged files are described as a problem.
 
     Args:
         path: the directory or file.
         ours: whether one of our implementations is to run it; otherwise one of transformers, which
             only an engine can judge.
+        overrides: fields that take the place of those in config.json.
     """
     if path.is_file():
         return _gguf_contents(path)
@@ -111,7 +114,7 @@ def contents_of(path: Path, *, ours: bool = True) -> Contents:
     if not (path / CONFIG).is_file():
         looked = f"looked for {path / CONFIG}, *.safetensors and *.gguf"
         return Contents(path, "", "", f"no model: {looked}", "give the directory that has them")
-    return _transformers_contents(path, ours)
+    return _transformers_contents(path, ours, overrides)
 
 
 def has_own_weights(directory: Path) -> bool:
@@ -119,20 +122,26 @@ def has_own_weights(directory: Path) -> bool:
     return (directory / CONFIG).is_file() and any(directory.glob("model*.safetensors"))
 
 
-def check_model(directory: Path, *, needs_weights: bool, ours: bool = True) -> None:
+def check_model(
+    directory: Path,
+    *,
+    needs_weights: bool,
+    ours: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+) -> None:
     """Raise EngineStartError, which says what is there and what can be done, if no engine can load
     a directory. Other problems, such as damaged weights, are found by the engine.
 
     Args:
         directory: the model's directory.
         needs_weights: False if the engine makes random weights.
-        ours: see `contents_of`.
+        ours, overrides: see `contents_of`.
     """
     if (directory / IDENTITY).is_file():
         if not ours:
             raise EngineStartError("model_impl='transformers' reads no GGUF files")
         return  # it was made from a GGUF file, after these checks
-    found = contents_of(directory, ours=ours)
+    found = contents_of(directory, ours=ours, overrides=overrides)
     if found.problem and (needs_weights or found.format != "pickle"):
         raise found.error
 
@@ -255,8 +264,8 @@ def _gguf_contents(path: Path) -> Contents:
     )
 
 
-def _transformers_contents(path: Path, ours: bool) -> Contents:
-    from shmllm.models.config import ModelConfig
+def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] | None) -> Contents:
+    from shmllm.models.config import ModelConfig, read_fields
     from shmllm.models.quantization_methods import METHODS
 
     config_path = path / CONFIG
@@ -272,7 +281,7 @@ def _transformers_contents(path: Path, ours: bool) -> Contents:
                 return _quantized_contents(path, architecture, method)
         load_general_plugins()
         if ours:
-            ModelConfig.from_directory(path)
+            ModelConfig.from_fields(read_fields(path, overrides), path)
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
     has_weights = any(path.glob("*.safetensors"))

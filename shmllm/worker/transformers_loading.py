@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,8 +26,14 @@ from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.loading import Check, LoadedModel, Progress, configured_length, first_source
 from shmllm.worker.memory import MemoryPool, check_weights_fit
 
-_OF_OUR_PRODUCTS = {"quantization": None, "activation_dtype": "auto", "cpu_instructions": "auto"}
-"""Options that change how our own implementations multiply, and their defaults."""
+_ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "quantization": (None,),
+    "activation_dtype": ("auto",),
+    "cpu_instructions": ("auto",),
+    "hf_overrides": (None, {}),
+    "convert": ("auto", "none", "embed"),
+}
+"""The values that do not change our own implementations, of options that do."""
 
 
 def load_module(
@@ -38,8 +45,8 @@ def load_module(
 ) -> LoadedModel:
     """Load a model into an arena of its own; the arguments and errors are those of
     `loading.load_model`."""
-    for name, default in _OF_OUR_PRODUCTS.items():
-        if (value := getattr(load, name)) != default:
+    for name, values in _ONLY_VALUES.items():
+        if (value := getattr(load, name)) not in values:
             raise EngineStartError(f"{name}={value!r} is not supported with {OPTION}")
     directory = Path(load.directory)
     path = directory / "config.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from shmllm.worker.loading import LoadedModel, load_model
 FILE = "model.safetensors"
 
 
-def load(directory: Path, **options: str) -> LoadedModel:
+def load(directory: Path, **options: Any) -> LoadedModel:
     config = LoadConfig(str(directory), model_impl="transformers", dtype="float32", **options)
     return load_model(config, HostMemory(), lambda checkpoint: "float32", check_model)
 
@@ -103,10 +104,15 @@ def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "option",
-    [{"quantization": "int8"}, {"activation_dtype": "bfloat16"}],
+    [
+        {"quantization": "int8"},
+        {"activation_dtype": "bfloat16"},
+        {"convert": "classify"},
+        {"hf_overrides": {"vocab_size": 5}},
+    ],
     ids=lambda each: next(iter(each)),
 )
-def test_options_of_our_own_products_are_refused(option: dict[str, str], tmp_path: Path) -> None:
+def test_options_of_our_own_models_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
     [name] = option
     with pytest.raises(EngineStartError, match=f"{name}=.* is not supported with model_impl"):
         load(tmp_path, **option)
