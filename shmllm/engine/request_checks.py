@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shmllm.config.info import EngineInfo
+from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
@@ -22,8 +23,14 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
         return f"a token id lies outside the vocabulary of {info.vocab_size:,}"
     if isinstance(params, SamplingParams):
         return _refusal_of_params(params, info)
-    if params.uses_head and not info.pooling.head:
+    return _refusal_of_pooling(params, info)
+
+
+def _refusal_of_pooling(pooling: Pooling, info: EngineInfo) -> str | None:
+    if pooling.uses_head and not info.pooling.head:
         return "the model has neither a projection nor a classifier"
+    if pooling.second_segment and not info.pooling.token_types:
+        return "the tokens of the model have no types, so a prompt has no second segment"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,35 @@ def test_encoders_classify_texts(kind: str, tmp_path: Path) -> None:
     with LLM(str(tmp_path), **OPTIONS) as llm:
         logits = pool(llm, PROMPTS, pooled(PoolingType.CLS))
         assert_vectors_close(logits, logits_of(model), TOLERANCE)
+
+
+@torch.inference_mode()
+def test_types_of_the_tokens_of_pairs(tmp_path: Path) -> None:
+    model = make_pooling_model("bert", "ForSequenceClassification", tmp_path, num_labels=5)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.pooling.token_types
+        for begin in (1, 7, 16):
+            prompts = [prompt for prompt in PROMPTS if len(prompt) > begin]
+            types = [torch.arange(len(each))[None] >= begin for each in prompts]
+            wanted = [
+                model(torch.tensor([each]), token_type_ids=own.long()).logits[0]
+                for each, own in zip(prompts, types, strict=True)
+            ]
+            pooling = replace(pooled(PoolingType.CLS), second_segment=begin)
+            assert_vectors_close(pool(llm, prompts, pooling), wanted, TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@torch.inference_mode()
+def test_embeddings_in_place_of_tokens(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "Model", tmp_path)
+    table = model.get_input_embeddings().weight
+    embeds = [2 * table[torch.tensor(each)] for each in PROMPTS]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        prompts = [{"prompt_embeds": each} for each in embeds]
+        ours = pool(llm, prompts, pooled(PoolingType.CLS, uses_head=False))
+    wanted = [model(inputs_embeds=each[None]).last_hidden_state[0, 0] for each in embeds]
+    assert_vectors_close(ours, wanted, TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

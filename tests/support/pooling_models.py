@@ -115,7 +115,7 @@ def pooling_prompts(longest: int = 128, count: int = 12) -> list[list[int]]:
 
 
 def pool(
-    llm: LLM, prompts: Sequence[list[int]], pooling: Pooling, lora: LoRARequest | None = None
+    llm: LLM, prompts: Sequence[Any], pooling: Pooling, lora: LoRARequest | None = None
 ) -> Vectors:
     """The results of an engine, [width] for each prompt; [tokens, width] with ALL."""
     front_end = llm.front_end

@@ -106,11 +106,12 @@ def test_an_invalid_request_is_rejected_and_not_queued(prompt, words):
     assert not core.scheduler.has_unfinished()
 
 
-def test_a_model_without_an_lm_head_or_another_head_refuses_what_needs_it():
+def test_what_needs_a_part_that_the_model_lacks_is_refused():
     core = make_core(pooling=PoolingInfo(generates=False))
     for params, words in [
         (SamplingParams(), "generates no tokens"),
         (Pooling(uses_head=True), "neither a projection nor a classifier"),
+        (Pooling(second_segment=1), "no second segment"),
     ]:
         rejected = core.add(0, EngineCoreRequest(0, [1], params))
         assert rejected is not None
