@@ -139,9 +139,9 @@ def _tokens_of_classes(fields: Fields) -> tuple[int, ...]:
 
 def _token_score(fields: Fields, hidden_size: int) -> HeadSpec:
     """The head of a decoder's token classifier."""
-    labels = len(read_labels(fields))
+    labels, bias = len(read_labels(fields)), fields.flag("token_classification_bias", True)
     return classifier(
-        fields, DenseSpec(name="score", inputs=hidden_size, outputs=labels, bias=True)
+        fields, DenseSpec(name="score", inputs=hidden_size, outputs=labels, bias=bias)
     )
 
 

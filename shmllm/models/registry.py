@@ -85,7 +85,6 @@ _PURPOSES = {
     "ForProcessRewardModel": Purpose.REWARD,
     "ForRewardModel": Purpose.REWARD,
     "ForMaskedLM": Purpose.EMBED,
-    "TextModel": Purpose.EMBED,
     "Model": Purpose.EMBED,
 }
 """The ends of the names of architectures without an LM head, or with one that is left out."""
@@ -146,6 +145,7 @@ def _of_same_stem(architecture: str) -> str:
     for end in _PURPOSES:
         stem = architecture.removesuffix(end)
         if stem != architecture:
+            stem = stem.removesuffix("Text")  # of language models of multimodal ones
             known = (f"{stem}{other}" for other in (*_WITH_LM_HEAD, "Model"))
             return next((name for name in known if name in ARCHITECTURES), architecture)
     return architecture

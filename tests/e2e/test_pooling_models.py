@@ -194,7 +194,7 @@ def test_overrides_say_what_a_model_is(text: bool, tmp_path: Path) -> None:
         LLM(str(tmp_path), **OPTIONS, hf_overrides={"max_position_embeddings": 130})
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "gemma3"])
 def test_decoders_classify_texts(kind: str, tmp_path: Path) -> None:
     model = make_pooling_model(kind, "ForSequenceClassification", tmp_path, num_labels=3)
     wanted = logits_of(model)
@@ -204,9 +204,11 @@ def test_decoders_classify_texts(kind: str, tmp_path: Path) -> None:
             assert_vectors_close(logits, wanted, TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_decoders_classify_tokens(kind: str, tmp_path: Path) -> None:
-    model = make_pooling_model(kind, "ForTokenClassification", tmp_path, num_labels=3)
+@pytest.mark.parametrize(("kind", "bias"), [("llama", True), ("qwen3", False)])
+def test_decoders_classify_tokens(kind: str, bias: bool, tmp_path: Path) -> None:
+    config = {"num_labels": 3, "token_classification_bias": bias}
+    model = make_pooling_model(kind, "ForTokenClassification", tmp_path, **config)
+    assert (model.score.bias is not None) == bias
     for options in ({}, {"max_num_batched_tokens": 16}):
         with LLM(str(tmp_path), **OPTIONS, **options) as llm:
             assert_vectors_close(pool(llm, PROMPTS, LOGITS), logits_of(model), TOLERANCE)
