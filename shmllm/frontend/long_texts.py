@@ -65,22 +65,17 @@ def divide(name: str, prompt: dict[str, Any], size: int, most: int) -> list[Any]
     ids = prompt.get("prompt_token_ids")
     if not isinstance(ids, Sequence):
         return [prompt]
-    check_length(name, len(ids), most)
+    if len(ids) > most:
+        raise RequestError(
+            f"{name} has {len(ids):,} tokens; max_embed_len is {most:,}. Please reduce the length "
+            "of the prompt, or pass truncate_prompt_tokens",
+            parameter="input_tokens",
+            value=len(ids),
+        )
     if len(ids) <= size:
         return [prompt]
     begins = range(0, len(ids), size)
     return [prompt | {"prompt_token_ids": ids[begin : begin + size]} for begin in begins]
-
-
-def check_length(name: str, length: int, most: int) -> None:
-    """Raise RequestError if a prompt has more tokens than `max_embed_len` allows."""
-    if length > most:
-        raise RequestError(
-            f"{name} has {length:,} tokens; max_embed_len is {most:,}. Please reduce the length of "
-            "the prompt, or pass truncate_prompt_tokens",
-            parameter="input_tokens",
-            value=length,
-        )
 
 
 def join(outputs: Sequence[Output], counts: Sequence[int], normalizes: Sequence[bool]) -> list[Any]:

@@ -110,24 +110,15 @@ class PooledModel:
         late = params.late_chunking_params is not None
         if late and kind == STEP:
             raise RequestError("Late chunking does not support the pooling type STEP")
-        engine, plan = self._pooling(params, PoolingType.ALL), self._plan(params, task)
-        columns = params.returned_token_ids or None
-        if columns is not None:
-            self._check_columns(columns, plan.width)
-        plan = replace(
-            plan,
-            step_tag_id=params.step_tag_id,
-            columns=None if columns is None else tuple(columns),
-        )
+        columns = tuple(params.returned_token_ids or ()) or None
+        engine = self._pooling(params, PoolingType.ALL)
+        plan = replace(self._plan(params, task), step_tag_id=params.step_tag_id, columns=columns)
         if not late and columns is None:
             return engine, plan
         # Chunks and columns come before what the engine would do to rows.
-        plan = replace(
-            plan,
-            width=self._width(task, 0),
-            dimensions=engine.dimensions,
-            normalize=engine.normalize,
-        )
+        width = self._width(task, 0)
+        _check_columns(columns or (), width)
+        plan = replace(plan, width=width, dimensions=engine.dimensions, normalize=engine.normalize)
         reads = engine.reads_prefix_cache and not late
         return replace(engine, dimensions=0, normalize=False, reads_prefix_cache=reads), plan
 
@@ -174,15 +165,6 @@ class PooledModel:
             )
         return kind
 
-    def _check_columns(self, columns: Iterable[int], width: int) -> None:
-        if wrong := [each for each in columns if each >= width]:
-            raise RequestError(
-                f"returned_token_ids has {wrong[0]}; the model returns {width} components, with "
-                f"indices from 0 to {width - 1}",
-                parameter="returned_token_ids",
-                value=wrong[0],
-            )
-
     def _check_supported(self, task: str) -> None:
         supported = self.pooling.tasks
         if not supported:
@@ -210,3 +192,13 @@ def _completed(config: PoolerConfig, info: PoolingInfo) -> PoolerConfig:
     if config.use_activation is None and info.head != "classifier":
         values["use_activation"] = info.normalize
     return replace(config, **values)
+
+
+def _check_columns(columns: Iterable[int], width: int) -> None:
+    if wrong := [each for each in columns if each >= width]:
+        raise RequestError(
+            f"returned_token_ids has {wrong[0]}; the model returns {width} components, with "
+            f"indices from 0 to {width - 1}",
+            parameter="returned_token_ids",
+            value=wrong[0],
+        )

@@ -123,16 +123,16 @@ def prepare(
     """
     front_end.dispatcher.check_open()
     options = options or TextOptions()
-    works = _resolved(model, prompts, pooling_params, task)
+    works = _resolved(model, prompts, pooling_params, task, "pair" if segments else "prompt")
     if options.prompt_name is not None:
         _precede(front_end, model, works, options.prompt_name)
     for work, segment in zip(works, segments, strict=bool(segments)):
         work.pooling = replace(work.pooling, second_segment=segment)
     _divide_chunks(front_end, works, options.truncation)
-    if model.pooler_config.enable_chunked_processing:
-        works = _divide_long(front_end, model, works, options.truncation)
-        options = TextOptions()
-    return _requests(front_end, model, works, options.truncation)
+    truncation = options.truncation
+    if model.pooler_config.enable_chunked_processing or model.pooler_config.max_embed_len:
+        works, truncation = _limit(front_end, model, works, truncation), None
+    return _requests(front_end, works, truncation)
 
 
 def run(
@@ -201,20 +201,20 @@ def _interact(output: Output, params: LateInteractionParams, kept: KeptQueries) 
 
 
 def _resolved(
-    model: PooledModel, prompts: Sequence[Prompt], given: Params, task: str | None
+    model: PooledModel, prompts: Sequence[Prompt], given: Params, task: str | None, noun: str
 ) -> list[_Work]:
     matched = match_params(given, len(prompts), PoolingParams(), "pooling_params")
     # Most requests of a batch share their parameters; each are resolved once.
     unique = {id(params): params for params in matched}
     resolved = {key: model.resolve(params, task) for key, params in unique.items()}
     return [
-        _Work(_name(index, len(prompts)), prompt, *resolved[id(params)], params)
+        _Work(_name(noun, index, len(prompts)), prompt, *resolved[id(params)], params)
         for index, (prompt, params) in enumerate(zip(prompts, matched, strict=True))
     ]
 
 
-def _name(index: int, count: int) -> str:
-    return f"prompt {index}" if count > 1 else "the prompt"
+def _name(noun: str, index: int, count: int) -> str:
+    return f"{noun} {index}" if count > 1 else f"the {noun}"
 
 
 def _precede(front_end: FrontEnd, model: PooledModel, works: list[_Work], name: str) -> None:
@@ -243,29 +243,35 @@ def _divide_chunks(front_end: FrontEnd, works: list[_Work], truncation: Truncati
         work.plan = replace(work.plan, chunks=chunks)
 
 
-def _divide_long(
+def _limit(
     front_end: FrontEnd, model: PooledModel, works: list[_Work], truncation: Truncation | None
 ) -> list[_Work]:
-    """Divide texts that are too long for the model."""
-    size = front_end.info.max_model_len
-    most = model.pooler_config.max_embed_len or long_texts.NO_LIMIT
-    prompts = [work.prompt for work in works]
+    """Tokenize and cut prompts, and divide or refuse those to embed according to `max_embed_len`
+    and `enable_chunked_processing`."""
+    config, room = model.pooler_config, front_end.info.max_model_len
+    most = config.max_embed_len or long_texts.NO_LIMIT
+    size = room if config.enable_chunked_processing else long_texts.NO_LIMIT
+    of_embeddings = most if config.enable_chunked_processing else min(most, room)
+    for embeds, limit in ((True, of_embeddings), (False, room)):
+        own = [work for work in works if (work.plan.task == "embed") == embeds]
+        prompts = [work.prompt for work in own]
+        tokenized = long_texts.tokenize(front_end.tokenizer, prompts, truncation, limit)
+        for work, prompt in zip(own, tokenized, strict=True):
+            work.prompt = prompt
     parts: list[_Work] = []
-    for work, prompt in zip(
-        works, long_texts.tokenize(front_end.tokenizer, prompts, truncation, most), strict=True
-    ):
-        is_long = work.plan.task == "embed"
-        divided = long_texts.divide(work.name, prompt, size, most) if is_long else [prompt]
-        counts = [len(divided), *[0] * (len(divided) - 1)]
+    for work in works:
+        divided = [work.prompt]
+        if work.plan.task == "embed":
+            divided = long_texts.divide(work.name, work.prompt, size, most)
         parts += [
-            replace(work, prompt=part, num_parts=count)
-            for part, count in zip(divided, counts, strict=True)
+            replace(work, prompt=part, num_parts=0 if index else len(divided))
+            for index, part in enumerate(divided)
         ]
     return parts
 
 
 def _requests(
-    front_end: FrontEnd, model: PooledModel, works: list[_Work], truncation: Truncation | None
+    front_end: FrontEnd, works: list[_Work], truncation: Truncation | None
 ) -> list[PoolingRequest]:
     params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
     prepared = front_end.inputs.prepare(
@@ -275,11 +281,8 @@ def _requests(
         min_room=0,
         truncation=truncation,
     )
-    most = model.pooler_config.max_embed_len or long_texts.NO_LIMIT
     requests = []
     for work, each in zip(works, prepared, strict=True):
-        if work.plan.task == "embed":
-            long_texts.check_length(work.name, len(each.prompt_token_ids), most)
         each.submitted.params = work.pooling
         values = {own.name: getattr(each, own.name) for own in fields(PreparedRequest)}
         requests.append(
