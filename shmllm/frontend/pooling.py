@@ -22,6 +22,7 @@ from shmllm.frontend.pooled_model import PooledModel
 from shmllm.frontend.pooling_plan import PoolingPlan
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.truncation import AS_MANY_AS_FIT, Side, Truncation
+from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.params.late_pooling import LateInteractionParams
 from shmllm.params.pooling import Pooling, PoolingParams
@@ -172,7 +173,9 @@ def pooling_output(state: RequestState, kept: KeptQueries) -> Output:
     """
     request = state.request
     assert isinstance(request, PoolingRequest)
-    is_aborted = state.error is None and not state.vector
+    # An aborted request may have rows of its first tokens.
+    has_ended = bool(state.vector) and state.finish_reason != FinishReason.ABORT.text
+    is_aborted = state.error is None and not has_ended
     output = PoolingRequestOutput(
         state.parent.request_id,
         PoolingOutput.empty(),

@@ -183,7 +183,8 @@ class PoolingRequestOutput(Generic[Output]):
             is 0. `LLM.encode` does not raise it, in order to return the other prompts' vectors.
         prompt: the text of the prompt; None if the prompt was given without a text, and for a
             score of two prompts.
-        is_aborted: whether it failed because it was aborted, and could be sent again.
+        is_aborted: whether the engine aborted the request, because it was stopped, paused or put to
+            sleep; `error` says so, too.
         late_chunking: which tokens and characters the rows stand for; None without
             `late_chunking_params`, and if the request failed.
     """

@@ -10,7 +10,7 @@ import pytest
 from support.client_helpers import needs
 from support.encoder_tokenizers import transformers_tokenizer
 
-from shmllm import LLM, PoolingParams
+from shmllm import LLM
 
 pytestmark = [
     pytest.mark.clients,

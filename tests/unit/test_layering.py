@@ -55,7 +55,7 @@ RULES = {
     "shmllm.models": Rule(
         "errors formats shmllm_kernels",
         packages="torch safetensors numpy",
-        lazy_packages="gguf",
+        lazy_packages="gguf tokenizers",
     ),
     # Only engines with model_impl="transformers" import it.
     "shmllm.models.transformers_impl": Rule("errors models", packages="torch transformers"),
@@ -93,7 +93,7 @@ RULES = {
         lazy_packages="compressed_tensors",
     ),
     "shmllm.monitor": Rule("errors ipc outputs", packages="rich"),
-    "shmllm.batch": Rule("errors extras outputs params", lazy_packages="pyarrow"),
+    "shmllm.batch": Rule("errors extras outputs params", lazy_packages="numpy pyarrow"),
     "shmllm.bench": Rule(
         "errors frontend ipc monitor outputs params version wire",
         packages="click faster_fifo faster_fifo_reduction iceoryx2 msgspec numpy rich zmq",
