@@ -110,7 +110,7 @@ class Scorer:
         vectors = self._pool([*queries, *documents], params, self.show_progress)
         firsts = _for_each(vectors[: len(queries)], len(documents))
         return [
-            _scored(first, second, cosine)
+            scored(first, second, cosine)
             for first, second in zip(firsts, vectors[len(queries) :], strict=True)
         ]
 
@@ -126,7 +126,7 @@ class Scorer:
         with closing(self.front_end.run_each([*requests], self.show_progress)) as ended:
             for state in ended:
                 document = pooling_output(state, self.kept)
-                scores[state.index] = _scored(firsts[state.index], document, max_sim)
+                scores[state.index] = scored(firsts[state.index], document, max_sim)
         return [scores[index] for index in sorted(scores)]
 
     def _of_pairs(
@@ -172,7 +172,7 @@ def cosine(one: Any, other: Any) -> float:
     return min(max(float(a @ b) / (norms[0] * norms[1]), -1.0), 1.0)
 
 
-def _scored(one: Output, other: Output, score: Any) -> ScoringRequestOutput:
+def scored(one: Output, other: Output, score: Any) -> ScoringRequestOutput:
     """The output of two outputs and the score of their arrays."""
     error = one.error or other.error
     value = score(one.outputs.array, other.outputs.array) if error is None else 0.0
