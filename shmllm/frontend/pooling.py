@@ -266,10 +266,9 @@ def _limit(
         divided = [work.prompt]
         if work.plan.task == "embed":
             divided = long_texts.divide(work.name, work.prompt, size, most)
-        parts += [
-            replace(work, prompt=part, num_parts=0 if index else len(divided))
-            for index, part in enumerate(divided)
-        ]
+        parts.append(replace(work, prompt=divided[0], num_parts=len(divided)))
+        rest = replace(work.pooling, num_skipped=0)  # only the first part has the model's prompt
+        parts += [replace(work, prompt=part, pooling=rest, num_parts=0) for part in divided[1:]]
     return parts
 
 

@@ -196,6 +196,69 @@ def test_a_cross_encoder_reads_what_a_chat_template_writes(tmp_path: Path) -> No
         close([output.outputs.score], own.logits("query : a fox document : a dog ").sigmoid())
 
 
+def make_decoder(directory: Path, kind: str) -> tuple[Any, Any]:
+    """Write a random decoder; return transformers' model and tokenizer."""
+    torch.manual_seed(5)
+    config = transformers.Qwen3Config(
+        vocab_size=400,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        num_labels=1,
+    )
+    model = getattr(transformers, f"Qwen3For{kind}")(config).eval()
+    for weight in model.parameters():
+        weight.data *= WEIGHT_SCALE if weight.ndim > 1 else 1.0
+    model.save_pretrained(directory)
+    tokenizer = transformers_tokenizer("gpt")
+    tokenizer.add_tokens(["no", "yes"])
+    tokenizer.save_pretrained(directory)
+    return model, tokenizer
+
+
+@torch.inference_mode()
+def last_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits if logits.ndim == 1 else logits[-1]
+
+
+def test_a_decoder_reads_the_texts_of_a_pair_one_behind_the_other(tmp_path: Path) -> None:
+    model, tokenizer = make_decoder(tmp_path, "SequenceClassification")
+    with LLM(str(tmp_path), multiprocess=False, num_threads=1) as llm:
+        for output, text in zip(llm.score(QUERY, TEXTS, use_tqdm=False), TEXTS, strict=True):
+            assert output.prompt_token_ids == tokenizer(QUERY, text)["input_ids"]
+            wanted = last_logits(model, output.prompt_token_ids).sigmoid()
+            close([output.outputs.score], wanted)
+
+
+def test_a_chat_model_answers_yes_or_no(tmp_path: Path) -> None:
+    model, tokenizer = make_decoder(tmp_path, "CausalLM")
+    overrides = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["no", "yes"],
+        "is_original_qwen3_reranker": True,
+    }
+    template = "{% for m in messages %}<{{ m.role }}>: {{ m.content }}\n{% endfor %}"
+    answers = tokenizer.convert_tokens_to_ids(["no", "yes"])
+
+    def wanted(prompt: str) -> torch.Tensor:
+        logits = last_logits(model, tokenizer(prompt)["input_ids"])
+        return logits[answers].softmax(-1)[1:]
+
+    with LLM(str(tmp_path), multiprocess=False, num_threads=1, hf_overrides=overrides) as llm:
+        for output, text in zip(llm.score(QUERY, TEXTS, use_tqdm=False), TEXTS, strict=True):
+            assert output.prompt == QUERY + text
+            close([output.outputs.score], wanted(QUERY + text))
+        outputs = llm.score(QUERY, TEXTS, chat_template=template, use_tqdm=False)
+        for output, text in zip(outputs, TEXTS, strict=True):
+            close([output.outputs.score], wanted(f"<query>: {QUERY}\n<document>: {text}\n"))
+
+
 def test_what_a_model_has_no_scores_or_tokens_for(tmp_path: Path) -> None:
     own = make_encoder(tmp_path, "ForSequenceClassification", num_labels=2)
     with own.start() as llm:
@@ -210,6 +273,7 @@ def test_what_a_model_has_no_scores_or_tokens_for(tmp_path: Path) -> None:
             with pytest.raises(RequestError, match=message):
                 call()
         assert len(llm.classify("a", use_tqdm=False)[0].outputs.probs) == 2
+        assert (llm.model_config.runner_type, llm.model_config.embedding_size) == ("pooling", 64)
 
 
 def test_an_engine_that_generates_only_refuses_to_pool() -> None:
@@ -334,6 +398,13 @@ def test_prompts_by_name_are_left_out_of_means(tmp_path: Path) -> None:
             close(output.outputs.embedding, own.states(own.tokenizer(text)["input_ids"]).mean(0))
         with pytest.raises(RequestError, match=r"'passage' is not .*'query', 'document'"):
             llm.embed("a", prompt_name="passage")
+    with own.start(pooler_config={"enable_chunked_processing": True}) as llm:
+        text = "the quick brown fox " * 15
+        output = llm.embed(text, prompt_name="query", use_tqdm=False)[0]
+        first, second = output.prompt_token_ids[:LENGTH], output.prompt_token_ids[LENGTH:]
+        means = own.states(first)[skipped:].mean(0), own.states(second).mean(0)
+        wanted = (means[0] * len(first) + means[1] * len(second)) / len(output.prompt_token_ids)
+        close(output.outputs.embedding, wanted)
 
 
 def test_coroutines_get_the_same(encoder: Encoder) -> None:
