@@ -29,7 +29,7 @@ from shmllm.frontend.input_processor import (
     match_params,
 )
 from shmllm.frontend.output_processor import OutputProcessor
-from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.progress import BatchProgress, TextProgress
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.replies.registry import check_names
@@ -41,6 +41,7 @@ from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.frontend.tracing import FrontEndTracing, Inputs
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.lora import LoRARequest
+from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsDefaults
 from shmllm.tracing.layout import Slice
@@ -295,13 +296,22 @@ class FrontEnd:
             EnginePausedError: the engine takes no requests now.
         """
         with (
-            BatchProgress(len(requests), show_progress and bool(requests)) as progress,
+            _progress(requests, show_progress) as progress,
             contextlib.closing(self.serve(requests)) as served,
         ):
             yield from _ended(served, progress)
 
 
-def _ended(served: Iterable[list[RequestState]], progress: BatchProgress) -> Iterator[RequestState]:
+def _progress(requests: list[PreparedRequest], is_shown: bool) -> BatchProgress | TextProgress:
+    """A progress bar for requests that generate, or for those that do not."""
+    if requests and isinstance(requests[0].submitted.params, Pooling):
+        return TextProgress(len(requests), is_shown, label="reading")
+    return BatchProgress(len(requests), is_shown and bool(requests))
+
+
+def _ended(
+    served: Iterable[list[RequestState]], progress: BatchProgress | TextProgress
+) -> Iterator[RequestState]:
     for changed in served:
         progress.update(changed)
         for state in changed:
