@@ -29,7 +29,7 @@ from shmllm.frontend.input_processor import (
     match_params,
 )
 from shmllm.frontend.output_processor import OutputProcessor
-from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.progress import BatchProgress, TextProgress
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.replies.registry import check_names
@@ -41,6 +41,7 @@ from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.frontend.tracing import FrontEndTracing, Inputs
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.lora import LoRARequest
+from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsDefaults
 from shmllm.tracing.layout import Slice
@@ -169,12 +170,13 @@ class FrontEnd:
         sampling_params: Params | None = None,
         names: Sequence[str] | None = None,
     ) -> list[PreparedRequest]:
-        """Check and tokenize prompts.
+        """Check and tokenize prompts that are completed.
 
         Args:
             names: what errors call each; None counts them.
         """
         self.dispatcher.check_open()
+        self._check_generates("generate")
         default = self.default_sampling_params()
         params = match_params(sampling_params, len(prompts), default)
         return self.inputs.prepare(prompts, params, names)
@@ -214,6 +216,7 @@ class FrontEnd:
         **template_options: Any,
     ) -> TokensPrompt:
         """Turn a conversation into a prompt. The template itself writes the special tokens."""
+        self._check_generates("chat")
         text = self.tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=chat_template, **template_options
         )
@@ -222,6 +225,15 @@ class FrontEnd:
         reply_format = self._replies.of(text, source, tools, tool_choice)
         prompt: TokensPrompt = {"prompt": text, "prompt_token_ids": ids}
         return prompt if reply_format is None else {**prompt, "reply_format": reply_format}
+
+    def _check_generates(self, method: str) -> None:
+        """Raise RequestError if the engine computes no tokens."""
+        if not self.info.pooling.generates:
+            raise RequestError(
+                f"LLM.{method}() is only supported for generative models: this model has no LM "
+                "head, or the engine was started without it, by runner='pooling' or convert. To "
+                "generate, pass runner='generate' or leave both options out"
+            )
 
     def serve(
         self,
@@ -284,13 +296,22 @@ class FrontEnd:
             EnginePausedError: the engine takes no requests now.
         """
         with (
-            BatchProgress(len(requests), show_progress and bool(requests)) as progress,
+            _progress(requests, show_progress) as progress,
             contextlib.closing(self.serve(requests)) as served,
         ):
             yield from _ended(served, progress)
 
 
-def _ended(served: Iterable[list[RequestState]], progress: BatchProgress) -> Iterator[RequestState]:
+def _progress(requests: list[PreparedRequest], is_shown: bool) -> BatchProgress | TextProgress:
+    """A progress bar for requests that generate, or for those that do not."""
+    if requests and isinstance(requests[0].submitted.params, Pooling):
+        return TextProgress(len(requests), is_shown, label="reading")
+    return BatchProgress(len(requests), is_shown and bool(requests))
+
+
+def _ended(
+    served: Iterable[list[RequestState]], progress: BatchProgress | TextProgress
+) -> Iterator[RequestState]:
     for changed in served:
         progress.update(changed)
         for state in changed:

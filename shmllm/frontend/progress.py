@@ -147,6 +147,21 @@ class TextProgress(_Progress):
         super().__init__(total, enabled, label=label, **options)
         self._texts = self._tokens = 0
 
+    def update(self, changed: list[RequestState]) -> None:
+        """Count the finished texts after one poll.
+
+        Args:
+            changed: the states that the poll changed.
+        """
+        if self._bar is None:
+            return
+        for state in changed:
+            if state.ends_request:
+                self._done += 1
+                self._texts += 1
+                self._tokens += len(state.request.prompt_token_ids)
+        self._refresh_if_due()
+
     def finish(self, output: PoolingRequestOutput[Any] | None) -> None:
         """Count a finished text; None for one that the engine did not read."""
         if self._bar is None:

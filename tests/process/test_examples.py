@@ -33,6 +33,7 @@ MOST_LINES = {
     "policy_gradient.py": 80,
     "grpo_colocate.py": 62,
     "ray_data.py": 106,
+    "retrieve.py": 75,
     "disk_connector.py": 119,
 }
 
@@ -114,6 +115,16 @@ def test_prefix_caching_reports_hits(run_example: Run) -> None:
     assert again > 0
     assert again % 16 == 0
     assert other_ending >= again
+
+
+def test_retrieve_reads_a_thousand_texts_and_orders_the_nearest(run_example: Run) -> None:
+    found, again = run_example("retrieve.py").split("\n\n")
+    assert found.startswith("nearest of 1000 to 'remove a directory")
+    texts = re.findall(r"^  (\w[^:]+: .{20,})$", found, re.MULTILINE)
+    scores = [float(score) for score in re.findall(r"^  (\d\.\d{3})  \w", again, re.MULTILINE)]
+    assert len({*texts}) == len(scores) == 5
+    assert scores == sorted(scores, reverse=True)
+    assert 0 <= scores[-1] < scores[0] <= 1
 
 
 def test_disk_connector_finds_the_blocks_of_another_engine(
