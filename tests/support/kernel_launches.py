@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -403,7 +403,11 @@ def sampler() -> None:
     add_biases(logits, ids, tokens, logits[0, :4])
 
 
-SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80), (16, 2, 512))
+ENCODER = (12, 12, 64)
+"""The query heads, the kv heads and the head size of BERT and ModernBERT."""
+SHAPES = (
+    (32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80), (16, 2, 512), ENCODER
+)  # fmt: skip
 """Query heads, kv heads, and the head size."""
 
 
@@ -417,6 +421,7 @@ class AttentionVariant:
     masks_all: bool
     has_cap: bool = False
     has_sinks: bool = False
+    has_ends: bool = False
 
 
 OPTIONS: tuple[tuple[int, int | None], ...] = ((1, None), (4, None), (1, 1024), (4, 1024))
@@ -425,10 +430,14 @@ DECODE = AttentionVariant(1, 1, None, True)
 SPLIT_DECODE = AttentionVariant(1, 4, None, True)
 WINDOW_DECODE = AttentionVariant(1, 1, 1024, True)
 PREFILL = AttentionVariant(512, 1, None, False)
+BOTH_WAYS = AttentionVariant(512, 1, None, False, has_ends=True)
 VARIANTS = (
     *(AttentionVariant(1, splits, window, True) for splits, window in OPTIONS),
     *(AttentionVariant(512, splits, window, False) for splits, window in OPTIONS),
     AttentionVariant(512, 1, None, True),
+    *(AttentionVariant(512, splits, window, False, has_ends=True) for splits, window in OPTIONS),
+    AttentionVariant(1, 1, None, True, has_ends=True),
+    AttentionVariant(512, 1, 65, True, has_ends=True),
     *(
         AttentionVariant(*sizes, 128, sizes[0] == 1, has_cap, not has_cap)
         for sizes in ((1, 4), (512, 1))
@@ -452,11 +461,13 @@ def attention(
     cache = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
     query = empty(4, heads, dim, dtype=dtype)
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
+    ends = empty(4, dtype=torch.int32) if variant.has_ends else None
     scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
     paged_attention(
         query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
         0.1, variant.window, 30.0 if variant.has_cap else None,
         query[0, :, 0].clone() if variant.has_sinks else None, splits, scratch, variant.masks_all,
+        ends,
     )  # fmt: skip
 
 
@@ -506,14 +517,21 @@ def main() -> None:
     for kind, dtype in chosen:
         packed(facts, kind, dtype)
     if "some-attention" in parts:
-        for shape, variant in ((SHAPES[0], SPLIT_DECODE), (SHAPES[0], PREFILL)):
+        for shape, variant in (
+            (SHAPES[0], SPLIT_DECODE),
+            (SHAPES[0], PREFILL),
+            (ENCODER, BOTH_WAYS),
+            (ENCODER, replace(BOTH_WAYS, window=65)),
+        ):
             attention(facts, key, torch.bfloat16, shape, variant)
         attention(facts, key, torch.float16, SHAPES[1], WINDOW_DECODE)
     if "all-attention" in parts:
         for dtype in HALVES:
             for shape, variant in itertools.product(SHAPES, VARIANTS):
                 attention(facts, key, dtype, shape, variant)
-        for shape, variant in itertools.product(SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL)):
+        for shape, variant in itertools.product(
+            SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL, BOTH_WAYS)
+        ):
             attention(facts, key, torch.float32, shape, variant)
 
 

@@ -169,7 +169,9 @@ def test_some_kernels_that_read_packed_weights_compile(compiled: list[Kernel]) -
 
 def test_some_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None:
     found = [kernel for kernel in compiled if is_of_attention(kernel)]
-    assert [kernel["kernel"] for kernel in found] == ["attend", "merge_splits", "attend", "attend"]
+    names = [kernel["kernel"] for kernel in found]
+    assert names == ["attend", "merge_splits", "attend", "attend", "attend", "attend"]
+    assert [kernel["has_ends"] for kernel in found] == [False] * 3 + [True] * 2 + [False]
     check(found, 90)
 
 
