@@ -58,7 +58,7 @@ from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference.moe import Choice
 from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.sampling import SamplingColumns
-from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
+from shmllm_kernels.reference.step import LearnedRows, StepSizes, StepTensors
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 VOCAB_SIZE = 128_256
@@ -127,19 +127,41 @@ def waits_in_loops(ptx: str) -> list[list[int]]:
     return found
 
 
+def spills_in_loops(sass: str) -> int:
+    """Return how many instructions in loops with matrix products store or load spilled registers,
+    from machine code. A loop is the code between an address and a later branch to it."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
+    code = [(int(address, 16), instruction) for address, instruction in lines]
+    spilled = set()
+    for end, instruction in code:
+        target = re.search(r"\bBRA\b.*0x([0-9a-f]+)", instruction)
+        if target is None or int(target[1], 16) >= end:
+            continue
+        body = [(at, each) for at, each in code if int(target[1], 16) <= at <= end]
+        if any(re.search(r"\bH?G?MMA\b", each) for _, each in body):
+            spilled |= {at for at, each in body if re.search(r"\b(STL|LDL)\b", each)}
+    return len(spilled)
+
+
 def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found, usage
+
+        def dump(what: str) -> str:
+            command = [str(CUOBJDUMP), what, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        usage = dump("--dump-resource-usage")
+        found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+        assert found, usage
+        spilled = spills_in_loops(dump("--dump-sass")) if int(found[2]) else 0
     ptx = kernel.asm["ptx"]
     line = facts | {
         "kernel": name,
         "registers": int(found[1]),
         "stack_bytes": int(found[2]),
+        "spills_in_loops": spilled,
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma"),
         "mma": ptx.count("mma.sync"),
@@ -180,7 +202,8 @@ def rows() -> None:
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh", "relu_squared"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
-    activation.activate(gate_up, gate_up.clone(), "gelu_tanh", is_gated=False)
+    for name in ("gelu", "gelu_tanh"):
+        activation.activate(gate_up, gate_up.clone(), name, is_gated=False)
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
     norms = HeadNorms(angles[0, 0], angles[0, 0], 1e-6)
@@ -234,7 +257,8 @@ def step() -> None:
     ids, x = empty(4, dtype=torch.int64), empty(4, 4096)
     embed(x, x.clone(), ids, ids)
     embed(x, x.clone(), ids, ids, 64.0)
-    embed(x, x.clone(), ids, ids, learned=LearnedPositions(x.clone(), ids))
+    for count in (1, 2):
+        embed(x, x.clone(), ids, ids, learned=[LearnedRows(x.clone(), ids)] * count)
     for keeps in (True, False):
         embed(x, x.clone(), ids, ids, share=TableShare(4, keeps))
     gather_rows(x, x.clone(), ids)
@@ -245,8 +269,10 @@ def step() -> None:
     per_layer.gate_layer_input(empty(4, 256), of_layers[:, 256:512], "gelu_tanh")
     rope_tables(empty(4, 128), empty(4, 128), ids, empty(64, dtype=torch.float32), 1.0)
     sizes = StepSizes(4, 2, 2)
-    packed = empty(3 * sum(sizes), dtype=torch.int64)
-    unpack_step(StepTensors.allocate(sizes, "cpu"), packed, sizes, sizes)
+    for options in ((1, 0, False), (2, 2, True)):
+        tensors = StepTensors.allocate(sizes, "cpu", *options)
+        packed = empty(tensors.num_packed(sizes), dtype=torch.int64)
+        unpack_step(tensors, packed, sizes, sizes)
 
 
 def meetings() -> None:
