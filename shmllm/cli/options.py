@@ -12,7 +12,7 @@ from shmllm.cli import drafts
 from shmllm.config import options as kinds
 from shmllm.config.engine import OPTIONS
 from shmllm.config.options import Option
-from shmllm.config.plugins import ClassNames, JsonObject
+from shmllm.config.plugins import ClassNames
 from shmllm.errors import EngineStartError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -65,7 +65,7 @@ def _type_of(each: Option) -> click.ParamType[Any]:
         case kinds.Number(maximum=maximum):
             bound = None if maximum == float("inf") else maximum
             return click.FloatRange(min=0, min_open=True, max=bound)
-        case kinds.Bytes() | kinds.Device() | ClassNames() | JsonObject():
+        case kinds.Bytes() | kinds.Device() | ClassNames() | kinds.JsonObject():
             return _Checked(each)
     return click.STRING
 

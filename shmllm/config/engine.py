@@ -20,6 +20,7 @@ from shmllm.config.options import (
     Device,
     DType,
     Flag,
+    JsonObject,
     ModelLength,
     Number,
     OneOf,
@@ -41,6 +42,8 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "shmllm", "transformers"]
 ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
+RunnerName = Literal["auto", "generate", "pooling"]
+Conversion = Literal["auto", "none", "embed", "classify"]
 CpuInstructions = Literal["auto", "vectors", "tiles"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -135,6 +138,26 @@ class LoadConfig(Section):
         'Whose implementation runs the model: "shmllm" and "auto" take ours, "transformers" any '
         "causal model of transformers on the same paged cache, slower.",
         OneOf(get_args(ModelImpl)),
+    )
+
+    runner: RunnerName = option(
+        "auto",
+        'What the model is loaded for: "generate" for tokens only, "pooling" for vectors and '
+        "scores only, without the LM head; auto is all that the model can do.",
+        OneOf(get_args(RunnerName)),
+    )
+    convert: Conversion = option(
+        "auto",
+        'What a model is made into: "embed" leaves LM head and classifier out, "classify" gives '
+        "it the classifier `score` instead of the LM head; auto and none take it as it is.",
+        OneOf(get_args(Conversion)),
+    )
+    hf_overrides: dict[str, Any] | None = option(
+        None,
+        "Fields that take the place of those in config.json, as a mapping; on the command line as "
+        "JSON.",
+        JsonObject(),
+        default_text="none",
     )
 
     @property

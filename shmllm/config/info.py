@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
+from shmllm.config.pooling import PoolingInfo
 from shmllm.config.shared_kv import Role
 
 MAX_ELEMENT_BYTES = 8
@@ -49,6 +50,7 @@ class EngineInfo:
         role: what the engine does in a pool: "prefill", "decode" or "both".
         shared_kv_cache_bytes: the size of the prefix cache that it shares with other engines; 0: it
             shares none.
+        pooling: what it computes of prompts beside tokens, or instead of them.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -96,6 +98,7 @@ class EngineInfo:
     data_parallel_size: int = 1
     role: Role = "both"
     shared_kv_cache_bytes: int = 0
+    pooling: PoolingInfo = field(default_factory=PoolingInfo)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -183,4 +186,5 @@ class EngineInfo:
         values: dict[str, Any] = json.loads(text)
         for name in ("eos_token_ids", "logits_processors", "extension_methods", "warnings"):
             values[name] = tuple(values[name])
+        values["pooling"] = PoolingInfo.from_fields(values["pooling"])
         return cls(**{each.name: values[each.name] for each in fields(cls)})

@@ -42,3 +42,8 @@ class LoraConfig(Section):
     def most_kept(self) -> int:
         """The largest number of adapters in memory."""
         return self.max_cpu_loras or self.max_loras
+
+    @property
+    def most_in_step(self) -> int:
+        """The largest number of different adapters in a step; 0: the engine has none."""
+        return self.max_loras if self.enable_lora else 0

@@ -10,6 +10,7 @@ values. The dataclass that holds the field stands for the component that reads t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -205,6 +206,22 @@ class Free:
 
     def parse(self, name: str, value: Any) -> Any:
         return value
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """A mapping that JSON can express, or the same as JSON text. None is valid, too."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            found = json.loads(value if isinstance(value, str) else json.dumps(value))
+        except (ValueError, TypeError) as problem:
+            raise EngineStartError(f"{name} is no JSON: {problem}") from None
+        if not isinstance(found, dict):
+            raise EngineStartError(f"{name} must be a mapping, got {value!r}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from shmllm.config.options import OneOf, Section, option
+from shmllm.config.options import JsonObject, OneOf, Section, option
 from shmllm.errors import EngineStartError
 
 Role = Literal["kv_both", "kv_producer", "kv_consumer"]
@@ -52,22 +51,6 @@ class ConnectorName:
                 f"{name} must be 'module:Class' or the name of a plugin, got {value!r}"
             )
         return value
-
-
-@dataclass(frozen=True)
-class JsonObject:
-    """A mapping that JSON can express, or the same as JSON text. None is valid, too."""
-
-    def parse(self, name: str, value: Any) -> Any:
-        if value is None:
-            return None
-        try:
-            found = json.loads(value if isinstance(value, str) else json.dumps(value))
-        except (ValueError, TypeError) as problem:
-            raise EngineStartError(f"{name} is no JSON: {problem}") from None
-        if not isinstance(found, dict):
-            raise EngineStartError(f"{name} must be a mapping, got {value!r}")
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,17 @@ class Batches:
     Args:
         config: the limits of one batch.
         count: how many batches there are.
+        longest_whole: the longest prompt that a step computes as a whole; 0: prompts are computed
+            in chunks of any length.
 
     Attributes:
         are_several: whether there is more than one: the steps of a pipeline.
         max_requests: the largest number of requests in a batch.
         budget: the largest number of tokens in a batch.
+        longest_chunk: the largest number of a request's tokens in a batch.
     """
 
-    def __init__(self, config: SchedulerConfig, count: int) -> None:
+    def __init__(self, config: SchedulerConfig, count: int, longest_whole: int = 0) -> None:
         self._count = count
         self._last_applied = -1
         self.are_several = count > 1
@@ -37,11 +40,29 @@ class Batches:
         self.budget = config.max_num_batched_tokens
         if self.are_several:
             self.budget = min(self.budget, max(PIPELINED_TOKENS, self.max_requests))
+        self.budget = max(self.budget, longest_whole)
+        self.longest_chunk = config.long_prefill_token_threshold or self.budget
+        self._are_whole = longest_whole > 0
 
     @property
     def num_rows(self) -> int:
         """The largest number of requests in all batches together."""
         return self.max_requests * self._count
+
+    def chunk(self, num_tokens: int, num_planned: int) -> int:
+        """The number of tokens that a batch computes of a request that waits.
+
+        Args:
+            num_tokens: how many of its tokens have not been computed.
+            num_planned: how many tokens the batch has already.
+
+        Returns:
+            At least 1; 0: the batch has no room for a prompt that is computed as a whole.
+        """
+        room = self.budget - num_planned
+        if self._are_whole:
+            return num_tokens if num_tokens <= room else 0
+        return min(num_tokens, self.longest_chunk, room)
 
     def most_requests(self, count: int) -> int:
         """The largest number of requests in the next step, if the batches share `count`."""

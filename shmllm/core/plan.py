@@ -15,6 +15,7 @@ from shmllm.core.block_pool import KVBlock
 from shmllm.core.constraint import Constraint
 from shmllm.core.request import Request
 from shmllm.core.shared_blocks import BlockCopy
+from shmllm.outputs.columns import Piece
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
@@ -38,6 +39,7 @@ class NewRequest:
         bad_words: token sequences that the output must not contain.
         thinking: the limit of its reasoning; None without one.
         embeds: a (tokens, hidden) tensor that replaces the first tokens' embeddings, or None.
+        second_segment: the index of the first token of the second text of a pair; 0: there is none.
     """
 
     row: int
@@ -51,6 +53,7 @@ class NewRequest:
     bad_words: TokenSequences = ()
     thinking: ThinkingBudget | None = None
     embeds: Any = None
+    second_segment: int = 0
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -67,6 +70,7 @@ class NewRequest:
             bad_words=request.bad_words,
             thinking=request.thinking,
             embeds=request.embeds,
+            second_segment=0 if request.pooling is None else request.pooling.second_segment,
         )
 
 
@@ -269,7 +273,8 @@ class StepResult:
         logprobs: the log-probabilities of those sampled tokens whose requests ask for them, in
             that order.
         prompt_logprobs: one element for each of the plan's `prompt_scores`, in that order.
-        vectors: one element for each of the plan's `pools` with `is_last`, in that order.
+        vectors: for each of the plan's `pools`, in that order, what the step adds to its result;
+            empty if it adds nothing.
         computing_ns: when the model began to compute and when it had the logits, in
             `time.perf_counter_ns()`. The time before is preparation and the time after is
             sampling. None if the runner does not measure it.
@@ -284,7 +289,7 @@ class StepResult:
     token_ids: list[int]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    vectors: Sequence[bytes] = ()
+    vectors: Sequence[Piece] = ()
     computing_ns: tuple[int, int] | None = None
     device_ns: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)

@@ -50,6 +50,7 @@ class Scheduler:
         max_drafts: the largest number of drafted tokens in a step.
         num_batches: how many batches of a pipeline are under way at a time. A request samples in
             one of them, and each has up to max_num_seqs requests.
+        longest_whole: see `Batches`.
 
     Attributes:
         adapters: the adapters of the running requests.
@@ -66,9 +67,9 @@ class Scheduler:
         max_loras: int = 0,
         max_drafts: int = 0,
         num_batches: int = 1,
+        longest_whole: int = 0,
     ) -> None:
-        self._batches = Batches(config, num_batches)
-        self._longest_chunk = config.long_prefill_token_threshold or self._batches.budget
+        self._batches = Batches(config, num_batches, longest_whole)
         self._rows = Rows(self._batches.num_rows)
         self._kv_cache = kv_cache
         self._is_by_priority = config.policy == "priority"
@@ -273,7 +274,7 @@ class Scheduler:
             if request.client in self._waiting.paused:
                 continue
             start = request.num_computed_tokens
-            most = min(self._longest_chunk, self._batches.budget - plan.num_tokens)
+            most = min(self._batches.longest_chunk, self._batches.budget - plan.num_tokens)
             if self._batches.are_several and request.num_in_flight:
                 continue  # its next token comes with another batch
             count = min(request.num_uncomputed_tokens, most)
@@ -320,9 +321,8 @@ class Scheduler:
                 self.fail(request, str(problem))
                 continue
             start = num_hit + num_loaded
-            most = min(self._longest_chunk, self._batches.budget - plan.num_tokens)
-            count = min(request.num_tokens - start, most)
-            if not self._kv_cache.admit(request, hit, start + count):
+            count = self._batches.chunk(request.num_tokens - start, plan.num_tokens)
+            if not count or not self._kv_cache.admit(request, hit, start + count):
                 break
             try:
                 self.connector.admitted(request, num_hit, num_loaded)

@@ -75,19 +75,21 @@ class StepOutputs:
             self.add_row(request, reason, token_ids, is_first=is_first)
 
     def _add_vectors(self, plan: StepPlan, result: StepResult, finish: Finish) -> None:
-        """End the pooling requests whose prompts are complete, and append their vectors."""
-        ending = (pool for pool in plan.pools if pool.is_last)
-        for pool, vector in zip(ending, result.vectors, strict=True):
+        """Append what the step adds to the results of pooling requests, and end those whose prompts
+        are complete."""
+        for pool, piece in zip(plan.pools, result.vectors, strict=True):
             request = plan.requests[pool.index]
             if request.status is RequestStatus.FINISHED:
                 continue
-            finish(request, FinishReason.STOP)
             columns = self._columns_of(request.client)
-            if columns.embeddings is None:
-                columns.embeddings = Embeddings()
-            columns.embeddings.numbers.append(request.number)
-            columns.embeddings.vectors.append(vector)
-            self.add_row(request, FinishReason.STOP, is_first=True)
+            if piece.data:
+                if columns.embeddings is None:
+                    columns.embeddings = Embeddings()
+                columns.embeddings.numbers.append(request.number)
+                columns.embeddings.pieces.append(piece)
+            if pool.is_last:
+                finish(request, FinishReason.STOP)
+                self.add_row(request, FinishReason.STOP, is_first=True)
 
     def add_row(
         self,

@@ -88,17 +88,17 @@ class EngineCore:
         self._kv_cache = KVCacheManager(
             num_blocks=self.info.num_blocks + 1,
             block_size=self.info.block_size,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
+            enable_prefix_caching=self.info.enable_prefix_caching,
             groups=runner.kv_groups,
             num_states=self.info.num_states + 1,
         )
-        max_loras = config.lora.max_loras if config.lora.enable_lora else 0
         self.scheduler = Scheduler(
             config.scheduler,
             self._kv_cache,
-            max_loras,
+            config.lora.most_in_step,
             max_drafts=config.max_drafts,
             num_batches=config.parallel.pipeline_parallel_size,
+            longest_whole=self.info.max_model_len if self.info.pooling.both_ways else 0,
         )
         self.drafting = make_drafting(
             config.speculative, self.scheduler, lambda row: self.runner.keeps_state_of(row)

@@ -50,15 +50,11 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "prefill_context_parallel_size": OnlyValues((1,), _WHOLE),
     "decode_context_parallel_size": OnlyValues((1,), _WHOLE),
     "enable_expert_parallel": OnlyValues((False,), "ranks divide each expert"),
-    "runner": OnlyValues(("auto", "generate", "pooling"), "every model does both"),
-    "convert": OnlyValues(("auto", "none", "embed"), "there are no classifiers"),
-    "task": OnlyValues((None, "auto", "generate", "embed"), "there are no classifiers"),
     "cpu_offload_gb": OnlyValues((0,), "weights are never offloaded"),
     "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),
     "tokenizer_revision": OnlyValues((None,), "`revision` applies to the tokenizer, too"),
     "code_revision": OnlyValues((None,), "no code is downloaded"),
     "hf_token": OnlyValues((None,), "set HF_TOKEN in the environment"),
-    "hf_overrides": OnlyValues((None, {}), "change config.json in a copy of the directory"),
     "override_generation_config": OnlyValues((None, {}), "pass SamplingParams instead"),
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
@@ -106,8 +102,26 @@ NO_EFFECT: dict[str, NoEffect] = {
 OTHER_NAMES: dict[str, dict[str, str]] = {"model_impl": {"vllm": "shmllm"}}
 """What values of vLLM's are called here, for options that both have."""
 
+TASKS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "generate": {"runner": "generate"},
+    "embed": {"runner": "pooling", "convert": "embed"},
+    "classify": {"runner": "pooling", "convert": "classify"},
+    "reward": {"runner": "pooling"},
+    "score": {"runner": "pooling"},
+}
+"""What vLLM's former option `task` means."""
+
+
+def _read_task(task: Any) -> dict[str, Any]:
+    if task not in TASKS:
+        raise EngineStartError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+    return TASKS[task]
+
+
 TRANSLATED: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "kv_transfer_config": read_kv_transfer_config
+    "kv_transfer_config": read_kv_transfer_config,
+    "task": _read_task,
 }
 """Options that stand for options of ours, which a function returns."""
 

@@ -141,9 +141,9 @@ class OutputProcessor:
                 changed[ended.number] = ended
 
     def _process_embeddings(self, embeddings: Embeddings) -> None:
-        for number, vector in zip(embeddings.numbers, embeddings.vectors, strict=True):
+        for number, piece in zip(embeddings.numbers, embeddings.pieces, strict=True):
             if number in self._states:
-                self._states[number].vector = vector
+                self._states[number].add_piece(piece)
 
     def _change_version(self, version: int | str) -> None:
         for state in self._states.values():

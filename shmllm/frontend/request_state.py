@@ -17,7 +17,7 @@ from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.weight_versions import VersionStarts, add_version
-from shmllm.outputs.columns import FinishReason
+from shmllm.outputs.columns import FinishReason, Piece
 from shmllm.outputs.logprob_lists import LogprobStore
 from shmllm.outputs.request import RequestMetrics
 
@@ -53,7 +53,7 @@ class RequestState:
         logprobs: the log-probabilities of the output tokens; None unless requested.
         prompt_logprobs: the log-probabilities of the prompt tokens from the second one on;
             None unless requested.
-        vector: the result of a pooling request, as the bytes of a float32 array.
+        vector: the result of a pooling request so far, as the bytes of a float32 array.
         versions: the weight versions that sampled the tokens, complete when the completion
             has ended.
         ends_request: whether this completion has ended, as the last one of its parent.
@@ -63,6 +63,7 @@ class RequestState:
         "_reply",
         "_text",
         "_tokenizer",
+        "_vector_begin",
         "completion_index",
         "ends_request",
         "eos_stop_ids",
@@ -129,6 +130,7 @@ class RequestState:
         self.is_retryable = False
         self.ends_request = False
         self.vector = b""
+        self._vector_begin = 0
         self.versions: VersionStarts = []
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
 
@@ -229,8 +231,15 @@ class RequestState:
     def start_over(self) -> None:
         """Expect all outputs so far once more."""
         self.num_repeated = len(self.token_ids)
+        self.vector = b""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = LogprobStore()
+
+    def add_piece(self, piece: Piece) -> None:
+        """Add a piece to the result of a pooling request."""
+        if not self.vector or piece.offset < self._vector_begin:
+            self.vector, self._vector_begin = b"", piece.offset
+        self.vector = self.vector[: piece.offset - self._vector_begin] + piece.data
 
     def fail(self, message: str) -> None:
         """End the completion with an error. Its tokens so far remain."""

@@ -6,12 +6,14 @@ This module owns what holds for a whole model of any family; `specs.py` has what
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.head_specs import HeadSpec
 from shmllm.models.mixer_specs import (
     AttentionSpec,
     KVHeads,
@@ -20,7 +22,14 @@ from shmllm.models.mixer_specs import (
     MixerSpec,
 )
 from shmllm.models.quantization_methods import quantization_fields
-from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS, find_family
+from shmllm.models.registry import (
+    ARCHITECTURES,
+    MODEL_TYPES,
+    TEXT_MODELS,
+    Purpose,
+    find_family,
+    purpose_of,
+)
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
@@ -28,6 +37,9 @@ from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, No
 __all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
 
 DTYPES = ("float32", "float16", "bfloat16")
+
+Pooled = Literal["CLS", "LAST", "MEAN"]
+"""The hidden states of a prompt that are pooled: the first token's, the last one's, or the mean."""
 
 MOST_PARAMETERS = 2**44
 """Ten times those of the largest models. Sizes beyond come from a damaged file, and products of
@@ -40,6 +52,11 @@ _OUTER_FIELDS = (
     "eos_token_id",
     "tie_word_embeddings",
     "quantization_config",
+    "num_labels",
+    "id2label",
+    "problem_type",
+    "classifier_from_token",
+    "is_original_qwen3_reranker",
 )
 """The fields that hold for a multimodal model's language model although they are beside its
 ``text_config``, which may have them, too."""
@@ -47,7 +64,7 @@ _OUTER_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What one decoder-only model consists of.
+    """What one model consists of.
 
     Attributes:
         architecture: the first name in config.json's ``architectures``.
@@ -61,6 +78,16 @@ class ModelConfig:
             the weights.
         embeds_scale: the factor of embeddings that a prompt gives itself, rounded likewise.
         num_learned_positions: the length of the table of position embeddings; 0: there is none.
+        first_position: the row of that table for a request's first token.
+        num_token_types: the length of the table of token types' embeddings; 0: there is none.
+        embedding_norm: whether the embeddings have a norm.
+        final_norm: whether the result of the last layer has a norm.
+        lm_head: whether the model has an LM head, and so can generate.
+        head: what is computed of pooled hidden states; None: nothing.
+        pooling: which hidden states are pooled unless somebody says otherwise.
+        usual_length: at how many tokens prompts are cut unless somebody says otherwise; None: only
+            `max_position_embeddings` limits them.
+        normalizes: whether embeddings have the length 1 unless somebody says otherwise.
         residual_scale: the factor of what attention and MLP add to the residual stream.
         logits_scale: the factor of the logits.
         logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
@@ -91,6 +118,15 @@ class ModelConfig:
     embedding_scale: float = 1.0
     embeds_scale: float = 1.0
     num_learned_positions: int = 0
+    first_position: int = 0
+    num_token_types: int = 0
+    embedding_norm: bool = False
+    final_norm: bool = True
+    lm_head: bool = True
+    head: HeadSpec | None = None
+    pooling: Pooled = "LAST"
+    usual_length: int | None = None
+    normalizes: bool = True
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float | None = None
@@ -133,15 +169,14 @@ class ModelConfig:
             EngineStartError: a file is missing or malformed, or asks for an unsupported feature.
                 The message is one line and names the file and the field.
         """
-        path = Path(path)
-        config_path = path / "config.json"
-        if not config_path.is_file():
-            raise EngineStartError(f"no model in {path}: looked for {config_path}")
-        whole = Fields(read_json_object(config_path), str(config_path))
-        family = find_family(architecture_name(whole))
-        fields = text_fields(whole)
+        return cls.from_fields(read_fields(Path(path)), Path(path))
+
+    @classmethod
+    def from_fields(cls, fields: Fields, path: Path) -> ModelConfig:
+        """As `from_directory`, with the result of `read_fields`."""
+        architecture = architecture_name(fields)
         is_quantized = quantization_fields(fields) is not None
-        config: ModelConfig = family.configure(fields)
+        config: ModelConfig = find_family(architecture).configure(fields)
         if is_quantized and config.transposed:
             raise fields.error("quantized checkpoints of this family are not supported")
         if (count := config.num_matrix_elements) > MOST_PARAMETERS:
@@ -150,11 +185,17 @@ class ModelConfig:
             config,
             dtype=stored_dtype(fields),
             eos_token_ids=eos_token_ids(fields, path / "generation_config.json"),
+            lm_head=purpose_of(architecture) is Purpose.GENERATE,
         )
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether some token attends to tokens behind it, so that a prompt is one step."""
+        return any(attention.ahead != 0 for attention in self.attentions)
 
     @property
     def own_tokens(self) -> range:
@@ -326,6 +367,33 @@ class ModelConfig:
             tuple(map(lengthened, layers)) for layers in (self.layers, self.further_layers)
         )
         return replace(self, layers=layers, further_layers=further)
+
+
+def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Fields:
+    """Returns the fields of a model's config.json; those of the language model of a multimodal one.
+
+    Args:
+        path: the model's directory.
+        overrides: fields that take the place of those in the file; tables are merged.
+
+    Raises:
+        EngineStartError: there is no such file, or it is malformed.
+    """
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        raise EngineStartError(f"no model in {path}: looked for {config_path}")
+    values = _merged(read_json_object(config_path), overrides or {})
+    return text_fields(Fields(values, str(config_path)))
+
+
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for name, value in overrides.items():
+        inner = merged.get(name)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            value = _merged(inner, value)
+        merged[name] = value
+    return merged
 
 
 def text_fields(fields: Fields) -> Fields:

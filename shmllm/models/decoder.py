@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
+from shmllm.models.heads import Head
 from shmllm.models.layers import Allocation, Linear, NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.matrices import Matrix, addresses, elsewhere_or, parts_of, sharded
 from shmllm.models.mixers import MIXERS, Mixer
@@ -29,7 +30,7 @@ Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
 
 
 class DecoderModel(Model):
-    """Embedding, layers, final norm and LM head.
+    """Embedding, layers, final norm, LM head and the head behind pooling.
 
     Args:
         config: the configuration.
@@ -38,6 +39,8 @@ class DecoderModel(Model):
         rename_modules: its ``module_weights``, likewise.
 
     Attributes:
+        norm: the final norm, or None.
+        head: what is computed of pooled hidden states, or None.
         partial: the addresses of matrices whose products are parts of a sum over the ranks of a
             group.
         further: the layers behind the others that are loaded, each of which predicts one token
@@ -66,7 +69,9 @@ class DecoderModel(Model):
             DecoderLayer(config, layer, storage.kept_if(stage.has(layer)))
             for layer in range(config.num_layers)
         ]
-        self.norm = Norm(config.hidden_size, config.norm, storage.kept_if(stage.is_last))
+        of_last = storage.kept_if(stage.is_last)
+        self.norm = Norm(config.hidden_size, config.norm, of_last) if config.final_norm else None
+        self.head = None if config.head is None else Head(config.head, config.vocab_size, of_last)
         behind = range(config.num_layers, len(config.loaded_layers))
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
 
@@ -108,6 +113,8 @@ class DecoderModel(Model):
         """
         stage = self.config.stage
         residual = ops.embed(self.embedding) if stage.is_first else ops.receive()
+        if stage.is_first and self.embedding.norm is not None:
+            residual = ops.norm(residual, self.embedding.norm)
         if self.per_layer is not None:
             ops.embed_per_layer(residual, self.per_layer)
         x: Tensor | None = None
@@ -119,6 +126,7 @@ class DecoderModel(Model):
 
     def logits(self, ops: LogitsOps, hidden: Tensor) -> Tensor:
         """Computes the logits, [rows, vocab], of hidden states, [rows, hidden]."""
+        assert self.embedding.head is not None, "the model has an LM head"
         logits = ops.linear(hidden, self.embedding.head)
         scale, cap = self.config.logits_scale, self.config.logits_cap
         return logits if scale == 1 and cap is None else ops.scale_and_cap(logits, scale, cap)
@@ -136,10 +144,20 @@ class DecoderModel(Model):
             weights |= layer.named_weights(f"model.layers.{index}")
         for index, further in enumerate(self.further, self.config.num_layers):
             weights |= further.named_weights(f"model.layers.{index}")
-        weights |= self.norm.named_weights("model.norm")
+        if self.norm is not None:
+            weights |= self.norm.named_weights("model.norm")
         if self._rename is not None:
             weights = self._rename(weights, self.config)
+        if self.head is not None:
+            for name, views in self.head.named_weights(self._name_of_lm_head(weights)).items():
+                weights[name] = (*weights.get(name, ()), *views)
         return self._shares_of(weights)
+
+    def _name_of_lm_head(self, weights: NamedWeights) -> str:
+        """Returns the name of what an LM head has in checkpoints."""
+        if not self.config.tie_word_embeddings:
+            return "lm_head.weight"
+        return next(name for name, (view, *_) in weights.items() if view is self.embedding.table)
 
     def _name_module_weights(self) -> NamedWeights:
         weights: NamedWeights = {}
@@ -161,7 +179,9 @@ class DecoderModel(Model):
 
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """Yields the weights of norms and of other factors, with the value that changes nothing."""
-        norms = [self.norm] if self.per_layer is None else [self.norm, self.per_layer.norm]
+        norms = [norm for norm in (self.norm, self.embedding.norm) if norm is not None]
+        norms += [] if self.per_layer is None else [self.per_layer.norm]
+        norms += [] if self.head is None else [s for s in self.head.steps if isinstance(s, Norm)]
         for further in self.further:
             norms += further.norms
         for layer in (*self.layers, *(further.layer for further in self.further)):
@@ -234,11 +254,16 @@ class DecoderLayer:
             ops.scale(residual, 1.0, self.scale)
         return None
 
-    def _run(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
+    def _run(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor | None:
+        if self.spec.norms.of_sums:
+            self._run_with_norms_of_sums(ops, residual)
+            return None
         scale, normed = self._residual_scale, None
         if self.mixer is not None:
             normed = ops.add_norm(x, residual, self._before_mixer, scale)
-            x = self._mix(ops, normed)
+            x = self._mix(ops, normed, residual)
+            if self._after_mixer is not None:
+                x = ops.norm(x, self._after_mixer)
         if self.mlp is None:
             assert x is not None, "a layer has a mixer or an MLP"
             return x
@@ -246,17 +271,23 @@ class DecoderLayer:
             ops.add_norm(x, residual, None, scale)  # and the MLP reads what the mixer read
         else:
             normed = ops.add_norm(x, residual, self._before_mlp, scale)
-        return self._run_mlp(ops, normed, residual)
-
-    def _mix(self, ops: Ops, x: Tensor) -> Tensor:
-        assert self.spec.mixer is not None, "there is a mixer"
-        out = MIXERS[type(self.spec.mixer)].run(ops, x, self.mixer)
-        return out if self._after_mixer is None else ops.norm(out, self._after_mixer)
-
-    def _run_mlp(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
-        assert self.spec.mlp is not None, "there is a feed-forward"
-        out = FEED_FORWARDS[type(self.spec.mlp)].run(ops, x, residual, self.mlp)
+        out = self._feed_forward(ops, normed, residual)
         return out if self._after_mlp is None else ops.norm(out, self._after_mlp)
+
+    def _run_with_norms_of_sums(self, ops: Ops, residual: Tensor) -> None:
+        """Runs a layer whose norms read the stream and take its place: nothing is left to add."""
+        for run, norm in ((self._mix, self._after_mixer), (self._feed_forward, self._after_mlp)):
+            assert norm is not None, "the layer has both norms"
+            ops.add_norm(run(ops, residual, residual), residual, None, self._residual_scale)
+            ops.norm(residual, norm)
+
+    def _mix(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
+        assert self.spec.mixer is not None, "there is a mixer"
+        return MIXERS[type(self.spec.mixer)].run(ops, x, self.mixer)
+
+    def _feed_forward(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
+        assert self.spec.mlp is not None, "there is a feed-forward"
+        return FEED_FORWARDS[type(self.spec.mlp)].run(ops, x, residual, self.mlp)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""

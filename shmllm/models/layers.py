@@ -318,6 +318,9 @@ class TokenEmbedding:
         first_token: the token of the table's first row.
         head: the projection of hidden states to logits.
         positions: the table of position embeddings, [positions, hidden], or None.
+        first_position: the row of that table for a request's first token.
+        token_types: the table of token types' embeddings, [types, hidden], or None.
+        norm: the norm of the embeddings, or None.
         scale: the factor of the tokens' embeddings, a number of the weights' dtype.
         embeds_scale: the factor of embeddings that a prompt gives itself, likewise.
     """
@@ -331,10 +334,16 @@ class TokenEmbedding:
         of_head = storage.kept_if(stage.is_last).for_head()
         self.table = of_table.table(num_tokens, hidden_size)
         shared = self.table if is_shared else None
-        self.head = Linear(hidden_size, [num_tokens], False, of_head, shared)
-        length = config.num_learned_positions
-        of_positions = storage.kept_if(stage.is_first)
-        self.positions = of_positions.tensor(length, hidden_size) if length else None
+        self.head: Linear | None = None
+        if config.lm_head:
+            self.head = Linear(hidden_size, [num_tokens], False, of_head, shared)
+        of_first = storage.kept_if(stage.is_first)
+        self.positions, self.token_types = (
+            of_first.tensor(length, hidden_size) if length else None
+            for length in (config.num_learned_positions, config.num_token_types)
+        )
+        self.first_position = config.first_position
+        self.norm = Norm(hidden_size, config.norm, of_first) if config.embedding_norm else None
         self.scale = rounded(config.embedding_scale, storage.dtype)
         self.embeds_scale = rounded(config.embeds_scale, storage.dtype)
 
@@ -345,12 +354,18 @@ class TokenEmbedding:
         destinations: the table, and the rounded copy that the LM head multiplies with.
         """
         weights: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
-        if not self.tied:
+        if self.head is None:
+            pass
+        elif not self.tied:
             weights |= self.head.named_weights("lm_head")
         elif self.head.weight is not self.table:
             weights["model.embed_tokens.weight"] = (self.table, self.head.weight)
         if self.positions is not None:
             weights["model.embed_positions.weight"] = (self.positions,)
+        if self.token_types is not None:
+            weights["model.embed_token_types.weight"] = (self.token_types,)
+        if self.norm is not None:
+            weights |= self.norm.named_weights("model.embed_norm")
         return weights
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from shmllm.models.packed import PACKINGS, Packing
 from shmllm.models.quantized import Allocate, Int8Matrix, QuantizedMatrix
 from shmllm.models.shares import Share
+from shmllm.models.table_rows import RowsOfTable
 
 QUANTIZATIONS: dict[str, type[Int8Matrix] | Packing] = {
     "int8": Int8Matrix,
@@ -218,7 +219,7 @@ class Elsewhere:
 
 
 Matrix = WholeMatrix | MixedMatrix
-Destination = Matrix | TransposedMatrix | ShardedMatrix | Elsewhere
+Destination = Matrix | TransposedMatrix | ShardedMatrix | Elsewhere | RowsOfTable
 """What a tensor of a checkpoint is written to."""
 
 
@@ -234,13 +235,16 @@ def sharded(views: Sequence[Destination], shares: Sequence[Share]) -> tuple[Dest
     found: list[Destination] = []
     for view, share in zip(views, every, strict=True):
         assert not isinstance(view, ShardedMatrix | Elsewhere), "it is a share of a share"
-        found.append(view if share.is_whole else ShardedMatrix(view, share))
+        if isinstance(view, RowsOfTable) or share.is_whole:  # each rank has the whole head
+            found.append(view)
+        else:
+            found.append(ShardedMatrix(view, share))
     return tuple(found)
 
 
 def elsewhere_or(view: Destination) -> Destination:
     """Returns a view; if it has no memory, what stands for it."""
-    if isinstance(view, ShardedMatrix | Elsewhere) or view.device.type != "meta":
+    if isinstance(view, ShardedMatrix | Elsewhere | RowsOfTable) or view.device.type != "meta":
         return view
     return Elsewhere(view)
 
@@ -281,7 +285,7 @@ def _make(
 
 def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
     """Returns the parts whose formats differ, or the matrix itself."""
-    if isinstance(matrix, ShardedMatrix | Elsewhere):
+    if isinstance(matrix, ShardedMatrix | Elsewhere | RowsOfTable):
         matrix = matrix.own
     if isinstance(matrix, TransposedMatrix):
         return (matrix.packed,)
@@ -318,7 +322,7 @@ def _one_by_one(
 def matrix_of(views: Sequence[Destination]) -> Matrix:
     """Returns the only destination of a tensor that is not transposed."""
     (view,) = views
-    assert not isinstance(view, TransposedMatrix | ShardedMatrix | Elsewhere)
+    assert not isinstance(view, TransposedMatrix | ShardedMatrix | Elsewhere | RowsOfTable)
     return view
 
 

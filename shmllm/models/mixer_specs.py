@@ -39,8 +39,10 @@ class AttentionSpec:
         num_heads: the number of query heads, a multiple of `num_kv_heads`.
         num_kv_heads: the number of key heads, and of value heads.
         head_dim: the width of a head.
-        window: the number of positions that a token attends to, its own included; None: its own and
-            all before it.
+        window: the number of positions that a token attends to, its own included and those behind
+            it not; None: its own and all before it.
+        ahead: the number of positions behind its own that a token attends to; 0: none, the
+            attention is causal; None: all that the request has.
         rope: the rotation of queries and keys; None: they are not rotated.
         scale: the factor of the scores.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
@@ -61,6 +63,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+    ahead: int | None = 0
     rope: RopeConfig | None = None
     scale: float
     soft_cap: float | None = None

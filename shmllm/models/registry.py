@@ -5,6 +5,7 @@ This module must not import torch, nor a family before it is needed.
 
 from __future__ import annotations
 
+from enum import Enum
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,10 @@ from shmllm.errors import EngineStartError
 
 ARCHITECTURES: dict[str, str] = {
     "BambaForCausalLM": "bamba",
+    "BertForMaskedLM": "bert",
+    "BertForSequenceClassification": "bert",
+    "BertForTokenClassification": "bert",
+    "BertModel": "bert",
     "Cohere2ForCausalLM": "cohere2",
     "FalconMambaForCausalLM": "falcon_mamba",
     "Gemma2ForCausalLM": "gemma2",
@@ -57,7 +62,31 @@ ARCHITECTURES: dict[str, str] = {
     "YoutuForCausalLM": "youtu",
 }
 """For each name in a config.json's ``architectures``, the name of the family's module in this
-package."""
+package. Decoders without an LM head, such as "Qwen3Model" and "Qwen3ForSequenceClassification",
+belong to the family of those with one."""
+
+
+class Purpose(Enum):
+    """What an architecture computes of hidden states."""
+
+    GENERATE = "tokens, and vectors"
+    EMBED = "vectors"
+    CLASSIFY = "scores of classes"
+    CLASSIFY_TOKENS = "scores of classes, for each token"
+    REWARD = "rewards of each token"
+
+
+_PURPOSES = {
+    "ForSequenceClassification": Purpose.CLASSIFY,
+    "ForTokenClassification": Purpose.CLASSIFY_TOKENS,
+    "ForProcessRewardModel": Purpose.REWARD,
+    "ForRewardModel": Purpose.REWARD,
+    "TextModel": Purpose.EMBED,
+    "Model": Purpose.EMBED,
+}
+"""The ends of the names of architectures without an LM head."""
+
+_WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 TEXT_MODELS: dict[str, str] = {
     "KimiK25ForConditionalGeneration": "deepseek_v3",
@@ -99,6 +128,25 @@ def register_model(architecture: str, family: str) -> None:
     REGISTERED[architecture] = family
 
 
+def purpose_of(architecture: str) -> Purpose:
+    """Returns what an architecture computes of hidden states, by the end of its name."""
+    if architecture.endswith(_WITH_LM_HEAD) or architecture in REGISTERED:
+        return Purpose.GENERATE
+    ends = (purpose for end, purpose in _PURPOSES.items() if architecture.endswith(end))
+    return next(ends, Purpose.EMBED)
+
+
+def _without_head(architecture: str) -> str:
+    """Returns the name of the architecture that has the same layers and an LM head; the name itself
+    if there is none."""
+    for end in _PURPOSES:
+        stem = architecture.removesuffix(end)
+        if stem != architecture:
+            known = (f"{stem}{other}" for other in _WITH_LM_HEAD)
+            return next((name for name in known if name in ARCHITECTURES), architecture)
+    return architecture
+
+
 def find_family(architecture: str) -> Any:
     """Returns the module of a family. It has ``configure(fields)``, which returns a `ModelConfig`,
     and may have ``named_weights(weights, config)`` and ``module_weights(weights, config)``;
@@ -110,9 +158,10 @@ def find_family(architecture: str) -> Any:
     """
     if architecture in REGISTERED:
         return _find_registered(architecture, REGISTERED[architecture])
-    if architecture not in ARCHITECTURES:
+    name = architecture if architecture in ARCHITECTURES else _without_head(architecture)
+    if name not in ARCHITECTURES:
         raise EngineStartError(_unknown(architecture))
-    return import_module(f"shmllm.models.{ARCHITECTURES[architecture]}")
+    return import_module(f"shmllm.models.{ARCHITECTURES[name]}")
 
 
 def _find_registered(architecture: str, name: str) -> Any:

@@ -227,12 +227,15 @@ class LayerNorms:
         after_mixer: reads the mixer's output, before that is added to the stream.
         before_mlp: as `before_mixer`; a parallel layer has none.
         after_mlp: as `after_mixer`.
+        of_sums: whether the norms behind mixer and MLP read the stream with the output added, and
+            take the stream's place (Vaswani et al., 2017, section 3.1). There are no others then.
     """
 
     before_mixer: str | None = None
     after_mixer: str | None = None
     before_mlp: str | None = None
     after_mlp: str | None = None
+    of_sums: bool = False
 
 
 PRE_NORMS = LayerNorms(before_mixer="input_layernorm", before_mlp="post_attention_layernorm")

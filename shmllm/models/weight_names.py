@@ -11,10 +11,12 @@ RENAMED_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "backbone.": "model.",
+    "bert.": "",
     **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
+    **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm")},
 }
-"""What a prefix of a language model's weights stands for. Mamba's is "backbone"; the first files of
-GPT-2 have none."""
+"""What a prefix of a model's weights stands for. Mamba's is "backbone"; the first files of GPT-2,
+and those of models without an LM head, have none."""
 
 SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens

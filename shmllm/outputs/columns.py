@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 
@@ -24,24 +25,48 @@ class FinishReason(IntEnum):
         return None if self is FinishReason.NONE else self.name.lower()
 
 
+class Piece(NamedTuple):
+    """A part of the result of a pooling request: a vector, or rows of a matrix.
+
+    offset: where it begins among the bytes of the whole result.
+    data: float32, little-endian.
+    """
+
+    offset: int
+    data: bytes
+
+    def split(self, most_bytes: int) -> Iterator[Piece]:
+        """The same in pieces of at most `most_bytes`."""
+        for begin in range(0, len(self.data), most_bytes):
+            yield Piece(self.offset + begin, self.data[begin : begin + most_bytes])
+
+
 @dataclass(slots=True)
 class Embeddings:
-    """Vectors that a step made, each before the row that ends its request.
+    """What a step adds to the results of pooling requests; the last piece comes before the row that
+    ends its request.
 
     Attributes:
-        numbers: of the requests.
-        vectors: float32, little-endian.
+        numbers: of the requests, for each piece.
+        pieces: the pieces. One whose offset is not the end of the pieces before it takes the
+            place of what follows: the request was recomputed.
     """
 
     numbers: list[int] = field(default_factory=list)
-    vectors: list[bytes] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
 
     def parts(self, most_bytes: int) -> Iterator[Embeddings]:
-        """The same in pieces of at most `most_bytes`, or of one vector if that has more."""
-        size = max(most_bytes // max(map(len, self.vectors)), 1)
-        for begin in range(0, len(self.numbers), size):
-            end = begin + size
-            yield Embeddings(self.numbers[begin:end], self.vectors[begin:end])
+        """The same in several of at most `most_bytes` each."""
+        part, size = Embeddings(), 0
+        for number, whole in zip(self.numbers, self.pieces, strict=True):
+            for piece in whole.split(most_bytes):
+                if part.pieces and size + len(piece.data) > most_bytes:
+                    yield part
+                    part, size = Embeddings(), 0
+                part.numbers.append(number)
+                part.pieces.append(piece)
+                size += len(piece.data)
+        yield part
 
 
 @dataclass(slots=True)

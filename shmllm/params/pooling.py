@@ -18,13 +18,16 @@ TASKS = ("embed",)
 
 
 class PoolingType(IntEnum):
-    """The hidden states that the vector is made of.
+    """The hidden states that the result is made of.
 
     LAST: the hidden state of the last token. MEAN: the mean of the hidden states of all tokens.
+    CLS: the hidden state of the first token. ALL: a row for each token.
     """
 
     LAST = 1
     MEAN = 2
+    CLS = 3
+    ALL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +35,28 @@ class Pooling:
     """How the engine pools a prompt's hidden states, which it takes after the final norm.
 
     Attributes:
-        type: the hidden states that the vector is made of.
+        type: the hidden states that the result is made of.
         dimensions: the number of leading components to keep; 0 keeps all.
         normalize: whether to divide the vector, after truncation to `dimensions`, by its
             Euclidean norm.
-        reads_prefix_cache: whether prefix-cache hits may be used. Always False for MEAN, which
-            needs the hidden states of all tokens.
+        reads_prefix_cache: whether prefix-cache hits may be used. Always False for MEAN and CLS,
+            which need hidden states that are not cached; with ALL the tokens of a hit have no rows.
+        uses_head: whether the model's projection or classifier is applied, before `dimensions`.
+        second_segment: the index of the first token of the second text of a pair, for models whose
+            tokens have types; 0: there is none.
+        num_skipped: how many tokens at the beginning a mean leaves out.
     """
 
     type: PoolingType = PoolingType.LAST
     dimensions: int = 0
     normalize: bool = True
     reads_prefix_cache: bool = True
+    uses_head: bool = False
+    second_segment: int = 0
+    num_skipped: int = 0
 
     def __post_init__(self) -> None:
-        if self.type is PoolingType.MEAN and self.reads_prefix_cache:
+        if self.type in (PoolingType.MEAN, PoolingType.CLS) and self.reads_prefix_cache:
             object.__setattr__(self, "reads_prefix_cache", False)
 
 

@@ -26,6 +26,8 @@ NO_ROWS: LongArray = np.zeros(0, np.int64)
 Alternatives = int | LongArray
 """The alternatives to a row's own token whose log-probabilities it asks for: the number of most
 likely tokens, -1 for the whole vocabulary, or the token ids of `logprob_token_ids`."""
+NEVER = 2**31
+"""A position that no request reaches."""
 EMBEDDED = -1
 """The token id of a token whose embedding a prompt has given."""
 SAMPLED_FOR_ROW = -2
@@ -43,6 +45,7 @@ class StepInputs:
         token_ids: (T,) int64, token ids; SAMPLED_FOR_ROW - row for tokens that only the device
             knows.
         positions: (T,) int64, the position of each token in its request, from 0.
+        token_types: (T,) int64, 1 for the tokens of the second text of a pair, else 0.
         slot_mapping: (G, T) int64, the slot of the KV cache for each token's key and value in each
             group of layers.
         rows: (S,) int64, the row of each request.
@@ -57,6 +60,7 @@ class StepInputs:
 
     token_ids: LongArray
     positions: LongArray
+    token_types: LongArray
     slot_mapping: LongArray
     rows: LongArray
     first_tokens: LongArray
@@ -65,6 +69,15 @@ class StepInputs:
     sample_tokens: LongArray
     sample_rows: LongArray
     sample_positions: LongArray
+
+    def ends_of_keys(self, ahead: int | None) -> LongArray:
+        """Return (T,) int64, the position behind the last one that each token attends to.
+
+        Args:
+            ahead: how many positions behind its own a token attends to; None: all of its request.
+        """
+        ends = np.repeat(self.context_lens, self.counts)
+        return ends if ahead is None else np.minimum(ends, self.positions + ahead + 1)
 
 
 @dataclass(slots=True)
@@ -158,6 +171,7 @@ class InputBatch:
         self.top_p = np.ones(num_rows, np.float32)
         self.min_p = np.zeros(num_rows, np.float32)
         self.seeds = np.zeros(num_rows, np.uint64)
+        self._second_segments = np.full(num_rows, NEVER, np.int64)
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
         self._num_assigned = np.zeros(num_rows, np.int64)
@@ -194,6 +208,7 @@ class InputBatch:
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.seeds[row] = request.seed % 2**64
+        self._second_segments[row] = request.second_segment or NEVER
         self.logits_states.pop(row, None)
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)
@@ -271,6 +286,7 @@ class InputBatch:
         return StepInputs(
             token_ids=token_ids,
             positions=positions,
+            token_types=(positions >= self._second_segments[token_rows]).astype(np.int64),
             slot_mapping=self._slots(token_rows, positions),
             rows=rows,
             first_tokens=first_tokens,

@@ -72,6 +72,7 @@ class LoadedRunner(ABC):
         loaded: the model.
         ranks: the other ranks, which may have parts of the model.
         embeds_scale: the factor of prompts' embeddings; 1 if a step multiplies them itself.
+        head: computes the model's head; see `Pooler`.
 
     Attributes:
         info: what the engine reports about itself.
@@ -96,7 +97,12 @@ class LoadedRunner(ABC):
     shared_cache: SharedCache | None = None
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, ranks: Ranks, embeds_scale: float = 1.0
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        ranks: Ranks,
+        embeds_scale: float = 1.0,
+        head: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._loaded = loaded
@@ -107,7 +113,7 @@ class LoadedRunner(ABC):
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow(embeds_scale)
         self.masks = GrammarMasks(self._grammars, config.max_samples)
-        self.pooler = Pooler(config.num_rows, loaded.config.hidden_size)
+        self.pooler = Pooler(head)
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> SubmittedStep:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from shmllm.models.create import allocate_model, create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
+from shmllm.models.pooled import ModelUse, pooling_info, read_config
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
@@ -84,6 +85,25 @@ class LoadedModel:
         return f"the weights in {directory or self.load.directory}"
 
 
+def fit_to_model(config: EngineConfig) -> EngineConfig:
+    """Return the configuration that a model's attention allows: if tokens attend to those behind
+    them, a prompt is one step, and its keys and values are of no use to others."""
+    load = config.load
+    if load.model_impl == "transformers":
+        return config
+    model = read_config(Path(load.directory), _use_of(load))
+    if not model.both_ways:
+        return config
+    tokens = max(config.scheduler.max_num_batched_tokens, configured_length(load, model))
+    return replace(
+        config,
+        scheduler=replace(
+            config.scheduler, max_num_batched_tokens=tokens, long_prefill_token_threshold=0
+        ),
+        cache=replace(config.cache, enable_prefix_caching=False),
+    )
+
+
 def load_model(
     load: LoadConfig,
     pool: MemoryPool,
@@ -112,7 +132,7 @@ def load_model(
         from shmllm.worker.transformers_loading import load_module
 
         return load_module(load, pool, auto_dtype, check, on_progress)
-    config = ModelConfig.from_directory(Path(load.directory))
+    config = read_config(Path(load.directory), _use_of(load))
     max_model_len = configured_length(load, config)
     config = config.for_length(max_model_len).with_further(load.further_layers)
     if divide is not None:
@@ -136,6 +156,10 @@ def load_model(
     return LoadedModel(
         model, config, weights, dtype_name, max_model_len, quantization, packed, load, fill
     )
+
+
+def _use_of(load: LoadConfig) -> ModelUse:
+    return ModelUse(runner=load.runner, convert=load.convert, overrides=load.hf_overrides or {})
 
 
 def first_source(load: LoadConfig) -> Path | None:
@@ -213,12 +237,13 @@ def make_info(
         graphs=graphs,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
-        max_loras=config.lora.max_loras if config.lora.enable_lora else 0,
+        max_loras=config.lora.most_in_step,
         speculative_method=config.speculative.method or "",
         speculative_model=config.speculative.model or "",
         num_speculative_tokens=config.speculative.most_drafted,
         role=config.shared_kv.role,
         shared_kv_cache_bytes=config.shared_kv.num_bytes or 0,
+        pooling=pooling_info(model, Path(config.load.directory), _use_of(config.load)),
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 
@@ -235,7 +260,8 @@ def _most_common_format(model: DecoderModel) -> str:
 
 def configured_length(load: LoadConfig, model: ModelConfig) -> int:
     """Return the most tokens of a request that the options and the model allow."""
-    length = load.max_model_len or model.max_position_embeddings
+    longest = model.max_position_embeddings
+    length = load.max_model_len or min(model.usual_length or longest, longest)
     if length > model.max_position_embeddings:
         raise EngineStartError(
             f"max_model_len {length:,} exceeds the {model.max_position_embeddings:,} positions "

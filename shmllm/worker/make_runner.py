@@ -21,7 +21,7 @@ from shmllm.plugins.entry_points import load_general_plugins, search_also
 from shmllm.shared_kv.disk_folder import check_directory
 from shmllm.worker.load_processors import load_processor_classes
 from shmllm.worker.loaded_runner import LoadedRunner
-from shmllm.worker.loading import Progress
+from shmllm.worker.loading import Progress, fit_to_model
 
 
 def make_runner(
@@ -45,7 +45,7 @@ def make_runner(
         load_connector_class(config.plugins.kv_connector)  # here, as weights take longer to read
     named = replace(config.plugins, logits_processors=tuple(classes))
     began_s = time.time()
-    runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
+    runner = _make_runner(fit_to_model(replace(config, plugins=named)), on_load, on_capture)
     runner.began_s = began_s
     if classes:
         try:

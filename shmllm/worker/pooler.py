@@ -1,33 +1,44 @@
-"""Computes the vectors of pooling requests from hidden states.
+"""Pools hidden states into the results of pooling requests: a vector, or a row for each token.
 
-This module owns the running sum of each row, since a prompt may take several steps. Sums and norms
-are float64 and the vectors float32, whatever the model's dtype.
+This module owns the running sums of means, since a prompt may take several steps. Sums and norms
+are float64 and the results float32, whatever the model's dtype.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from shmllm.core.plan import StepPlan
+from shmllm.core.plan import Pool, StepPlan
+from shmllm.outputs.columns import Piece
 from shmllm.params.pooling import PoolingType
 from shmllm.worker.batch import StepInputs
+
+Rows = npt.NDArray[np.floating[Any]]
+
+SMALLEST_NORM = 1e-12
+"""The smallest norm that a row is divided by, as in torch's normalize."""
+FLOAT_BYTES = 4
+NOTHING = Piece(0, b"")
 
 
 class Pooler:
     """Pools hidden states.
 
     Args:
-        num_rows: the largest number of requests that run at once.
-        hidden_size: elements in a hidden state.
+        head: computes the projection or the classifier of float32 rows, [rows, hidden] -> [rows,
+            width]; None: the model has none.
     """
 
-    def __init__(self, num_rows: int, hidden_size: int) -> None:
-        self._num_rows = num_rows
-        self._hidden_size = hidden_size
-        self._sums: torch.Tensor | None = None
+    def __init__(self, head: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        self._head = head
+        self._sums: dict[int, Rows] = {}
 
-    def __call__(self, hidden: torch.Tensor, inputs: StepInputs, plan: StepPlan) -> list[bytes]:
+    def __call__(self, hidden: torch.Tensor, inputs: StepInputs, plan: StepPlan) -> list[Piece]:
         """Pool the hidden states of a step.
 
         Args:
@@ -36,58 +47,75 @@ class Pooler:
             plan: the step's plan, with the requests to pool.
 
         Returns:
-            A float32 vector as bytes for each pooling request whose prompt ends with this step,
-            in the order of `plan.pools`.
+            For each of `plan.pools`, in that order, what the step adds to its result.
         """
-        self._add_up(
-            [p.index for p in plan.pools if p.pooling.type is PoolingType.MEAN], hidden, inputs
-        )
-        ending = [pool for pool in plan.pools if pool.is_last]
-        if not ending:
-            return []
-        indices = np.array([pool.index for pool in ending])
-        last_tokens = inputs.first_tokens[indices] + inputs.counts[indices] - 1
-        vectors = hidden[torch.from_numpy(last_tokens)].double()
-        for place, pool in enumerate(ending):
-            if pool.pooling.type is PoolingType.MEAN:
-                assert self._sums is not None
-                row, length = inputs.rows[pool.index], inputs.context_lens[pool.index]
-                vectors[place] = self._sums[row] / float(length)
+        pooled = [self._pool(hidden, inputs, pool) for pool in plan.pools]
+        if self._head is not None:
+            self._apply_head(pooled, plan)
         return [
-            _finish(vector, pool.pooling.dimensions, pool.pooling.normalize)
-            for vector, pool in zip(vectors, ending, strict=True)
+            self._finish(rows, pool, inputs) for rows, pool in zip(pooled, plan.pools, strict=True)
         ]
 
     @property
     def workspace_bytes(self) -> int:
         """The memory of the sums."""
-        return 0 if self._sums is None else self._sums.nbytes
+        return sum(each.nbytes for each in self._sums.values())
 
     def drop_workspace(self) -> None:
         """Free the sums: a request that is recomputed begins with its first token again."""
-        self._sums = None
+        self._sums.clear()
 
-    def _add_up(self, indices: list[int], hidden: torch.Tensor, inputs: StepInputs) -> None:
-        if not indices:
+    def _pool(self, hidden: torch.Tensor, inputs: StepInputs, pool: Pool) -> Rows:
+        """Return the rows that the step adds for a request, before the head."""
+        first, count = int(inputs.first_tokens[pool.index]), int(inputs.counts[pool.index])
+        begin, end = first, first + count
+        match pool.pooling.type:
+            case PoolingType.MEAN:
+                return self._mean(hidden[begin:end], inputs, pool)
+            case PoolingType.LAST:
+                begin = end - 1 if pool.is_last else end
+            case PoolingType.CLS:
+                end = begin if inputs.positions[first] else begin + 1
+        rows: Rows = hidden[begin:end].float().cpu().numpy()
+        return rows
+
+    def _mean(self, hidden: torch.Tensor, inputs: StepInputs, pool: Pool) -> Rows:
+        row, skipped = int(inputs.rows[pool.index]), pool.pooling.num_skipped
+        start = int(inputs.positions[inputs.first_tokens[pool.index]])
+        before = [self._sums.pop(row)[None]] if start else []
+        rows = hidden[max(skipped - start, 0) :].double().cpu().numpy()
+        # numpy adds row after row, so that the result does not depend on the chunks' sizes.
+        total = np.add.reduce(np.concatenate([*before, rows]), axis=0)
+        if not pool.is_last:
+            self._sums[row] = total
+            return np.empty((0, len(total)))
+        length = int(inputs.context_lens[pool.index]) - skipped
+        mean: Rows = total[None] / max(length, 1)
+        return mean
+
+    def _apply_head(self, pooled: list[Rows], plan: StepPlan) -> None:
+        """Replace rows of requests that use the head by its results."""
+        assert self._head is not None, "the model has a head"
+        users = [i for i, pool in enumerate(plan.pools) if pool.pooling.uses_head]
+        counts = [len(pooled[i]) for i in users]
+        if not sum(counts):
             return
-        if self._sums is None:
-            self._sums = torch.zeros(
-                self._num_rows, self._hidden_size, dtype=torch.float64, device=hidden.device
-            )
-        for index in indices:
-            first, count = int(inputs.first_tokens[index]), int(inputs.counts[index])
-            row = int(inputs.rows[index])
-            before = (
-                self._sums[row] if inputs.positions[first] else torch.zeros_like(self._sums[row])
-            )
-            states = torch.cat([before[None], hidden[first : first + count].double()])
-            # numpy adds row after row, so that the result does not depend on the chunks' sizes.
-            self._sums[row] = torch.from_numpy(np.add.reduce(states.cpu().numpy(), axis=0))
+        rows = np.concatenate([pooled[i] for i in users]).astype(np.float32, copy=False)
+        results = self._head(torch.from_numpy(rows)).cpu().numpy()
+        for i, part in zip(users, np.split(results, np.cumsum(counts)[:-1]), strict=True):
+            pooled[i] = part
 
-
-def _finish(vector: torch.Tensor, dimensions: int, normalize: bool) -> bytes:
-    if dimensions:
-        vector = vector[:dimensions]
-    if normalize:
-        vector = vector / vector.norm().clamp_min(1e-12)
-    return bytes(vector.float().cpu().numpy().tobytes())
+    def _finish(self, rows: Rows, pool: Pool, inputs: StepInputs) -> Piece:
+        if not len(rows):
+            return NOTHING
+        pooling, offset = pool.pooling, 0
+        if pooling.dimensions:
+            rows = rows[:, : pooling.dimensions]
+        if pooling.type is PoolingType.ALL:
+            start = int(inputs.positions[inputs.first_tokens[pool.index]])
+            offset = start * rows.shape[1] * FLOAT_BYTES
+        if pooling.normalize:
+            rows = rows.astype(np.float64)
+            norms = np.sqrt(np.add.reduce(rows * rows, axis=1, keepdims=True))
+            rows = rows / np.maximum(norms, SMALLEST_NORM)
+        return Piece(offset, rows.astype(np.float32, copy=False).tobytes())

@@ -28,7 +28,7 @@ from shmllm.core.request import RequestStatus
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.errors import EngineDeadError, EngineStartError, RequestError
 from shmllm.ipc.device_memory import LocalSharing
-from shmllm.outputs.columns import FinishReason, OutputColumns
+from shmllm.outputs.columns import FinishReason, OutputColumns, Piece
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
 from shmllm.params.request import EngineCoreRequest
@@ -345,13 +345,15 @@ class FakeRunner:
     def compile_grammar(self, text: str) -> CompiledGrammar:
         return self.grammars.setdefault(text, Future())
 
-    def _pool(self, plan: StepPlan) -> list[bytes]:
+    def _pool(self, plan: StepPlan) -> list[Piece]:
         """The fingerprints that pooling requests with complete prompts are read from."""
-        complete = [pool.index for pool in plan.pools if pool.is_last]
         return [
-            repr(self.context(plan.rows[index], plan.starts[index] + plan.counts[index])).encode()
-            for index in complete
+            Piece(0, self._read(plan, pool.index) if pool.is_last else b"") for pool in plan.pools
         ]
+
+    def _read(self, plan: StepPlan, index: int) -> bytes:
+        context = self.context(plan.rows[index], plan.starts[index] + plan.counts[index])
+        return repr(context).encode()
 
     def context(self, row: int, length: int) -> list[int]:
         """The fingerprints that each group's layers read at the last of `length` positions."""

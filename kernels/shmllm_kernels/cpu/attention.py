@@ -1,4 +1,5 @@
-"""Causal attention of a step's tokens over the paged keys and values of their requests.
+"""Attention of a step's tokens over the paged keys and values of their requests: over those up to
+their own positions, or up to ends that each of them has.
 
 A piece of work is a tile of one request's queries with one key-value head; each query head that
 shares it adds a row. If a request has a single query, each split of its context is a piece, and a
@@ -146,7 +147,7 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _find_tile(step, requests, heads, window, piece):
+def _find_tile(step, requests, heads, window, ends, piece):
     """Returns the tile of queries of a piece."""
     num_kv_heads = word(heads, at.NUM_KV_HEADS)
     index, kv_head = piece // num_kv_heads, piece % num_kv_heads
@@ -165,10 +166,14 @@ def _find_tile(step, requests, heads, window, piece):
     count = word(word(requests, 1), request)
     num_queries = min(per_tile, count - first)
     position = word(word(requests, 2), request) - count + first
+    first_token = word(word(requests, 0), request) + first
     first_key = max(position - window + 1, 0) if window > 0 else 0
     last_key = position + num_queries - 1
+    if ends != 0:
+        ends += 8 * first_token
+        last_key = word(ends, num_queries - 1) - 1
     return QueryTile(
-        word(word(requests, 0), request) + first,
+        first_token,
         position,
         num_queries,
         kv_head,
@@ -176,6 +181,7 @@ def _find_tile(step, requests, heads, window, piece):
         max(first_key, index * SPLIT_KEYS) if has_splits else first_key,
         min(last_key, (index + 1) * SPLIT_KEYS - 1) if has_splits else last_key,
         word(word(requests, 7), request) + index if has_splits else -1,
+        ends,
     )
 
 
@@ -223,7 +229,7 @@ def _attend_chunk(scratch, state, rows, padded, tile, heads, window, cap, first_
         group = RowGroup(
             tile.first_position, row, scratch.query + 4 * row * head_dim,
             state.out + 4 * row * padded, state.weight_sums + 4 * row * LANES,
-            state.max_scores + 4 * row, scratch.scores, scratch.factors,
+            state.max_scores + 4 * row, scratch.scores, scratch.factors, tile.ends,
         )  # fmt: skip
         if size == 6:
             _attend_6(group, chunk, kind)
@@ -259,7 +265,7 @@ def _attend_split(scratch, state, rows, padded, tile, heads, cache, window, cap,
 def _attend(operands, piece, thread, num_threads, stored, kind):
     step, requests, heads = word(operands, 0), word(operands, 1), word(operands, 2)
     cache, window = word(operands, 7), word(operands, 8)
-    tile = _find_tile(step, requests, heads, window, piece)
+    tile = _find_tile(step, requests, heads, window, word(operands, 14), piece)
     head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
     per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
     rows = tile.num_queries * per_kv
@@ -343,6 +349,9 @@ Operands (addresses, if not marked as numbers; strides in bytes):
        from `word_of_float`)
     12 sinks: weights [num_heads], each the score of a key without a value, or 0 for none
     13 memory for the states of splits, `split_states_bytes`
+    14 ends: int64 [tokens], the position behind the last one that each token attends to, at most
+       the length of its request; those of a request's tokens never decrease. 0: each attends to its
+       own position and none behind it
 """
 
 MERGE_SPLITS = {kinds: Kernel(_count_merges, _merge_splits, *kinds) for kinds in at.KINDS}

@@ -27,6 +27,7 @@ class QueryTile(NamedTuple):
     first_key: int  # the first and the last position that any of the queries attends to
     last_key: int
     split: int  # if the tile is one split of a context: its index in the step; else -1
+    ends: int  # address of the ends of the keys that the queries see; 0: none behind its position
 
 
 @compiled

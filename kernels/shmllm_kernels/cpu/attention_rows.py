@@ -15,7 +15,7 @@ from shmllm_kernels.cpu.attention_tiles import (
     score_tile,
 )
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import floats
+from shmllm_kernels.cpu.memory import floats, word
 from shmllm_kernels.cpu.simd import LANES
 from shmllm_kernels.cpu.softmax import cap_scores, weigh
 
@@ -36,6 +36,7 @@ class RowGroup(NamedTuple):
     max_scores: int  # float32 [rows]
     scores: int  # scratch memory of SCORES_BYTES
     factors: int  # scratch memory of FACTORS_BYTES
+    ends: int  # of the keys that each of the tile's queries sees, int64; 0: it sees none behind it
 
 
 class KeyChunk(NamedTuple):
@@ -62,6 +63,13 @@ class KeyChunk(NamedTuple):
 def _first_visible(position, window):
     """Returns the first position that the token at ``position`` attends to."""
     return max(position - window + 1, 0) if window > 0 else 0
+
+
+@compiled
+def _end_of_keys(group, chunk, row):
+    """Returns the position behind the last one that a row of the tile attends to."""
+    query = row // chunk.heads_per_kv
+    return word(group.ends, query) if group.ends != 0 else group.first_position + query + 1
 
 
 def _make_score(num_rows: int):
@@ -107,7 +115,8 @@ def _make_weigh_rows(num_rows: int):
             first_visible = _first_visible(position, chunk.window)
             factors[i] = weigh(
                 group.scores + i * SCORES_STRIDE + 4 * LANES * first, end - first,
-                chunk.keys_per_vector, key - first_visible, position - first_visible + 1,
+                chunk.keys_per_vector, key - first_visible,
+                _end_of_keys(group, chunk, group.row + i) - first_visible,
                 group.max_scores + 4 * i, group.weight_sums + 4 * LANES * i,
             )  # fmt: skip
 
@@ -154,9 +163,8 @@ def _make_attend_group(num_rows: int):
     @compiled
     def attend_group(group, chunk, kind):
         first_position = group.first_position + group.row // chunk.heads_per_kv
-        last_position = group.first_position + (group.row + num_rows - 1) // chunk.heads_per_kv
         first_key = max(_first_visible(first_position, chunk.window), chunk.first_key)
-        end_key = min(last_position + 1, chunk.end_key)
+        end_key = min(_end_of_keys(group, chunk, group.row + num_rows - 1), chunk.end_key)
         if first_key >= end_key:
             return
         whole = chunk.keys_per_vector

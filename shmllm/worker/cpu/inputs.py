@@ -44,10 +44,11 @@ class CpuInputs:
         max_samples: the largest number of tokens at which a step samples; None: one for each
             request.
         memory: what the ranks of a group share the inputs in; None: there are none.
+        aheads: the different values of `AttentionSpec.ahead`.
 
     Attributes:
-        token_ids, positions: (max_tokens,) int64, as in `StepInputs`. A negative token id means
-            that the token's embedding is in the buffer already.
+        token_ids, positions, token_types: (max_tokens,) int64, as in `StepInputs`. A negative token
+            id means that the token's embedding is in the buffer already.
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens: (max_requests,) int64, as in `StepInputs`.
         sample_tokens: (max_samples,) int64, likewise.
@@ -63,14 +64,17 @@ class CpuInputs:
         num_groups: int,
         max_samples: int | None = None,
         memory: SharedArrays | None = None,
+        aheads: Collection[int | None] = (0,),
     ) -> None:
         self._memory = memory or Alone()
         words = self._memory.array
         self._counts = words("counts of a step", len(COUNTS))
-        self.token_ids, self.positions = (
-            words("token_ids", max_tokens),
-            words("positions", max_tokens),
+        self.token_ids, self.positions, self.token_types = (
+            words(name, max_tokens) for name in ("token_ids", "positions", "token_types")
         )
+        self._ends = {
+            ahead: words(f"ends of {ahead} ahead", max_tokens) for ahead in aheads if ahead != 0
+        }
         self.slot_mapping = words("slot_mapping", num_groups, max_tokens)
         self.rows, self.first_tokens, self.counts, self.context_lens = (
             words(name, max_requests) for name in ("rows", "first_tokens", "counts", "context_lens")
@@ -100,6 +104,11 @@ class CpuInputs:
         """Return the address of the int64 that holds one of COUNTS."""
         return int(self._counts.ctypes.data) + 8 * COUNTS.index(count)
 
+    def address_of_ends(self, ahead: int | None) -> int:
+        """Return the address of the (max_tokens,) int64 positions behind the last one that each
+        token attends to, in layers with this `AttentionSpec.ahead`; 0: they are causal."""
+        return 0 if ahead == 0 else int(self._ends[ahead].ctypes.data)
+
     def fill(self, inputs: StepInputs) -> None:
         """Copy a step's inputs to the addresses that the kernels read, after all ranks have left
         the step before."""
@@ -109,6 +118,9 @@ class CpuInputs:
         self._counts[:3] = num_tokens, num_requests, num_samples
         self.token_ids[:num_tokens] = inputs.token_ids
         self.positions[:num_tokens] = inputs.positions
+        self.token_types[:num_tokens] = inputs.token_types
+        for ahead, ends in self._ends.items():
+            ends[:num_tokens] = inputs.ends_of_keys(ahead)
         self.slot_mapping[:, :num_tokens] = inputs.slot_mapping
         self.rows[:num_requests] = inputs.rows
         self.first_tokens[:num_requests] = inputs.first_tokens

@@ -16,9 +16,11 @@ from shmllm.config.engine import EngineConfig, LoadConfig
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets
+from shmllm.models.model import Model
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.heads import CpuHead
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.pipeline import CpuPipeline
@@ -93,6 +95,13 @@ def make_lora(config: EngineConfig, loaded: LoadedModel, group: Group) -> CpuLor
     max_tokens = config.scheduler.max_num_batched_tokens
     targets, sizes = LoraTargets(model), (lora.max_loras, lora.max_lora_rank, max_tokens)
     return CpuLora(targets, *sizes, dtype, group)
+
+
+def make_head(model: Model, num_threads: int) -> CpuHead | None:
+    """Make what computes the head behind pooling; None: the model has none."""
+    if not isinstance(model, DecoderModel) or model.head is None:
+        return None
+    return CpuHead(model.head, model.config.hidden_size, num_threads)
 
 
 def make_program(

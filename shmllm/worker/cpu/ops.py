@@ -34,6 +34,7 @@ from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.latent_attention import LatentAttentionOps
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.mamba import MambaOps
+from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, dtype_name, kind_of, weights_of
 from shmllm.worker.cpu.states import States
@@ -49,7 +50,7 @@ from shmllm_kernels.cpu.attention import (
 from shmllm_kernels.cpu.attention_state import LOG2_E
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
-from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM, SCALE
+from shmllm_kernels.cpu.norms import ADD, SCALE
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     EMBED,
@@ -206,13 +207,16 @@ class CpuOps:
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         out, table = self._buffers.embeds, embedding.table
         inputs, positions = self._inputs, embedding.positions
+        if positions is not None:
+            positions = positions[embedding.first_position :]
         numbers, table_scales = weights_of(table)
         rows = [inputs.token_ids.ctypes.data, numbers.data_ptr(), out.data_ptr(), table.shape[1]]
         scales = [word_of_float(embedding.scale), word_of_float(embedding.embeds_scale)]
         learned = [inputs.positions.ctypes.data, _address(positions)]
         first = embedding.first_token
         own = [first, first + table.shape[0]]
-        operands, dtype = [*rows, *scales, *learned, *own], kind_of(table)
+        types = [inputs.token_types.ctypes.data, _address(embedding.token_types)]
+        operands, dtype = [*rows, *scales, *learned, *own, *types], kind_of(table)
         if isinstance(table, QuantizedMatrix):
             self._record("embed", EMBED_PACKED[table.kind, dtype], *operands, table_scales)
         else:
@@ -230,7 +234,7 @@ class CpuOps:
     ) -> Tensor:
         if norm is not None:
             out = self._buffers.normed
-            self._record_norm(f"add_{norm.spec.kind}_norm", x, residual, norm, out, scale)
+            record_norm(self._kernels, self._num_tokens, x, residual, norm, out, scale)
             return out
         if x is not None:
             addresses = [x.data_ptr(), residual.data_ptr()]
@@ -249,7 +253,7 @@ class CpuOps:
         return embeds
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        self._record_norm(f"{norm.spec.kind}_norm", None, x, norm, x, 1.0)
+        record_norm(self._kernels, self._num_tokens, None, x, norm, x)
         return x
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
@@ -289,7 +293,7 @@ class CpuOps:
             requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
             spec.window or 0, self._scratch.data_ptr(), self._scratch.shape[1],
             word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
-            self._split_states.data_ptr(),
+            self._split_states.data_ptr(), self._inputs.address_of_ends(spec.ahead),
         ]  # fmt: skip
         self._record("attend", ATTEND[kinds], *operands)
         self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
@@ -361,17 +365,6 @@ class CpuOps:
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         return self._experts.experts(x, routing, moe, shared)
-
-    def _record_norm(
-        self, label: str, x: Tensor | None, residual: Tensor, norm: Norm, out: Tensor, scale: float
-    ) -> None:
-        addresses = [_address(x), residual.data_ptr(), norm.weight.data_ptr(), out.data_ptr()]
-        sizes = [out.shape[1], word_of_float(norm.spec.eps), word_of_float(scale)]
-        if norm.spec.kind == "rms":
-            kernels, last = ADD_RMS_NORM, word_of_float(norm.spec.offset)
-        else:
-            kernels, last = ADD_LAYER_NORM, _address(norm.bias)
-        self._record(label, kernels[kind_of(norm.weight)], *addresses, *sizes, last)
 
     def _record_rope_tables(self, rope: RopeConfig) -> None:
         frequencies = inverse_frequencies(rope)

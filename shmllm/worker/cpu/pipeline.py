@@ -111,7 +111,8 @@ class _Slot:
             self._every = np.arange(max_tokens)
             record_gather(self.kernels, num_tokens, self._every, found, self.hidden)
             record_gather(self.kernels, num_samples, self.inputs.sample_tokens, found, rows)
-            model.logits(CpuLogitsOps(self.kernels, products, num_samples, self.logits), rows)
+            if config.lm_head:
+                model.logits(CpuLogitsOps(self.kernels, products, num_samples, self.logits), rows)
         link.publish()
         self.ending = KernelProgram(1)
         Link(self.ending, name, group, self.step).wait_for_last()
@@ -178,7 +179,7 @@ class CpuPipeline:
         self._scoring_step = group.array("scoring step", 1)
         self._scoring = KernelProgram(num_threads)
         link = Link(self._scoring, "scoring", group, self._scoring_step)
-        if model.config.stage.is_last:
+        if model.config.stage.is_last and model.config.lm_head:
             products = Products(self._scoring, self.buffers.rounded, activation_dtype, uses_tiles)
             num_scored = int(self._num_scored.ctypes.data)
             ops = CpuLogitsOps(self._scoring, products, num_scored, self._scored_logits)

@@ -88,8 +88,9 @@ class CpuProgram:
         self.instructions = instruction_of(activation_dtype, uses_tiles)
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.all_attentions}
+        aheads = {each.ahead for each in model.config.attentions}
         self.inputs = CpuInputs(
-            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples, group
+            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples, group, aheads
         )
         self.buffers = CpuBuffers(
             model.config, max_tokens, batch.max_samples, activation_dtype, group
@@ -104,6 +105,15 @@ class CpuProgram:
             batch.block_tables, lora, meetings,
         )  # fmt: skip
         self._hidden = model.forward(self._ops)
+        if model.config.lm_head:
+            self._record_logits(model, num_threads, activation_dtype, uses_tiles)
+
+    def _record_logits(
+        self, model: DecoderModel, num_threads: int, activation_dtype: str, uses_tiles: bool
+    ) -> None:
+        """Record the logits of the tokens that a step samples at, and those of any rows."""
+        group, meetings = self._group, self._meetings
+        products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
         num_samples = self.inputs.address_of("num_samples")
         rows, logits, own = self.buffers.sampled, self.buffers.logits, model.config.own_tokens
         record_gather(self._kernels, num_samples, self.inputs.sample_tokens, self._hidden, rows)

@@ -25,6 +25,7 @@ from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
+from shmllm.worker.cpu.make_program import make_head
 from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
@@ -125,7 +126,7 @@ class CpuRunner(LoadedRunner):
             ranks = NoRanks(config.num_threads or len(os.sched_getaffinity(0)))
         self._part = part = CpuPart(config, ranks.memory, ranks.num_threads, on_progress)
         loaded = part.loaded
-        super().__init__(config, loaded, ranks)
+        super().__init__(config, loaded, ranks, head=make_head(loaded.model, ranks.num_threads))
         self.kv_groups = part.shape.groups
         size = smallest(ranks.together(part.size_cache, "size_cache"))
         self._vocab_size = loaded.config.vocab_size

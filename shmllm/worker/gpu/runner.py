@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan, StepResult
+from shmllm.outputs.columns import Piece
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.gpu.device import Device
@@ -141,7 +142,7 @@ class GpuStep:
         result.prompt_logprobs, result.vectors, result.device_ns = scores, vectors, device_ns
         return result
 
-    def _pool(self) -> list[bytes]:
+    def _pool(self) -> list[Piece]:
         if self._pooled is None:
             return []
         (states,) = self._pooled.arrays()

@@ -1,0 +1,60 @@
+"""What an engine computes of prompts beside tokens, or instead of them: vectors, scores, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PoolingTask = Literal["embed", "token_embed", "classify", "token_classify"]
+"""What is computed of a prompt: an embedding, one of each token, scores of classes, or such scores
+of each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingInfo:
+    """
+    Attributes:
+        tasks: what the model can compute; empty: the engine was started to generate only.
+        task: the one that a call without a task means.
+        pooling_type: which hidden states make a vector: "CLS", "LAST" or "MEAN".
+        normalize: whether embeddings have the length 1 unless a request says otherwise.
+        embedding_size: the width of an embedding.
+        head: "projection": embeddings go through one; "classifier"; empty: neither.
+        activation: what makes scores of a classifier's logits: "sigmoid", "softmax" or "none".
+        labels: the names of the classes, by index.
+        both_ways: whether tokens attend to those behind them, so that a prompt is one step.
+        generates: whether the engine generates tokens.
+        matryoshka: whether the model was trained for truncated embeddings.
+        matryoshka_dimensions: the widths that it was trained for; empty: any.
+        prompts: texts that belong before texts of some use, by the name of the use.
+        default_prompt: the name of the one that sentence-transformers takes unless told otherwise;
+            empty: none.
+        include_prompt: whether a mean has the tokens of such a prompt.
+        token_types: whether tokens of the second text of a pair have another type.
+    """
+
+    tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")
+    task: PoolingTask = "embed"
+    pooling_type: str = "LAST"
+    normalize: bool = True
+    embedding_size: int = 0
+    head: str = ""
+    activation: str = "none"
+    labels: tuple[str, ...] = ()
+    both_ways: bool = False
+    generates: bool = True
+    matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    include_prompt: bool = True
+    token_types: bool = False
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> PoolingInfo:
+        """Returns what `dataclasses.asdict` and JSON have made a dict of."""
+        tuples = {
+            name: tuple(values[name]) for name in ("tasks", "labels", "matryoshka_dimensions")
+        }
+        return cls(**{**values, **tuples})

@@ -1,0 +1,111 @@
+"""BERT: tokens attend to all of their text, norms behind the additions, learned positions, types of
+tokens. A classifier reads the first token through the pooler (Devlin et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.head_specs import DenseSpec, HeadNormSpec, HeadSpec
+from shmllm.models.pooled import classifier, read_labels
+from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
+from shmllm.models.registry import Purpose, purpose_of
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+
+if TYPE_CHECKING:
+    from shmllm.models.layers import NamedWeights
+
+NORMS = LayerNorms(
+    after_mixer="attention.output.LayerNorm", after_mlp="output.LayerNorm", of_sums=True
+)
+
+_NAMES = {
+    "model.layers.": "encoder.layer.",
+    "model.embed_tokens.": "embeddings.word_embeddings.",
+    "model.embed_positions.": "embeddings.position_embeddings.",
+    "model.embed_token_types.": "embeddings.token_type_embeddings.",
+    "model.embed_norm.": "embeddings.LayerNorm.",
+    ".self_attn.q_proj.": ".attention.self.query.",
+    ".self_attn.k_proj.": ".attention.self.key.",
+    ".self_attn.v_proj.": ".attention.self.value.",
+    ".self_attn.o_proj.": ".attention.output.dense.",
+    ".mlp.up_proj.": ".intermediate.dense.",
+    ".mlp.down_proj.": ".output.dense.",
+}
+
+
+def configure(fields: Fields) -> ModelConfig:
+    head = _HEADS.get(purpose_of(str(fields.values["architectures"][0])))
+    return replace(
+        read_encoder(fields),
+        head=None if head is None else head(fields),
+        num_token_types=fields.integer("type_vocab_size", 2),
+        skipped_prefixes=("pooler.", "cls.") if head is None else ("cls.",),
+    )
+
+
+def read_encoder(fields: Fields) -> ModelConfig:
+    """Returns the configuration of BERT's layers and embeddings, without types and a head."""
+    kind = fields.values.get("position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise fields.error(f"position_embedding_type {kind!r} is not supported")
+    if fields.flag("is_decoder", False):
+        raise fields.error("is_decoder True is not supported")
+    plain = {"num_key_value_heads": None, "head_dim": None}  # BERT has no such fields
+    fields = Fields(fields.values | plain, fields.where)
+    attention = replace(read_attention(fields, bias=True, output_bias=True), ahead=None)
+    mlp = MLPSpec(
+        inner=fields.integer("intermediate_size"),
+        activation=read_activation(fields, "hidden_act", "gelu"),
+        gated=False,
+        bias=True,
+    )
+    layer = LayerSpec(mixer=attention, mlp=mlp, norms=NORMS)
+    positions = fields.integer("max_position_embeddings", 512)
+    model = read_model(fields, [layer] * read_num_layers(fields), positions, tied=True)
+    return replace(
+        model,
+        norm=NormSpec(kind="layer", eps=fields.number("layer_norm_eps", 1e-12), bias=True),
+        num_learned_positions=positions,
+        embedding_norm=True,
+        final_norm=False,
+        lm_head=False,
+        pooling="CLS",
+        eos_token_ids=(),
+    )
+
+
+def _sequence_classifier(fields: Fields) -> HeadSpec:
+    width = fields.integer("hidden_size")
+    pooler = DenseSpec(
+        name="pooler.dense", inputs=width, outputs=width, bias=True, activation="tanh"
+    )
+    return with_labels(fields, pooler)
+
+
+def _token_classifier(fields: Fields) -> HeadSpec:
+    return with_labels(fields)
+
+
+def with_labels(
+    fields: Fields, *before: DenseSpec | HeadNormSpec, name: str = "classifier"
+) -> HeadSpec:
+    """Returns a classifier whose last step, with a row for each label, has this name."""
+    width, labels = fields.integer("hidden_size"), len(read_labels(fields))
+    return classifier(
+        fields, *before, DenseSpec(name=name, inputs=width, outputs=labels, bias=True)
+    )
+
+
+_HEADS = {Purpose.CLASSIFY: _sequence_classifier, Purpose.CLASSIFY_TOKENS: _token_classifier}
+
+
+def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    found: NamedWeights = {}
+    for name, views in weights.items():
+        for part, own in _NAMES.items():
+            name = name.replace(part, own)
+        found[name] = views
+    return found

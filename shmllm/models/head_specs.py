@@ -1,0 +1,76 @@
+"""What a model computes of pooled hidden states: projections, classifiers, reward heads.
+
+A head is a chain of products, activations and norms of rows; `heads.py` owns its weights. This
+module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shmllm.models.specs import NormSpec
+
+HeadActivation = Literal["none", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
+ScoreActivation = Literal["none", "sigmoid", "softmax"]
+HeadKind = Literal["projection", "classifier"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSpec:
+    """``act(x @ weight.T + bias)``.
+
+    Attributes:
+        name: the name of weight and bias in checkpoints.
+        inputs: the width of x.
+        outputs: the width of the result.
+        bias: whether there is a bias.
+        activation: the activation.
+        tokens: the tokens whose rows of the LM head are the rows of the weight; if there are two
+            and `outputs` is 1, it is the second minus the first, so that the sigmoid of the result
+            is the softmax of the two logits. Empty: a checkpoint has the weight itself.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    activation: HeadActivation = "none"
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNormSpec:
+    """A norm of rows.
+
+    Attributes:
+        name: the name of its weights in checkpoints.
+        width: the width of a row.
+        norm: what it computes.
+    """
+
+    name: str
+    width: int
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec:
+    """A head.
+
+    Attributes:
+        kind: "projection": its results are embeddings; "classifier": logits.
+        steps: its parts, in their order.
+        labels: the names of the classes, by index.
+        activation: what makes scores of logits.
+    """
+
+    kind: HeadKind
+    steps: tuple[DenseSpec | HeadNormSpec, ...]
+    labels: tuple[str, ...] = ()
+    activation: ScoreActivation = "none"
+
+    @property
+    def width(self) -> int:
+        """The width of its results."""
+        return [step.outputs for step in self.steps if isinstance(step, DenseSpec)][-1]

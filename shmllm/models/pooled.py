@@ -1,0 +1,254 @@
+"""What a model computes behind pooling: its head, from the architecture's name, config.json and the
+files of sentence-transformers, and what the options make of that.
+
+`registry.py` knows which family an architecture belongs to. Encoders say themselves what their
+heads consist of; those of decoders are here. This module must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from shmllm.config.pooling import PoolingInfo, PoolingTask
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig, read_fields
+from shmllm.models.fields import Fields
+from shmllm.models.head_specs import DenseSpec, HeadActivation, HeadSpec, ScoreActivation
+from shmllm.models.registry import Purpose, purpose_of
+from shmllm.models.sentence_files import DenseFile, SentenceFiles, read_sentence_files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUse:
+    """What a model is loaded for.
+
+    Attributes:
+        runner: "auto", "generate" or "pooling".
+        convert: "auto", "none", "embed" or "classify".
+        overrides: fields that take the place of those of config.json.
+    """
+
+    runner: str = "auto"
+    convert: str = "auto"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+def read_labels(fields: Fields) -> tuple[str, ...]:
+    """Returns the names of the classes, by index: ``id2label``, or as many as ``num_labels`` says,
+    which is 2 where neither is there."""
+    table: dict[str, Any] = fields.table("id2label")
+    count = len(table) or fields.integer("num_labels", 2)
+    return tuple(str(table.get(str(index), f"LABEL_{index}")) for index in range(count))
+
+
+def read_score_activation(fields: Fields, num_labels: int) -> ScoreActivation:
+    """Returns what makes scores of logits: the sigmoid for one label and for several that do not
+    exclude each other, the softmax for others, nothing for a regression."""
+    kind = fields.values.get("problem_type")
+    if kind is not None:
+        of_problems: dict[Any, ScoreActivation] = {
+            "regression": "none",
+            "single_label_classification": "softmax",
+            "multi_label_classification": "sigmoid",
+        }
+        if kind not in of_problems:
+            raise fields.error(f"problem_type {kind!r} is not known; known: {[*of_problems]}")
+        return of_problems[kind]
+    return "sigmoid" if num_labels == 1 else "softmax"
+
+
+def classifier(fields: Fields, *steps: Any) -> HeadSpec:
+    """Returns a classifier of these steps, with labels and activation from the fields."""
+    labels = read_labels(fields)
+    return HeadSpec(
+        kind="classifier",
+        steps=steps,
+        labels=labels,
+        activation=read_score_activation(fields, len(labels)),
+    )
+
+
+def read_config(directory: Path, use: ModelUse) -> ModelConfig:
+    """Returns a model's configuration, with what the architecture, sentence-transformers' files and
+    the options say of a head, of pooling and of the LM head.
+
+    Raises:
+        EngineStartError: see `ModelConfig.from_directory`; or they contradict each other, or ask
+            for what is not supported.
+    """
+    fields = read_fields(directory, use.overrides)
+    config = ModelConfig.from_fields(fields, directory)
+    purpose = purpose_of(config.architecture)
+    if config.head is None and purpose in _HEADS:
+        config = replace(config, head=_HEADS[purpose](fields, config.hidden_size))
+    files = read_sentence_files(directory)
+    if files is not None:
+        config = _with_sentence_files(config, fields, files)
+    return _converted(config, fields, use)
+
+
+def _score(fields: Fields, hidden_size: int) -> HeadSpec:
+    """The head of a decoder's sequence classifier."""
+    tokens = _tokens_of_classes(fields)
+    labels = len(read_labels(fields))
+    if tokens:
+        is_pair = fields.flag("is_original_qwen3_reranker", False)
+        if is_pair and len(tokens) != 2:
+            raise fields.error(f"classifier_from_token must have 2 tokens, got {len(tokens)}")
+        fields = Fields(
+            fields.values | {"num_labels": 1 if is_pair else len(tokens), "id2label": None},
+            fields.where,
+        )
+        labels = len(read_labels(fields))
+    dense = DenseSpec(name="score", inputs=hidden_size, outputs=labels, tokens=tokens)
+    return classifier(fields, dense)
+
+
+def _tokens_of_classes(fields: Fields) -> tuple[int, ...]:
+    """Returns the ids of the tokens whose texts ``classifier_from_token`` has; empty without it."""
+    names: Any = fields.values.get("classifier_from_token")
+    if names is None:
+        return ()
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise fields.error(f"'classifier_from_token' must be a list of tokens, not {names!r}")
+    path = Path(fields.where).parent / "tokenizer.json"
+    if not path.is_file():
+        raise fields.error(f"'classifier_from_token' needs {path}, which does not exist")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    vocabulary = tokenizer.get_vocab()
+    if unknown := [name for name in names if name not in vocabulary]:
+        raise fields.error(f"classifier_from_token: {unknown[0]!r} is no token")
+    return tuple(vocabulary[name] for name in names)
+
+
+def _token_score(fields: Fields, hidden_size: int) -> HeadSpec:
+    """The head of a decoder's token classifier."""
+    labels = len(read_labels(fields))
+    return classifier(
+        fields, DenseSpec(name="score", inputs=hidden_size, outputs=labels, bias=True)
+    )
+
+
+def _reward(fields: Fields, hidden_size: int) -> HeadSpec:
+    """The head of a reward model: two projections (Qwen2.5-Math-RM and -PRM)."""
+    is_process = "Process" in str(fields.values.get("architectures"))
+    labels = fields.integer("num_labels", 2 if is_process else 1)
+    fields = Fields(fields.values | {"num_labels": labels, "id2label": None}, fields.where)
+    first = DenseSpec(
+        name="score.0", inputs=hidden_size, outputs=hidden_size, bias=True, activation="relu"
+    )
+    last = DenseSpec(name="score.2", inputs=hidden_size, outputs=labels, bias=True)
+    return replace(classifier(fields, first, last), activation="softmax" if is_process else "none")
+
+
+_HEADS: dict[Purpose, Callable[[Fields, int], HeadSpec]] = {
+    Purpose.CLASSIFY: _score,
+    Purpose.CLASSIFY_TOKENS: _token_score,
+    Purpose.REWARD: _reward,
+}
+
+
+def _with_sentence_files(config: ModelConfig, fields: Fields, files: SentenceFiles) -> ModelConfig:
+    if config.head is not None and config.head.kind == "classifier":
+        activation: Any = files.activation or config.head.activation
+        return replace(config, head=replace(config.head, activation=activation))
+    if files.dense:
+        width = config.hidden_size
+        for dense in files.dense:
+            if dense.in_features != width:
+                raise fields.error(
+                    f"{dense.prefix} reads {dense.in_features} numbers, and gets {width}"
+                )
+            width = dense.out_features
+        steps = tuple(map(_dense_of, files.dense))
+        config = replace(config, head=HeadSpec(kind="projection", steps=steps))
+    return replace(
+        config,
+        pooling=files.pooling or config.pooling,
+        normalizes=files.normalize,
+        usual_length=files.max_seq_length,
+    )
+
+
+def _dense_of(file: DenseFile) -> DenseSpec:
+    return DenseSpec(
+        name=f"{file.prefix}.linear",
+        inputs=file.in_features,
+        outputs=file.out_features,
+        bias=file.bias,
+        activation=cast(HeadActivation, file.activation),
+    )
+
+
+def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> PoolingInfo:
+    """Returns what a model with this configuration computes of prompts.
+
+    Args:
+        config: what `read_config` returned.
+        directory: the model's.
+        use: what it was loaded for.
+    """
+    fields, files = read_fields(directory, use.overrides), read_sentence_files(directory)
+    head, files = config.head, files or SentenceFiles(prompts={})
+    is_classifier = head is not None and head.kind == "classifier"
+    tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")
+    if is_classifier:
+        tasks = "classify", "token_classify"
+    if use.runner == "generate":
+        tasks = ()
+    return PoolingInfo(
+        tasks=tasks,
+        task=_default_task(config, tasks, files),
+        pooling_type=config.pooling,
+        normalize=config.normalizes,
+        embedding_size=config.hidden_size if head is None or is_classifier else head.width,
+        head="" if head is None else head.kind,
+        activation="none" if head is None else head.activation,
+        labels=() if head is None else head.labels,
+        both_ways=config.both_ways,
+        generates=config.lm_head,
+        matryoshka=bool(
+            fields.flag("is_matryoshka", False) or fields.values.get("matryoshka_dimensions")
+        ),
+        matryoshka_dimensions=_dimensions(fields),
+        prompts=files.prompts,
+        default_prompt=files.default_prompt or "",
+        include_prompt=files.include_prompt,
+        token_types=config.num_token_types > 1,
+    )
+
+
+def _default_task(
+    config: ModelConfig, tasks: tuple[PoolingTask, ...], files: SentenceFiles
+) -> PoolingTask:
+    per_token = purpose_of(config.architecture) in (Purpose.CLASSIFY_TOKENS, Purpose.REWARD)
+    if "classify" in tasks:
+        return "token_classify" if per_token else "classify"
+    return "token_embed" if files.task == "token_embed" else "embed"
+
+
+def _dimensions(fields: Fields) -> tuple[int, ...]:
+    """Returns ``matryoshka_dimensions``, which may be absent."""
+    values = fields.values.get("matryoshka_dimensions") or []
+    if not isinstance(values, list) or not all(type(each) is int and each > 0 for each in values):
+        raise fields.error(f"'matryoshka_dimensions' must be a list of numbers, not {values!r}")
+    return tuple(values)
+
+
+def _converted(config: ModelConfig, fields: Fields, use: ModelUse) -> ModelConfig:
+    has_classifier = config.head is not None and config.head.kind == "classifier"
+    if use.runner == "generate" and not config.lm_head:
+        raise EngineStartError(
+            f"runner='generate' is not possible: {config.architecture} has no LM head"
+        )
+    if use.convert == "embed" and has_classifier:
+        config = replace(config, head=None)
+    elif use.convert == "classify" and not has_classifier:
+        config = replace(config, head=_score(fields, config.hidden_size))
+    is_pooling = use.runner == "pooling" or use.convert in ("embed", "classify")
+    return replace(config, lm_head=config.lm_head and not is_pooling)
