@@ -23,6 +23,7 @@ from shmllm.worker.gpu.draft_model import DraftModelResources
 from shmllm.worker.gpu.draft_resources import DraftResources
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup, GpuMeetings, NoMeetings
+from shmllm.worker.gpu.heads import make_head
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.multi_token_prediction import FurtherResources
@@ -109,8 +110,17 @@ class StepResources:
         sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
         last_tokens = sampler.last_tokens
-        inputs = GpuInputs(tokens, rows, samples, max_blocks, num_groups, last_tokens, device)
+        aheads = dict.fromkeys(each.ahead for each in model.attentions if each.ahead != 0)
         sizes = tokens, rows, samples
+        inputs = GpuInputs(
+            *sizes,
+            max_blocks,
+            num_groups,
+            last_tokens,
+            device,
+            tuple(aheads),
+            model.num_token_types > 0,
+        )
         deterministic = config.load.deterministic
         buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)
         meetings = NoMeetings()
@@ -172,18 +182,23 @@ class StepResources:
         scorer = self.sampler.scorer
         if not self.meetings.has_rest:
             program.begin()
-            program.compute_logits(hidden[: scorer.rows_at_once])
+            if model.lm_head:
+                program.compute_logits(hidden[: scorer.rows_at_once])
             return
         self.sampler.warm_up(logits)
         # If all rows ask, no row is copied to leave out others.
         scorer.run_largest(logits, max(len(logits) - 1, 1), self.max_logprobs)
         program.begin()
-        of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
-        scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
-        del of_prompt
+        if model.lm_head:
+            of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
+            scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
+            del of_prompt
         if self.has_processors:  # the logits of their batch, what they return, and a copy of it
             torch.empty((3, *logits.shape), dtype=torch.float32, device=logits.device)
         hidden.float()  # of pooling requests
+        head = make_head(self.loaded.model, self.device)
+        if head is not None:
+            head(torch.zeros(tokens, model.hidden_size))
         if self.drafts is not None:
             self.drafts.run_largest(cache)
 
