@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import as_list
+from shmllm.frontend.text.truncation import AS_MANY_AS_FIT, Side, Truncation
 from shmllm.params.unknown_options import reject_unknown_options
-
-Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
@@ -29,24 +28,15 @@ class TokenizationKwargs:
     truncation_side: Side = "left"
     add_special_tokens: bool = True
 
-    def cut(self, token_ids: list[int], most: int) -> list[int]:
-        """The tokens that remain, of which at most `most` fit.
+    def truncation(self) -> Truncation | None:
+        """How prompts are cut; None if they are not.
 
         Raises:
-            RequestError: more tokens are to remain than fit.
+            RequestError: the side is no side.
         """
         kept = self.truncate_prompt_tokens
-        if kept is None:
-            return token_ids
-        if type(kept) is not int or not -1 <= kept <= most:
-            raise RequestError(
-                f"truncate_prompt_tokens must be -1 or a whole number up to {most}, got {kept!r}",
-                parameter="truncate_prompt_tokens",
-                value=kept,
-            )
-        kept = most if kept == -1 else kept
-        is_left = self.truncation_side == "left"
-        return token_ids[max(len(token_ids) - kept, 0) :] if is_left else token_ids[:kept]
+        truncation = Truncation(AS_MANY_AS_FIT if kept is None else kept, self.truncation_side)
+        return None if kept is None else truncation
 
 
 def tokenize(
@@ -70,9 +60,6 @@ def tokenize(
     reject_unknown_options("tokenization_kwargs", given, TokenizationKwargs.__dataclass_fields__)
     values = {name: value for name, value in given.items() if value is not None}
     wanted = TokenizationKwargs(**{"truncation_side": "left" if min_room else "right"} | values)
-    if wanted.truncation_side not in ("left", "right"):
-        side = wanted.truncation_side
-        raise RequestError(f"truncation_side must be 'left' or 'right', got {side!r}")
     most = front_end.info.max_model_len - min_room
     return [_tokenize_one(front_end, prompt, wanted, most) for prompt in as_list(prompts)]
 
@@ -86,9 +73,17 @@ def _tokenize_one(front_end: FrontEnd, prompt: Any, wanted: TokenizationKwargs, 
     if not isinstance(text, str):
         ids = prompt if not fields else ids
     elif ids is None:
-        add = wanted.add_special_tokens
-        ids = front_end.tokenizer.encode(text, add_special_tokens=add)
+        ids = _encode(front_end, text, wanted, most)
     if not isinstance(ids, list | tuple):
         return prompt  # no valid prompt; the LLM says what is wrong with it
-    cut = {"prompt_token_ids": wanted.cut(list(ids), most)}
-    return fields | cut | ({"prompt": text} if isinstance(text, str) else {})
+    truncation = wanted.truncation()
+    cut = list(ids) if truncation is None else truncation.of_tokens(list(ids), most)
+    fields |= {"prompt_token_ids": cut}
+    return fields | ({"prompt": text} if isinstance(text, str) else {})
+
+
+def _encode(front_end: FrontEnd, text: str, wanted: TokenizationKwargs, most: int) -> list[int]:
+    truncation = wanted.truncation()
+    cut = {} if truncation is None else truncation.of_text(most)
+    add = wanted.add_special_tokens
+    return front_end.tokenizer.encode_batch([text], add_special_tokens=add, **cut)[0]

@@ -17,6 +17,7 @@ from shmllm.frontend.prompt_embeds import PLACEHOLDER, check_params, read_embeds
 from shmllm.frontend.replies.formats import ReplyFormat, ReplyFormats
 from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.truncation import Truncation
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -260,6 +261,7 @@ class InputProcessor:
         params: Sequence[SamplingParams],
         names: Sequence[str] | None = None,
         min_room: int = 1,
+        truncation: Truncation | None = None,
     ) -> list[PreparedRequest]:
         """Check all prompts and tokenize those that are text.
 
@@ -268,16 +270,17 @@ class InputProcessor:
             params: one for each.
             names: what errors call each; None counts them.
             min_room: tokens that have to be left for the output.
+            truncation: how prompts that are too long are cut; None refuses them. Special tokens
+                that the tokenizer adds to a text remain.
 
         Raises:
-            RequestError: names the prompt.
+            RequestError: names the prompt; or the truncation is not allowed.
         """
         if names is None:
             names = [f"prompt {i}" for i in range(len(prompts))]
             names = names if len(names) > 1 else ["the prompt"] * len(names)
         parsed = [_parse(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
-        texts = [p.text or "" for p in parsed if p.token_ids is None]
-        encoded = iter(self._encode(texts, names, parsed) if texts else ())
+        tokenized = self._tokenize(names, parsed, min_room, truncation)
         params = [
             own if item.reply_format is None else item.reply_format.constrain(name, own)
             for name, item, own in zip(names, parsed, params, strict=True)
@@ -285,8 +288,7 @@ class InputProcessor:
         # Most requests of a batch share their parameters; each are checked once.
         checked = {id(own): self._checks.check(own) for own in {id(p): p for p in params}.values()}
         requests = []
-        for name, item, own in zip(names, parsed, params, strict=True):
-            ids = next(encoded) if item.token_ids is None else item.token_ids
+        for name, item, own, ids in zip(names, parsed, params, tokenized, strict=True):
             if item.embeds is not None:
                 self._take_embeds(name, item, own)
                 ids = [PLACEHOLDER] * len(item.embeds)
@@ -311,11 +313,34 @@ class InputProcessor:
         item.embeds = read_embeds(name, item.embeds, self._info.hidden_size)
         item.cache_salt = salt_with(item.embeds, item.cache_salt)
 
+    def _tokenize(
+        self,
+        names: Sequence[str],
+        parsed: list[_Parsed],
+        min_room: int,
+        truncation: Truncation | None,
+    ) -> list[list[int]]:
+        """The token ids of each prompt; none for embeddings."""
+        texts = [p.text or "" for p in parsed if p.token_ids is None]
+        if truncation is None:
+            encoded = iter(self._encode(texts, names, parsed) if texts else ())
+            return [next(encoded) if p.token_ids is None else p.token_ids for p in parsed]
+        for name, item in zip(names, parsed, strict=True):
+            if item.embeds is not None:
+                raise RequestError(f"{name} consists of embeddings, which cannot be truncated")
+        most = self._info.max_model_len - min_room
+        cut = truncation.of_text(most)
+        encoded = iter(self._encode(texts, names, parsed, **cut) if texts else ())
+        return [
+            next(encoded) if p.token_ids is None else truncation.of_tokens(p.token_ids, most)
+            for p in parsed
+        ]
+
     def _encode(
-        self, texts: list[str], names: Sequence[str], parsed: list[_Parsed]
+        self, texts: list[str], names: Sequence[str], parsed: list[_Parsed], **cut: Any
     ) -> list[list[int]]:
         try:
-            return self._tokenizer.encode_batch(texts)
+            return self._tokenizer.encode_batch(texts, **cut)
         except RequestError:
             for name, item in zip(names, parsed, strict=True):
                 _require_unicode(name, item.text or "")

@@ -151,7 +151,7 @@ def test_prompts_are_cut(llm: Any) -> None:
     assert len(tokens(llm.embed(long, tokenization_kwargs=given, use_tqdm=False))) == most
     outputs = llm.embed(PROMPTS[1], tokenization_kwargs={"truncate_prompt_tokens": 2})
     assert tokens(outputs) == whole[:2]
-    with pytest.raises(RequestError, match=f"a whole number up to {most - 1}") as caught:
+    with pytest.raises(RequestError, match=f"a whole number from 1 to {most - 1}") as caught:
         cut(truncate_prompt_tokens=most)
     assert caught.value.parameter == "truncate_prompt_tokens"
     with pytest.raises(TypeError, match="truncate_prompt_tokens"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shmllm.frontend.text.tokenizer_backend import (
     TokenizerBackend,
     load_backend,
 )
+from shmllm.frontend.text.truncation import Side
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -62,6 +64,20 @@ def _bytes_of(token: str) -> bytes:
         # An added token is stored as plain text. The decoder outputs it unchanged if one of its
         # characters is outside the alphabet.
         return token.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPair:
+    """The tokens of two texts that a model reads together.
+
+    Attributes:
+        ids: the token ids, with the special tokens of the tokenizer's template for pairs.
+        second_segment: the index of the first token of token type 1, which all tokens behind it
+            have, too; 0 if all have type 0, or if transformers gives the model no types.
+    """
+
+    ids: list[int]
+    second_segment: int
 
 
 class Tokenizer:
@@ -138,21 +154,86 @@ class Tokenizer:
             raise _text_error(text, "text", error) from error
 
     def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        side: Side = "right",
     ) -> list[list[int]]:
         """The token ids of several texts, computed on all cores if the library supports it.
 
+        Args:
+            texts: the texts.
+            add_special_tokens: whether each gets the special tokens of the tokenizer's template.
+            max_length: the number of tokens, special ones included, to which longer texts are
+                cut; the special tokens remain. None cuts nothing.
+            side: the side that is cut.
+
         Raises:
-            RequestError: a text is not a str, or cannot be encoded as UTF-8. The message
-                contains its position.
+            RequestError: a text is not a str, or cannot be encoded as UTF-8; the message contains
+                its position. Or there are more special tokens than may remain.
+        """
+        if max_length is not None:
+            self._check_room(max_length, add_special_tokens, is_pair=False)
+        try:
+            return self._backend.encode_batch(texts, add_special_tokens, max_length, side)
+        except (TypeError, UnicodeError) as error:
+            _blame_text({f"text {index}": text for index, text in enumerate(texts)}, error)
+            raise
+
+    def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        max_length: int | None = None,
+        side: Side = "right",
+    ) -> list[EncodedPair]:
+        """The tokens of pairs of texts, with the special tokens and the token types of the
+        tokenizer's template for pairs.
+
+        Args:
+            pairs: the pairs.
+            max_length: the number of tokens, special ones included, to which longer pairs are cut;
+                the special tokens remain. The longer text is cut first, until both are equally
+                long ("longest_first" of transformers). None cuts nothing.
+            side: the side of each text that is cut.
+
+        Raises:
+            RequestError: as for `encode_batch`.
+        """
+        if max_length is not None:
+            self._check_room(max_length, add_special_tokens=True, is_pair=True)
+        try:
+            encoded = self._backend.encode_pairs(pairs, max_length, side)
+        except (TypeError, UnicodeError) as error:
+            named = enumerate(pairs)
+            texts = {f"text {i} of pair {n}": t for n, pair in named for i, t in enumerate(pair)}
+            _blame_text(texts, error)
+            raise
+        return [EncodedPair(ids, types.index(1) if 1 in types else 0) for ids, types in encoded]
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The token ids of a text, and of each token the half-open range of characters of the text
+        that it stands for; (0, 0) for special tokens.
+
+        Raises:
+            RequestError: `text` is not a str, or cannot be encoded as UTF-8; or the tokenizing
+                library does not know ranges.
         """
         try:
-            return self._backend.encode_batch(texts, add_special_tokens)
+            return self._backend.encode_offsets(text)
         except (TypeError, UnicodeError) as error:
-            for position, text in enumerate(texts):
-                if not isinstance(text, str) or _LONE_SURROGATE.search(text):
-                    raise _text_error(text, f"text {position}", error) from error
-            raise
+            raise _text_error(text, "text", error) from error
+
+    def _check_room(self, max_length: int, add_special_tokens: bool, *, is_pair: bool) -> None:
+        needed = self._backend.num_special_tokens(is_pair=is_pair) if add_special_tokens else 0
+        if max_length < max(needed, 1):
+            raise RequestError(
+                f"a {'pair' if is_pair else 'text'} cannot be cut to {max_length} tokens: the "
+                f"tokenizer adds {needed} special tokens; keep at least {max(needed, 1)}",
+                parameter="truncate_prompt_tokens",
+                value=max_length,
+            )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Unknown ids add nothing."""
@@ -231,6 +312,13 @@ class Tokenizer:
             content_format=chat_template_content_format,
             variables=self.special_tokens | kwargs,
         )
+
+
+def _blame_text(texts: Mapping[str, object], cause: Exception) -> None:
+    """Raise RequestError if one of these texts, by their names, is why tokenizing failed."""
+    for name, text in texts.items():
+        if not isinstance(text, str) or _LONE_SURROGATE.search(text):
+            raise _text_error(text, name, cause) from cause
 
 
 def _text_error(text: object, what: str, cause: Exception) -> RequestError:

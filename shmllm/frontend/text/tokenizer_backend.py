@@ -7,6 +7,7 @@ know requests or chat templates.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ import tokenizers
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
+from shmllm.frontend.text.truncation import Side, remaining
 
 FAST_FILE = "tokenizer.json"
 FALLBACK_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
@@ -30,11 +32,17 @@ _NAMED_SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_TOKEN_TYPES = "token_type_ids"
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
 class TokenizerBackend(Protocol):
     """The methods of a tokenizing library that Tokenizer uses. Unknown ids decode to nothing.
+
+    With a `max_length`, texts that have more tokens, special ones included, are cut on a side; the
+    template's special tokens remain. Pairs are cut by the strategy "longest_first", and come as
+    token ids and token types, which are empty if the model gets none.
 
     Attributes:
         byte_level: whether the vocabulary is byte-level, like GPT-2's.
@@ -47,19 +55,36 @@ class TokenizerBackend(Protocol):
     added_tokens: Mapping[str, int]
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]: ...
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        max_length: int | None = None,
+        side: Side = "right",
+    ) -> list[list[int]]: ...
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], max_length: int | None, side: Side
+    ) -> list[tuple[list[int], list[int]]]: ...
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
+    def num_special_tokens(self, *, is_pair: bool) -> int: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
     def id_to_token(self, token_id: int) -> str | None: ...
 
 
 class FastBackend:
-    """A `tokenizers.Tokenizer` without truncation and padding, even if its file has them."""
+    """A `tokenizers.Tokenizer` without truncation and padding, even if its file has them.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    Args:
+        tokenizer: the tokenizer.
+        token_types: whether the model gets the token types that its template gives pairs.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -> None:
         _allow_forks()
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._token_types = token_types
         self.byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(each for each, token in added.items() if token.special)
@@ -70,11 +95,38 @@ class FastBackend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        max_length: int | None = None,
+        side: Side = "right",
+    ) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
         )
-        return [encoding.ids for encoding in encodings]
+        # The library's own truncation is a state of the tokenizer, which threads share.
+        return [_cut(encoding, max_length, side, encoding.ids) for encoding in encodings]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], max_length: int | None, side: Side
+    ) -> list[tuple[list[int], list[int]]]:
+        # `encode_batch_fast` gives the second text type 0 if the tokenizer has no template.
+        encodings = self._tokenizer.encode_batch(list(pairs))
+        return [
+            (
+                _cut(encoding, max_length, side, encoding.ids),
+                _cut(encoding, max_length, side, encoding.type_ids) if self._token_types else [],
+            )
+            for encoding in encodings
+        ]
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self._tokenizer.encode(text)
+        return encoding.ids, encoding.offsets
+
+    def num_special_tokens(self, *, is_pair: bool) -> int:
+        return self._tokenizer.num_special_tokens_to_add(is_pair)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -90,6 +142,7 @@ class TransformersBackend:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._by_side: dict[Side, Any] = {}
         self._known_ids = frozenset(tokenizer.get_vocab().values())
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.added_tokens: Mapping[str, int] = dict(tokenizer.get_added_vocab())
@@ -97,8 +150,45 @@ class TransformersBackend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        return [self.encode(text, add_special_tokens) for text in texts]
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        max_length: int | None = None,
+        side: Side = "right",
+    ) -> list[list[int]]:
+        if max_length is None:
+            return [self.encode(text, add_special_tokens) for text in texts]
+        encode = self._cutting(side).encode
+        cut = {"truncation": True, "max_length": max_length}
+        return [list(encode(text, add_special_tokens=add_special_tokens, **cut)) for text in texts]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], max_length: int | None, side: Side
+    ) -> list[tuple[list[int], list[int]]]:
+        tokenizer = self._cutting(side)
+        cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+        encoded = [tokenizer(first, second, **cut) for first, second in pairs]
+        return [(list(each["input_ids"]), list(each.get(_TOKEN_TYPES, ()))) for each in encoded]
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        raise RequestError(
+            f"this tokenizer does not say which characters a token stands for: a {FAST_FILE} is "
+            "needed, and this model has none"
+        )
+
+    def num_special_tokens(self, *, is_pair: bool) -> int:
+        number: int = self._tokenizer.num_special_tokens_to_add(pair=is_pair)
+        return number
+
+    def _cutting(self, side: Side) -> Any:
+        """A copy of the tokenizer that cuts on this side. The side is an attribute, so one for
+        both sides would be changed by a thread while another one reads it."""
+        if side not in self._by_side:
+            tokenizer = copy.copy(self._tokenizer)
+            tokenizer.truncation_side = side
+            self._by_side[side] = tokenizer
+        return self._by_side[side]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(
@@ -129,14 +219,40 @@ class NoBackend:
             "pass token ids, or start it without that option"
         )
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        max_length: int | None = None,
+        side: Side = "right",
+    ) -> list[list[int]]:
         return [self.encode(text, add_special_tokens) for text in texts]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], max_length: int | None, side: Side
+    ) -> list[tuple[list[int], list[int]]]:
+        return [(self.encode(first, True), []) for first, _ in pairs]
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return self.encode(text, True), []
+
+    def num_special_tokens(self, *, is_pair: bool) -> int:
+        return 0
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return ""
 
     def id_to_token(self, token_id: int) -> str | None:
         return None
+
+
+def _cut(
+    encoding: tokenizers.Encoding, max_length: int | None, side: Side, values: list[int]
+) -> list[int]:
+    """The values of those tokens that remain."""
+    if max_length is None or len(values) <= max_length:
+        return values
+    return [values[each] for each in remaining(encoding.sequence_ids, max_length, side)]
 
 
 def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
@@ -154,7 +270,8 @@ def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
             raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
-        return FastBackend(tokenizer), _named_special_tokens(directory)
+        backend = FastBackend(tokenizer, token_types=_has_token_types(directory))
+        return backend, _named_special_tokens(directory)
     if any((directory / name).is_file() for name in FALLBACK_FILES):
         return _load_with_transformers(directory)
     raise EngineStartError(
@@ -177,8 +294,23 @@ def _load_with_transformers(directory: Path) -> tuple[TokenizerBackend, dict[str
             f"({type(error).__name__}: {one_line(error)})"
         ) from error
     if isinstance(inner, tokenizers.Tokenizer):
-        return FastBackend(inner), names
+        token_types = _TOKEN_TYPES in getattr(tokenizer, "model_input_names", ())
+        return FastBackend(inner, token_types=token_types), names
     return TransformersBackend(tokenizer), names
+
+
+def _has_token_types(directory: Path) -> bool:
+    """Whether transformers gives the model the token types that the template gives pairs.
+
+    It does if the "model_input_names" of the tokenizer's file or, without them, of its class have
+    them. The generic classes do not; of others, those whose models have types (BERT's) do, and the
+    templates of the rest give all tokens type 0.
+    """
+    config = read_json_object(directory / "tokenizer_config.json")
+    names = config.get("model_input_names")
+    if isinstance(names, list):
+        return _TOKEN_TYPES in names
+    return config.get("tokenizer_class") not in _GENERIC_CLASSES
 
 
 def _named_special_tokens(directory: Path) -> dict[str, str]:

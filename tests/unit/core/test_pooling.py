@@ -42,9 +42,10 @@ class Bench:
         plan = self.scheduler.schedule()
         for columns in self.scheduler.apply(plan, self.runner.execute(plan)).values():
             if columns.embeddings is not None:
-                self.vectors |= zip(
-                    columns.embeddings.numbers, columns.embeddings.vectors, strict=True
-                )
+                for number, piece in zip(
+                    columns.embeddings.numbers, columns.embeddings.pieces, strict=True
+                ):
+                    self.vectors[number] = piece.data
             for row, count in zip(columns.cached_rows, columns.cached_counts, strict=True):
                 self.cached[columns.numbers[row]] = count
             tokens = iter(columns.token_ids)

@@ -23,7 +23,8 @@ def make_core(*, seed=0, caching=True, budget=64, num_seqs=8, **changes):
         CacheConfig(enable_prefix_caching=caching),
         SchedulerConfig(num_seqs, budget),
     )
-    return EngineCore(config, FakeRunner(info(**changes)))
+    facts = info(enable_prefix_caching=caching, **changes)
+    return EngineCore(config, FakeRunner(facts))
 
 
 def run(core, clients=(0,)):

@@ -66,9 +66,10 @@ class Engine:
                 count = len(scored.ranks)
                 positions += range(scored.first, scored.first + count)
             if columns.embeddings is not None:
-                self.vectors |= zip(
-                    columns.embeddings.numbers, columns.embeddings.vectors, strict=True
-                )
+                for number, piece in zip(
+                    columns.embeddings.numbers, columns.embeddings.pieces, strict=True
+                ):
+                    self.vectors[number] = piece.data
             tokens = iter(columns.token_ids)
             rows = zip(columns.numbers, columns.counts, columns.finishes, strict=True)
             for number, count, finish in rows:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.encoder_tokenizers import CORPUS, our_tokenizer
 from support.fakes import info
 
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import InputProcessor, as_list, match_params
 from shmllm.frontend.model_files import resolve_model
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.truncation import Truncation
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsParams
@@ -274,3 +276,41 @@ def test_a_structured_output_is_sent_as_a_grammar():
 def test_a_constraint_needs_a_tokenizer_file(processor):
     with pytest.raises(RequestError, match=r"structured_outputs need the model's tokenizer\.json"):
         prepare(processor, [1], structured_outputs=StructuredOutputsParams(regex="a"))
+
+
+def truncated(processor, prompts, truncation, min_room=0):
+    requests = processor.prepare(
+        prompts, [SamplingParams()] * len(prompts), min_room=min_room, truncation=truncation
+    )
+    return [request.prompt_token_ids for request in requests]
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen"])
+def test_truncation_cuts_text_and_token_ids(kind):
+    tokenizer = our_tokenizer(kind)
+    processor = InputProcessor(tokenizer, info(vocab_size=VOCAB_SIZE, max_model_len=16))
+    long = " ".join(CORPUS)
+    prompts = ["fox", long, [*range(30)], {"prompt": "text", "prompt_token_ids": [*range(20)]}]
+    whole = tokenizer.encode(long)
+    cut = truncated(processor, prompts, Truncation(6))
+    assert cut[0] == tokenizer.encode("fox")
+    assert cut[1] == [*whole[:5], whole[-1]]  # the token that ends a text remains
+    assert cut[2:] == [[*range(6)], [*range(6)]]
+    cut = truncated(processor, prompts, Truncation(6, "left"))
+    assert cut[1][-5:] == whole[-5:]
+    assert cut[2:] == [[*range(24, 30)], [*range(14, 20)]]
+    assert [len(ids) for ids in truncated(processor, prompts[1:], Truncation())] == [16] * 3
+    assert [len(ids) for ids in truncated(processor, prompts[1:], Truncation(), 1)] == [15] * 3
+
+
+def test_truncation_that_is_not_allowed_is_refused():
+    processor = InputProcessor(our_tokenizer("bert"), info(max_model_len=16))
+    with pytest.raises(RequestError, match="from 1 to 16, got 17"):
+        truncated(processor, ["fox"], Truncation(17))
+    with pytest.raises(RequestError, match="adds 2 special tokens"):
+        truncated(processor, ["fox"], Truncation(1))
+    with pytest.raises(RequestError, match="prompt 1 is not valid Unicode"):
+        truncated(processor, ["fox", "\ud800"], Truncation(4))
+    embeds = {"prompt_embeds": np.zeros((3, 8), np.float32)}
+    with pytest.raises(RequestError, match="the prompt consists of embeddings"):
+        truncated(processor, [embeds], Truncation(4))
