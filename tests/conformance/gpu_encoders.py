@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conformance.gpu_engine import Engine
 from support.gpu_steps import GpuSteps
 from support.reference_models import draw_weights
@@ -21,9 +23,13 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
 from shmllm.config.graphs import CudaGraphMode, GraphConfig
 from shmllm.models.config import ModelConfig
+from shmllm.models.head_specs import DenseSpec, HeadActivation, HeadNormSpec, HeadSpec
+from shmllm.models.heads import Head
+from shmllm.models.layers import Linear, Norm, Storage
+from shmllm.models.specs import NormSpec
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
-from shmllm.worker.gpu.heads import make_head
+from shmllm.worker.gpu.heads import GpuHead, make_head
 from shmllm.worker.loading import fit_to_model
 
 NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
@@ -40,6 +46,15 @@ TEXTS = {0: 11, 1: 1, 2: 9}
 SECOND_SEGMENTS = {0: 6, 2: 1}
 """By row, where the second text begins."""
 TOLERANCE = 1e-5
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -206,3 +221,32 @@ class EncoderEngineConformance:
         assert every.shape == (70, 3)
         for row in (0, 5, 69):
             assert torch.equal(head(rows[row : row + 1])[0], every[row])
+
+    def test_operations_of_heads(self, gpu_device) -> None:
+        """Each activation, and both norms, with weights of another dtype than that of the rows."""
+        bias = NormSpec(kind="layer", eps=1e-3, bias=True)
+        norms = [HeadNormSpec(name="norm", width=6, norm=kind) for kind in (bias, NormSpec())]
+        torch.manual_seed(5)
+        rows = torch.randn(3, 6)
+        for number, activation in enumerate(get_args(HeadActivation)):
+            dense = DenseSpec(name="it", inputs=6, outputs=6, bias=True, activation=activation)
+            spec = HeadSpec(kind="classifier", steps=(dense, norms[number % 2]))
+
+            def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+                return torch.randn(shape).to(gpu_device.torch_device, dtype)
+
+            head = Head(spec, 97, Storage(allocate, torch.float16))
+            product, norm = head.steps
+            assert isinstance(product, Linear)
+            assert isinstance(norm, Norm)
+            assert product.bias is not None
+            gpu_device.synchronize()
+            want = F.linear(rows, product.weight.cpu().float(), product.bias.cpu().float())
+            want = ACTIVATIONS[activation](want)
+            weight = norm.weight.cpu().float()
+            if norm.bias is None:
+                want = F.rms_norm(want, (6,), weight, norm.spec.eps)
+            else:
+                want = F.layer_norm(want, (6,), weight, norm.bias.cpu().float(), norm.spec.eps)
+            found = GpuHead(head, gpu_device)(rows)
+            torch.testing.assert_close(found, want, atol=TOLERANCE, rtol=TOLERANCE)

@@ -72,12 +72,12 @@ def _store(
     is_row,
     is_inside,
     scale,
-    first_ptr,
-    first_indices_ptr,
-    first_stride,
-    second_ptr,
-    second_indices_ptr,
-    second_stride,
+    one_ptr,
+    one_indices_ptr,
+    one_stride,
+    other_ptr,
+    other_indices_ptr,
+    other_stride,
     HAS_SCALE: tl.constexpr,
     NUM_LEARNED: tl.constexpr,
     IS_SHARE: tl.constexpr,
@@ -94,12 +94,10 @@ def _store(
     if NUM_LEARNED > 0:
         given = tl.load(out, mask=is_inside & (index == -1), other=0.0)
         total = tl.where(index == -1, given, values).to(tl.float32)
-        total += _learned(
-            first_ptr, first_indices_ptr, first_stride, row, column, is_row, is_inside
-        )
+        total += _learned(one_ptr, one_indices_ptr, one_stride, row, column, is_row, is_inside)
         if NUM_LEARNED > 1:
             total += _learned(
-                second_ptr, second_indices_ptr, second_stride, row, column, is_row, is_inside
+                other_ptr, other_indices_ptr, other_stride, row, column, is_row, is_inside
             )
         values = total.to(values.dtype)
         mask = is_inside & (found | (index == -1))
@@ -112,12 +110,12 @@ def _copy_rows(
     source_ptr,
     indices_ptr,
     last_tokens_ptr,
-    first_ptr,
-    first_indices_ptr,
-    first_stride,
-    second_ptr,
-    second_indices_ptr,
-    second_stride,
+    one_ptr,
+    one_indices_ptr,
+    one_stride,
+    other_ptr,
+    other_indices_ptr,
+    other_stride,
     count,
     num_rows,
     dim,
@@ -143,8 +141,8 @@ def _copy_rows(
     values = tl.load(source, mask=is_inside & found, other=0.0)
     _store(
         out_ptr + row * out_stride + column, values, index, found, row, column, row < count,
-        is_inside, scale, first_ptr, first_indices_ptr, first_stride, second_ptr,
-        second_indices_ptr, second_stride, HAS_SCALE, NUM_LEARNED, IS_SHARE, KEEPS,
+        is_inside, scale, one_ptr, one_indices_ptr, one_stride, other_ptr,
+        other_indices_ptr, other_stride, HAS_SCALE, NUM_LEARNED, IS_SHARE, KEEPS,
     )  # fmt: skip
 
 
@@ -154,12 +152,12 @@ def _unpack_rows(
     codes_ptr,
     indices_ptr,
     last_tokens_ptr,
-    first_ptr,
-    first_indices_ptr,
-    first_stride,
-    second_ptr,
-    second_indices_ptr,
-    second_stride,
+    one_ptr,
+    one_indices_ptr,
+    one_stride,
+    other_ptr,
+    other_indices_ptr,
+    other_stride,
     count,
     num_rows,
     dim,
@@ -192,8 +190,8 @@ def _unpack_rows(
         column = run[None, :] * 64 + half * 32 + tl.arange(0, 32)[:, None]
         _store(
             out_ptr + row * out_stride + column, values.to(out_ptr.dtype.element_ty), index, found,
-            row, column, row < count, column < dim, scale, first_ptr, first_indices_ptr,
-            first_stride, second_ptr, second_indices_ptr, second_stride, HAS_SCALE, NUM_LEARNED,
+            row, column, row < count, column < dim, scale, one_ptr, one_indices_ptr,
+            one_stride, other_ptr, other_indices_ptr, other_stride, HAS_SCALE, NUM_LEARNED,
             IS_SHARE, KEEPS,
         )  # fmt: skip
 
@@ -228,6 +226,7 @@ def embed(
     """
     assert last_tokens.dtype is torch.int64, "last_tokens are int64"
     assert last_tokens.stride(0) == 1, "last_tokens must be contiguous"
+    assert len(learned) <= 2, "a kernel adds two learned rows"
     for each in learned:
         _check_indices(each.indices, len(out))
         assert each.table.shape[1:] == out.shape[1:], "rows of out and learned differ in length"
@@ -267,12 +266,12 @@ def _launch(
     _check_indices(indices, count)
     if count == 0 or dim == 0:
         return
-    first, second = (*learned, *[LearnedRows(out, indices)] * (2 - len(learned)))
+    one, other = (*learned, *[LearnedRows(out, indices)] * (2 - len(learned)))
     operands = [
         indices,
         indices if last_tokens is None else last_tokens,
-        *(first.table, first.indices, first.table.stride(0)),
-        *(second.table, second.indices, second.table.stride(0)),
+        *(one.table, one.indices, one.table.stride(0)),
+        *(other.table, other.indices, other.table.stride(0)),
         count,
         source.shape[0],
         dim,
