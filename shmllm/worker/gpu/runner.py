@@ -235,7 +235,8 @@ class GpuRunner(LoadedRunner):
         self.shared_cache = part.shared
         cache, self._program, captured = part.cache, part.program, part.captured
         with torch.inference_mode():
-            self.sampler.warm_up(self._buffers.logits)
+            if loaded.config.lm_head:
+                self.sampler.warm_up(self._buffers.logits)
             self._drafter: StepDrafter | None = None
             if drafts is not None:
                 shared = self.batch, self.inputs, self.sampler

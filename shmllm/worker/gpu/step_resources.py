@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
@@ -107,7 +108,8 @@ class StepResources:
             samples_ahead=not config.speculative.most_drafted,
             max_drafts=drafts,
         )
-        sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
+        num_logits = model.vocab_size if model.lm_head else 1  # nothing is sampled
+        sampler = GpuSampler(batch, rows, num_logits, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
         last_tokens = sampler.last_tokens
         aheads = dict.fromkeys(each.ahead for each in model.attentions if each.ahead != 0)
@@ -179,28 +181,32 @@ class StepResources:
         self.inputs.idle(largest)
         program.begin()
         hidden, logits = program.run(CudaGraphMode.NONE, largest, tokens)
-        scorer = self.sampler.scorer
-        if not self.meetings.has_rest:
-            program.begin()
-            if model.lm_head:
-                program.compute_logits(hidden[: scorer.rows_at_once])
-            return
-        self.sampler.warm_up(logits)
-        # If all rows ask, no row is copied to leave out others.
-        scorer.run_largest(logits, max(len(logits) - 1, 1), self.max_logprobs)
-        program.begin()
         if model.lm_head:
-            of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
-            scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
-            del of_prompt
-        if self.has_processors:  # the logits of their batch, what they return, and a copy of it
-            torch.empty((3, *logits.shape), dtype=torch.float32, device=logits.device)
+            self._sample_largest(program, hidden, logits)
+        if not self.meetings.has_rest:
+            return
         hidden.float()  # of pooling requests
         head = make_head(self.loaded.model, self.device)
         if head is not None:
             head(torch.zeros(tokens, model.hidden_size))
         if self.drafts is not None:
             self.drafts.run_largest(cache)
+
+    def _sample_largest(self, program: Program, hidden: Tensor, logits: Tensor) -> None:
+        """Sample at the logits of the largest step, and score the most tokens of a prompt."""
+        scorer = self.sampler.scorer
+        if self.meetings.has_rest:
+            self.sampler.warm_up(logits)
+            # If all rows ask, no row is copied to leave out others.
+            scorer.run_largest(logits, max(len(logits) - 1, 1), self.max_logprobs)
+        program.begin()
+        of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
+        if not self.meetings.has_rest:
+            return
+        scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
+        del of_prompt
+        if self.has_processors:  # the logits of their batch, what they return, and a copy of it
+            torch.empty((3, *logits.shape), dtype=torch.float32, device=logits.device)
 
 
 def _make_lora(config: EngineConfig, loaded: LoadedModel, device: Device) -> GpuLora:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from conformance.gpu_encoders import (
     SIZES,
+    TEXTS,
     EncoderEngineConformance,
     EncoderStepsConformance,
     _inference_mode,
@@ -50,6 +52,18 @@ class TestEncoderEngine(EncoderEngineConformance):
             before = set(seen)
             vectors_of(engine, type=PoolingType.CLS, uses_head=True)
             assert not set(seen) - before
+
+    def test_the_cache_gets_the_memory_that_the_largest_step_leaves(
+        self, gpu_device: FakeGpu, encoders: Any
+    ) -> None:
+        """No memory is for logits."""
+        _, directory = encoders(BertForSequenceClassification)
+        config = encoder_config(directory, "NONE")
+        cache = replace(config.cache, memory_bytes=None, gpu_memory_utilization=0.001)
+        engine = Engine(replace(config, cache=cache), gpu_device)
+        assert engine.runner.info.num_blocks > 8
+        assert not engine.runner._buffers.logits.numel()
+        assert len(vectors_of(engine, type=PoolingType.MEAN)) == len(TEXTS)
 
     def test_an_encoder_sleeps(self, gpu_device: FakeGpu, encoders: Any) -> None:
         """Its head keeps its weights, and its graphs their addresses."""
