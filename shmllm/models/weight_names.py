@@ -38,8 +38,9 @@ SKIPPED_PREFIXES = (
 BUFFER_SUFFIXES = (".layer_scalar", ".e_score_correction_bias")
 """The ends of the names of weights that transformers' modules have as buffers."""
 
-_SKIPPED_SUFFIXES = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"
-"""The ends of the names of constants: frequencies, and the causal masks in GPT-2's first files."""
+_SKIPPED_SUFFIXES = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids"
+"""The ends of the names of constants: frequencies, the causal masks in GPT-2's first files, and the
+numbers of the positions in BERT's."""
 
 
 def model_name(name: str, tied: bool) -> str | None:

@@ -1,10 +1,11 @@
-"""The activations of the decoder's MLP."""
+"""The activations of MLPs and heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,9 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu_squared": lambda x: F.relu(x).square(),
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
 }
 
 
@@ -22,7 +26,8 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
     Args:
         x: [..., 2 * dim] if it is gated, the gate in the first half and up in the second; or [...,
             dim].
-        name: "silu", "gelu" (with the error function), "gelu_tanh" or "relu_squared".
+        name: "silu", "gelu" (with the error function), "gelu_tanh", "relu_squared", "relu", "tanh"
+            or "sigmoid".
         is_gated: whether it is gated.
 
     Returns:

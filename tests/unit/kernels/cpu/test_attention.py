@@ -73,7 +73,9 @@ class Layer:
         scale: float | None = None,
         cap: float = 0.0,
         has_sinks: bool = False,
+        ends: np.ndarray | None = None,
     ) -> None:
+        self.ends = ends  # of the keys that a request's tokens see; None: the attention is causal
         self.layout, self.num_heads, self.window = layout, num_heads, window
         dtype = DTYPES[kinds_of(layout)[1]]
         self.scale, self.cap = scale, cap
@@ -95,7 +97,7 @@ class Layer:
         self.qkv = np.zeros((MAX_TOKENS, width), np.float32)
         self.out = np.zeros((MAX_TOKENS, num_heads * dim), np.float32)
         self.cos, self.sin = (np.zeros((MAX_TOKENS, dim // 2), np.float32) for _ in range(2))
-        self.slots = np.zeros(MAX_TOKENS, np.int64)
+        self.slots, self.seen = np.zeros(MAX_TOKENS, np.int64), np.zeros(MAX_TOKENS, np.int64)
         self._record()
 
     def _record(self) -> None:
@@ -123,6 +125,7 @@ class Layer:
             out.strides[0], at(self.cache), self.window, at(scratch), per_thread,
             word_of_float(self.cap * math.log2(math.e)),
             0 if self.sinks is None else self.sinks.data_ptr(), at(states),
+            0 if self.ends is None else at(self.seen),
         ]  # fmt: skip
         for kernels in (ATTEND, MERGE_SPLITS):
             kernel = kernels[kinds_of(self.layout)]
@@ -139,6 +142,8 @@ class Layer:
             positions = np.arange(start, end)
             places = slice(token, token + count)
             self.qkv[places] = request.qkv[start:end]
+            if self.ends is not None:
+                self.seen[places] = np.minimum(self.ends[start:end], len(request.qkv))
             self.slots[places] = request.blocks[positions // size] * size + positions % size
             tables = angles(torch.from_numpy(positions), self.layout.head_dim)
             self.cos[places], self.sin[places] = tables[0].numpy(), tables[1].numpy()
@@ -186,7 +191,8 @@ class Layer:
         if self.cap:
             scores = self.cap * torch.tanh(scores / self.cap)
         distance = torch.arange(length)[:, None] - torch.arange(length)
-        seen = (distance >= 0) & (distance < (self.window or length))
+        ends = torch.arange(length) + 1 if self.ends is None else torch.from_numpy(self.ends)
+        seen = (torch.arange(length) < ends[:length, None]) & (distance < (self.window or length))
         scores = scores.masked_fill(~seen, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.double()[:, None, None].expand(-1, length, 1)
@@ -360,3 +366,44 @@ def test_results_have_the_same_bits_in_any_batch(options, shape, stored):
     assert torch.equal(alone, computed([30, *[1] * (length - 30)], 2, 2))
     nan = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}.get(stored, 0x7FC00000)
     assert torch.equal(alone, computed([100, 190], 1, 2, poison=nan))
+
+
+LENGTHS = (1, 5, 16, 17, 70, 129, 300)
+AHEADS = {
+    "all": np.full(MAX_TOKENS, MAX_TOKENS),
+    "3": np.arange(MAX_TOKENS) + 4,
+    "images": np.maximum(np.arange(MAX_TOKENS) // 40 * 40 + 25, np.arange(MAX_TOKENS) + 1),
+}
+"""How far the tokens of a request see: to its end, 3 positions ahead, or to the end of the image that
+they are in, the first 25 tokens of each 40."""
+
+
+@pytest.mark.parametrize(
+    ("heads", "window", "ahead", "stored"),
+    diagonal([(4, 4), (6, 2)], [0, 9], list(AHEADS), STORED),
+)
+def test_tokens_see_keys_behind_them_up_to_their_ends(
+    heads: tuple[int, int], window: int, ahead: str, stored: str
+) -> None:
+    num_heads, kv_heads = heads
+    layout = CacheLayout(kv_heads, 32, 16, stored)
+    layer = Layer(num_heads, layout, window, ends=AHEADS[ahead], cap=20.0 * (window > 0))
+    requests = [Request(length, num_heads, layout, i) for i, length in enumerate(LENGTHS)]
+    layer.run([(request, len(request.qkv)) for request in requests], num_threads=2)
+    for request in requests:
+        if stored == "float32":  # in others a key may round to the other side than in float64
+            check(layer, request)
+        alone = Request(len(request.qkv), num_heads, layout, requests.index(request))
+        layer.run([(alone, len(alone.qkv))])
+        assert torch.equal(alone.out, request.out)
+
+
+def test_chunks_that_end_behind_an_image_give_the_same_bits() -> None:
+    layout = CacheLayout(2, 32, 16, "float32")
+    layer = Layer(4, layout, ends=AHEADS["images"])
+    whole, chunked = (Request(120, 4, layout, 3) for _ in range(2))
+    layer.run([(whole, 120)])
+    for count in (25, 15, 40, 40):
+        layer.run([(chunked, count)])
+    check(layer, whole)
+    assert torch.equal(whole.out, chunked.out)

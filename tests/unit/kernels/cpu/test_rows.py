@@ -30,7 +30,7 @@ def test_embeddings_are_looked_up_except_for_negative_ids(kind: str, rows: int) 
     ids = torch.randint(0, 50, (rows,))
     ids[::3] = -1
     out = torch.full((rows, 20), 7.0)
-    run_kernel(EMBED[kind], rows, ids, table, out, 20, ONE, ONE, 0, 0, 0, 50)
+    run_kernel(EMBED[kind], rows, ids, table, out, 20, ONE, ONE, 0, 0, 0, 50, 0, 0)
     expected = torch.where(ids[:, None] < 0, torch.tensor(7.0), table[ids].float())
     assert torch.equal(out, expected)
 
@@ -45,10 +45,19 @@ def test_embeddings_are_scaled_and_get_those_of_positions(kind: str, embeds_scal
     given = torch.randn(30, 20)
     out = given.clone()
     scales = word_of_float(25.25), word_of_float(embeds_scale)
-    run_kernel(EMBED[kind], 30, ids, table, out, 20, *scales, positions, learned, 0, 50)
+    run_kernel(EMBED[kind], 30, ids, table, out, 20, *scales, positions, learned, 0, 50, 0, 0)
     tokens = table[ids].float() * 25.25
     expected = torch.where(ids[:, None] < 0, given * embeds_scale, tokens)
     assert torch.equal(out, expected + learned[positions].float())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_get_those_of_token_types(kind: str) -> None:
+    table, of_types = (torch.randn(rows, 20).to(getattr(torch, kind)) for rows in (50, 2))
+    ids, types = torch.randint(0, 50, (30,)), torch.randint(0, 2, (30,))
+    out = torch.empty(30, 20)
+    run_kernel(EMBED[kind], 30, ids, table, out, 20, ONE, ONE, 0, 0, 0, 50, types, of_types)
+    assert torch.equal(out, table[ids].float() + of_types[types].float())
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 20), (20, 50)])
@@ -57,7 +66,7 @@ def test_a_part_of_a_table_gives_the_embeddings_of_its_tokens(first: int, end: i
     ids[::4] = -1
     out, twice = torch.full((30, 20), 7.0), word_of_float(2.0)
     part = table[first:end].clone()
-    run_kernel(EMBED["float32"], 30, ids, part, out, 20, ONE, twice, 0, 0, first, end)
+    run_kernel(EMBED["float32"], 30, ids, part, out, 20, ONE, twice, 0, 0, first, end, 0, 0)
     is_own = ((ids >= first) & (ids < end))[:, None]
     given = torch.where((ids[:, None] < 0) & (first == 0), torch.tensor(14.0), torch.tensor(7.0))
     assert torch.equal(out, torch.where(is_own, table[ids], given))
