@@ -214,7 +214,7 @@ class EncoderEngineConformance:
 
     def test_results_of_a_head_do_not_depend_on_other_rows(self, gpu_device, encoders) -> None:
         _, directory = encoders(BertForSequenceClassification)
-        head = make_head(Engine(encoder_config(directory), gpu_device).runner.model, gpu_device)
+        head = make_head(GpuSteps(gpu_device, directory).model, gpu_device)
         assert head is not None
         rows = torch.randn(70, SIZES["hidden_size"], generator=torch.Generator().manual_seed(1))
         every = head(rows)

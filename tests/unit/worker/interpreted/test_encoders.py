@@ -18,6 +18,7 @@ from conformance.gpu_encoders import (
 )
 from conformance.gpu_engine import Engine
 from support.fake_gpu import FakeGpu
+from support.gpu_steps import GpuSteps
 from support.kernel_variants import seen_variants
 from transformers import BertForSequenceClassification
 
@@ -35,8 +36,7 @@ class TestEncoderSteps(EncoderStepsConformance):
 class TestEncoderEngine(EncoderEngineConformance):
     def test_a_head_does_not_wait_for_other_work(self, gpu_device: FakeGpu, encoders: Any) -> None:
         _, directory = encoders(BertForSequenceClassification)
-        engine = Engine(encoder_config(directory), gpu_device)
-        head = make_head(engine.runner.model, gpu_device)
+        head = make_head(GpuSteps(gpu_device, directory).model, gpu_device)
         assert head is not None
         event, x = gpu_device.event(), torch.zeros(1, device=gpu_device.torch_device)
         x.add_(1)
