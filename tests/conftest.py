@@ -56,6 +56,7 @@ SLOWEST_FILES = (
     "process/test_kill_matrix.py",
     "e2e/test_embeddings.py",
     "process/test_batch_files.py",
+    "process/test_embed_files.py",
     "process/test_trace.py",
     "process/test_cli.py",
     "e2e/test_greedy.py",

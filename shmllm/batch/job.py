@@ -9,24 +9,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 from shmllm.batch.output import RecordFile
+from shmllm.batch.pieces import Refused
 from shmllm.batch.rows import Format, JsonObject, Row, encode
 from shmllm.errors import RequestError
-from shmllm.outputs.request import RequestOutput
-from shmllm.params.lora import LoRARequest
-from shmllm.params.sampling import SamplingParams
 
-ABORTED = "abort"
 
-Request = tuple[Any, SamplingParams, LoRARequest | None]
+class Result(Protocol):
+    """What becomes of a request.
+
+    Attributes:
+        error: the reason why it was refused or failed; None if it did not.
+    """
+
+    error: str | None
+
+
+Request = TypeVar("Request")
+Output = TypeVar("Output", bound=Result)
 Prepare = Callable[[Row], Request]
-Stream = Callable[[Iterator[Request]], Iterable[tuple[int, RequestOutput]]]
+Stream = Callable[[Iterator[Request]], Iterable[tuple[int, Output | Refused | None]]]
 """Takes requests when it has room for them, and yields (index of the request, result).
 
 The results come as requests finish, or in the order of the requests. The result of a refused
-request has an `error`.
+request has an `error`. None means that the engine aborted the request.
 """
 
 
@@ -46,7 +54,7 @@ class Tally:
     num_lost: int = 0
 
 
-class BatchJob:
+class BatchJob(Generic[Request, Output]):
     """A batch job.
 
     Args:
@@ -65,12 +73,12 @@ class BatchJob:
 
     def __init__(
         self,
-        form: Format,
+        form: Format[Output],
         target: RecordFile,
-        prepare: Prepare,
+        prepare: Prepare[Request],
         *,
         ordered: bool = False,
-        on_result: Callable[[RequestOutput | None], None] = lambda result: None,
+        on_result: Callable[[Output | None], None] = lambda result: None,
     ) -> None:
         self.tally = Tally()
         self._form = form
@@ -83,7 +91,7 @@ class BatchJob:
         # With `ordered`: failed rows, each with the index of the next request after it.
         self._delayed_failures: deque[tuple[int, Row]] = deque()
 
-    def run(self, rows: Iterable[Row], stream: Stream) -> None:
+    def run(self, rows: Iterable[Row], stream: Stream[Request, Output]) -> None:
         """Runs all rows until each has a result."""
         for index, output in stream(self._requests(rows)):
             self._write_failures_before(index)
@@ -120,12 +128,12 @@ class BatchJob:
         self._write(self._form.failure(row, row.error or "unknown error"))
         self._on_result(None)
 
-    def _finish(self, row: Row, output: RequestOutput) -> None:
-        if output.error is not None:
+    def _finish(self, row: Row, output: Output | Refused | None) -> None:
+        if output is None:
+            self.tally.num_lost += 1
+        elif isinstance(output, Refused) or output.error is not None:
             row.error = output.error
             self._fail(row)
-        elif any(one.finish_reason in (None, ABORTED) for one in output.outputs):
-            self.tally.num_lost += 1
         else:
             self._write(self._form.record(row, output))
             self._on_result(output)

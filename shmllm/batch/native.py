@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.batch.parameters import SAMPLING_FIELDS
-from shmllm.batch.rows import JsonObject, Messages, Row
+from shmllm.batch.rows import JsonObject, Messages, Row, carried, shown
 from shmllm.errors import RequestError
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
@@ -38,7 +38,6 @@ RESULT_FIELDS = {
     "prompt_logprobs",
     "outputs",
 }
-RENAMED_PREFIX = "input_"
 _OTHER_NAMES = {
     "best_of": "n",
     "guided_choice": "structured_outputs",
@@ -87,7 +86,8 @@ class NativeFormat:
     def row(self, line: int, fields: Mapping[str, Any]) -> Row:
         row = Row(line)
         row.identity = {"id": fields["id"]} if "id" in fields else {}
-        row.carried = _carried(fields)
+        parameters = {name for name, value in fields.items() if _is_sampling(name, value)}
+        row.carried = carried(fields, INPUT_FIELDS | parameters, RESULT_FIELDS)
         try:
             row.prompt = self._prompt(fields)
             row.sampling = self._sampling(fields)
@@ -183,7 +183,7 @@ class NativeFormat:
             except ValueError as error:
                 raise RequestError(f"{name!r} is not JSON: {error}") from error
         if not isinstance(value, kind):
-            raise RequestError(f"{name!r} must be {_KINDS[kind]}, got {_shown(value)}")
+            raise RequestError(f"{name!r} must be {_KINDS[kind]}, got {shown(value)}")
         return value
 
     def _details(self, completion: CompletionOutput) -> JsonObject:
@@ -209,22 +209,6 @@ def _is_sampling(name: str, value: object) -> bool:
     return name in SAMPLING_FIELDS and not (name in RESULT_FIELDS and isinstance(value, list))
 
 
-def _carried(fields: Mapping[str, Any]) -> JsonObject:
-    """The fields that the format does not use, to be copied to the record.
-
-    A field that has the name of a result field gets the prefix "input_".
-    """
-    carried = {}
-    for name, value in fields.items():
-        if name in INPUT_FIELDS or _is_sampling(name, value):
-            continue
-        new_name = name
-        while new_name in RESULT_FIELDS or (new_name != name and new_name in fields):
-            new_name = RENAMED_PREFIX + new_name
-        carried[new_name] = value
-    return carried
-
-
 def entries(position: Mapping[int, Any] | None) -> list[JsonObject] | None:
     """The logprobs of one position, with the sampled token first.
 
@@ -245,8 +229,3 @@ def entries(position: Mapping[int, Any] | None) -> list[JsonObject] | None:
         }
         for token_id, one in position.items()
     ]
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,21 +1,17 @@
 """Reads rows from parquet files and writes records to them, with pyarrow (extra `parquet`).
 
-A parquet file is unreadable until its end is written, and nothing can be appended to it. A job
-therefore writes its records as JSON lines to a journal beside the target, which a killed job can
-resume, and converts the journal to parquet when it is complete.
+A parquet file is made of the journal of a job, when that is complete.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from shmllm.batch.rows import Format, JsonObject, Row, encode
+from shmllm.batch.journal import pieces_of, replacing
+from shmllm.batch.rows import JsonObject, Row, RowReader, encode
+from shmllm.batch.vectors import array_of, width_in
 from shmllm.errors import RequestError
 from shmllm.extras import install_command
 
@@ -34,11 +30,6 @@ _OPTIONAL = (
 _NESTED = ("messages", "sampling_params", "structured_outputs")
 
 
-def journal_of(path: str) -> str:
-    """The path of the journal for the parquet file `path`."""
-    return f"{path}.partial.jsonl"
-
-
 def require_pyarrow() -> None:
     """Raises RequestError if pyarrow is not installed."""
     _load("pyarrow.parquet")
@@ -49,7 +40,7 @@ class ParquetRows:
 
     Args:
         path: the file.
-        form: the format of the rows.
+        form: reads the rows.
 
     Raises:
         RequestError: pyarrow is not installed, or the file is not a parquet file.
@@ -57,7 +48,7 @@ class ParquetRows:
 
     is_file = True
 
-    def __init__(self, path: str, form: Format) -> None:
+    def __init__(self, path: str, form: RowReader) -> None:
         self.name = path
         self._form = form
         arrow = _load("pyarrow")
@@ -77,7 +68,7 @@ class ParquetRows:
         return self._file.metadata.num_rows, self._file.metadata.num_rows
 
 
-def write_parquet(journal: str, path: str) -> None:
+def write_parquet(journal: str, path: str, vectors: str | None = None) -> None:
     """Converts records in JSON lines to a parquet file, which appears when it is complete.
 
     A column with values of several types becomes a column of texts; values that are not texts are
@@ -86,20 +77,19 @@ def write_parquet(journal: str, path: str) -> None:
     Args:
         journal: the file of JSON lines.
         path: the parquet file to write.
+        vectors: the column that holds encoded vectors; it becomes a column of lists of float32
+            with a fixed size.
     """
     arrow, parquet = _load("pyarrow"), _load("pyarrow.parquet")
-    kinds = _column_types(journal, arrow)
-    schema = arrow.schema(list(kinds.items()))
+    kinds = _column_types(journal, arrow, vectors)
     texts = {name for name, kind in kinds.items() if kind == arrow.string()}
-    part = f"{path}.part"
-    try:
-        with parquet.ParquetWriter(part, schema) as writer:
-            for records in _pieces(journal):
-                rows = [_as_columns(record, texts) for record in records]
-                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    if vectors in kinds:
+        kinds[vectors] = arrow.list_(arrow.float32(), width_in(journal, vectors))
+    schema = arrow.schema(list(kinds.items()))
+    with replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
+        for records in pieces_of(journal):
+            rows = [_as_columns(record, texts, vectors) for record in records]
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
 
 
 def _load(name: str) -> Any:
@@ -127,36 +117,19 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _pieces(journal: str) -> Iterator[list[JsonObject]]:
-    with open(journal, "rb") as lines:
-        while piece := [_record(line) for line in islice(lines, ROWS_AT_ONCE)]:
-            yield piece
-
-
-def _record(line: bytes) -> JsonObject:
-    record: JsonObject = json.loads(line)
-    return _as_unicode(record) if rb"\ud" in line else record
-
-
-def _as_unicode(value: Any) -> Any:
-    """Replaces unpaired surrogates, which only JSON's escapes can express, by "?"."""
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_as_unicode(key): _as_unicode(item) for key, item in value.items()}
-    return [_as_unicode(item) for item in value] if isinstance(value, list) else value
-
-
-def _column_types(journal: str, arrow: Any) -> dict[str, Any]:
-    """The type of each column over all records of the journal."""
+def _column_types(journal: str, arrow: Any, vectors: str | None) -> dict[str, Any]:
+    """The type of each column over all records of the journal; null for that of vectors."""
     kinds: dict[str, Any] = {}
-    for records in _pieces(journal):
+    for records in pieces_of(journal):
         names = dict.fromkeys(name for record in records for name in record)
         for name in names:
-            found = _type_of([record.get(name) for record in records], arrow)
-            kinds[name] = _common(kinds.get(name, arrow.null()), found, arrow)
+            kind = kinds.setdefault(name, arrow.null())
+            if name != vectors:
+                found = _type_of([record.get(name) for record in records], arrow)
+                kinds[name] = _common(kind, found, arrow)
     return {
-        name: kind if _is_storable(kind, arrow) else arrow.string() for name, kind in kinds.items()
+        name: kind if name == vectors or _is_storable(kind, arrow) else arrow.string()
+        for name, kind in kinds.items()
     }
 
 
@@ -191,8 +164,11 @@ def _common(one: Any, other: Any, arrow: Any) -> Any:
         return arrow.string()
 
 
-def _as_columns(record: JsonObject, texts: set[str]) -> JsonObject:
-    return {name: _as_text(value) if name in texts else value for name, value in record.items()}
+def _as_columns(record: JsonObject, texts: set[str], vectors: str | None) -> JsonObject:
+    found = {name: _as_text(value) if name in texts else value for name, value in record.items()}
+    if vectors is not None and found.get(vectors) is not None:
+        found[vectors] = array_of(found[vectors])
+    return found
 
 
 def _as_text(value: Any) -> Any:

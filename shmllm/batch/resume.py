@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 
-from shmllm.batch.rows import Format, Row, Rows, fingerprint, parse_object
+from shmllm.batch.rows import AnyFormat, Row, Rows, fingerprint, parse_object
 from shmllm.errors import RequestError
 
 
@@ -32,7 +32,7 @@ class DoneLines:
     def __contains__(self, line: int) -> bool:
         return line <= self._num_lines and bool(self._bits[line >> 3] & 1 << (line & 7))
 
-    def read(self, path: str, form: Format) -> None:
+    def read(self, path: str, form: AnyFormat) -> None:
         """Adds the records of a file.
 
         Raises:
@@ -45,7 +45,7 @@ class DoneLines:
                 self._add(f"line {number} of {path}", text, form)
                 self.num_bytes += len(text)
 
-    def check(self, rows: Rows, form: Format) -> None:
+    def check(self, rows: Rows, form: AnyFormat) -> None:
         """Checks that the records belong to these rows.
 
         Raises:
@@ -64,7 +64,7 @@ class DoneLines:
                 f"{rows.name}; is this the input of the earlier run?"
             )
 
-    def _add(self, where: str, text: bytes, form: Format) -> None:
+    def _add(self, where: str, text: bytes, form: AnyFormat) -> None:
         try:
             record = parse_object(text)
         except RequestError as error:
@@ -87,7 +87,7 @@ class DoneLines:
         self.num_done += 1
         self.num_failed += form.is_failure(record)
 
-    def _check_row(self, row: Row, name: str, form: Format) -> None:
+    def _check_row(self, row: Row, name: str, form: AnyFormat) -> None:
         tag = form.tag_of_row(row)
         if self._tags[row.line] != fingerprint(tag):
             shown = f" ({tag})" if len(str(tag)) < 100 else ""

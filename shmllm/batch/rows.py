@@ -9,17 +9,18 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shmllm.errors import RequestError
-from shmllm.outputs.request import RequestOutput
 
 Messages = list[dict[str, Any]]
 JsonObject = dict[str, Any]
+Output = TypeVar("Output", contravariant=True)
 
 DEEPEST = 100
+RENAMED_PREFIX = "input_"
 _TOO_DEEP = f"not usable: the JSON is nested more than {DEEPEST} deep"
 
 
@@ -70,14 +71,26 @@ class Rows(Protocol):
         ...
 
 
-class Format(Protocol):
-    """Reads the objects of an input as rows, and makes records from results."""
+class RowReader(Protocol):
+    """Reads the objects of an input as rows."""
 
     def row(self, line: int, fields: Mapping[str, Any]) -> Row:
         """Makes a row from the fields of a line. It never raises: an error is in `Row.error`."""
         ...
 
-    def record(self, row: Row, output: RequestOutput) -> JsonObject:
+
+class TextReader(RowReader, Protocol):
+    """Reads plain lines, too."""
+
+    def text_row(self, line: int, index: int, text: str) -> Row:
+        """Makes a row from a line, which is its text. `index` counts the rows from 0."""
+        ...
+
+
+class Format(RowReader, Protocol[Output]):
+    """Reads the objects of an input as rows, and makes records from results."""
+
+    def record(self, row: Row, output: Output) -> JsonObject:
         """Makes the record of a row's result."""
         ...
 
@@ -102,11 +115,26 @@ class Format(Protocol):
         ...
 
 
+AnyFormat = Format[Any]
+
+
 def parse_object(line: bytes) -> JsonObject:
     """Parses a line that holds a JSON object.
 
     Raises:
         RequestError: the line does not hold a JSON object, or its nesting is too deep.
+    """
+    found = parse_json(line)
+    if not isinstance(found, dict):
+        raise RequestError("not a JSON object")
+    return found
+
+
+def parse_json(line: bytes) -> Any:
+    """Parses a line that holds JSON.
+
+    Raises:
+        RequestError: the line does not hold JSON, or its nesting is too deep.
     """
     try:
         found = json.loads(line.decode())
@@ -116,8 +144,6 @@ def parse_object(line: bytes) -> JsonObject:
         raise RequestError(f"not JSON: {error}") from error
     except RecursionError as error:
         raise RequestError(_TOO_DEEP) from error
-    if not isinstance(found, dict):
-        raise RequestError("not a JSON object")
     # JSON nested more deeply than Python's recursion limit could be read, but not written.
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(found) > DEEPEST:
         raise RequestError(_TOO_DEEP)
@@ -131,6 +157,35 @@ def _depth(value: object) -> int:
         depth += 1
         level = [x for one in level for x in (one.values() if isinstance(one, dict) else one)]
     return depth
+
+
+def carried(
+    fields: Mapping[str, Any], used: Collection[str], results: Collection[str]
+) -> JsonObject:
+    """The fields of a row that its record copies.
+
+    A field that has the name of a result gets the prefix "input_".
+
+    Args:
+        fields: all fields of the row.
+        used: the fields that the format uses.
+        results: the names that a record has for results.
+    """
+    found = {}
+    for name, value in fields.items():
+        if name in used:
+            continue
+        new_name = name
+        while new_name in results or (new_name != name and new_name in fields):
+            new_name = RENAMED_PREFIX + new_name
+        found[new_name] = value
+    return found
+
+
+def shown(value: object) -> str:
+    """A value as JSON for a message, shortened."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def encode(record: JsonObject) -> bytes:

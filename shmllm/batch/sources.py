@@ -10,15 +10,16 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import IO, Generic, TypeVar
 
-from shmllm.batch.native import NativeFormat
-from shmllm.batch.rows import Format, Row, parse_object
+from shmllm.batch.rows import JsonObject, Row, RowReader, TextReader, parse_object
 from shmllm.errors import RequestError
 
-AnyFormat = TypeVar("AnyFormat", bound=Format)
+AnyReader = TypeVar("AnyReader", bound=RowReader)
+Parse = Callable[[bytes], JsonObject]
+"""Parses a line of JSON. Raises RequestError if it holds no row."""
 
 STANDARD_STREAM = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -99,29 +100,29 @@ class LineInput:
                 raise OSError(f"{self.name} is damaged: {error}") from error
 
 
-def kind_of(lines: LineInput) -> SourceKind:
-    """The kind of an input: by its name, or else JSON lines if its first line is a JSON object."""
+def kind_of(lines: LineInput, parse: Parse = parse_object) -> SourceKind:
+    """The kind of an input: by its name, or else JSON lines if its first line is a row in JSON."""
     if lines.name.endswith(_JSON_NAMES):
         return SourceKind.JSON_LINES
     first = lines.first()
-    if first is None or not first.lstrip().startswith(b"{"):
+    if first is None:
         return SourceKind.TEXT
     try:
-        parse_object(first)
+        parse(first)
     except RequestError:
         return SourceKind.TEXT
     return SourceKind.JSON_LINES
 
 
-class _LineRows(Generic[AnyFormat]):
+class _LineRows(Generic[AnyReader]):
     """Rows that are made from the lines of an input.
 
     Args:
         lines: the lines.
-        form: the format of the rows.
+        form: reads the rows.
     """
 
-    def __init__(self, lines: LineInput, form: AnyFormat) -> None:
+    def __init__(self, lines: LineInput, form: AnyReader) -> None:
         self.name = lines.name
         self.is_file = lines.is_file
         self.count = lines.count
@@ -129,20 +130,24 @@ class _LineRows(Generic[AnyFormat]):
         self._form = form
 
 
-class JsonRows(_LineRows[Format]):
-    """One row per line; the row of a line that holds no JSON object is an error."""
+class JsonRows(_LineRows[RowReader]):
+    """One row per line; the row of a line that `parse` refuses is an error."""
+
+    def __init__(self, lines: LineInput, form: RowReader, parse: Parse = parse_object) -> None:
+        super().__init__(lines, form)
+        self._parse = parse
 
     def __iter__(self) -> Iterator[Row]:
         for number, line in self._lines:
             try:
-                fields = parse_object(line)
+                fields = self._parse(line)
             except RequestError as error:
                 yield Row(number, error=str(error))
             else:
                 yield self._form.row(number, fields)
 
 
-class TextRows(_LineRows[NativeFormat]):
+class TextRows(_LineRows[TextReader]):
     """One row per line; the line is the prompt."""
 
     def __iter__(self) -> Iterator[Row]:
@@ -162,7 +167,7 @@ class PromptRows:
     is_file = False
     name = "the command line"
 
-    def __init__(self, prompts: list[str], form: NativeFormat) -> None:
+    def __init__(self, prompts: list[str], form: TextReader) -> None:
         self._prompts = prompts
         self._form = form
 

@@ -1,151 +1,34 @@
-"""`shmllm generate` with records: runs a plan on an engine and reports its outcome.
+"""`shmllm generate` with records: what becomes of its rows.
 
-`shmllm.batch` processes the rows.
+`shmllm.cli.batch_run` runs them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import os
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from shmllm.batch.job import BatchJob, Request
-from shmllm.batch.output import Mode, RecordFile
 from shmllm.batch.parameters import make_params, seed_of
-from shmllm.batch.parquet import write_parquet
-from shmllm.batch.resume import DoneLines
 from shmllm.batch.rows import JsonObject, Row
-from shmllm.batch.sources import STANDARD_STREAM
 from shmllm.cli.adapters import Adapters
-from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, WHY_ABORTED
+from shmllm.cli.batch_run import Work, run_plan
+from shmllm.cli.outcome import ABORTED
 from shmllm.cli.plan import GeneratePlan
 from shmllm.cli.sampling import completed
 from shmllm.cli.session import CommandSession
-from shmllm.cli.streams import is_on_screen
 from shmllm.errors import EnginePausedError, RequestError
+from shmllm.params.lora import LoRARequest
+from shmllm.params.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
     from shmllm.outputs.request import RequestOutput
-    from shmllm.params.lora import LoRARequest
-    from shmllm.params.sampling import SamplingParams
 
-NO_PROMPT = "the input holds no prompt"
-
-
-class Batch:
-    """A plan while it runs.
-
-    Args:
-        plan: the plan.
-        num_rows: number of rows in the input; None if the input is a pipe.
-        done: the lines of the input that already have a record.
-        file: the file to write records to.
-    """
-
-    def __init__(
-        self, plan: GeneratePlan, num_rows: int | None, done: DoneLines, file: RecordFile
-    ) -> None:
-        self._plan = plan
-        self._num_rows = num_rows
-        self._done = done
-        self._file = file
-        self._num_failed = done.num_failed
-        self._num_written = done.num_done
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(cls, plan: GeneratePlan) -> Iterator[Batch]:
-        """Claims the output file, and reads the records of an earlier run if the plan resumes it.
-
-        Raises:
-            click.UsageError: the input has no rows.
-            RequestError: another job writes to the output, or its content does not fit the plan.
-        """
-        num_rows, num_lines = plan.rows.count()
-        if num_rows == 0 and not plan.is_shard:
-            raise click.UsageError(NO_PROMPT)
-        file = RecordFile(plan.path, plan.mode)
-        try:
-            done = DoneLines(num_lines)
-            if plan.mode is Mode.RESUME:
-                done.read(plan.path, plan.form)
-                done.check(plan.rows, plan.form)
-            yield cls(plan, num_rows, done, file)
-        finally:
-            file.close()
-
-    def rows_left(self) -> Iterator[Row] | None:
-        """The rows without a record; None if all rows have one. Reads up to the first of them.
-
-        Raises:
-            click.UsageError: the input has no rows.
-        """
-        left = (row for row in self._plan.rows if row.line not in self._done)
-        first = next(left, None)
-        if first is None and not self._done.num_done and not self._plan.is_shard:
-            raise click.UsageError(NO_PROMPT)
-        return None if first is None else chain([first], left)
-
-    def report_empty_shard(self) -> None:
-        """Tells the user if there are no rows, as in a job with more shards than rows."""
-        if not self._done.num_done:
-            click.echo(f"shmllm: {self._plan.rows.name} has no rows", err=True)
-
-    def begin(self) -> None:
-        """Makes the output writable, and removes an incomplete record at its end."""
-        self._file.begin(self._done.num_bytes)
-
-    def run(
-        self, rows: Iterator[Row], llm: LLM, sampling: JsonObject, session: CommandSession
-    ) -> int:
-        """Runs rows; returns the number of rows that the engine aborted."""
-        from shmllm.frontend.progress import BatchProgress
-
-        ordered, priority = self._plan.ordered, session.priority
-        is_live = not (self._plan.target == STANDARD_STREAM and is_on_screen())
-        with BatchProgress(
-            self._num_rows, True, num_done=self._done.num_done, is_live=is_live
-        ) as progress:
-            job = BatchJob(
-                self._plan.form,
-                self._file,
-                Preparation(llm, sampling, self._plan.chat_template, session.adapters),
-                ordered=ordered,
-                on_result=progress.finish,
-            )
-            try:
-                job.run(rows, lambda requests: stream(llm, requests, ordered, priority))
-            finally:
-                self._num_written += job.tally.num_written
-                self._num_failed += job.tally.num_failed
-        return job.tally.num_lost
-
-    def finish(self) -> int:
-        """Completes the output after every row has a record; returns the exit code."""
-        self._file.sync()
-        if self._plan.is_parquet:
-            write_parquet(self._plan.path, self._plan.target)
-            os.unlink(self._plan.path)
-        if not self._num_failed:
-            return 0
-        counts = f"{self._num_failed:,} of {self._num_written:,}"
-        click.echo(f"shmllm: {counts} rows failed; see `error` in their records", err=True)
-        return EXIT_FAILED
-
-    def report_interruption(self) -> None:
-        """Tells the user how many records exist, and how to continue the job."""
-        if self._plan.target == STANDARD_STREAM:
-            return
-        total = "" if self._num_rows is None else f" of {self._num_rows:,}"
-        hint = "; the same command with --resume continues" if self._plan.rows.is_file else ""
-        click.echo(f"{self._num_written:,}{total} rows are in {self._plan.path}{hint}", err=True)
+Completion = tuple[Any, SamplingParams, LoRARequest | None]
+"""A request: the prompt, its parameters and its adapter."""
 
 
 def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession) -> int:
@@ -156,26 +39,17 @@ def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession)
         sampling: the sampling parameters from the command line; they override the model's defaults.
         session: starts the engine or attaches to it.
     """
-    with Batch.open(plan) as batch:
-        rows = batch.rows_left()
-        if rows is None:
-            batch.report_empty_shard()
-            batch.begin()
-            return batch.finish()
-        with session.open() as llm:
-            session.describe_engine(llm)
-            batch.begin()
-            try:
-                num_lost = batch.run(rows, llm, sampling, session)
-            except BaseException:
-                batch.report_interruption()
-                raise
-        if not num_lost:
-            return batch.finish()
-        rows_have = "1 row has" if num_lost == 1 else f"{num_lost:,} rows have"
-        click.echo(f"shmllm: {WHY_ABORTED}; {rows_have} no record", err=True)
-        batch.report_interruption()
-        return EXIT_ENGINE_ENDED
+
+    def work_on(llm: LLM) -> Work[Completion, RequestOutput]:
+        from shmllm.frontend.progress import BatchProgress
+
+        return Work(
+            Preparation(llm, sampling, plan.chat_template, session.adapters),
+            lambda requests: stream(llm, requests, plan.ordered, session.priority),
+            BatchProgress,
+        )
+
+    return run_plan(plan, session, work_on)
 
 
 class Preparation:
@@ -204,7 +78,7 @@ class Preparation:
             {} if chat_template is None else {"chat_template": chat_template}
         )
 
-    def __call__(self, row: Row) -> Request:
+    def __call__(self, row: Row) -> Completion:
         prompt, adapter = row.prompt, self._adapter(row)
         if isinstance(prompt, list):
             prompt = dict(self._llm.front_end.chat_prompt(prompt, **self._template, **row.template))
@@ -227,9 +101,12 @@ class Preparation:
 
 
 def stream(
-    llm: LLM, requests: Iterator[Request], ordered: bool, priority: int | None
-) -> Iterator[tuple[int, RequestOutput]]:
+    llm: LLM, requests: Iterator[Completion], ordered: bool, priority: int | None
+) -> Iterator[tuple[int, RequestOutput | None]]:
     """Runs requests with `LLM.stream`, which takes prompts and parameters separately.
+
+    Yields:
+        (index of the request, output); None for a request that the engine aborted.
 
     Raises:
         EnginePausedError: the engine takes no requests now. No row is to blame.
@@ -257,4 +134,7 @@ def stream(
         place = output.prompt_index
         if output.error is not None:
             output.error = output.error.replace(f"prompt {place} ", "the prompt ", 1)
-        yield place, output
+        is_lost = output.error is None and any(
+            one.finish_reason in (None, ABORTED) for one in output.outputs
+        )
+        yield place, None if is_lost else output

@@ -117,7 +117,8 @@ def generate(prompts: tuple[str, ...], **options: Any) -> int:
 
 def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     """Runs the command, with text or records as output; returns the exit code."""
-    from shmllm.cli.plan import look_at, wants_records
+    from shmllm.cli.batch_plan import look_at
+    from shmllm.cli.plan import wants_records
 
     source, target = options["source"], options["target"]
     if prompts and source is not None:

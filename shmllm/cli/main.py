@@ -13,6 +13,7 @@ import click
 
 from shmllm.cli.bench import bench
 from shmllm.cli.chat.command import chat
+from shmllm.cli.embed import embed
 from shmllm.cli.engine import engine
 from shmllm.cli.generate import generate
 from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
@@ -22,6 +23,7 @@ from shmllm.cli.models import models
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, EXIT_USAGE
 from shmllm.cli.plugins import plugins
 from shmllm.cli.quantize import quantize
+from shmllm.cli.score import score
 from shmllm.cli.streams import drop_unwritten, replace_streams
 from shmllm.cli.top import top
 from shmllm.cli.trace import trace
@@ -45,6 +47,8 @@ def cli(debug: bool) -> None:
 cli.add_command(generate)
 cli.add_command(chat)
 cli.add_command(chat, "run")
+cli.add_command(embed)
+cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(engine)
 cli.add_command(ipc)

@@ -158,11 +158,16 @@ class BlockPool:
         return sum(block.ref_count == 0 and block.home is self._free for block in blocks)
 
     def release(self, blocks: Iterable[KVBlock]) -> None:
-        """Drop a reference of each block. Of the blocks that become free, the first in the
-        given order is reused first."""
+        """Drop a reference of each block. Of the blocks with a hash that become free, the first in
+        the given order is reused first. One without a hash is of no use to others: it is reused
+        before all that are free, while its memory is still in the processor's caches."""
         for block in blocks:
             block.ref_count -= 1
-            if block.ref_count == 0 and block.home is not None:
+            if block.ref_count or block.home is None:
+                continue
+            if block.block_hash is None and block.home is self._free:
+                self._free.append_first(block)
+            else:
                 block.home.append(block)
 
     def discard(self, block: KVBlock) -> None:

@@ -31,6 +31,8 @@ from shmllm.params.sampling import SamplingParams
 SMALLEST_NORM = 1e-8
 """The smallest norm that a cosine divides by, as in torch's cosine_similarity."""
 
+ABORTED = "the engine was stopped, paused or put to sleep and aborted the request"
+
 
 def check_task(pooling_task: str | None) -> None:
     """Raise RequestError unless this is a pooling task."""
@@ -76,13 +78,15 @@ def run(
 
 def pooling_output(state: RequestState) -> PoolingRequestOutput[PoolingOutput]:
     """The output of a pooling request that has ended."""
+    is_aborted = state.error is None and not state.vector
     return PoolingRequestOutput(
         state.parent.request_id,
         PoolingOutput(np.frombuffer(state.vector, np.float32)),
         state.request.prompt_token_ids,
         state.num_cached_tokens,
-        error=state.error,
+        error=ABORTED if is_aborted else state.error,
         prompt=state.request.prompt,
+        is_aborted=is_aborted,
     )
 
 
@@ -94,6 +98,7 @@ def as_embedding(output: PoolingRequestOutput[PoolingOutput]) -> EmbeddingReques
         output.prompt_token_ids,
         output.num_cached_tokens,
         error=output.error,
+        is_aborted=output.is_aborted,
     )
 
 
@@ -113,6 +118,7 @@ def similarity(
         one.prompt_token_ids + other.prompt_token_ids,
         one.num_cached_tokens + other.num_cached_tokens,
         error=error,
+        is_aborted=one.is_aborted or other.is_aborted,
     )
 
 

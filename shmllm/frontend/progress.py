@@ -1,36 +1,41 @@
-"""BatchProgress: a progress bar on stderr.
-
-It shows the finished requests, the tokens per second and the prefix-cache hit rate.
+"""Progress bars on stderr: BatchProgress for requests that generate tokens, TextProgress for texts
+that are only read.
 """
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from shmllm.frontend.request_state import RequestState
+from shmllm.outputs.pooling import PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
 
 REFRESH_PERIOD_S = 0.1
 
 
-class BatchProgress:
-    """Shows the progress of a batch. If stderr is not a terminal, it writes only the final line.
+class _Progress:
+    """A progress bar. If stderr is not a terminal, it writes only the final line.
 
     Args:
         total: the number of requests; None if it is unknown.
         enabled: False shows nothing.
         num_done: the number of requests that were finished before.
         is_live: False writes only the final line, for a terminal to which results go, too.
+        label: what happens to the requests.
     """
 
     def __init__(
-        self, total: int | None, enabled: bool, *, num_done: int = 0, is_live: bool = True
+        self,
+        total: int | None,
+        enabled: bool,
+        *,
+        num_done: int = 0,
+        is_live: bool = True,
+        label: str,
     ) -> None:
-        self._tokens = self._prompt_tokens = self._cached_tokens = 0
         self._done = num_done
-        self._counted: dict[int, int] = {}
         self._began = time.monotonic()
         self._next_refresh = 0.0
         self._bar = None
@@ -45,7 +50,7 @@ class BatchProgress:
             )
 
             self._bar = Progress(
-                TextColumn("generating"),
+                TextColumn(label),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rates]}"),
@@ -68,6 +73,34 @@ class BatchProgress:
         if self._bar is not None:
             self._refresh()
             self._bar.stop()
+
+    def _rates(self, elapsed_s: float) -> str:
+        """The rates in this time, as text."""
+        raise NotImplementedError
+
+    def _refresh_if_due(self) -> None:
+        if time.monotonic() >= self._next_refresh:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        assert self._bar is not None
+        now = time.monotonic()
+        self._next_refresh = now + REFRESH_PERIOD_S
+        rates = self._rates(max(now - self._began, 1e-9))
+        self._bar.update(self._task, completed=self._done, rates=rates)
+
+
+class BatchProgress(_Progress):
+    """Shows the progress of a batch: finished requests, tokens per second, prefix-cache hits.
+
+    Args:
+        total, enabled, options: see `_Progress`.
+    """
+
+    def __init__(self, total: int | None, enabled: bool, **options: Any) -> None:
+        super().__init__(total, enabled, label="generating", **options)
+        self._tokens = self._prompt_tokens = self._cached_tokens = 0
+        self._counted: dict[int, int] = {}
 
     def update(self, changed: list[RequestState]) -> None:
         """Count the new tokens and the finished requests after one poll.
@@ -98,15 +131,31 @@ class BatchProgress:
             self._cached_tokens += output.num_cached_tokens
         self._refresh_if_due()
 
-    def _refresh_if_due(self) -> None:
-        if time.monotonic() >= self._next_refresh:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        assert self._bar is not None
-        now = time.monotonic()
-        self._next_refresh = now + REFRESH_PERIOD_S
-        rate = self._tokens / max(now - self._began, 1e-9)
+    def _rates(self, elapsed_s: float) -> str:
         hits = 100 * self._cached_tokens / max(self._prompt_tokens, 1)
-        rates = f"{rate:,.0f} tokens/s, prefix hits {hits:.0f} %"
-        self._bar.update(self._task, completed=self._done, rates=rates)
+        return f"{self._tokens / elapsed_s:,.0f} tokens/s, prefix hits {hits:.0f} %"
+
+
+class TextProgress(_Progress):
+    """Shows how many texts have been read, and how many texts and tokens per second.
+
+    Args:
+        total, enabled, label, options: see `_Progress`.
+    """
+
+    def __init__(self, total: int | None, enabled: bool, *, label: str, **options: Any) -> None:
+        super().__init__(total, enabled, label=label, **options)
+        self._texts = self._tokens = 0
+
+    def finish(self, output: PoolingRequestOutput[Any] | None) -> None:
+        """Count a finished text; None for one that the engine did not read."""
+        if self._bar is None:
+            return
+        self._done += 1
+        if output is not None:
+            self._texts += 1
+            self._tokens += len(output.prompt_token_ids)
+        self._refresh_if_due()
+
+    def _rates(self, elapsed_s: float) -> str:
+        return f"{self._texts / elapsed_s:,.0f} texts/s, {self._tokens / elapsed_s:,.0f} tokens/s"

@@ -94,6 +94,8 @@ class PoolingRequestOutput(Generic[Output]):
             is 0. `LLM.encode` does not raise it, in order to return the other prompts' vectors.
         prompt: the text of the prompt; None if the prompt was given without a text, and for a
             score.
+        is_aborted: whether the engine aborted the request, because it was stopped, paused or put to
+            sleep; `error` says so, too.
     """
 
     request_id: str
@@ -103,6 +105,7 @@ class PoolingRequestOutput(Generic[Output]):
     finished: bool = True
     error: str | None = None
     prompt: str | None = None
+    is_aborted: bool = False
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shmllm.batch.job import BatchJob, Request
+from shmllm.batch.job import BatchJob
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.output import Mode, RecordFile
 from shmllm.batch.parameters import make_params
 from shmllm.batch.resume import DoneLines
-from shmllm.batch.rows import Format, Row, Rows
+from shmllm.batch.rows import AnyFormat, Row, Rows
 from shmllm.batch.sources import JsonRows, LineInput
+from shmllm.cli.batch import Completion
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 IN_FLIGHT = 8
@@ -44,7 +45,7 @@ class FakeStream:
         self._errors = set(errors)
         self._die_at = die_at
 
-    def __call__(self, requests: Iterator[Request]) -> Iterator[tuple[int, RequestOutput]]:
+    def __call__(self, requests: Iterator[Completion]) -> Iterator[tuple[int, RequestOutput]]:
         held: list[tuple[int, Any]] = []
         source = enumerate(requests)
         while True:
@@ -63,7 +64,7 @@ class FakeStream:
             yield place, answer(prompt, error=error)
 
 
-def prepare(row: Row) -> Request:
+def prepare(row: Row) -> Completion:
     return row.prompt, make_params({"max_tokens": 8}, row.sampling), None
 
 
@@ -74,7 +75,7 @@ def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def json_rows(path: Path, form: Format | None = None) -> JsonRows:
+def json_rows(path: Path, form: AnyFormat | None = None) -> JsonRows:
     return JsonRows(LineInput(str(path)), form or NativeFormat())
 
 
@@ -83,10 +84,10 @@ def run_job(
     target: Path,
     stream: FakeStream | None = None,
     *,
-    form: Format | None = None,
+    form: AnyFormat | None = None,
     mode: Mode = Mode.NEW,
     ordered: bool = False,
-) -> BatchJob:
+) -> BatchJob[Completion, RequestOutput]:
     """What the command does, without the command."""
     form = form or NativeFormat()
     done = DoneLines(rows.count()[1])
@@ -96,7 +97,7 @@ def run_job(
     file = RecordFile(str(target), mode)
     try:
         file.begin(done.num_bytes)
-        job = BatchJob(form, file, prepare, ordered=ordered)
+        job: BatchJob[Completion, RequestOutput] = BatchJob(form, file, prepare, ordered=ordered)
         job.run((r for r in rows if r.line not in done), stream or FakeStream(ordered=ordered))
         return job
     finally:

@@ -93,7 +93,7 @@ RULES = {
         lazy_packages="compressed_tensors",
     ),
     "shmllm.monitor": Rule("errors ipc outputs", packages="rich"),
-    "shmllm.batch": Rule("errors extras outputs params", lazy_packages="pyarrow"),
+    "shmllm.batch": Rule("errors extras outputs params", lazy_packages="numpy pyarrow"),
     "shmllm.bench": Rule(
         "errors frontend ipc monitor outputs params version wire",
         packages="click faster_fifo faster_fifo_reduction iceoryx2 msgspec numpy rich zmq",

@@ -62,7 +62,15 @@ def test_importing_the_package_imports_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["--version"]]
+    "arguments",
+    [
+        ["--help"],
+        ["generate", "--help"],
+        ["embed", "--help"],
+        ["score", "--help"],
+        ["chat", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_imports_next_to_nothing(arguments: list[str]) -> None:
     source = QUIET_HELP if "--help" in arguments else QUIET_HELP.replace("Usage: ", "")

@@ -10,11 +10,11 @@ import math
 
 import numpy as np
 
-from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.language import compiled_with
 from shmllm_kernels.cpu.memory import float_of_bits
 
 
-@compiled
+@compiled_with("contract")
 def exp(x):
     """Returns e**x for x at most 88, to 2 units in the last place; 0 below -87.
 
@@ -36,19 +36,19 @@ def exp(x):
     return scaled if x >= np.float32(-87.0) else np.float32(0.0)
 
 
-@compiled
+@compiled_with("contract")
 def silu(x, slope):
     """Returns x * sigmoid(slope * x), slope a float32."""
     return x / (np.float32(1.0) + exp(min(-(slope * x), np.float32(88.0))))
 
 
-@compiled
+@compiled_with("contract")
 def sigmoid(x):
     """Returns 1 / (1 + e**-x), at least 6e-39."""
     return np.float32(1.0) / (np.float32(1.0) + exp(min(-x, np.float32(88.0))))
 
 
-@compiled
+@compiled_with("contract")
 def softplus(x):
     """Returns log(1 + e**x), to 4 units in the last place.
 
@@ -69,7 +69,7 @@ def softplus(x):
     return max(x, np.float32(0.0)) + y * s
 
 
-@compiled
+@compiled_with("contract")
 def tanh(x):
     """Returns the hyperbolic tangent, to 2 units in the last place.
 
@@ -91,7 +91,7 @@ def tanh(x):
     return signed if size > np.float32(0.625) else small  # a NaN stays one
 
 
-@compiled
+@compiled_with("contract")
 def erfc(x):
     """Returns the complementary error function, to a relative error of 1e-6 where x is below 4;
     where the result is smaller, the error grows with x**2 to 6e-6.
@@ -114,21 +114,21 @@ def erfc(x):
     return np.float32(2.0) - right if x < np.float32(0.0) else right
 
 
-@compiled
+@compiled_with("contract")
 def relu_squared(x):
     """Returns the square of x, or 0 below 0 (So et al., 2021)."""
     positive = max(x, np.float32(0.0))
     return positive * positive
 
 
-@compiled
+@compiled_with("contract")
 def gelu(x):
     """Returns x times the normal distribution's probability of a number below x (Hendrycks and
     Gimpel, 2016)."""
     return np.float32(0.5) * x * erfc(x * np.float32(-math.sqrt(0.5)))
 
 
-@compiled
+@compiled_with("contract")
 def gelu_tanh(x):
     """Returns ``x / 2 * (1 + tanh(u))``, ``u = sqrt(2 / pi) * (x + 0.044715 * x**3)``, which
     approximates `gelu`: the same as x * sigmoid(2 u)."""

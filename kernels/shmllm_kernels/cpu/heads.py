@@ -29,10 +29,14 @@ from shmllm_kernels.cpu.rounding import (
     put_byte,
     rounded_byte,
 )
+from shmllm_kernels.cpu.shuffles import transposed
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
 
-TOKENS_AT_ONCE = 8
+TOKENS_AT_ONCE = 128
 """The largest number of tokens in one piece of work."""
+
+CAN_TRANSPOSE = LANES == 16
+"""Whether the keys of as many tokens as a vector has lanes are written by vectors."""
 
 
 class Norm(NamedTuple):
@@ -131,6 +135,61 @@ def _store_token(heads, row, slot, cache, kind):
             of_values[offset] = value_scale
 
 
+@emitted
+def store_transposed(builder, rows, stride, head_dim, out, out_stride):
+    """Writes the keys of LANES tokens, dimension by dimension.
+
+    Args:
+        rows: address of the first token's key, float32 [head_dim].
+        stride: bytes from one token's key to the next.
+        head_dim: a multiple of LANES.
+        out: address of the first dimension, float32 [head_dim, LANES].
+        out_stride: bytes from one dimension to the next.
+    """
+    e = Emitter(builder)
+    loop = Loop(e, e.const(0), head_dim, LANES)
+    loop.begin([])
+    first = e.at(rows, builder.mul(loop.index, e.const(4)))
+    vectors = [e.load(e.at(first, builder.mul(stride, e.const(i)))) for i in range(LANES)]
+    target = e.at(out, builder.mul(loop.index, out_stride))
+    for i, column in enumerate(transposed(e, vectors)):
+        e.store(column, e.at(target, builder.mul(out_stride, e.const(i))))
+    loop.end([])
+
+
+@compiled
+def _store_vector(heads, row, stride, slot, cache):
+    """Writes the keys and values of LANES tokens of one block, in float32. row: address of the
+    first key head of the first token."""
+    num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
+    shift = word(heads, at.BLOCK_SHIFT)
+    offset = slot & ((1 << shift) - 1)
+    block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
+    for head in range(num_kv_heads):
+        keys = block + head * word(heads, at.HEAD_BYTES)
+        store_transposed(
+            row + 4 * head * head_dim, stride, head_dim, keys + 4 * offset,
+            word(heads, at.DIMENSION_BYTES),
+        )  # fmt: skip
+        values, row_bytes = keys + word(heads, at.KEY_BYTES), word(heads, at.VALUE_ROW_BYTES)
+        for i in range(LANES):
+            source = floats(row + i * stride + 4 * (num_kv_heads + head) * head_dim)
+            target = floats(values + (offset + i) * row_bytes)
+            for j in range(head_dim):
+                target[j] = source[j]
+
+
+@compiled
+def _fill_vector(heads, slots, token, end):
+    """Whether the tokens from `token` on fill a vector of a block's keys."""
+    if token + LANES > end:
+        return False
+    slot = word(slots, token)
+    is_run = word(slots, token + LANES - 1) == slot + LANES - 1  # slots of a block ascend
+    same = slot >> word(heads, at.BLOCK_SHIFT) == (slot + LANES - 1) >> word(heads, at.BLOCK_SHIFT)
+    return is_run & same & (slot % LANES == 0) & (word(heads, at.HEAD_DIM) % LANES == 0)
+
+
 @compiled
 def _chunk(num_tokens, num_threads):
     return max(min(num_tokens // (4 * num_threads), TOKENS_AT_ONCE), 1)
@@ -159,7 +218,8 @@ def _store(operands, piece, thread, num_threads, stored, kind):
     head_dim, num_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_HEADS)
     num_kv_heads = word(heads, at.NUM_KV_HEADS) if cache != 0 else 0
     chunk = _chunk(num_tokens, num_threads)
-    for token in range(piece * chunk, min((piece + 1) * chunk, num_tokens)):
+    begin, end = piece * chunk, min((piece + 1) * chunk, num_tokens)
+    for token in range(begin, end):
         row = qkv + token * qkv_stride
         keys = row + 4 * num_heads * head_dim
         _normalise_heads(row, num_heads, head_dim, q_norm, kind)
@@ -171,8 +231,15 @@ def _store(operands, piece, thread, num_threads, stored, kind):
             sin = word(operands, 5) + token * num_pairs * 4
             for index in range(num_heads + num_kv_heads):
                 rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
-        if cache != 0:
-            _store_token(heads, keys, word(word(operands, 6), token), cache, stored)
+    token, slots = begin, word(operands, 6)
+    while cache != 0 and token < end:
+        keys, slot = qkv + token * qkv_stride + 4 * num_heads * head_dim, word(slots, token)
+        if CAN_TRANSPOSE and stored == "float32" and _fill_vector(heads, slots, token, end):
+            _store_vector(heads, keys, qkv_stride, slot, cache)
+            token += LANES
+        else:
+            _store_token(heads, keys, slot, cache, stored)
+            token += 1
 
 
 STORE_HEADS = {kinds: Kernel(_pieces, _store, *kinds) for kinds in at.KINDS}

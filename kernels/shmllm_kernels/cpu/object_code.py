@@ -59,7 +59,7 @@ def _machine() -> binding.TargetMachine:
     binding.initialize_native_asmprinter()
     binding.initialize_native_asmparser()  # of inline assembly
     return binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=FEATURES.flatten(), opt=3,
+        cpu=binding.get_host_cpu_name(), features=FEATURES.flatten() + ",-prefer-256-bit", opt=3,
         codemodel="jitdefault", jit=True,
     )  # fmt: skip
 

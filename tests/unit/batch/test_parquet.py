@@ -5,11 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 
+import numpy as np
 import pytest
 from support.batch_helpers import json_rows, records, run_job, write_rows
 
+from shmllm.batch import journal as journals
 from shmllm.batch import parquet
 from shmllm.batch.native import NativeFormat
+from shmllm.batch.vectors import encoded
 from shmllm.errors import RequestError
 
 try:
@@ -107,10 +110,30 @@ def test_records_become_a_table(tmp_path):
 )
 @pytest.mark.parametrize("rows_at_once", [1, 1024])
 def test_a_column_has_one_type(tmp_path, monkeypatch, values, expected, rows_at_once):
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(journals, "RECORDS_AT_ONCE", rows_at_once)
     journal = write_rows(tmp_path / "journal", [{"line": 1, "x": value} for value in values])
     parquet.write_parquet(str(journal), str(tmp_path / "out.parquet"))
     assert pq.read_table(tmp_path / "out.parquet")["x"].to_pylist() == expected
+
+
+@needs_pyarrow
+def test_vectors_become_lists_of_a_fixed_size(tmp_path):
+    vectors = np.random.default_rng(0).standard_normal((3, 4), np.float32)
+    rows = [{"line": i, "v": encoded(vector)} for i, vector in enumerate(vectors, 1)]
+    journal = write_rows(tmp_path / "journal", [rows[0], {"line": 9, "error": "x"}, *rows[1:]])
+    parquet.write_parquet(str(journal), str(tmp_path / "out.parquet"), "v")
+    column = pq.read_table(tmp_path / "out.parquet")["v"]
+    assert column.type == pa.list_(pa.float32(), 4)
+    first, failed, *others = column.to_pylist()
+    assert failed is None
+    assert np.array_equal(np.array([first, *others], np.float32), vectors)
+
+
+@needs_pyarrow
+def test_without_a_vector_there_is_no_column(tmp_path):
+    journal = write_rows(tmp_path / "journal", [{"line": 1, "error": "x"}])
+    parquet.write_parquet(str(journal), str(tmp_path / "out.parquet"), "v")
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [{"line": 1, "error": "x"}]
 
 
 @needs_pyarrow

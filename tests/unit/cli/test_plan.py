@@ -9,7 +9,8 @@ import pytest
 
 from shmllm.batch.output import Mode
 from shmllm.batch.shard import Shard
-from shmllm.cli.plan import look_at, make_plan, wants_records
+from shmllm.cli.batch_plan import look_at
+from shmllm.cli.plan import make_plan, wants_records
 from shmllm.errors import RequestError
 
 NONE = {

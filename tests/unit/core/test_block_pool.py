@@ -35,16 +35,30 @@ def test_allocating_more_blocks_than_are_free_raises(pool):
         pool.allocate(6)
 
 
+def hashed(blocks):
+    """Give blocks hashes, as the prefix cache does."""
+    for block in blocks:
+        block.block_hash = bytes([block.block_id])
+    return blocks
+
+
 def test_blocks_released_first_are_reused_first(pool):
-    blocks = pool.allocate(5)
+    blocks = hashed(pool.allocate(5))
     pool.release([blocks[3], blocks[0], blocks[4]])
     assert ids(pool.allocate(3)) == [4, 1, 5]
 
 
 def test_released_blocks_are_reused_after_unused_ones(pool):
-    first = pool.allocate(2)
+    first = hashed(pool.allocate(2))
     pool.release(first)
     assert ids(pool.allocate(5)) == [3, 4, 5, 1, 2]
+
+
+def test_blocks_without_a_hash_are_reused_before_all_others(pool):
+    blocks = pool.allocate(4)
+    hashed(blocks[:2])
+    pool.release(blocks)
+    assert ids(pool.allocate(5)) == [4, 3, 5, 1, 2]
 
 
 def test_a_shared_block_is_freed_by_its_last_user(pool):
@@ -57,7 +71,7 @@ def test_a_shared_block_is_freed_by_its_last_user(pool):
 
 
 def test_touching_a_free_block_removes_it_from_the_queue(pool):
-    blocks = pool.allocate(3)
+    blocks = hashed(pool.allocate(3))
     pool.release(blocks)
     pool.touch([blocks[1]])
     assert ids(pool.allocate(4)) == [4, 5, 1, 3]
@@ -123,9 +137,9 @@ def test_an_empty_queue_raises_and_can_be_refilled(queued):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["take", "share", "drop"]), st.integers(0, 20))))
+@given(st.lists(st.tuples(st.sampled_from(["take", "share", "hash", "drop"]), st.integers(0, 20))))
 def test_the_pool_agrees_with_a_model_made_of_lists(operations):
-    pool = BlockPool(7, on_reuse=lambda block: None)
+    pool = BlockPool(7, on_reuse=lambda block: setattr(block, "block_hash", None))
     free, references = list(range(1, 7)), []
     for operation, choice in operations:
         if operation == "take":
@@ -138,11 +152,14 @@ def test_the_pool_agrees_with_a_model_made_of_lists(operations):
             pool.touch([pool.blocks[block_id]])
             references.append(block_id)
             free = [i for i in free if i != block_id]
+        elif operation == "hash" and references:
+            hashed([pool.blocks[references[choice % len(references)]]])
         elif references:
             block_id = references.pop(choice % len(references))
             pool.release([pool.blocks[block_id]])
             if block_id not in references:
-                free.append(block_id)
+                is_hashed = pool.blocks[block_id].block_hash is not None
+                free.insert(len(free) if is_hashed else 0, block_id)
         pool.check_integrity()
         assert pool.num_free == len(free)
     assert ids(pool.allocate(len(free))) == free

@@ -1,10 +1,11 @@
-"""BatchProgress: the counts of the progress bar, whose last state is written without a terminal."""
+"""Progress bars: their counts. The last state is written without a terminal, too."""
 
 from __future__ import annotations
 
 import pytest
 
-from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.progress import BatchProgress, TextProgress
+from shmllm.outputs.pooling import PoolingRequestOutput
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 
@@ -31,3 +32,14 @@ def test_a_disabled_progress_bar_writes_nothing(capsys):
     with BatchProgress(1, False) as progress:
         progress.finish(output(1, 1, 0))
     assert capsys.readouterr().err == ""
+
+
+def test_texts_are_counted(capsys):
+    with TextProgress(9, True, num_done=6, label="embedding") as progress:
+        progress.finish(PoolingRequestOutput("", None, [1, 2, 3]))
+        progress.finish(None)
+    message = capsys.readouterr().err
+    assert message.startswith("embedding ")
+    assert "8/9" in message
+    assert "texts/s" in message
+    assert "tokens/s" in message
