@@ -1,4 +1,5 @@
-"""The engines of `tools/compare.py` as processes: which can run here, starting, asking, stopping.
+"""The engines of `tools/compare.py` and `tools/bench_embed.py` as processes: which can run here,
+starting, asking, stopping.
 
 This module owns the options that make the engines comparable. It must not import an engine: each
 runs in its own virtual environment, by a module of `tools/peers/`.
@@ -12,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -62,6 +63,8 @@ class Peer:
         adapts: whether it can run requests with adapters.
         reads_gguf: whether it runs a GGUF file as it is.
         prepare: returns what it loads, from the model's directory.
+        task: the first word of the name of its module in `tools/peers/`; "run" generates tokens,
+            "embed" embeds texts.
     """
 
     name: str
@@ -72,20 +75,22 @@ class Peer:
     adapts: bool = False
     reads_gguf: bool = False
     prepare: Callable[[Path], Path] = lambda model: model
+    task: str = "run"
 
-    def start(self, model: Path, first_prompts: list[list[int]], log: TextIO) -> Running:
+    def start(self, model: Path, prompts: Sequence[Any], log: TextIO) -> Running:
         """Starts the process. Call `wait_ready` of the result to wait for its first token.
 
         Args:
             model: the model's directory.
-            first_prompts: prompts for which it generates one token at its start.
+            prompts: the prompts as token ids, for which it generates one token at its start; of an
+                embedding peer all texts, of which it embeds the first at its start.
             log: the file for its stdout and stderr.
         """
         prepared = self.prepare(model)
         read_end, write_end = os.pipe()
         began = time.monotonic()
         process = subprocess.Popen(
-            [self.python, str(PEERS / f"run_{self.name}.py"), str(write_end)],
+            [self.python, str(PEERS / f"{self.task}_{self.name}.py"), str(write_end)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -99,7 +104,7 @@ class Peer:
         options = self.options
         if model.is_file() and "weights" in options:
             options = options | {"weights": "gguf"}
-        question = {"model": str(prepared), "options": options, "first_prompts": first_prompts}
+        question = {"model": str(prepared), "options": options, "prompts": prompts}
         running.ask(question)
         return running
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from shmllm.config.pooling import PoolingInfo, PoolingTask
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, read_fields
 from shmllm.models.fields import Fields
@@ -183,61 +182,6 @@ def _dense_of(file: DenseFile) -> DenseSpec:
         bias=file.bias,
         activation=cast(HeadActivation, file.activation),
     )
-
-
-def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> PoolingInfo:
-    """Returns what a model with this configuration computes of prompts.
-
-    Args:
-        config: what `read_config` returned.
-        directory: the model's.
-        use: what it was loaded for.
-    """
-    fields, files = read_fields(directory, use.overrides), read_sentence_files(directory)
-    head, files = config.head, files or SentenceFiles(prompts={})
-    is_classifier = head is not None and head.kind == "classifier"
-    tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")
-    if is_classifier:
-        tasks = "classify", "token_classify"
-    if use.runner == "generate":
-        tasks = ()
-    return PoolingInfo(
-        tasks=tasks,
-        task=_default_task(config, tasks, files),
-        pooling_type=config.pooling,
-        normalize=config.normalizes,
-        embedding_size=config.hidden_size if head is None or is_classifier else head.width,
-        head="" if head is None else head.kind,
-        activation="none" if head is None else head.activation,
-        labels=() if head is None else head.labels,
-        both_ways=config.both_ways,
-        generates=config.lm_head,
-        matryoshka=bool(
-            fields.flag("is_matryoshka", False) or fields.values.get("matryoshka_dimensions")
-        ),
-        matryoshka_dimensions=_dimensions(fields),
-        prompts=files.prompts,
-        default_prompt=files.default_prompt or "",
-        include_prompt=files.include_prompt,
-        token_types=config.num_token_types > 1,
-    )
-
-
-def _default_task(
-    config: ModelConfig, tasks: tuple[PoolingTask, ...], files: SentenceFiles
-) -> PoolingTask:
-    per_token = purpose_of(config.architecture) in (Purpose.CLASSIFY_TOKENS, Purpose.REWARD)
-    if "classify" in tasks:
-        return "token_classify" if per_token else "classify"
-    return "token_embed" if files.task == "token_embed" else "embed"
-
-
-def _dimensions(fields: Fields) -> tuple[int, ...]:
-    """Returns ``matryoshka_dimensions``, which may be absent."""
-    values = fields.values.get("matryoshka_dimensions") or []
-    if not isinstance(values, list) or not all(type(each) is int and each > 0 for each in values):
-        raise fields.error(f"'matryoshka_dimensions' must be a list of numbers, not {values!r}")
-    return tuple(values)
 
 
 def _converted(config: ModelConfig, fields: Fields, use: ModelUse) -> ModelConfig:

@@ -22,11 +22,12 @@ from shmllm.models.create import allocate_model, create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
-from shmllm.models.pooled import ModelUse, pooling_info, read_config
+from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
+from shmllm.worker.pooling_info import pooling_info
 
 Progress = Callable[[int, int], None]
 Fill = Callable[[Path | None, Progress | None], None]

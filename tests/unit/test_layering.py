@@ -55,7 +55,7 @@ RULES = {
     "shmllm.models": Rule(
         "errors formats shmllm_kernels",
         packages="torch safetensors numpy",
-        lazy_packages="gguf",
+        lazy_packages="gguf tokenizers",
     ),
     # Only engines with model_impl="transformers" import it.
     "shmllm.models.transformers_impl": Rule("errors models", packages="torch transformers"),

@@ -374,8 +374,8 @@ AHEADS = {
     "3": np.arange(MAX_TOKENS) + 4,
     "images": np.maximum(np.arange(MAX_TOKENS) // 40 * 40 + 25, np.arange(MAX_TOKENS) + 1),
 }
-"""How far the tokens of a request see: to its end, 3 positions ahead, or to the end of the image that
-they are in, the first 25 tokens of each 40."""
+"""How far the tokens of a request see: to its end, 3 positions ahead, or to the end of the image
+that they are in, the first 25 tokens of each 40."""
 
 
 @pytest.mark.parametrize(
