@@ -18,14 +18,6 @@ class _Absent:
         _refuse(type(self).__name__)
 
 
-class ClassificationOutput(_Absent):
-    """Not supported: shmllm has no classifiers."""
-
-
-class ClassificationRequestOutput(_Absent):
-    """Not supported: shmllm has no classifiers."""
-
-
 class LinearBase(_Absent):
     """Not supported: no layer of shmllm is one."""
 

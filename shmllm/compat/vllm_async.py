@@ -12,10 +12,12 @@ from shmllm.compat.vllm_names import (
     is_of_engine,
     known,
     of_vectors,
+    supported_tasks,
     usable_priority,
     without_nones,
 )
 from shmllm.compat.vllm_options import translate
+from shmllm.compat.vllm_tokenization import tokenize_for_pooling
 from shmllm.errors import RequestError
 from shmllm.frontend.async_controls import PAUSE_POLL_S
 from shmllm.frontend.async_requests import AsyncRequests
@@ -134,10 +136,19 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         pooling_params: Any = None,
         request_id: str | None = None,
         lora_request: Any = None,
+        *,
+        tokenization_kwargs: Any = None,
         **options: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         given = of_vectors(_of_one_engine({"lora_request": lora_request, **options}, self._is_pool))
-        return super().encode(without_nones(prompt), pooling_params, request_id, **given)
+        prompts, cut = tokenize_for_pooling(
+            self._llm.front_end, [without_nones(prompt)], tokenization_kwargs
+        )
+        return super().encode(prompts[0], pooling_params, request_id, **given, **cut)
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the engine does: "generate", and pooling tasks."""
+        return supported_tasks(self._llm.facts)
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, arrival_time: Any = None, **options: Any

@@ -24,8 +24,6 @@ _NO_SERVER = "there is no server; put shmllm.AsyncLLM behind your own"
 _ADAPTERS = "LLM.add_lora takes an adapter's directory or its tensors"
 
 UNUSABLE = {
-    "ClassificationOutput": "LLM.embed; there are no classifiers",
-    "ClassificationRequestOutput": "LLM.embed; there are no classifiers",
     "get_ip": "shmllm opens no ports",
     "trainer_init": "WeightTransferTrainerFactory.trainer_init",
     "packed_nccl_broadcast_producer": "WeightTransferTrainerFactory.trainer_init",
@@ -39,9 +37,10 @@ UNUSABLE = {
 
 _OUTPUTS = (
     "CompletionOutput RequestOutput PoolingOutput PoolingRequestOutput EmbeddingOutput "
-    "EmbeddingRequestOutput ScoringOutput ScoringRequestOutput"
+    "EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput "
+    "ScoringRequestOutput"
 )
-_CLASSES = "ClassificationOutput ClassificationRequestOutput"
+_LATE_PARAMS = "LateInteractionParams LateChunkingParams"
 _SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig StructuredOutputsConfig"
 _TRAINER = "ModuleSource ParamMeta WeightSource TrainerWeightTransferEngine"
 _REQUESTS = "TrainerInitInfo WeightTransferInitRequest WeightTransferUpdateRequest"
@@ -57,6 +56,8 @@ _PROCESSORS = (
 HOMES = {
     **_at("shmllm", f"SamplingParams RequestOutputKind StructuredOutputsParams {_OUTPUTS}"),
     **_at("shmllm.outputs.flat_logprobs", "FlatLogprobs"),
+    **_at("shmllm.outputs.pooling", "LateChunk LateChunkingMetadata"),
+    **_at("shmllm", _LATE_PARAMS),
     **_at("shmllm", "PoolingParams PoolerConfig TextPrompt TokensPrompt EmbedsPrompt Logprob"),
     **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams"),
     "PromptType": "shmllm.frontend.input_processor:Prompt",
@@ -74,6 +75,9 @@ HOMES = {
     "LoRARequest": "shmllm.compat.vllm_lora",
     "FlexibleArgumentParser": "shmllm.compat.vllm_cli_args",
     "PoolingTask": "builtins:str",
+    "SupportedTask": "builtins:str",
+    "POOLING_TASKS": "shmllm.params.pooling_tasks",
+    "check_removed_pooling_task": "shmllm.params.pooling_tasks:check_removed_task",
     "ProfilerAlreadyActiveError": "shmllm:RequestError",
     "CUDAGraphMode": "shmllm.config.graphs:CudaGraphMode",
     **_at("shmllm.compat.vllm_metrics", _METRICS),
@@ -99,7 +103,7 @@ HOMES = {
 
 MODULES = {
     "vllm": "LLM SamplingParams PoolingParams TextPrompt TokensPrompt PromptType EngineArgs "
-    f"AsyncEngineArgs AsyncLLMEngine LLMEngine ModelRegistry {_OUTPUTS} {_CLASSES} "
+    f"AsyncEngineArgs AsyncLLMEngine LLMEngine ModelRegistry {_OUTPUTS} "
     "__version__ __version_tuple__",
     "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode KVTransferConfig "
     "WeightTransferConfig",
@@ -108,6 +112,7 @@ MODULES = {
     "vllm.distributed.parallel_state": "",
     "vllm.distributed.utils": "StatelessProcessGroup",
     "vllm.config.kv_transfer": "KVTransferConfig",
+    "vllm.config.pooler": "PoolerConfig",
     "vllm.config.weight_transfer": "WeightTransferConfig",
     "vllm.distributed.weight_transfer": f"{_TRAINER} WeightTransferTrainerFactory",
     "vllm.distributed.weight_transfer.base": f"{_TRAINER} {_REQUESTS}",
@@ -137,15 +142,15 @@ MODULES = {
     "vllm.model_executor.layers.quantization.fp8": "Fp8Config",
     "vllm.model_executor.model_loader.utils": "process_weights_after_loading",
     "vllm.model_executor.models": "ModelRegistry",
-    "vllm.outputs": f"{_OUTPUTS} {_CLASSES}",
+    "vllm.outputs": f"{_OUTPUTS} LateChunk LateChunkingMetadata",
     "vllm.platforms": "current_platform",
     "vllm.plugins.io_processors": "IOProcessor",
     "vllm.plugins.io_processors.interface": "IOProcessor",
-    "vllm.pooling_params": "PoolingParams",
+    "vllm.pooling_params": f"PoolingParams {_LATE_PARAMS}",
     "vllm.renderers.hf": "resolve_chat_template",
     "vllm.sampling_params": "SamplingParams StructuredOutputsParams RequestOutputKind "
     "BeamSearchParams RepetitionDetectionParams",
-    "vllm.tasks": "PoolingTask",
+    "vllm.tasks": "PoolingTask SupportedTask POOLING_TASKS check_removed_pooling_task",
     "vllm.tokenizers": "get_tokenizer",
     "vllm.usage.usage_lib": "UsageContext",
     "vllm.utils": "random_uuid",
@@ -177,7 +182,7 @@ ABSENT = {
     "vllm.distributed.parallel_state": "LLM.collective_rpc(function), whose worker has a `rank`",
     "vllm.entrypoints.chat_utils": "a message is a dict with `role` and `content`",
     "vllm.entrypoints.openai": _NO_SERVER,
-    "vllm.entrypoints.pooling": "LLM.encode, embed and score",
+    "vllm.entrypoints.pooling": "LLM.encode, embed, classify and score",
     "vllm.envs": "the options of LLM; no environment variables of vLLM are read",
     "vllm.forward_context": "LLM.collective_rpc and LLM.apply_model run code in the engine",
     "vllm.initialize_ray_cluster": _OWN_PROCESSES,

@@ -14,13 +14,9 @@ from uuid import uuid4
 import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_options import translate
-from shmllm.compat.vllm_tokenization import tokenize
+from shmllm.compat.vllm_tokenization import of_pairs, tokenize, tokenize_for_pooling
 from shmllm.frontend.adapters import refuse_lora
-from shmllm.outputs.pooling import (
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-)
+from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -88,21 +84,29 @@ class LLM(shmllm.frontend.llm.LLM):
         tokenization_kwargs: Any = None,
         **options: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        prepared = self.prepare_prompts(prompts, tokenization_kwargs, min_room=0)
-        return super().encode(
-            prepared, pooling_params, use_tqdm=bool(use_tqdm), **of_vectors(options)
+        prepared, cut = tokenize_for_pooling(
+            self.front_end, without_nones(prompts), tokenization_kwargs
         )
+        given = of_vectors(options) | cut
+        return super().encode(prepared, pooling_params, use_tqdm=bool(use_tqdm), **given)
 
-    def embed(
+    def score(
         self,
-        prompts: Any,
+        data_1: Any,
+        data_2: Any,
+        /,
         *,
         use_tqdm: Any = True,
         tokenization_kwargs: Any = None,
         **options: Any,
-    ) -> list[EmbeddingRequestOutput]:
-        prepared = self.prepare_prompts(prompts, tokenization_kwargs, min_room=0)
-        return super().embed(prepared, use_tqdm=bool(use_tqdm), **of_vectors(options))
+    ) -> list[ScoringRequestOutput]:
+        given = of_vectors(options) | of_pairs(tokenization_kwargs)
+        return super().score(data_1, data_2, use_tqdm=bool(use_tqdm), **given)
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the engine does: "generate", and pooling tasks."""
+        return supported_tasks(self.facts)
 
     def _translate_call(
         self, prompts: Any, tokenization_kwargs: Any = None, priority: Any = None, **options: Any
@@ -134,6 +138,11 @@ class LLM(shmllm.frontend.llm.LLM):
 def is_of_engine(method: Any, facts: Any) -> bool:
     """Whether a method for workers is one of `OF_ENGINES`, and not of the engine's extension."""
     return method in OF_ENGINES and method not in facts.extension_methods
+
+
+def supported_tasks(facts: Any) -> tuple[str, ...]:
+    """What an engine with these facts does, as vLLM's `supported_tasks`."""
+    return (*(("generate",) if facts.pooling.generates else ()), *facts.pooling.tasks)
 
 
 def random_uuid() -> str:

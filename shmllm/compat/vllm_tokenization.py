@@ -57,11 +57,54 @@ def tokenize(
     """
     if not given:
         return prompts
-    reject_unknown_options("tokenization_kwargs", given, TokenizationKwargs.__dataclass_fields__)
-    values = {name: value for name, value in given.items() if value is not None}
-    wanted = TokenizationKwargs(**{"truncation_side": "left" if min_room else "right"} | values)
+    wanted = _read(given, "left" if min_room else "right")
     most = front_end.info.max_model_len - min_room
     return [_tokenize_one(front_end, prompt, wanted, most) for prompt in as_list(prompts)]
+
+
+def tokenize_for_pooling(
+    front_end: FrontEnd, prompts: Any, given: Mapping[str, Any] | None
+) -> tuple[Any, dict[str, Any]]:
+    """Prompts for `LLM.encode`, and those of its options that `tokenization_kwargs` stand for.
+
+    Args:
+        front_end, prompts, given: as for `tokenize`.
+
+    Raises:
+        RequestError, TypeError: as `tokenize`.
+    """
+    wanted = _read(given or {}, "right")
+    if not wanted.add_special_tokens:
+        return tokenize(front_end, prompts, given, min_room=0), {}
+    return prompts, _truncation_options(wanted)
+
+
+def of_pairs(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of `LLM.score` that `tokenization_kwargs` stand for.
+
+    Raises:
+        RequestError: a value is not allowed.
+        TypeError: an unknown key; names the nearest known one.
+    """
+    wanted = _read(given or {}, "right")
+    if not wanted.add_special_tokens:
+        raise RequestError("score always adds the special tokens that separate texts")
+    return _truncation_options(wanted)
+
+
+def _read(given: Mapping[str, Any], side: Side) -> TokenizationKwargs:
+    reject_unknown_options("tokenization_kwargs", given, TokenizationKwargs.__dataclass_fields__)
+    values = {name: value for name, value in given.items() if value is not None}
+    return TokenizationKwargs(**{"truncation_side": side} | values)
+
+
+def _truncation_options(wanted: TokenizationKwargs) -> dict[str, Any]:
+    if wanted.truncate_prompt_tokens is None:
+        return {}
+    return {
+        "truncate_prompt_tokens": wanted.truncate_prompt_tokens,
+        "truncation_side": wanted.truncation_side,
+    }
 
 
 def _tokenize_one(front_end: FrontEnd, prompt: Any, wanted: TokenizationKwargs, most: int) -> Any:

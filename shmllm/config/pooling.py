@@ -32,6 +32,8 @@ class PoolingInfo:
             empty: none.
         include_prompt: whether a mean has the tokens of such a prompt.
         token_types: whether tokens of the second text of a pair have another type.
+        separates_pairs: whether the tokenizer's template joins the texts of a pair; else the second
+            is put behind the first.
     """
 
     tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")
@@ -50,6 +52,7 @@ class PoolingInfo:
     default_prompt: str = ""
     include_prompt: bool = True
     token_types: bool = False
+    separates_pairs: bool = True
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> PoolingInfo:

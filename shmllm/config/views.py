@@ -25,7 +25,6 @@ class ModelConfigView:
         max_model_len: the largest number of prompt and output tokens of one request.
     """
 
-    runner_type = "generate"
     tokenizer_mode = "auto"
     quantization = None
     trust_remote_code = False
@@ -62,9 +61,24 @@ class ModelConfigView:
         return int(self.hf_config.hidden_size)
 
     @property
+    def runner_type(self) -> str:
+        """What the engine was loaded for: "generate", which includes vectors here, or "pooling"."""
+        return "generate" if self._info.pooling.generates else "pooling"
+
+    @property
     def embedding_size(self) -> int:
         """The number of components of an embedding without `dimensions`."""
-        return self._info.hidden_size
+        return self._info.pooling.embedding_size or self._info.hidden_size
+
+    @property
+    def is_matryoshka(self) -> bool:
+        """Whether requests may ask for `dimensions`."""
+        return self._info.pooling.matryoshka
+
+    @property
+    def matryoshka_dimensions(self) -> list[int] | None:
+        """The dimensions that they may ask for; None: any."""
+        return list(self._info.pooling.matryoshka_dimensions) or None
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
         """The sampling defaults in the model's generation_config.json."""

@@ -24,7 +24,8 @@ from shmllm.plugins.io_processor import IOProcessor
 Processor = IOProcessor[Any, Any]
 Prepare = Callable[[Prompt, Any], PreparedRequest]
 """Makes the request for a prompt and its parameters."""
-Run = Callable[[Callable[[], PreparedRequest], str], AsyncGenerator[Any, None]]
+Run = Callable[[Prompt, Any, str], AsyncGenerator[Any, None]]
+"""Runs the request for a prompt and its parameters, with this id."""
 
 
 class AsyncIO:
@@ -54,28 +55,30 @@ class AsyncIO:
             merged.output_kind = RequestOutputKind.FINAL_ONLY
             return merged
 
-        return self._run(request, request_id, merge, prepare, self._requests.run)
+        def run(prompt: Prompt, merged: Any, own_id: str) -> AsyncGenerator[Any, None]:
+            return self._requests.run(partial(prepare, prompt, merged), own_id)
+
+        return self._run(request, request_id, merge, run)
 
     def encode(
         self,
         request: Mapping[str, Any],
         params: PoolingParams | None,
         request_id: str | None,
-        prepare: Prepare,
+        run: Run,
     ) -> AsyncGenerator[Any, None]:
-        """Run a request whose prompts are pooled; see `AsyncLLM.encode`."""
+        """Run a request whose prompts are pooled; see `AsyncLLM.encode`. `run` pools one."""
 
         def merge(processor: Processor) -> PoolingParams:
             return processor.merge_pooling_params(params)
 
-        return self._run(request, request_id, merge, prepare, self._requests.pool)
+        return self._run(request, request_id, merge, run)
 
     async def _run(
         self,
         request: Mapping[str, Any],
         request_id: str | None,
         merge: Callable[[Processor], Any],
-        prepare: Prepare,
         run: Run,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
         async def process(own_id: str) -> PoolingRequestOutput[Any]:
@@ -83,8 +86,7 @@ class AsyncIO:
             params = merge(processor)
             prompts = await prompts_of_async(processor, request, own_id)
             runs = [
-                run(partial(prepare, prompt, params), f"{own_id}-{index}")
-                for index, prompt in enumerate(prompts)
+                run(prompt, params, f"{own_id}-{index}") for index, prompt in enumerate(prompts)
             ]
             async with aclosing(_last_outputs(runs)) as outputs:
                 return await result_of_async(processor, outputs, own_id)

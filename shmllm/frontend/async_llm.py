@@ -13,20 +13,23 @@ from functools import partial
 from typing import Any, Self
 
 from shmllm.errors import EngineDeadError
-from shmllm.frontend import pooling, scoring
+from shmllm.frontend import scoring
 from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.async_controls import AsyncEngineControls
 from shmllm.frontend.async_io import AsyncIO
+from shmllm.frontend.async_pooling import AsyncPooling
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list, set_priorities
-from shmllm.frontend.io_processing import is_data
+from shmllm.frontend.io_processing import PLUGIN_TASK, is_data
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.poll_thread import PollThread
+from shmllm.frontend.pooling import TextOptions
 from shmllm.frontend.prompt_chunks import PromptChunk, PromptChunks, prepare_chunk
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
+from shmllm.frontend.text.truncation import Side
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.lora import LoRARequest
@@ -68,6 +71,7 @@ class AsyncLLM(AsyncEngineControls):
         self._dispatcher = llm.front_end.dispatcher
         self._poll_thread = PollThread(llm.front_end)
         self._requests = AsyncRequests(self._poll_thread, self._dispatcher)
+        self._pooling = AsyncPooling(self._requests, llm, self._poll_thread.call)
         self._io = AsyncIO(self._requests, partial(self._poll_thread.call, llm.find_io_processor))
         self.facts = llm.facts
         self._finalizer = weakref.finalize(self, _shut_down, self._poll_thread, llm)
@@ -172,17 +176,22 @@ class AsyncLLM(AsyncEngineControls):
         prompt: Prompt,
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side = "right",
+        prompt_name: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Compute a vector of a prompt, or run a request of {"data": ...}; see `LLM.encode` and
-        `generate`.
+        """Compute a vector or scores of a prompt, or run a request of {"data": ...}; see
+        `LLM.encode` and `generate`.
 
         Yields:
             The one output.
         """
-        prepare = self._prepare_pooling
-        if is_data(prompt):
-            return self._io.encode(prompt, pooling_params, request_id, prepare)
-        return self._requests.pool(partial(prepare, prompt, pooling_params), request_id)
+        if is_data(prompt) and pooling_task in (None, PLUGIN_TASK):
+            return self._io.encode(prompt, pooling_params, request_id, self._pooling.encode)
+        options = TextOptions.make(truncate_prompt_tokens, truncation_side, prompt_name)
+        return self._pooling.encode(prompt, pooling_params, request_id, pooling_task, options)
 
     async def score_tokens(
         self,
@@ -271,10 +280,6 @@ class AsyncLLM(AsyncEngineControls):
         front_end = self._llm.front_end
         prepared = set_adapters(front_end.prepare([prompt], params), lora, front_end.info)
         return set_priorities(prepared, priority, front_end.info)[0]
-
-    def _prepare_pooling(self, prompt: Prompt, params: PoolingParams | None) -> PreparedRequest:
-        llm = self._llm
-        return pooling.prepare(llm.front_end, [prompt], params, llm.pooler_config)[0]
 
 
 def _shut_down(poll_thread: PollThread, llm: LLM) -> None:

@@ -19,11 +19,10 @@ from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.pooling import pooling_output
 from shmllm.frontend.prompt_chunks import ChunkReader, PromptChunk, PromptChunks
 from shmllm.frontend.request_output_queue import RequestOutputQueue
+from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.scoring import scores_of
-from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 Result = TypeVar("Result")
@@ -82,15 +81,15 @@ class AsyncRequests:
                 is_finished = output.finished
                 yield output
 
-    async def pool(
+    async def ended(
         self, prepare: Prepare, request_id: str | None
-    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Run a pooling request and yield its output; see `AsyncLLM.encode`."""
+    ) -> AsyncGenerator[RequestState, None]:
+        """Run a pooling request, and yield its state when it has ended."""
         await self._until_released()
         with self._opened(request_id) as request:
             self._poll_thread.submit(request.queue, prepare, request.request_id)
             await self._next_output(request)
-            yield pooling_output(request.queue.states[0])
+            yield request.queue.states[0]
 
     async def score(self, prepared: PreparedRequest, length: int) -> list[float]:
         """Run a request that `scoring.prepare` made, and return the scores of its last `length`

@@ -169,12 +169,13 @@ class FrontEnd:
         sampling_params: Params | None = None,
         names: Sequence[str] | None = None,
     ) -> list[PreparedRequest]:
-        """Check and tokenize prompts.
+        """Check and tokenize prompts that are completed.
 
         Args:
             names: what errors call each; None counts them.
         """
         self.dispatcher.check_open()
+        self._check_generates("generate")
         default = self.default_sampling_params()
         params = match_params(sampling_params, len(prompts), default)
         return self.inputs.prepare(prompts, params, names)
@@ -214,6 +215,7 @@ class FrontEnd:
         **template_options: Any,
     ) -> TokensPrompt:
         """Turn a conversation into a prompt. The template itself writes the special tokens."""
+        self._check_generates("chat")
         text = self.tokenizer.apply_chat_template(
             messages, tools=tools, chat_template=chat_template, **template_options
         )
@@ -222,6 +224,15 @@ class FrontEnd:
         reply_format = self._replies.of(text, source, tools, tool_choice)
         prompt: TokensPrompt = {"prompt": text, "prompt_token_ids": ids}
         return prompt if reply_format is None else {**prompt, "reply_format": reply_format}
+
+    def _check_generates(self, method: str) -> None:
+        """Raise RequestError if the engine computes no tokens."""
+        if not self.info.pooling.generates:
+            raise RequestError(
+                f"LLM.{method}() is only supported for generative models: this model has no LM "
+                "head, or the engine was started without it, by runner='pooling' or convert. To "
+                "generate, pass runner='generate' or leave both options out"
+            )
 
     def serve(
         self,

@@ -357,7 +357,8 @@ class InputProcessor:
             raise RequestError(
                 f"{name} has {len(ids):,} tokens; max_model_len is {most:,}, so a prompt may have "
                 f"at most {most - min_room:,}: the maximum context length is {most} tokens of "
-                "prompt and output together. Please reduce the length of the prompt",
+                "prompt and output together. Please reduce the length of the prompt"
+                f"{'' if min_room else ', or pass truncate_prompt_tokens'}",
                 parameter="input_tokens",
                 value=len(ids),
             )

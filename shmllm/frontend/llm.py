@@ -38,9 +38,9 @@ from shmllm.frontend.io_processing import (
     result_of,
 )
 from shmllm.frontend.model_files import loadable_name
+from shmllm.frontend.pooling_calls import PoolingCalls
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
-from shmllm.frontend.scoring_calls import ScoringCalls
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.weight_push import WeightPush
@@ -49,7 +49,7 @@ from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.beam_search import BeamSearchParams
 from shmllm.params.lora import LoRARequest
-from shmllm.params.pooling import PoolerConfig
+from shmllm.params.pooler_config import PoolerConfig
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @takes_llm_options
-class LLM(EngineControls, ScoringCalls):
+class LLM(EngineControls, PoolingCalls):
     """A model and the engine process that runs it.
 
     Args:
@@ -76,11 +76,12 @@ class LLM(EngineControls, ScoringCalls):
 
     def __init__(self, model: str = "tiny", **options: Any) -> None:
         front_end, engine = read_llm_options("LLM", model, options)
-        self.pooler_config = PoolerConfig.make(front_end.pooler_config)
+        pooler_config = PoolerConfig.make(front_end.pooler_config)
         self.profile_directory = read_profiler_config(front_end.profiler_config)
         self._tokenizer_name = str(front_end.tokenizer or front_end.model)
         progress = StartProgress(front_end.on_load_progress, front_end.on_capture_progress)
         self._use(FrontEnd.start(front_end, engine, progress))
+        self._use_pooling(pooler_config)
         self._use_plugins(front_end)
 
     @classmethod
@@ -105,9 +106,9 @@ class LLM(EngineControls, ScoringCalls):
             SegmentError: the engine is not running, still starting, dead, or another user's.
         """
         llm = cls.__new__(cls)
-        llm.pooler_config = PoolerConfig()
         llm.profile_directory = None
         llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser))
+        llm._use_pooling(PoolerConfig())
         llm._tokenizer_name = llm.facts.model_directory
         llm._use_plugins(FrontEndConfig())
         return llm

@@ -1,150 +1,298 @@
-"""Pooling: vectors and similarity scores of prompts, for `LLM.encode`, `embed` and `score`.
+"""Pooling requests: prepares prompts whose hidden states the engine pools, and runs them.
 
 Any model that generates tokens can pool. The same engine computes vectors and tokens, in the same
-steps.
+steps. `pooled_model` reads the parameters, `pooling_plan` makes the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-import numpy as np
-
-from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
+from shmllm.frontend import long_texts
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, match_params
-from shmllm.frontend.model_files import read_json_object
+from shmllm.frontend.late_chunking import chunk_text
+from shmllm.frontend.late_interaction import KeptQueries
+from shmllm.frontend.named_prompts import named_prompt, num_skipped, with_prompt
+from shmllm.frontend.pooled_model import PooledModel
+from shmllm.frontend.pooling_plan import PoolingPlan
 from shmllm.frontend.request_state import RequestState
-from shmllm.outputs.pooling import (
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-)
-from shmllm.params.pooling import TASKS, PoolerConfig, Pooling, PoolingParams, PoolingType
+from shmllm.frontend.text.truncation import AS_MANY_AS_FIT, Side, Truncation
+from shmllm.outputs.columns import FinishReason
+from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
+from shmllm.params.late_pooling import LateInteractionParams
+from shmllm.params.pooling import Pooling, PoolingParams
 from shmllm.params.sampling import SamplingParams
 
-SMALLEST_NORM = 1e-8
-"""The smallest norm that a cosine divides by, as in torch's cosine_similarity."""
+Output = PoolingRequestOutput[PoolingOutput]
+Params = PoolingParams | Sequence[PoolingParams] | None
 
 ABORTED = "the engine was stopped, paused or put to sleep and aborted the request"
 
 
-def check_task(pooling_task: str | None) -> None:
-    """Raise RequestError unless this is a pooling task."""
-    if pooling_task not in (None, *TASKS):
-        raise RequestError(f"pooling_task must be None or 'embed', got {pooling_task!r}")
+@dataclass(slots=True, kw_only=True)
+class PoolingRequest(PreparedRequest):
+    """A checked and tokenized pooling request.
+
+    Attributes:
+        plan: what becomes of its result.
+        interaction: how it takes part in late interaction; None if it does not.
+        num_parts: of the first part of a text that was divided, how many parts there are; 0 for
+            the others, 1 for a prompt that is whole.
+    """
+
+    plan: PoolingPlan
+    interaction: LateInteractionParams | None = None
+    num_parts: int = 1
+
+    @property
+    def pooling(self) -> Pooling:
+        """What the engine does."""
+        params = self.submitted.params
+        assert isinstance(params, Pooling)
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How the texts of a call become prompts.
+
+    Attributes:
+        truncation: how those that are too long are cut; None refuses them.
+        prompt_name: the name of the model's prompt that precedes them; None: none does.
+    """
+
+    truncation: Truncation | None = None
+    prompt_name: str | None = None
+
+    @classmethod
+    def make(
+        cls,
+        truncate_prompt_tokens: int | None,
+        truncation_side: Side = "right",
+        prompt_name: str | None = None,
+    ) -> TextOptions:
+        """The options for the arguments of a call; see `LLM.encode`."""
+        kept = truncate_prompt_tokens
+        truncation = Truncation(AS_MANY_AS_FIT if kept is None else kept, truncation_side)
+        return cls(None if kept is None else truncation, prompt_name)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A prompt on its way to a request."""
+
+    name: str
+    prompt: Any
+    pooling: Pooling
+    plan: PoolingPlan
+    params: PoolingParams
+    num_parts: int = 1
 
 
 def prepare(
     front_end: FrontEnd,
+    model: PooledModel,
     prompts: Sequence[Prompt],
-    pooling_params: PoolingParams | Sequence[PoolingParams] | None,
-    pooler_config: PoolerConfig,
-) -> list[PreparedRequest]:
+    pooling_params: Params,
+    task: str | None = None,
+    options: TextOptions | None = None,
+    *,
+    segments: Sequence[int] = (),
+) -> list[PoolingRequest]:
     """Check and tokenize prompts whose hidden states the engine pools.
 
     Args:
         front_end: of the engine.
+        model: what it computes of prompts.
         prompts: one or more prompts.
         pooling_params: one for all or one for each.
-        pooler_config: the values of parameters that are None.
+        task: the task of all; None takes the parameters', or the model's.
+        options: how texts become prompts.
+        segments: where the second text of each prompt begins, as `Pooling.second_segment`; empty:
+            there are none.
+
+    Returns:
+        A request for each prompt, or several one after another for a text that is divided.
 
     Raises:
         RequestError: a prompt or a parameter is wrong.
     """
-    matched = match_params(pooling_params, len(prompts), PoolingParams(), "pooling_params")
-    poolings = [_pooling(each, pooler_config, front_end.info) for each in matched]
-    params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
     front_end.dispatcher.check_open()
-    requests = front_end.inputs.prepare(prompts, [params] * len(prompts), min_room=0)
-    for request, each in zip(requests, poolings, strict=True):
-        request.submitted.params = each
-    return requests
+    options = options or TextOptions()
+    works = _resolved(model, prompts, pooling_params, task, "pair" if segments else "prompt")
+    if options.prompt_name is not None:
+        _precede(front_end, model, works, options.prompt_name)
+    for work, segment in zip(works, segments, strict=bool(segments)):
+        work.pooling = replace(work.pooling, second_segment=segment)
+    _divide_chunks(front_end, works, options.truncation)
+    truncation = options.truncation
+    if model.pooler_config.enable_chunked_processing or model.pooler_config.max_embed_len:
+        works, truncation = _limit(front_end, model, works, truncation), None
+    return _requests(front_end, works, truncation)
 
 
 def run(
-    front_end: FrontEnd, requests: list[PreparedRequest], show_progress: bool
-) -> list[PoolingRequestOutput[PoolingOutput]]:
-    """Run pooling requests. Returns their outputs, in their order."""
-    ended = front_end.run_each(requests, show_progress)
-    outputs = {state.index: pooling_output(state) for state in ended}
-    return [outputs[index] for index in sorted(outputs)]
+    front_end: FrontEnd, requests: list[PoolingRequest], show_progress: bool, kept: KeptQueries
+) -> list[Output]:
+    """Run pooling requests.
+
+    Args:
+        front_end: of the engine.
+        requests: what `prepare` returned.
+        show_progress: show a progress bar on stderr.
+        kept: the queries of late interaction.
+
+    Returns:
+        The outputs of the prompts, in their order.
+    """
+    with closing(front_end.run_each([*requests], show_progress)) as ended:
+        states = sorted(ended, key=lambda state: state.index)
+    return join([pooling_output(state, kept) for state in states], requests)
 
 
-def pooling_output(state: RequestState) -> PoolingRequestOutput[PoolingOutput]:
-    """The output of a pooling request that has ended."""
-    is_aborted = state.error is None and not state.vector
-    return PoolingRequestOutput(
+def join(outputs: Sequence[Output], requests: Sequence[PoolingRequest]) -> list[Output]:
+    """Join the outputs of requests that are parts of one prompt. Returns one for each prompt."""
+    firsts = [request for request in requests if request.num_parts]
+    if len(firsts) == len(outputs):
+        return [*outputs]
+    counts = [request.num_parts for request in firsts]
+    return long_texts.join(outputs, counts, [each.pooling.normalize for each in firsts])
+
+
+def pooling_output(state: RequestState, kept: KeptQueries) -> Output:
+    """The output of a pooling request that has ended.
+
+    Args:
+        state: the request's.
+        kept: the queries of late interaction, which the request may use or add to.
+    """
+    request = state.request
+    assert isinstance(request, PoolingRequest)
+    # An aborted request may have rows of its first tokens.
+    has_ended = bool(state.vector) and state.finish_reason != FinishReason.ABORT.text
+    is_aborted = state.error is None and not has_ended
+    output = PoolingRequestOutput(
         state.parent.request_id,
-        PoolingOutput(np.frombuffer(state.vector, np.float32)),
-        state.request.prompt_token_ids,
+        PoolingOutput.empty(),
+        request.prompt_token_ids,
         state.num_cached_tokens,
         error=ABORTED if is_aborted else state.error,
-        prompt=state.request.prompt,
+        prompt=request.prompt,
         is_aborted=is_aborted,
     )
+    if output.error is None:
+        output.outputs.array = request.plan.finish(state.vector, request.prompt_token_ids)
+        output.late_chunking = request.plan.chunks
+    if request.interaction is not None:
+        _interact(output, request.interaction, kept)
+    return output
 
 
-def as_embedding(output: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-    """The same vector as an embedding."""
-    return EmbeddingRequestOutput(
-        output.request_id,
-        EmbeddingOutput(output.outputs.array),
-        output.prompt_token_ids,
-        output.num_cached_tokens,
-        error=output.error,
-        is_aborted=output.is_aborted,
-    )
+def _interact(output: Output, params: LateInteractionParams, kept: KeptQueries) -> None:
+    if output.error is not None:
+        kept.release(params)
+        return
+    try:
+        output.outputs.array = kept.result(params, output.outputs.array)
+    except RequestError as problem:
+        output.outputs, output.error = PoolingOutput.empty(), str(problem)
 
 
-def similarity(
-    one: PoolingRequestOutput[PoolingOutput], other: PoolingRequestOutput[PoolingOutput]
-) -> ScoringRequestOutput:
-    """The cosine between two vectors, from -1 to 1."""
-    error = one.error or other.error
-    score = 0.0
-    if error is None:
-        a, b = (each.outputs.array.astype(np.float64) for each in (one, other))
-        norms = [max(float(np.linalg.norm(each)), SMALLEST_NORM) for each in (a, b)]
-        score = min(max(float(a @ b) / (norms[0] * norms[1]), -1.0), 1.0)
-    return ScoringRequestOutput(
-        f"{one.request_id}_{other.request_id}",
-        ScoringOutput(score),
-        one.prompt_token_ids + other.prompt_token_ids,
-        one.num_cached_tokens + other.num_cached_tokens,
-        error=error,
-        is_aborted=one.is_aborted or other.is_aborted,
-    )
+def _resolved(
+    model: PooledModel, prompts: Sequence[Prompt], given: Params, task: str | None, noun: str
+) -> list[_Work]:
+    matched = match_params(given, len(prompts), PoolingParams(), "pooling_params")
+    # Most requests of a batch share their parameters; each are resolved once.
+    unique = {id(params): params for params in matched}
+    resolved = {key: model.resolve(params, task) for key, params in unique.items()}
+    return [
+        _Work(_name(noun, index, len(prompts)), prompt, *resolved[id(params)], params)
+        for index, (prompt, params) in enumerate(zip(prompts, matched, strict=True))
+    ]
 
 
-def _pooling(params: PoolingParams, pooler_config: PoolerConfig, info: EngineInfo) -> Pooling:
-    params = pooler_config.complete(params)
-    if params.dimensions is not None:
-        _check_dimensions(params.dimensions, info)
-    return Pooling(
-        PoolingType[str(params.pooling_type)],
-        params.dimensions or 0,
-        bool(params.use_activation),
-        not params.skip_reading_prefix_cache,
-    )
+def _name(noun: str, index: int, count: int) -> str:
+    return f"{noun} {index}" if count > 1 else f"the {noun}"
 
 
-def _check_dimensions(dimensions: int, info: EngineInfo) -> None:
-    """Allow truncated embeddings only for models that were trained for them. For other models they
-    would be silently wrong."""
-    config = read_json_object(Path(info.model_directory) / "config.json")
-    allowed = config.get("matryoshka_dimensions")
-    if not (config.get("is_matryoshka") or allowed):
-        raise RequestError(
-            "dimensions must be None for this model: its config.json has neither is_matryoshka "
-            f"nor matryoshka_dimensions; got {dimensions}"
+def _precede(front_end: FrontEnd, model: PooledModel, works: list[_Work], name: str) -> None:
+    """Put the model's prompt of this name before the texts."""
+    text = named_prompt(model.pooling, name)
+    prompts = with_prompt(text, [work.prompt for work in works], [work.name for work in works])
+    for work, prompt in zip(works, prompts, strict=True):
+        work.prompt = prompt
+        kind = work.pooling.type.name
+        if work.plan.task == "embed":
+            skipped = num_skipped(model.pooling, front_end.tokenizer, text, kind)
+            work.pooling = replace(work.pooling, num_skipped=skipped)
+
+
+def _divide_chunks(front_end: FrontEnd, works: list[_Work], truncation: Truncation | None) -> None:
+    """Set the chunks of texts with late chunking."""
+    for work in works:
+        late = work.params.late_chunking_params
+        if late is None:
+            continue
+        if truncation is not None:
+            raise RequestError("Late chunking does not support truncation")
+        work.prompt, chunks = chunk_text(
+            front_end.tokenizer, work.name, work.prompt, late.chunk_size
         )
-    if allowed and dimensions not in allowed:
-        raise RequestError(f"dimensions must be one of {allowed} for this model, got {dimensions}")
-    if dimensions > info.hidden_size:
-        raise RequestError(f"dimensions must be at most {info.hidden_size}, got {dimensions}")
+        work.plan = replace(work.plan, chunks=chunks)
+
+
+def _limit(
+    front_end: FrontEnd, model: PooledModel, works: list[_Work], truncation: Truncation | None
+) -> list[_Work]:
+    """Tokenize and cut prompts, and divide or refuse those to embed according to `max_embed_len`
+    and `enable_chunked_processing`."""
+    config, room = model.pooler_config, front_end.info.max_model_len
+    most = config.max_embed_len or long_texts.NO_LIMIT
+    size = room if config.enable_chunked_processing else long_texts.NO_LIMIT
+    of_embeddings = most if config.enable_chunked_processing else min(most, room)
+    for embeds, limit in ((True, of_embeddings), (False, room)):
+        own = [work for work in works if (work.plan.task == "embed") == embeds]
+        prompts = [work.prompt for work in own]
+        tokenized = long_texts.tokenize(front_end.tokenizer, prompts, truncation, limit)
+        for work, prompt in zip(own, tokenized, strict=True):
+            work.prompt = prompt
+    parts: list[_Work] = []
+    for work in works:
+        divided = [work.prompt]
+        if work.plan.task == "embed":
+            divided = long_texts.divide(work.name, work.prompt, size, most)
+        parts.append(replace(work, prompt=divided[0], num_parts=len(divided)))
+        rest = replace(work.pooling, num_skipped=0)  # only the first part has the model's prompt
+        parts += [replace(work, prompt=part, pooling=rest, num_parts=0) for part in divided[1:]]
+    return parts
+
+
+def _requests(
+    front_end: FrontEnd, works: list[_Work], truncation: Truncation | None
+) -> list[PoolingRequest]:
+    params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+    prepared = front_end.inputs.prepare(
+        [work.prompt for work in works],
+        [params] * len(works),
+        [work.name for work in works],
+        min_room=0,
+        truncation=truncation,
+    )
+    requests = []
+    for work, each in zip(works, prepared, strict=True):
+        each.submitted.params = work.pooling
+        values = {own.name: getattr(each, own.name) for own in fields(PreparedRequest)}
+        requests.append(
+            PoolingRequest(
+                **values,
+                plan=work.plan,
+                interaction=work.params.late_interaction_params,
+                num_parts=work.num_parts,
+            )
+        )
+    return requests

@@ -1,5 +1,5 @@
-"""The methods of `LLM` that read texts instead of generating: vectors, similarities of texts, and
-log-probabilities of given tokens.
+"""The method of `LLM` that computes log-probabilities of given tokens, and what methods share: the
+IO processor and adapters.
 
 This module owns what users see of that, as `llm` does for generation.
 """
@@ -12,126 +12,30 @@ from contextlib import closing
 from typing import Any
 
 from shmllm.config.info import EngineInfo
-from shmllm.errors import RequestError
-from shmllm.frontend import pooling, scoring
+from shmllm.frontend import scoring
 from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
-from shmllm.frontend.io_processing import (
-    PLUGIN_TASK,
-    is_data,
-    make_io_processor,
-    prompts_of,
-    result_of,
-)
-from shmllm.outputs.pooling import (
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-)
-from shmllm.params.pooling import PoolerConfig, PoolingParams
+from shmllm.frontend.io_processing import make_io_processor
 from shmllm.plugins.io_processor import IOProcessor
 
 
 class ScoringCalls:
-    """The methods of `LLM` that compute numbers of given texts, and what they share with those that
-    generate.
-
+    """
     Attributes:
         front_end, facts: see `LLM`.
         model_defaults: the sampling defaults that come with the model.
-        pooler_config: the defaults of vectors.
     """
 
     front_end: FrontEnd
     facts: EngineInfo
     model_defaults: dict[str, Any]
-    pooler_config: PoolerConfig
     _io_processor: IOProcessor[Any, Any] | None
     _io_processor_name: str | None
 
     def get_tokenizer(self) -> Any:
         """See `LLM.get_tokenizer`."""
         raise NotImplementedError
-
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-        pooling_task: str | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Compute a vector of each prompt from the hidden states after the model's final norm.
-
-        Args:
-            prompts: as for `generate`; up to `max_model_len` tokens.
-            pooling_params: one for all prompts or one for each.
-            use_tqdm: show a progress bar on stderr.
-            pooling_task: "embed", or None, which means the same; "plugin" for {"data": ...}.
-
-        Returns:
-            One output for each prompt, in their order; `outputs.data` is the vector.
-
-        Raises:
-            RequestError: a prompt or parameter is wrong; nothing was queued.
-            EngineDeadError: the engine died.
-        """
-        if is_data(prompts) and pooling_task in (None, PLUGIN_TASK):
-            io = self.find_io_processor()
-            of_data = io.merge_pooling_params(pooling_params)  # type: ignore[arg-type]
-            done = self.encode(prompts_of(io, prompts), of_data, use_tqdm=use_tqdm)
-            return result_of(io, done)
-        pooling.check_task(pooling_task)
-        requests = pooling.prepare(
-            self.front_end, as_list(prompts), pooling_params, self.pooler_config
-        )
-        return pooling.run(self.front_end, requests, use_tqdm)
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        use_tqdm: bool = True,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """Like `encode`, but `outputs.embedding` is a list of floats."""
-        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
-        return [pooling.as_embedding(output) for output in outputs]
-
-    def score(
-        self,
-        data_1: Prompt | Sequence[Prompt],
-        data_2: Prompt | Sequence[Prompt],
-        /,
-        *,
-        use_tqdm: bool = True,
-        pooling_params: PoolingParams | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """Compute the similarity of prompts: the cosine between their embeddings.
-
-        Args:
-            data_1: one prompt, or as many as `data_2` has.
-            data_2: one prompt or several.
-            use_tqdm: show a progress bar on stderr.
-            pooling_params: one for all prompts.
-
-        Returns:
-            One output for each prompt of `data_2`; `outputs.score` lies between -1 and 1.
-        """
-        first, second = as_list(data_1), as_list(data_2)
-        if not first or not second or len(first) not in (1, len(second)):
-            raise RequestError(
-                f"score takes one prompt and several, or two lists of equal length; got "
-                f"{len(first)} and {len(second)}"
-            )
-        vectors = self.encode([*first, *second], pooling_params, use_tqdm=use_tqdm)
-        ones = vectors[: len(first)] * (len(second) if len(first) == 1 else 1)
-        return [
-            pooling.similarity(one, other)
-            for one, other in zip(ones, vectors[len(first) :], strict=True)
-        ]
 
     def score_tokens(
         self,

@@ -18,6 +18,7 @@ from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest, Prompt
 from shmllm.frontend.request_group import Outputs
 from shmllm.frontend.request_state import RequestState
+from shmllm.frontend.text.truncation import Truncation
 from shmllm.params.sampling import SamplingParams
 from shmllm.tracing.layout import REASONS, Event, Slice, Type
 from shmllm.tracing.process import recorder_if_possible, recorder_of_environment
@@ -35,6 +36,7 @@ class Inputs(Protocol):
         params: Sequence[Any],
         names: Sequence[str] | None = None,
         min_room: int = 1,
+        truncation: Truncation | None = None,
     ) -> list[PreparedRequest]: ...
 
 
@@ -58,10 +60,11 @@ class TracedInputs:
         params: Sequence[SamplingParams],
         names: Sequence[str] | None = None,
         min_room: int = 1,
+        truncation: Truncation | None = None,
     ) -> list[PreparedRequest]:
         began_ns = perf_counter_ns()
         try:
-            return self.inputs.prepare(prompts, params, names, min_room)
+            return self.inputs.prepare(prompts, params, names, min_room, truncation)
         finally:
             ended_ns = perf_counter_ns()
             self._recorder.add(Type.SLICE, Slice.TOKENIZE, began_ns, ended_ns, len(prompts))

@@ -6,8 +6,12 @@ Importing this package imports numpy, but neither torch nor transformers.
 from shmllm.outputs.beam_search import BeamSearchOutput, BeamSearchSequence
 from shmllm.outputs.logprobs import Logprob
 from shmllm.outputs.pooling import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    LateChunk,
+    LateChunkingMetadata,
     PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
@@ -24,9 +28,13 @@ from shmllm.outputs.sleep_report import OwnedBytes, SleepReport
 __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "LateChunk",
+    "LateChunkingMetadata",
     "Logprob",
     "OwnedBytes",
     "PoolingOutput",

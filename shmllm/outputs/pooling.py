@@ -1,12 +1,12 @@
-"""The results of pooling requests: vectors, embeddings and scores, with vLLM's names.
+"""The results of pooling requests: vectors, probabilities and scores, with vLLM's names.
 
 Vectors are numpy arrays. Properties convert them to a torch tensor or a list when they are read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +16,24 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class PoolingOutput:
-    """The vector of a prompt, as `LLM.encode` returns it.
+    """What was computed of a prompt, as `LLM.encode` returns it.
 
     Attributes:
-        array: the vector, a read-only float32 array of shape (components,).
+        array: a read-only float32 array, of shape (components,) for "embed" and "classify",
+            (tokens, components) for tasks of tokens, (chunks, components) with late chunking, and
+            () for the score of a document by late interaction.
     """
 
     array: Vector
 
+    @classmethod
+    def empty(cls) -> Self:
+        """The output of a request that failed."""
+        return cls(np.frombuffer(b"", np.float32))
+
     @property
     def data(self) -> Any:
-        """A copy of the vector as a torch tensor. Imports torch."""
+        """A copy of the array as a torch tensor. Imports torch."""
         import torch
 
         return torch.from_numpy(self.array.copy())
@@ -62,16 +69,98 @@ class EmbeddingOutput:
     def __repr__(self) -> str:
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
 
+    @classmethod
+    def from_base(cls, pooling_output: PoolingOutput) -> Self:
+        """The same vector. Raises ValueError if it is none."""
+        return cls(_one_vector(pooling_output, "embedding"))
+
+
+@dataclass(slots=True, eq=False)
+class ClassificationOutput:
+    """The scores of the classes for a prompt, as `LLM.classify` returns them.
+
+    Attributes:
+        array: a read-only float32 array of shape (num_classes,): probabilities, or logits without
+            `use_activation`.
+    """
+
+    array: Vector
+
+    @property
+    def probs(self) -> list[float]:
+        """The scores as a list of floats."""
+        values: list[float] = self.array.tolist()
+        return values
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.array)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassificationOutput) and np.array_equal(self.array, other.array)
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+    @classmethod
+    def from_base(cls, pooling_output: PoolingOutput) -> Self:
+        """The same vector. Raises ValueError if it is none."""
+        return cls(_one_vector(pooling_output, "probability"))
+
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """The similarity of two prompts, as `LLM.score` returns it.
+    """The score of two prompts, as `LLM.score` returns it.
 
     Attributes:
-        score: the cosine of the angle between the two embeddings, from -1 to 1.
+        score: the cosine of the angle between two embeddings, from -1 to 1; the score that a
+            cross-encoder gives; or the MaxSim of two lists of token embeddings.
     """
 
     score: float
+
+    @classmethod
+    def from_base(cls, pooling_output: PoolingOutput) -> Self:
+        """The one number of an output. Raises ValueError if it has several."""
+        if pooling_output.array.size != 1:
+            raise ValueError("pooled_data should be a scalar score")
+        return cls(float(pooling_output.array.reshape(())))
+
+
+def _one_vector(output: PoolingOutput, what: str) -> Vector:
+    if output.array.ndim != 1:
+        raise ValueError(f"pooled_data should be a 1-D {what} vector")
+    return output.array
+
+
+@dataclass(slots=True)
+class LateChunk:
+    """A chunk of a text, whose vector is a row of the result.
+
+    Attributes:
+        token_range: its tokens, as a half-open range.
+        char_range: the characters of the text that they stand for, as a half-open range; None if
+            they are special tokens only.
+    """
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+@dataclass(slots=True)
+class LateChunkingMetadata:
+    """Where the vectors of a text come from.
+
+    Attributes:
+        chunk_size: the number of tokens of each chunk but the last.
+        input_tokens: the number of tokens of the text.
+        chunks: the chunks in their order, one for each row of the result.
+    """
+
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
 
 
 Output = TypeVar("Output")
@@ -82,20 +171,22 @@ class PoolingRequestOutput(Generic[Output]):
     """The result of one pooling request.
 
     Attributes:
-        request_id: a counter of the front end's requests, as text. The id of a score consists
-            of the ids of its two requests.
-        outputs: the vector, embedding or score.
-        prompt_token_ids: the token ids of the prompt. A score has those of both prompts, one
-            after the other.
+        request_id: a counter of the front end's requests, as text. The id of a score of two
+            requests consists of their ids.
+        outputs: the vectors, embedding, probabilities or score.
+        prompt_token_ids: the token ids of the prompt. A score of two prompts has those of both,
+            one after the other.
         num_cached_tokens: the number of prompt tokens whose keys and values were prefix-cache
             hits.
         finished: always True.
         error: the error message of a request that failed, whose vector is empty or whose score
             is 0. `LLM.encode` does not raise it, in order to return the other prompts' vectors.
         prompt: the text of the prompt; None if the prompt was given without a text, and for a
-            score.
+            score of two prompts.
         is_aborted: whether the engine aborted the request, because it was stopped, paused or put to
             sleep; `error` says so, too.
+        late_chunking: which tokens and characters the rows stand for; None without
+            `late_chunking_params`, and if the request failed.
     """
 
     request_id: str
@@ -106,6 +197,7 @@ class PoolingRequestOutput(Generic[Output]):
     error: str | None = None
     prompt: str | None = None
     is_aborted: bool = False
+    late_chunking: LateChunkingMetadata | None = None
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
@@ -113,8 +205,38 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
 
     __slots__ = ()
 
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """The same result as an embedding, which is empty if the request failed."""
+        embedding = EmbeddingOutput.from_base(request_output.outputs)
+        return cls(**_with_outputs(request_output, embedding))
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The result of one prompt of `LLM.classify`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """The same result as probabilities, which are empty if the request failed."""
+        probs = ClassificationOutput.from_base(request_output.outputs)
+        return cls(**_with_outputs(request_output, probs))
+
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """The result of one pair of prompts of `LLM.score`."""
 
     __slots__ = ()
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """The same result as a score, which is 0 if the request failed."""
+        failed = request_output.error is not None
+        score = ScoringOutput(0.0) if failed else ScoringOutput.from_base(request_output.outputs)
+        return cls(**_with_outputs(request_output, score))
+
+
+def _with_outputs(output: PoolingRequestOutput[PoolingOutput], outputs: Any) -> dict[str, Any]:
+    """The fields of a result, with other outputs."""
+    return {each.name: getattr(output, each.name) for each in fields(output)} | {"outputs": outputs}

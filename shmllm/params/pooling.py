@@ -1,20 +1,33 @@
-"""Parameters of pooling requests, which turn a prompt into one vector.
+"""Parameters of pooling requests, which turn a prompt into a vector, or into one of each token.
 
-PoolingParams and PoolerConfig are the classes that users construct, with vLLM's names. Pooling
-is the form of them that the engine uses. This module must not know how vectors are computed.
+PoolingParams is the class that users construct, with vLLM's names. Pooling is the form of it that
+the engine uses. This module must not know how vectors are computed.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.params.unknown_options import reject_unknown_options
+from shmllm.params.late_pooling import LateChunkingParams, LateInteractionParams
+from shmllm.params.pooling_ranges import check_choice, check_fields
+from shmllm.params.pooling_tasks import PLUGIN_TASK, POOLING_TYPES, TOKEN_TASKS, check_task
+from shmllm.params.sampling import RequestOutputKind
 
-TASKS = ("embed",)
+STEP = "STEP"
+EMBEDDING_PARAMETERS = ("dimensions", "use_activation")
+VALID_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "embed": EMBEDDING_PARAMETERS,
+    "classify": ("use_activation",),
+    "token_embed": EMBEDDING_PARAMETERS,
+    "token_classify": ("use_activation",),
+}
+"""The parameters that each task has, besides those of a pooling type."""
+STEP_PARAMETERS = ("step_tag_id", "returned_token_ids")
 
 
 class PoolingType(IntEnum):
@@ -65,16 +78,23 @@ class PoolingParams:
     """Parameters of one pooling request.
 
     Args:
-        use_activation: normalize the vector to length 1. None uses the value of the LLM's
-            `pooler_config`, or True if that has none.
+        use_activation: normalize embeddings to length 1, or make scores of logits. None uses the
+            value of the LLM's `pooler_config`, or the model's.
         dimensions: the number of leading components to keep before normalization, for models
             that were trained for it (Matryoshka); None uses the value of the `pooler_config`,
             or keeps all.
-        pooling_type: "LAST" or "MEAN"; see PoolingType. None uses the value of the
-            `pooler_config`, or "LAST". vLLM's class does not have this field: its engine has
-            one pooling type for all requests.
-        task: "embed" or None, which means the same.
-        skip_reading_prefix_cache: compute the whole prompt, without prefix-cache hits.
+        step_tag_id, returned_token_ids: see PoolerConfig; only with the pooling type "STEP".
+        task: see PoolerConfig; None takes the task of the call.
+        requires_token_ids: accepted for compatibility; token ids are always known.
+        skip_reading_prefix_cache: compute the whole prompt, without prefix-cache hits. None means
+            True for tasks whose results have a row for each token: tokens of a hit have none.
+        late_interaction_params: see LateInteractionParams; only with token_embed.
+        extra_kwargs: for `score`: "max_tokens_per_query", "max_tokens_per_doc" and
+            "chat_template_kwargs"; see `LLM.score`.
+        output_kind: FINAL_ONLY.
+        late_chunking_params: see LateChunkingParams; only with token_embed.
+        pooling_type: see PoolerConfig; None uses the value of the `pooler_config`, or the model's.
+            vLLM's class does not have this field: its engine has one pooling type for all requests.
 
     Raises:
         RequestError: a field is out of its range. The message contains the field, its value
@@ -83,9 +103,16 @@ class PoolingParams:
 
     use_activation: bool | None = None
     dimensions: int | None = None
-    pooling_type: str | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
     task: str | None = None
+    requires_token_ids: bool = False
     skip_reading_prefix_cache: bool | None = None
+    late_interaction_params: LateInteractionParams | None = None
+    extra_kwargs: dict[str, Any] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    late_chunking_params: LateChunkingParams | None = None
+    pooling_type: str | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -95,87 +122,120 @@ class PoolingParams:
 
         The constructor checks, too. This method finds values that were assigned afterwards.
         """
-        for name in ("use_activation", "skip_reading_prefix_cache"):
-            self._require(name, getattr(self, name) in (None, True, False), "None, True or False")
-        size = self.dimensions
-        self._require(
-            "dimensions",
-            size is None or (type(size) is int and size >= 1),
-            "None or a whole number of at least 1",
-        )
-        kinds = [kind.name for kind in PoolingType]
-        self._require(
-            "pooling_type", self.pooling_type in (None, *kinds), f"None, {' or '.join(kinds)}"
-        )
-        self._require("task", self.task in (None, *TASKS), f"None or {' or '.join(TASKS)}")
+        check_task(self.task)
+        check_fields(self)
+        check_choice("pooling_type", self.pooling_type, POOLING_TYPES)
+        if self.output_kind != RequestOutputKind.FINAL_ONLY:
+            raise _error(
+                "output_kind",
+                self.output_kind,
+                f"For pooling output_kind has to be FINAL_ONLY, got {self.output_kind!r}",
+            )
+        if not isinstance(self.extra_kwargs, dict | None):
+            given = self.extra_kwargs
+            raise _error(
+                "extra_kwargs", given, f"extra_kwargs must be None or a dict, got {given!r}"
+            )
+        for name, kind in _CLASSES.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, kind):
+                message = f"{name} must be None or a {kind.__name__}, got {value!r}"
+                raise _error(name, value, message)
+            value.__post_init__()
 
     def clone(self) -> PoolingParams:
-        """A copy."""
-        return copy.copy(self)
+        """A deep copy."""
+        return copy.deepcopy(self)
 
-    def _require(self, name: str, valid: bool, allowed: str) -> None:
-        if not valid:
-            value = getattr(self, name)
-            message = f"{name} must be {allowed}, got {value!r}"
-            raise RequestError(message, parameter=name, value=value)
+    def verify(self, model_config: Any) -> None:
+        """Fill in the defaults of a model for the `task`, and check that they go together.
 
+        Args:
+            model_config: has `pooler_config`, a PoolerConfig or None. If `dimensions` are asked
+                for, it has `is_matryoshka`, `matryoshka_dimensions`, `embedding_size` and
+                `served_model_name`, too.
 
-@dataclass(frozen=True, slots=True)
-class PoolerConfig:
-    """Defaults for the pooling requests of an LLM, with vLLM's names.
+        Raises:
+            RequestError: a parameter is not one of the task's, or not possible with the model.
+        """
+        self._check_late_params()
+        if self.task == PLUGIN_TASK and self.skip_reading_prefix_cache is None:
+            self.skip_reading_prefix_cache = True
+        if self.task not in VALID_PARAMETERS:
+            return
+        if model_config.pooler_config is not None:
+            self._merge_defaults(model_config.pooler_config, self.task)
+        if self.use_activation is None:
+            self.use_activation = True
+        if self.dimensions is not None and "dimensions" in VALID_PARAMETERS[self.task]:
+            _check_dimensions(self.dimensions, model_config)
+        self._refuse(n for n in EMBEDDING_PARAMETERS if n not in VALID_PARAMETERS[str(self.task)])
 
-    Args:
-        pooling_type: "LAST" or "MEAN"; None means "LAST".
-        seq_pooling_type: another name of `pooling_type`.
-        use_activation: normalize vectors to length 1; None means True.
-        dimensions: the number of leading components to keep; None keeps all.
-        task: "embed" or None, which means the same.
+    def _merge_defaults(self, pooler_config: Any, task: str) -> None:
+        self._take_defaults(pooler_config, VALID_PARAMETERS[task])
+        if self.skip_reading_prefix_cache is None:
+            self.skip_reading_prefix_cache = task in TOKEN_TASKS
+        kind = self.pooling_type or pooler_config.tok_pooling_type
+        if kind == STEP and task in TOKEN_TASKS:
+            self._take_defaults(pooler_config, STEP_PARAMETERS)
+        else:
+            self._refuse(STEP_PARAMETERS, "; the pooling type is not STEP")
 
-    Raises:
-        RequestError: a field is out of its range, or the two pooling types differ.
-    """
+    def _take_defaults(self, pooler_config: Any, names: Iterable[str]) -> None:
+        for name in names:
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(pooler_config, name, None))
 
-    pooling_type: str | None = None
-    seq_pooling_type: str | None = None
-    use_activation: bool | None = None
-    dimensions: int | None = None
-    task: str | None = None
-
-    def __post_init__(self) -> None:
-        kinds = (self.pooling_type, self.seq_pooling_type)
-        if None not in kinds and kinds[0] != kinds[1]:
-            raise RequestError(
-                f"pooling_type {kinds[0]!r} and seq_pooling_type {kinds[1]!r} contradict each other"
+    def _refuse(self, names: Iterable[str], reason: str = "") -> None:
+        if given := [name for name in names if getattr(self, name) is not None]:
+            valid = list(VALID_PARAMETERS[str(self.task)])
+            raise _error(
+                given[0],
+                getattr(self, given[0]),
+                f"Task {self.task!r} only supports {valid} parameters, does not support {given} "
+                f"parameters{reason}",
             )
-        self.complete(PoolingParams())
 
-    @classmethod
-    def make(cls, value: PoolerConfig | dict[str, Any] | None) -> PoolerConfig:
-        """The PoolerConfig for a value of the option `pooler_config`.
+    def _check_late_params(self) -> None:
+        for name in _CLASSES:
+            if getattr(self, name) is not None and self.task != "token_embed":
+                message = f"{name} requires token_embed, got the task {self.task!r}"
+                raise _error(name, self.task, message)
+        if self.late_chunking_params is not None:
+            for name in ("dimensions", *STEP_PARAMETERS, "late_interaction_params"):
+                if (value := getattr(self, name)) is not None:
+                    raise _error(name, value, f"Late chunking does not support {name}")
 
-        Raises:
-            TypeError: `value` has another type, or an unknown key.
-            RequestError: a field is out of its range.
-        """
-        if value is None or isinstance(value, cls):
-            return value or cls()
-        if not isinstance(value, dict):
-            raise TypeError(f"pooler_config is a PoolerConfig or a dict, got {value!r}")
-        reject_unknown_options("PoolerConfig", value, cls.__dataclass_fields__)
-        return cls(**value)
 
-    def complete(self, params: PoolingParams) -> PoolingParams:
-        """A copy of `params` in which the defaults replace None.
+_CLASSES: dict[str, type[LateInteractionParams | LateChunkingParams]] = {
+    "late_interaction_params": LateInteractionParams,
+    "late_chunking_params": LateChunkingParams,
+}
 
-        Raises:
-            RequestError: a field is out of its range.
-        """
-        kind = params.pooling_type or self.pooling_type or self.seq_pooling_type
-        activate = self.use_activation if params.use_activation is None else params.use_activation
-        return PoolingParams(
-            use_activation=True if activate is None else activate,
-            dimensions=params.dimensions or self.dimensions,
-            pooling_type=kind or PoolingType.LAST.name,
-            task=params.task or self.task,
-            skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+
+def _check_dimensions(dimensions: int, model: Any) -> None:
+    """Allow truncated embeddings only for models that were trained for them. For other models they
+    would be silently wrong."""
+    name, size = model.served_model_name, model.embedding_size
+    allowed = model.matryoshka_dimensions
+    message = None
+    if not model.is_matryoshka:
+        message = (
+            f"Model {name!r} does not support Matryoshka embeddings: its config.json has neither "
+            "is_matryoshka nor matryoshka_dimensions; dimensions must be unset (received "
+            f"dimensions={dimensions})."
         )
+    elif not 1 <= dimensions <= size:
+        message = f"Model {name!r} only supports dimensions in range [1, {size}], got {dimensions}."
+    elif allowed is not None and dimensions not in allowed:
+        message = (
+            f"Model {name!r} only supports Matryoshka dimensions {list(allowed)}, got {dimensions}."
+        )
+    if message is not None:
+        raise _error("dimensions", dimensions, message)
+
+
+def _error(parameter: str, value: object, message: str) -> RequestError:
+    return RequestError(message, parameter=parameter, value=value)

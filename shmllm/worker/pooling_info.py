@@ -47,6 +47,10 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
         default_prompt=files.default_prompt or "",
         include_prompt=files.include_prompt,
         token_types=config.num_token_types > 1,
+        # As in vLLM: a chat model that is asked for "yes" or "no" reads the texts as one.
+        separates_pairs=fields.flag(
+            "use_sep_token", not fields.values.get("classifier_from_token")
+        ),
     )
 
 

@@ -178,8 +178,9 @@ BAD_POOLING: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((["a"], ["LAST"]), {}, r"pooling_params\[0\] is a str"),
     ((["a"], "LAST"), {}, "got str"),
     ((["a"], PoolingParams(dimensions=8)), {}, "is_matryoshka"),
-    ((["a"],), {"pooling_task": "classify"}, "None or 'embed', got 'classify'"),
-    ((["a"],), {"pooling_task": "token_embed"}, "None or 'embed'"),
+    ((["a"],), {"pooling_task": "classify"}, "Classification API is not supported by this model"),
+    ((["a"],), {"pooling_task": "score"}, "`score` task was removed"),
+    ((["a", "b" * 99],), {"truncate_prompt_tokens": 65}, "from 1 to 64, got 65"),
 ]
 
 
@@ -206,7 +207,7 @@ def test_dimensions_of_a_matryoshka_model(tmp_path: Path) -> None:
         (output,) = llm.encode([3, 4, 5], PoolingParams(dimensions=16), use_tqdm=False)
         states = hidden_states(reference, [3, 4, 5])[-1, :16]
         assert worst(output.outputs.data, states / states.norm()) < TOLERANCE
-        with pytest.raises(RequestError, match=r"one of \[8, 16\]"):
+        with pytest.raises(RequestError, match=r"dimensions \[8, 16\], got 12"):
             llm.encode([3, 4, 5], PoolingParams(dimensions=12), use_tqdm=False)
 
 

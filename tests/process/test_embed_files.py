@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "resume a pipe": (["-i", "-", "-o", "OUT", "--resume"], "standard input is not a file"),
     "resume stdout": (["-i", "IN", "--resume"], "--resume needs a file as --output"),
     "pooling type": (["-i", "IN", "--pooling-type", "LASTT"], "pooling_type must be .*'LASTT'"),
-    "dimensions": (["-i", "IN", "-o", "OUT", "--dimensions", "8"], "dimensions must be None for"),
+    "dimensions": (["-i", "IN", "-o", "OUT", "--dimensions", "8"], "dimensions must be unset"),
     "both models": (["-i", "IN", "-m", "tiny"], "--model is for starting an engine"),
 }
 

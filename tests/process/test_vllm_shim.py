@@ -151,11 +151,33 @@ def test_prompts_are_cut(llm: Any) -> None:
     assert len(tokens(llm.embed(long, tokenization_kwargs=given, use_tqdm=False))) == most
     outputs = llm.embed(PROMPTS[1], tokenization_kwargs={"truncate_prompt_tokens": 2})
     assert tokens(outputs) == whole[:2]
+    outputs = llm.encode(
+        PROMPTS[1],
+        tokenization_kwargs={"truncate_prompt_tokens": 2, "truncation_side": "left"},
+        use_tqdm=False,
+    )
+    assert tokens(outputs) == whole[-2:]
+    plain = {"add_special_tokens": False, "truncate_prompt_tokens": 3}
+    assert tokens(llm.embed(PROMPTS[1], tokenization_kwargs=plain, use_tqdm=False)) == whole[:3]
+    given = {"truncate_prompt_tokens": 1}
+    score = llm.score(PROMPTS[1], PROMPTS[1], tokenization_kwargs=given, use_tqdm=False)[0]
+    assert score.prompt_token_ids == whole[:1] * 2
+    assert score.outputs.score == pytest.approx(1)
+    with pytest.raises(RequestError, match="always adds the special tokens"):
+        llm.score("a", "b", tokenization_kwargs={"add_special_tokens": False})
     with pytest.raises(RequestError, match=f"a whole number from 1 to {most - 1}") as caught:
         cut(truncate_prompt_tokens=most)
     assert caught.value.parameter == "truncate_prompt_tokens"
     with pytest.raises(TypeError, match="truncate_prompt_tokens"):
         cut(truncate_prompt_token=2)
+
+
+def test_the_tasks_are_vllms(llm: Any) -> None:
+    assert llm.supported_tasks == ("generate", "embed", "token_embed")
+    with pytest.raises(ValueError, match="Classification API is not supported by this model"):
+        llm.classify(PROMPTS)
+    with pytest.raises(ValueError, match="`score` task was removed"):
+        llm.encode(PROMPTS, pooling_task="score")
 
 
 def test_a_priority_without_effect_is_a_warning(llm: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -132,6 +132,11 @@ class Tokenizer:
         return self._backend.added_tokens
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the special tokens."""
+        return self._backend.special_ids
+
+    @property
     def plain_added_ids(self) -> list[int]:
         """The ids of those of them that are no special tokens."""
         special = self._backend.special_ids
