@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from support.kernel_helpers import assert_close, poisoned
+from support.kernel_helpers import Draw, assert_close, poisoned
 
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import AttentionConfig
@@ -31,6 +31,8 @@ class Case:
 
     Attributes:
         lengths: for each request, (tokens in this step, context length).
+        ends: the keys behind a token that it attends to: "all" of its request, a number, those of
+            an image that it belongs to ("images"), or "any" number; None: the attention is causal.
         padding: the number of padded tokens and requests, as a graph has them.
     """
 
@@ -45,12 +47,33 @@ class Case:
     num_splits: int = 1
     config: AttentionConfig = SMALL
     masks_all: bool = False
+    ends: int | str | None = None
     padding: int = 0
     heads_first: bool = False
 
     @property
     def tokens(self) -> int:
         return sum(count for count, _ in self.lengths)
+
+
+def key_ends(draw: Draw, case: Case) -> torch.Tensor | None:
+    """Draw the end of the keys that each token attends to, [tokens] int32; see `Case.ends`."""
+    if case.ends is None:
+        return None
+    parts = [torch.zeros(0)]
+    for count, context in case.lengths:
+        positions, last = torch.arange(context - count, context), torch.tensor(context)
+        if case.ends == "all":
+            ends = last.expand(count)
+        elif case.ends == "images":  # every other one of spans of 5 tokens
+            image = positions // 5
+            ends = torch.where(image % 2 == 1, (image + 1) * 5, positions + 1)
+        elif case.ends == "any":
+            ends = positions + 1 + (draw.uniform(count).cpu() * (context - positions)).long()
+        else:
+            ends = positions + 1 + case.ends
+        parts.append(ends.clamp(max=context))
+    return torch.cat(parts).to(draw.device, torch.int32)
 
 
 class Launch:
@@ -90,6 +113,9 @@ class Launch:
         self.table = self.table.to(draw.device)
         self.scale = 1.3 * case.dim**-0.5
         self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
+        self.ends = key_ends(draw, case)
+        if self.ends is not None:
+            self.ends = torch.cat((self.ends, self.ends.new_full((case.padding,), 2**30)))
 
     def tensors(self):
         return self.query, *self.cache, self.table, self.starts, self.contexts
@@ -106,12 +132,13 @@ class Launch:
             scratch.stats.fill_(torch.nan)
         rules = case.window, case.soft_cap, self.sinks
         options = *rules, case.num_splits, scratch, case.masks_all
-        paged_attention(out, *self.tensors(), case.config, self.scale, *options)
+        paged_attention(out, *self.tensors(), case.config, self.scale, *options, self.ends)
         return out
 
     def want(self) -> torch.Tensor:
         case = self.case
-        return plain_attention(*self.tensors(), self.scale, case.window, case.soft_cap, self.sinks)
+        rules = case.window, case.soft_cap, self.sinks, self.ends
+        return plain_attention(*self.tensors(), self.scale, *rules)
 
     def check(self) -> torch.Tensor:
         got, tokens = self.run(), self.case.tokens
@@ -130,6 +157,17 @@ FEATURES = {
     "cap": {"soft_cap": 0.7},
     "sinks": {"has_sinks": True},
     "window, cap and sinks": {"window": 7, "soft_cap": 2.0, "has_sinks": True},
+}
+
+
+BOTH_WAYS = {
+    "all of the request": {"ends": "all"},
+    "a local layer": {"ends": 3, "window": 4},
+    "a wide local layer": {"ends": 17, "window": 18},
+    "images": {"ends": "images"},
+    "images and a window": {"ends": "images", "window": 7},
+    "any ends": {"ends": "any"},
+    "any ends, a window, cap and sinks": {"ends": "any", **FEATURES["window, cap and sinks"]},
 }
 
 
@@ -232,10 +270,59 @@ class AttentionConformance:
         config = {"config": LONG, "num_splits": splits, "block_size": 16}
         Launch(draw, dtype, Case(((3, 2000),), kv_heads=1, **config, **options)).check()
 
+    @pytest.mark.parametrize("splits", [1, 2])
+    @pytest.mark.parametrize("feature", BOTH_WAYS)
+    def test_keys_behind_a_token(self, draw, dtype, feature, splits):
+        case = Case(MIXED, 4, 3 - splits, num_splits=splits, padding=2, **BOTH_WAYS[feature])
+        Launch(draw, dtype, case).check()
+
+    @pytest.mark.parametrize("masks_all", [False, True])
+    @pytest.mark.parametrize("feature", BOTH_WAYS)
+    def test_keys_behind_the_tokens_of_a_program(self, draw, dtype, feature, masks_all):
+        config = replace(SMALL, block_m=32)
+        case = Case(((70, 90), (33, 33)), config=config, masks_all=masks_all, **BOTH_WAYS[feature])
+        Launch(draw, dtype, case).check()
+
+    @pytest.mark.parametrize(
+        ("heads", "kv_heads", "dim"), [(1, 1, 64), (3, 3, 32), (7, 1, 80), (4, 2, 128), (2, 2, 256)]
+    )
+    def test_heads_that_attend_both_ways(self, draw, dtype, heads, kv_heads, dim):
+        case = Case(((18, 18), (5, 23)), heads, kv_heads, dim, ends="any")
+        Launch(draw, dtype, case).check()
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_ends_behind_each_token_make_it_causal(self, draw, dtype, splits):
+        launch = Launch(draw, dtype, Case(MIXED, num_splits=splits, window=9))
+        causal = launch.run()
+        parts = [torch.arange(context - count, context) + 1 for count, context in MIXED]
+        launch.ends = torch.cat(parts).to(draw.device, torch.int32)
+        assert torch.equal(launch.run(), causal)
+
+    def test_bits_of_a_request_both_ways_do_not_depend_on_the_batch(self, draw, dtype):
+        lengths = ((5, 5), (37, 37), (20, 20))
+        launch = Launch(draw, dtype, Case(lengths, 2, 1, ends="all"))
+        got = launch.run()
+        begin, end = launch.starts[1:3].tolist()
+        alone = Launch(draw, dtype, replace(launch.case, lengths=lengths[1:2]))
+        alone.query, alone.cache = launch.query[begin:end], launch.cache
+        alone.table = launch.table[1:2]
+        assert torch.equal(alone.run(), got[begin:end])
+
+    @pytest.mark.parametrize("feature", BOTH_WAYS)
+    def test_a_long_context_both_ways(self, draw, dtype, feature):
+        options = {"config": LONG, "block_size": 16, **BOTH_WAYS[feature]}
+        if "window" in options:
+            options["window"] *= 50
+        Launch(draw, dtype, Case(((3, 1000), (40, 600)), 2, 1, **options)).check()
+
     def test_wrong_arguments_are_refused(self, draw, dtype):
         launch = Launch(draw, dtype, Case(((1, 9),)))
         launch.table = launch.table.long()
         with pytest.raises(AssertionError, match="int32"):
+            launch.run()
+        launch = Launch(draw, dtype, Case(((1, 9),), ends="all"))
+        launch.ends = launch.ends.long()
+        with pytest.raises(AssertionError, match="ends are int32"):
             launch.run()
         launch = Launch(draw, dtype, Case(((1, 9),), num_splits=3))
         with pytest.raises(AssertionError, match="power of two"):

@@ -26,6 +26,8 @@ STEPS = {
     "prompts in a window": (512, {"window": 300}),
     "short extensions": (40, {"num_splits": 4}),
     "chunks that may vary": (200, {"masks_all": True}),
+    "prompts both ways": (512, {"ends": "all"}),
+    "local layers both ways": (512, {"ends": 64, "window": 65}),
 }
 
 
@@ -48,7 +50,8 @@ def torch_attention(launch: Launch) -> torch.Tensor:
             for half in launch.cache
         )
         positions = torch.arange(context - (end - begin), context)[:, None]
-        visible = torch.arange(context) <= positions
+        ends = positions + 1 if launch.ends is None else launch.ends[begin:end].cpu()[:, None]
+        visible = torch.arange(context) < ends
         if case.window is not None:
             visible &= torch.arange(context) > positions - case.window
         out = torch.nn.functional.scaled_dot_product_attention(

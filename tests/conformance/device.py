@@ -201,6 +201,19 @@ class DeviceConformance:
             event.wait()
             assert values(x) == [float(round_)]
 
+    def test_work_beside_sees_what_the_host_has_waited_for(self, gpu_device, make):
+        x, event = make(1.0), gpu_device.event()
+        for round_ in range(3):
+            x.add_(1.0)
+            event.record()
+            event.wait()
+            for _ in range(50):
+                y = make(round_ + 2.0).mul_(1.0)
+            with gpu_device.beside():
+                found = (x * 10).cpu()
+            assert found.tolist() == [10 * (round_ + 2.0)]
+        assert values(y) == [4.0]
+
     def test_implicit_waits_of_the_host_can_be_refused(self, gpu_device, make):
         x, pinned, event = make(1.0), gpu_device.pinned((1,), torch.float32), gpu_device.event()
         with no_waits(gpu_device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -68,6 +70,32 @@ class InputsConformance:
             assert inputs.step.slots.cpu()[group, :8].tolist() == [*(slots + more), -1, -1]
         assert_tables(inputs.block_tables, [[7, 8], [3, 0]])
         assert inputs.num_samples == 1
+
+    def test_types_and_ends_of_tokens_are_padded(self, gpu_device) -> None:
+        """Of the second request only the last two tokens are computed."""
+        last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=gpu_device.torch_device)
+        sizes = 16, ROWS, SAMPLES, BLOCKS, GROUPS
+        inputs = GpuInputs(*sizes, last_tokens, gpu_device, (None, 1), has_types=True)
+        batch = InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS)
+        plan = StepPlan(1, rows=[2, 0], starts=[0, 4], counts=[4, 2])
+        plan.new_requests = [
+            replace(new_request(2, [7, 8]), second_segment=3),
+            replace(new_request(0, [3, 4]), second_segment=1),
+        ]
+        for _ in range(2):
+            send(inputs, batch, plan, BatchDescriptor(8, 3, False))
+            gpu_device.synchronize()
+            assert inputs.step.token_types.cpu()[:, :8].tolist() == [[0, 0, 0, 1, 1, 1, 0, 0]]
+            for ahead, ends in (
+                (None, [4, 4, 4, 4, 6, 6, 0, 0]),
+                (1, [2, 3, 4, 4, 6, 6, 0, 0]),
+            ):
+                found = inputs.ends(ahead, 8)
+                assert found is not None
+                assert found.cpu().tolist() == ends
+            assert inputs.ends(0, 8) is None
+            assert inputs.step.query_starts.cpu()[:4].tolist() == [0, 4, 6, 6]
+            inputs.idle(BatchDescriptor(16, 4, False))
 
     def test_samples_behind_drafted_tokens_are_padded(self, gpu_device) -> None:
         inputs, batch = make(gpu_device)

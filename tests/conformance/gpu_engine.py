@@ -143,8 +143,11 @@ class Engine:
             for scored in columns.prompt_logprobs:
                 self.prompt_logprobs.setdefault(scored.number, []).append(scored)
             if columns.embeddings is not None:
-                pairs = zip(columns.embeddings.numbers, columns.embeddings.vectors, strict=True)
-                self.vectors |= pairs
+                for number, piece in zip(
+                    columns.embeddings.numbers, columns.embeddings.pieces, strict=True
+                ):
+                    before = self.vectors.get(number, b"")[: piece.offset]
+                    self.vectors[number] = before + piece.data
             if columns.logprobs is not None:
                 self._take_logprobs(columns.numbers, columns.counts, columns.logprobs)
             tokens = iter(columns.token_ids)

@@ -21,7 +21,7 @@ from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.routing import combine
 from shmllm_kernels.gpu.row_copies import TableShare, embed
 from shmllm_kernels.reference import moe as plain
-from shmllm_kernels.reference.step import LearnedPositions
+from shmllm_kernels.reference.step import LearnedRows
 from shmllm_kernels.reference.step import embed as plain_embed
 
 ONE_RUN, TWO_RUNS = ProductConfig(16, 32, 64, 4, 2), ProductConfig(32, 16, 128, 4, 2)
@@ -123,8 +123,11 @@ class PackedKernelsConformance:
         last, ids = draw.integers(0, 9, 4), torch.tensor([3, -1, 8, -2, 12, -5, 0])
         ids = ids.to(draw.device)
         before = draw.normal(7, width, dtype=dtype)
-        learned = LearnedPositions(draw.normal(20, width, dtype=dtype), draw.integers(0, 20, 7))
-        for scale, added in ((1.0, None), (1.7, learned)):
+        learned = [
+            LearnedRows(draw.normal(rows, width, dtype=dtype), draw.integers(0, rows, 7))
+            for rows in (20, 2)
+        ]
+        for scale, added in ((1.0, []), (1.7, learned[:1]), (1.0, learned)):
             out, want = before.clone(), before.clone()
             embed(out, rows_of(matrix), ids, last, scale, added)
             plain_embed(want, values_of(matrix), ids, last, scale, added)

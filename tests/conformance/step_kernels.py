@@ -18,7 +18,7 @@ from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference import step as plain
-from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
+from shmllm_kernels.reference.step import LearnedRows, StepSizes, StepTensors
 
 MAX_POSITION = 131_072
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
@@ -73,18 +73,24 @@ class StepConformance:
         assert torch.equal(out, want)
         assert torch.equal(out[0], (table[3].float() * 1.7).to(dtype))
 
-    def test_embed_with_learned_positions(self, draw, dtype):
+    def test_embed_with_learned_rows(self, draw, dtype):
         table, last = draw.normal(7, 40, dtype=dtype), draw.integers(0, 7, 2)
         ids = torch.tensor([3, -1, -2, 6, 7, -1], device=draw.device)
         places = torch.tensor([0, 3, 3, 1, 2, 8], device=draw.device)
-        learned = LearnedPositions(draw.normal(9, 40, dtype=dtype), places)
-        out = draw.normal(6, 40, dtype=dtype)
-        before, want = out.clone(), out.clone()
-        embed(out, table, ids, last, 1.5, learned)
-        plain.embed(want, table, ids, last, 1.5, learned)
-        assert torch.equal(out, want)
-        assert torch.equal(out[1], before[1] + learned.table[3])
-        assert torch.equal(out[4], before[4])
+        positions = LearnedRows(draw.normal(9, 40, dtype=dtype), places)
+        kinds = torch.tensor([0, 1, 0, 1, 1, 0], device=draw.device)
+        types = LearnedRows(draw.normal(2, 40, dtype=dtype), kinds)
+        before = draw.normal(6, 40, dtype=dtype)
+        for learned in ([positions], [types], [positions, types]):
+            out, want = before.clone(), before.clone()
+            embed(out, table, ids, last, 1.5, learned)
+            plain.embed(want, table, ids, last, 1.5, learned)
+            assert torch.equal(out, want)
+            total = before[1].double()
+            for each in learned:
+                total += each.table[each.indices[1]].double()
+            assert_close(out[1], total.to(dtype), 1e-6, 2 * torch.finfo(dtype).eps)
+            assert torch.equal(out[4], before[4])
 
     def test_tokens_with_negative_ids_keep_their_embeddings(self, draw, dtype):
         table, last = draw.normal(5, 8, dtype=dtype), torch.tensor([-1, 5, 4])
@@ -99,15 +105,15 @@ class StepConformance:
         """Also those that a prompt gave, which the first rank has, and those of positions."""
         table, last = draw.normal(9, 40, dtype=dtype), torch.tensor([6, 2], device=draw.device)
         ids = torch.tensor([0, -1, -2, 8, -3, 5, 4], device=draw.device)
-        learned = None
+        learned = []
         if has_positions:
-            learned = LearnedPositions(draw.normal(9, 40, dtype=dtype), draw.integers(0, 9, 7))
+            learned = [LearnedRows(draw.normal(9, 40, dtype=dtype), draw.integers(0, 9, 7))]
         given = draw.normal(7, 40, dtype=dtype)
         want = given.clone()
         embed(want, table, ids, last, 1.7, learned)
         first, second = given.clone(), poisoned(7, 40, dtype=dtype, device=draw.device)
         embed(first, table[:5], ids, last, 1.7, learned, TableShare(0, keeps=True))
-        embed(second, table[5:], ids, last, 1.7, None, TableShare(5, keeps=False))
+        embed(second, table[5:], ids, last, 1.7, (), TableShare(5, keeps=False))
         assert not second[[0, 1, 4, 6]].any(), "what this rank does not have"
         if has_positions:
             assert_close(first + second, want, 2e-3, 2e-3)
@@ -210,22 +216,26 @@ class StepConformance:
         atol = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
         torch.testing.assert_close(query.cpu().double(), want, atol=atol, rtol=0)
 
-    @pytest.mark.parametrize("groups", [1, 3])
+    @pytest.mark.parametrize(
+        ("groups", "ends", "types"), [(1, 0, False), (3, 0, False), (1, 1, True), (2, 3, False)]
+    )
     @pytest.mark.parametrize(("sizes", "padded"), STEPS)
-    def test_unpack_step(self, draw, sizes, padded, groups):
+    def test_unpack_step(self, draw, sizes, padded, groups, ends, types):
         sizes, padded = StepSizes(*sizes), StepSizes(*padded)
         tokens, requests, samples = sizes
-        lengths = [tokens] * (2 + groups) + [requests] * 3 + [samples] * 3
+        per_token = 2 + groups + types + ends
+        lengths = [tokens] * per_token + [requests] * 3 + [samples] * 3
         given = [np.random.default_rng(i).integers(0, 2**31, n) for i, n in enumerate(lengths)]
         packed = torch.from_numpy(np.concatenate([*given, [77]])).to(draw.device)
-        ours, same = (self.used(padded, draw.device, groups) for _ in range(2))
+        ours, same = (self.used(padded, draw.device, groups, ends, types) for _ in range(2))
+        assert ours.num_packed(sizes) == len(packed) - 1
         unpack_step(ours, packed, sizes, padded)
         plain.unpack_step(same, packed[:-1], sizes, padded)
-        paddings = [-1, 0, *[-1] * groups, tokens, 0, 0, 0, -1, 0]
-        ends = [padded[0]] * (2 + groups) + [padded[1] + 1, *padded[1:2] * 2, *padded[2:] * 3]
+        paddings = [-1, 0, *[-1] * groups, *[0] * (types + ends), tokens, 0, 0, 0, -1, 0]
+        limits = [padded[0]] * per_token + [padded[1] + 1, *padded[1:2] * 2, *padded[2:] * 3]
         fields = zip(self.fields(ours), self.fields(same), strict=True)
         for (found, equal), numbers, padding, end in zip(
-            fields, given, paddings, ends, strict=True
+            fields, given, paddings, limits, strict=True
         ):
             want = [*numbers.tolist(), *[padding] * (end - len(numbers)), *[-77] * 3]
             assert found.tolist() == equal.tolist() == want
@@ -237,16 +247,18 @@ class StepConformance:
         return [part for tensor in tensors for part in (tensor if tensor.dim() > 1 else [tensor])]
 
     @staticmethod
-    def used(padded, device, groups):
+    def used(padded, device, *options):
         """Return larger tensors that contain the values of an earlier step."""
-        step = StepTensors.allocate(StepSizes(*(size + 3 for size in padded)), device, groups)
+        step = StepTensors.allocate(StepSizes(*(size + 3 for size in padded)), device, *options)
         for name in StepTensors.__slots__:
             getattr(step, name).fill_(-77)
         return step
 
     def test_new_tensors_contain_only_padding(self, draw):
         sizes = StepSizes(5, 3, 2)
-        step, unpacked = (StepTensors.allocate(sizes, draw.device) for _ in range(2))
+        step, unpacked = (
+            StepTensors.allocate(sizes, draw.device, 2, 1, has_types=True) for _ in range(2)
+        )
         unpack_step(unpacked, step.positions[:0], StepSizes(0, 0, 0), sizes)
         for name in StepTensors.__slots__:
             assert torch.equal(getattr(step, name), getattr(unpacked, name)), name

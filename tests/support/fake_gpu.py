@@ -193,6 +193,14 @@ class FakeGpu:
         with self.bypassed(), torch.inference_mode():
             target.copy_(source)
 
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Execute before all queued operations, in memory that is not counted."""
+        self.refuse_in_capture("work on another stream")
+        self.launched.append("beside")
+        with self.bypassed():
+            yield
+
     def event(self, timing: bool = False) -> FakeEvent:
         return FakeEvent(self)
 

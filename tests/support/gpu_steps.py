@@ -56,6 +56,7 @@ class GpuSteps:
     Attributes:
         tokens: by row, the tokens known so far.
         computed: by row, how many of these tokens have keys and values in the cache.
+        second_segments: by row, the index of the first token of the second text of a pair.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class GpuSteps:
         max_requests: int = 4,
         deterministic: bool = False,
         max_drafts: int = 0,
+        config: ModelConfig | None = None,
     ) -> None:
-        config = ModelConfig.from_directory(directory)
+        config = config or ModelConfig.from_directory(directory)
         where = device.torch_device
 
         def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -84,6 +86,7 @@ class GpuSteps:
         load_weights(self.model, directory)
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
+        self.second_segments: dict[int, int] = {}
         self.last_tokens = torch.full((max_requests,), -99, dtype=torch.int64, device=where)
         shape = cache_shape(config, BLOCK_SIZE, lambda heads: block_bytes(heads, BLOCK_SIZE, dtype))
         num_groups = len(shape.groups)
@@ -118,6 +121,8 @@ class GpuSteps:
             num_groups,
             self.last_tokens,
             device,
+            tuple(dict.fromkeys(each.ahead for each in config.attentions if each.ahead != 0)),
+            config.num_token_types > 0,
         )
         self.buffers = GpuBuffers(
             config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic
@@ -187,6 +192,8 @@ class GpuSteps:
         which are not sent give wrong results."""
         for name, value in WRONG_INPUTS.items():
             getattr(self.inputs.step, name).fill_(value)
+        for numbers in (self.inputs.step.token_types, self.inputs.step.ends):
+            numbers.fill_(1)
         self.inputs.step.slots.fill_(self._blocks[plan.rows[0]][0][0] * BLOCK_SIZE)
         if not plan.is_repeat:
             self.inputs.block_tables.fill_(1)
@@ -203,7 +210,10 @@ class GpuSteps:
             blocks = [list(ids) for ids in self._blocks[row]]
             if row not in self._assigned:
                 self._assigned.add(row)
-                request = NewRequest(row, tokens, blocks, SamplingParams(), 0, 0, ())
+                second = self.second_segments.get(row, 0)
+                request = NewRequest(
+                    row, tokens, blocks, SamplingParams(), 0, 0, (), second_segment=second
+                )
                 plan.new_requests.append(request)
             elif new[0]:
                 first = len(blocks[0]) - len(new[0])

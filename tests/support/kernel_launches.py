@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference.moe import Choice
 from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.sampling import SamplingColumns
-from shmllm_kernels.reference.step import LearnedPositions, StepSizes, StepTensors
+from shmllm_kernels.reference.step import LearnedRows, StepSizes, StepTensors
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 VOCAB_SIZE = 128_256
@@ -127,19 +127,41 @@ def waits_in_loops(ptx: str) -> list[list[int]]:
     return found
 
 
+def spills_in_loops(sass: str) -> int:
+    """Return how many instructions in loops with matrix products store or load spilled registers,
+    from machine code. A loop is the code between an address and a later branch to it."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
+    code = [(int(address, 16), instruction) for address, instruction in lines]
+    spilled = set()
+    for end, instruction in code:
+        target = re.search(r"\bBRA\b.*0x([0-9a-f]+)", instruction)
+        if target is None or int(target[1], 16) >= end:
+            continue
+        body = [(at, each) for at, each in code if int(target[1], 16) <= at <= end]
+        if any(re.search(r"\bH?G?MMA\b", each) for _, each in body):
+            spilled |= {at for at, each in body if re.search(r"\b(STL|LDL)\b", each)}
+    return len(spilled)
+
+
 def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found, usage
+
+        def dump(what: str) -> str:
+            command = [str(CUOBJDUMP), what, file.name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        usage = dump("--dump-resource-usage")
+        found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+        assert found, usage
+        spilled = spills_in_loops(dump("--dump-sass")) if int(found[2]) else 0
     ptx = kernel.asm["ptx"]
     line = facts | {
         "kernel": name,
         "registers": int(found[1]),
         "stack_bytes": int(found[2]),
+        "spills_in_loops": spilled,
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma"),
         "mma": ptx.count("mma.sync"),
@@ -180,7 +202,8 @@ def rows() -> None:
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh", "relu_squared"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
-    activation.activate(gate_up, gate_up.clone(), "gelu_tanh", is_gated=False)
+    for name in ("gelu", "gelu_tanh"):
+        activation.activate(gate_up, gate_up.clone(), name, is_gated=False)
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
     norms = HeadNorms(angles[0, 0], angles[0, 0], 1e-6)
@@ -234,7 +257,8 @@ def step() -> None:
     ids, x = empty(4, dtype=torch.int64), empty(4, 4096)
     embed(x, x.clone(), ids, ids)
     embed(x, x.clone(), ids, ids, 64.0)
-    embed(x, x.clone(), ids, ids, learned=LearnedPositions(x.clone(), ids))
+    for count in (1, 2):
+        embed(x, x.clone(), ids, ids, learned=[LearnedRows(x.clone(), ids)] * count)
     for keeps in (True, False):
         embed(x, x.clone(), ids, ids, share=TableShare(4, keeps))
     gather_rows(x, x.clone(), ids)
@@ -245,8 +269,10 @@ def step() -> None:
     per_layer.gate_layer_input(empty(4, 256), of_layers[:, 256:512], "gelu_tanh")
     rope_tables(empty(4, 128), empty(4, 128), ids, empty(64, dtype=torch.float32), 1.0)
     sizes = StepSizes(4, 2, 2)
-    packed = empty(3 * sum(sizes), dtype=torch.int64)
-    unpack_step(StepTensors.allocate(sizes, "cpu"), packed, sizes, sizes)
+    for options in ((1, 0, False), (2, 2, True)):
+        tensors = StepTensors.allocate(sizes, "cpu", *options)
+        packed = empty(tensors.num_packed(sizes), dtype=torch.int64)
+        unpack_step(tensors, packed, sizes, sizes)
 
 
 def meetings() -> None:
@@ -403,7 +429,11 @@ def sampler() -> None:
     add_biases(logits, ids, tokens, logits[0, :4])
 
 
-SHAPES = ((32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80), (16, 2, 512))
+ENCODER = (12, 12, 64)
+"""The query heads, the kv heads and the head size of BERT and ModernBERT."""
+SHAPES = (
+    (32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80), (16, 2, 512), ENCODER
+)  # fmt: skip
 """Query heads, kv heads, and the head size."""
 
 
@@ -417,6 +447,7 @@ class AttentionVariant:
     masks_all: bool
     has_cap: bool = False
     has_sinks: bool = False
+    has_ends: bool = False
 
 
 OPTIONS: tuple[tuple[int, int | None], ...] = ((1, None), (4, None), (1, 1024), (4, 1024))
@@ -425,10 +456,14 @@ DECODE = AttentionVariant(1, 1, None, True)
 SPLIT_DECODE = AttentionVariant(1, 4, None, True)
 WINDOW_DECODE = AttentionVariant(1, 1, 1024, True)
 PREFILL = AttentionVariant(512, 1, None, False)
+BOTH_WAYS = AttentionVariant(512, 1, None, False, has_ends=True)
 VARIANTS = (
     *(AttentionVariant(1, splits, window, True) for splits, window in OPTIONS),
     *(AttentionVariant(512, splits, window, False) for splits, window in OPTIONS),
     AttentionVariant(512, 1, None, True),
+    *(AttentionVariant(512, splits, window, False, has_ends=True) for splits, window in OPTIONS),
+    AttentionVariant(1, 1, None, True, has_ends=True),
+    AttentionVariant(512, 1, 65, True, has_ends=True),
     *(
         AttentionVariant(*sizes, 128, sizes[0] == 1, has_cap, not has_cap)
         for sizes in ((1, 4), (512, 1))
@@ -452,11 +487,13 @@ def attention(
     cache = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
     query = empty(4, heads, dim, dtype=dtype)
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
+    ends = empty(4, dtype=torch.int32) if variant.has_ends else None
     scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
     paged_attention(
         query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
         0.1, variant.window, 30.0 if variant.has_cap else None,
         query[0, :, 0].clone() if variant.has_sinks else None, splits, scratch, variant.masks_all,
+        ends,
     )  # fmt: skip
 
 
@@ -506,14 +543,21 @@ def main() -> None:
     for kind, dtype in chosen:
         packed(facts, kind, dtype)
     if "some-attention" in parts:
-        for shape, variant in ((SHAPES[0], SPLIT_DECODE), (SHAPES[0], PREFILL)):
+        for shape, variant in (
+            (SHAPES[0], SPLIT_DECODE),
+            (SHAPES[0], PREFILL),
+            (ENCODER, BOTH_WAYS),
+            (ENCODER, replace(BOTH_WAYS, window=65)),
+        ):
             attention(facts, key, torch.bfloat16, shape, variant)
         attention(facts, key, torch.float16, SHAPES[1], WINDOW_DECODE)
     if "all-attention" in parts:
         for dtype in HALVES:
             for shape, variant in itertools.product(SHAPES, VARIANTS):
                 attention(facts, key, dtype, shape, variant)
-        for shape, variant in itertools.product(SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL)):
+        for shape, variant in itertools.product(
+            SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL, BOTH_WAYS)
+        ):
             attention(facts, key, torch.float32, shape, variant)
 
 

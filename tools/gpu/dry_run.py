@@ -104,6 +104,9 @@ class DryDevice:
     def copy_ahead(self, target: Tensor, source: Tensor) -> None:
         pass
 
+    def beside(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def event(self, timing: bool = False) -> Event:
         return DryEvent()
 

@@ -59,6 +59,7 @@ def paged_attention(
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
     masks_all: bool = False,
+    ends: Tensor | None = None,
 ) -> None:
     """Computes ``reference.attention.paged_attention``; rows of no request stay unchanged.
 
@@ -79,8 +80,7 @@ def paged_attention(
             ``query`` included.
         config: tile sizes and numbers of warps, from `configs.attention_config`.
         scale: the factor of the scores.
-        window: the number of positions that a token attends to, its own included; None: its own
-            and all before it.
+        window: the number of positions up to its own that a token attends to; None: all of them.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: [num_heads], query's dtype: scores without a value, which join the softmax's
             denominator; None: there are none.
@@ -90,6 +90,8 @@ def paged_attention(
         masks_all: whether to apply a mask also to tiles that need none. Then the bits of a row do
             not depend on the tokens that share its program. Decodes set it for speed: they have one
             loop, which keeps its loads in flight up to the last tile.
+        ends: [tokens] int32, contiguous, the end of the keys that each token attends to: behind its
+            own position, and at most its request's context length; None: the attention is causal.
 
     One launch a layer, two if contexts are split. `attend` reads the keys and values of each
     request once for each block_q of its tokens, and has 4 * dim flops for each pair of a query row
@@ -108,7 +110,7 @@ def paged_attention(
     """
     tokens, num_heads, dim = query.shape
     requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
-    _check(out, query, key_cache, value_cache, block_table, query_starts, context_lens)
+    _check(out, query, key_cache, value_cache, block_table, query_starts, context_lens, ends)
     per_kv = num_heads // num_kv_heads
     assert min(config.block_m, config.tile) >= 16, f"{config} is too small"
     assert config.block_m >= per_kv, f"{config} is too small for {per_kv} heads per kv head"
@@ -141,6 +143,7 @@ def paged_attention(
         sums,
         stats,
         out if sinks is None else sinks,
+        ends,
         requests,
         *scales,
         0 if window is None else window,
@@ -151,6 +154,7 @@ def paged_attention(
         HAS_WINDOW=window is not None,
         HAS_CAP=soft_cap is not None,
         HAS_SINKS=sinks is not None,
+        HAS_ENDS=ends is not None,
         MASKS_ALL=masks_all,
         IS_SPLIT=num_splits > 1,
         NUM_KV_HEADS=num_kv_heads,
@@ -186,6 +190,7 @@ def _check(
     block_table: Tensor,
     query_starts: Tensor,
     context_lens: Tensor,
+    ends: Tensor | None,
 ) -> None:
     _, num_heads, dim = query.shape
     requests = context_lens.shape[0]
@@ -200,6 +205,12 @@ def _check(
         assert tensor.dtype is query.dtype, "query, cache and out have one dtype"
     assert block_table.shape[0] == requests, "block_table: one row per request"
     assert query_starts.shape == (requests + 1,), "query_starts: one more than requests"
-    for tensor in (block_table, query_starts, context_lens):
-        assert tensor.dtype is torch.int32, "tables and lengths are int32"
-        assert tensor.stride(-1) == 1 or tensor.shape[-1] < 2, "tables and lengths are contiguous"
+    numbers = [block_table, query_starts, context_lens]
+    if ends is not None:
+        assert ends.shape == query.shape[:1], "ends: one for each token"
+        numbers.append(ends)
+    for tensor in numbers:
+        assert tensor.dtype is torch.int32, "tables, lengths and ends are int32"
+        assert tensor.stride(-1) == 1 or tensor.shape[-1] < 2, (
+            "tables, lengths and ends are contiguous"
+        )

@@ -39,6 +39,7 @@ def _attend_tiles(
     total,
     query,
     positions,
+    last_keys,
     first_tile,
     last_tile,
     keys_begin,
@@ -60,7 +61,7 @@ def _attend_tiles(
     DIM_PADDED: tl.constexpr,
 ):
     """Updates the online softmax of all rows with the keys of some tiles. Without IS_MASKED every
-    row attends to all these keys."""
+    row attends to all these keys. A row's last key is at its own position, or behind it."""
     dims = tl.arange(0, DIM_PADDED)
     for tile in range(first_tile, last_tile):
         keys = tile * TILE + tl.arange(0, TILE)
@@ -89,7 +90,7 @@ def _attend_tiles(
         if HAS_CAP:
             scores = cap * tanh(scores)
         if IS_MASKED:
-            visible = present[None, :] & (keys[None, :] <= positions[:, None])
+            visible = present[None, :] & (keys[None, :] <= last_keys[:, None])
             if HAS_WINDOW:
                 visible &= keys[None, :] > positions[:, None] - window
             scores = tl.where(visible, scores, float("-inf"))
@@ -118,6 +119,7 @@ def attend(
     part_sums_ptr,
     part_stats_ptr,
     sinks_ptr,
+    ends_ptr,
     num_requests,
     scale,
     cap,
@@ -133,6 +135,7 @@ def attend(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     MASKS_ALL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -169,7 +172,13 @@ def attend(
     context = tl.load(contexts_ptr + request)
     positions = context - query_len + of_request
     first_position = context - query_len + first_query
-    keys_end = tl.minimum(first_position + BLOCK_Q, context)
+    positions_end = tl.minimum(first_position + BLOCK_Q, context)
+    keys_end = positions_end
+    last_keys = positions
+    if HAS_ENDS:
+        ends = tl.load(ends_ptr + tokens, mask=is_row, other=0)
+        keys_end = tl.max(ends, axis=0)
+        last_keys = ends - 1
     keys_begin = tile * 0
     if HAS_WINDOW:
         keys_begin = tl.maximum(first_position - window + 1, 0)
@@ -200,20 +209,23 @@ def attend(
         # From from_tile to to_tile every row attends to every key.
         from_tile = lowest
         if HAS_WINDOW:
-            from_tile = tl.cdiv(tl.maximum(keys_end - window, 0), TILE)
+            from_tile = tl.cdiv(tl.maximum(positions_end - window, 0), TILE)
             from_tile = tl.minimum(tl.maximum(from_tile, lowest), highest)
             sums, peak, total = _attend_tiles(
-                sums, peak, total, query, positions, lowest, from_tile, keys_begin, keys_end,
-                key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
-                True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
-        to_tile = tl.minimum(tl.maximum((first_position + 1) // TILE, from_tile), highest)
+                sums, peak, total, query, positions, last_keys, lowest, from_tile, keys_begin,
+                keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
+                window, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+        common_end = first_position + 1
+        if HAS_ENDS:
+            common_end = tl.min(tl.where(is_row, ends, keys_end), axis=0)
+        to_tile = tl.minimum(tl.maximum(common_end // TILE, from_tile), highest)
         sums, peak, total = _attend_tiles(
-            sums, peak, total, query, positions, from_tile, to_tile, keys_begin, keys_end, key_ptr,
-            value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+            sums, peak, total, query, positions, last_keys, from_tile, to_tile, keys_begin,
+            keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
             False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     sums, peak, total = _attend_tiles(
-        sums, peak, total, query, positions, to_tile, highest, keys_begin, keys_end, key_ptr,
-        value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+        sums, peak, total, query, positions, last_keys, to_tile, highest, keys_begin, keys_end,
+        key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
         True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     # fmt: on
 

@@ -5,6 +5,7 @@ They compute the same as `reference.step`. Rows of a packed table are unpacked (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.packings import RUN, PackedRows, Rows
 from shmllm_kernels.gpu.products import check_rows
 from shmllm_kernels.gpu.unpacking import FLAGS, half_run
-from shmllm_kernels.reference.step import LearnedPositions
+from shmllm_kernels.reference.step import LearnedRows
 
 BLOCK = 1024
 """The number of elements in a tile."""
@@ -54,16 +55,31 @@ def place_of(index, first, IS_SHARE: tl.constexpr):
 
 
 @triton.jit
+def _learned(table_ptr, indices_ptr, stride, row, column, is_row, is_inside):
+    """Returns the learned rows of a tile, float32."""
+    index = tl.load(indices_ptr + row, mask=is_row, other=0)
+    return tl.load(table_ptr + index * stride + column, mask=is_inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _store(
     out,
     values,
     index,
     found,
+    row,
+    column,
+    is_row,
     is_inside,
-    addends,
     scale,
+    one_ptr,
+    one_indices_ptr,
+    one_stride,
+    other_ptr,
+    other_indices_ptr,
+    other_stride,
     HAS_SCALE: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr,
+    NUM_LEARNED: tl.constexpr,
     IS_SHARE: tl.constexpr,
     KEEPS: tl.constexpr,
 ):
@@ -75,11 +91,15 @@ def _store(
     if HAS_SCALE:
         values = (values.to(tl.float32) * scale).to(values.dtype)
     mask = is_inside & found
-    if HAS_POSITIONS:
+    if NUM_LEARNED > 0:
         given = tl.load(out, mask=is_inside & (index == -1), other=0.0)
-        values = tl.where(index == -1, given, values)
-        added = tl.load(addends, mask=is_inside, other=0.0).to(tl.float32)
-        values = (values.to(tl.float32) + added).to(values.dtype)
+        total = tl.where(index == -1, given, values).to(tl.float32)
+        total += _learned(one_ptr, one_indices_ptr, one_stride, row, column, is_row, is_inside)
+        if NUM_LEARNED > 1:
+            total += _learned(
+                other_ptr, other_indices_ptr, other_stride, row, column, is_row, is_inside
+            )
+        values = total.to(values.dtype)
         mask = is_inside & (found | (index == -1))
     tl.store(out, values, mask=mask)
 
@@ -90,40 +110,39 @@ def _copy_rows(
     source_ptr,
     indices_ptr,
     last_tokens_ptr,
-    positions_ptr,
-    addends_ptr,
+    one_ptr,
+    one_indices_ptr,
+    one_stride,
+    other_ptr,
+    other_indices_ptr,
+    other_stride,
     count,
     num_rows,
     dim,
     out_stride,
-    addends_stride,
     scale,
     first,
     source_stride,
     HAS_SAMPLED: tl.constexpr,
     HAS_SCALE: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr,
+    NUM_LEARNED: tl.constexpr,
     IS_SHARE: tl.constexpr,
     KEEPS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    index = source_of(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)[:, None]
+    index = source_of(indices_ptr, last_tokens_ptr, row, row < count, HAS_SAMPLED)
     place = place_of(index, first, IS_SHARE)
     found = (place >= 0) & (place < num_rows)
-    is_inside = (row < count)[:, None] & (column < dim)
+    is_inside = (row < count) & (column < dim)
     source = source_ptr + place * source_stride + column
     values = tl.load(source, mask=is_inside & found, other=0.0)
-    addends = addends_ptr + column
-    if HAS_POSITIONS:
-        position = tl.load(positions_ptr + row, mask=row < count, other=0)[:, None]
-        addends = addends_ptr + position * addends_stride + column
-    out = out_ptr + row[:, None] * out_stride + column
     _store(
-        out, values, index, found, is_inside, addends, scale, HAS_SCALE, HAS_POSITIONS, IS_SHARE,
-        KEEPS,
+        out_ptr + row * out_stride + column, values, index, found, row, column, row < count,
+        is_inside, scale, one_ptr, one_indices_ptr, one_stride, other_ptr,
+        other_indices_ptr, other_stride, HAS_SCALE, NUM_LEARNED, IS_SHARE, KEEPS,
     )  # fmt: skip
 
 
@@ -133,13 +152,16 @@ def _unpack_rows(
     codes_ptr,
     indices_ptr,
     last_tokens_ptr,
-    positions_ptr,
-    addends_ptr,
+    one_ptr,
+    one_indices_ptr,
+    one_stride,
+    other_ptr,
+    other_indices_ptr,
+    other_stride,
     count,
     num_rows,
     dim,
     out_stride,
-    addends_stride,
     scale,
     first,
     parameters_ptr,
@@ -147,7 +169,7 @@ def _unpack_rows(
     parameters_stride,
     HAS_SAMPLED: tl.constexpr,
     HAS_SCALE: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr,
+    NUM_LEARNED: tl.constexpr,
     IS_SHARE: tl.constexpr,
     KEEPS: tl.constexpr,
     PACKING: tl.constexpr,
@@ -166,13 +188,11 @@ def _unpack_rows(
     for half in tl.static_range(2):
         values = half_run(code_rows, parameter_rows, run, is_there, dim, half, PACKING)
         column = run[None, :] * 64 + half * 32 + tl.arange(0, 32)[:, None]
-        addends = addends_ptr + column
-        if HAS_POSITIONS:
-            addends += tl.load(positions_ptr + row) * addends_stride
-        out = out_ptr + row * out_stride + column
         _store(
-            out, values.to(out_ptr.dtype.element_ty), index, found, column < dim, addends, scale,
-            HAS_SCALE, HAS_POSITIONS, IS_SHARE, KEEPS,
+            out_ptr + row * out_stride + column, values.to(out_ptr.dtype.element_ty), index, found,
+            row, column, row < count, column < dim, scale, one_ptr, one_indices_ptr,
+            one_stride, other_ptr, other_indices_ptr, other_stride, HAS_SCALE, NUM_LEARNED,
+            IS_SHARE, KEEPS,
         )  # fmt: skip
 
 
@@ -182,11 +202,11 @@ def embed(
     token_ids: Tensor,
     last_tokens: Tensor,
     scale: float = 1.0,
-    learned: LearnedPositions | None = None,
+    learned: Sequence[LearnedRows] = (),
     share: TableShare | None = None,
 ) -> None:
-    """Writes the embeddings of a step's tokens, multiplied by a factor, plus those of their
-    positions.
+    """Writes the embeddings of a step's tokens, multiplied by a factor, plus learned ones. The sum
+    is float32 and rounded once.
 
     Args:
         out: [tokens, hidden], each row contiguous, with any stride between rows.
@@ -194,11 +214,10 @@ def embed(
             rounded to out's dtype first.
         token_ids: [tokens] int64: an index of the table, or ``-2 - row`` for the token that was
             last sampled for that row. -1: the row of ``out`` is an embedding that a prompt gave,
-            and only that of its position is added. Ids that are not in the table leave the row
-            unchanged.
+            and only learned ones are added. Ids that are not in the table leave the row unchanged.
         last_tokens: [rows] int64, the token that was last sampled for each row.
         scale: the factor, applied in float32.
-        learned: the embeddings of positions, or None.
+        learned: the embeddings of positions, of token types, or of both.
         share: which rows of a larger table ``table`` has, and ids that it does not have give rows
             of 0; None: all.
 
@@ -207,13 +226,12 @@ def embed(
     """
     assert last_tokens.dtype is torch.int64, "last_tokens are int64"
     assert last_tokens.stride(0) == 1, "last_tokens must be contiguous"
-    if learned is not None:
-        _check_indices(learned.positions, len(out))
-        assert learned.table.shape[1:] == out.shape[1:], (
-            "rows of out and positions differ in length"
-        )
-        assert learned.table.dtype is out.dtype, "out must have the dtype of the positions' table"
-        assert learned.table.stride(1) == 1, "rows must be contiguous"
+    assert len(learned) <= 2, "a kernel adds two learned rows"
+    for each in learned:
+        _check_indices(each.indices, len(out))
+        assert each.table.shape[1:] == out.shape[1:], "rows of out and learned differ in length"
+        assert each.table.dtype is out.dtype, "out must have the dtype of learned tables"
+        assert each.table.stride(1) == 1, "rows must be contiguous"
     _launch(out, table, token_ids, last_tokens, scale, learned, share)
 
 
@@ -230,7 +248,7 @@ def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
     Moves 2 * count * dim elements, 16 KiB for a row of 4,096. One launch a step: 2 us for one row,
     3 us for 256.
     """
-    _launch(out, source, indices, None, 1.0, None)
+    _launch(out, source, indices, None, 1.0, ())
 
 
 def _launch(
@@ -239,7 +257,7 @@ def _launch(
     indices: Tensor,
     last_tokens: Tensor | None,
     scale: float,
-    learned: LearnedPositions | None,
+    learned: Sequence[LearnedRows],
     share: TableShare | None = None,
 ) -> None:
     count, dim = out.shape
@@ -248,24 +266,23 @@ def _launch(
     _check_indices(indices, count)
     if count == 0 or dim == 0:
         return
-    added = LearnedPositions(out, indices) if learned is None else learned
+    one, other = (*learned, *[LearnedRows(out, indices)] * (2 - len(learned)))
     operands = [
         indices,
         indices if last_tokens is None else last_tokens,
-        added.positions,
-        added.table,
+        *(one.table, one.indices, one.table.stride(0)),
+        *(other.table, other.indices, other.table.stride(0)),
         count,
         source.shape[0],
         dim,
         out.stride(0),
-        added.table.stride(0),
         scale,
         0 if share is None else share.first,
     ]
     flags = {
         "HAS_SAMPLED": last_tokens is not None,
         "HAS_SCALE": scale != 1,
-        "HAS_POSITIONS": learned is not None,
+        "NUM_LEARNED": len(learned),
         "IS_SHARE": share is not None,
         "KEEPS": share is None or share.keeps,
     }
@@ -281,7 +298,7 @@ def _launch(
 
 
 def _launch_packed(
-    out: Tensor, source: PackedRows, operands: list[Any], flags: dict[str, bool]
+    out: Tensor, source: PackedRows, operands: list[Any], flags: dict[str, int]
 ) -> None:
     codes, parameters = source.codes, source.parameters
     check_rows(source)

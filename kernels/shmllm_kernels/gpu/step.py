@@ -91,7 +91,7 @@ def _copy_padded(target_ptr, packed_ptr, index, count, end, padding):
 
 
 _SIZES = ["tokens", "requests", "samples", "padded_tokens", "padded_requests", "padded_samples"]
-_SIZES += ["slots_stride"]
+_SIZES += ["slots_stride", "ends_stride"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -100,6 +100,8 @@ def _unpack_step(
     token_ids_ptr,
     positions_ptr,
     slots_ptr,
+    token_types_ptr,
+    ends_ptr,
     query_starts_ptr,
     context_lens_ptr,
     rows_ptr,
@@ -107,6 +109,7 @@ def _unpack_step(
     sample_rows_ptr,
     sample_positions_ptr,
     slots_stride,
+    ends_stride,
     tokens,
     requests,
     samples,
@@ -114,6 +117,8 @@ def _unpack_step(
     padded_requests,
     padded_samples,
     NUM_GROUPS: tl.constexpr,
+    HAS_TYPES: tl.constexpr,
+    NUM_ENDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -123,6 +128,13 @@ def _unpack_step(
     for _ in range(NUM_GROUPS):
         _copy_padded(slots_ptr, packed_ptr, index, tokens, padded_tokens, -1)
         slots_ptr += slots_stride
+        packed_ptr += tokens
+    if HAS_TYPES:
+        _copy_padded(token_types_ptr, packed_ptr, index, tokens, padded_tokens, 0)
+        packed_ptr += tokens
+    for _ in range(NUM_ENDS):
+        _copy_padded(ends_ptr, packed_ptr, index, tokens, padded_tokens, 0)
+        ends_ptr += ends_stride
         packed_ptr += tokens
     _copy_padded(query_starts_ptr, packed_ptr, index, requests, padded_requests + 1, tokens)
     _copy_padded(context_lens_ptr, packed_ptr + requests, index, requests, padded_requests, 0)
@@ -186,9 +198,8 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
 
     Args:
         step: the tensors that are written.
-        packed: int64, contiguous: the token ids, positions and slots of all tokens; the first
-            token, context length and row of all requests; the token, row and position of all
-            samples. Further numbers may follow.
+        packed: int64, contiguous: the numbers that `reference.step.unpack_step` takes. Further
+            numbers may follow.
         sizes: the numbers of tokens, requests and samples.
         padded: the sizes up to which ``step`` is written, at least ``sizes``; see `StepTensors`.
 
@@ -197,9 +208,7 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
     """
     assert packed.dtype is torch.int64, "packed numbers are int64"
     assert packed.stride(0) == 1, "packed numbers must be contiguous"
-    num_groups = len(step.slots)
-    num_packed = 3 * sum(sizes) + (num_groups - 1) * sizes.num_tokens
-    assert packed.shape[0] >= num_packed, "packed is shorter than its parts"
+    assert packed.shape[0] >= step.num_packed(sizes), "packed is shorter than its parts"
     limits = len(step.token_ids), len(step.rows), len(step.sample_tokens)
     for name, size, end, limit in zip(StepSizes._fields, sizes, padded, limits, strict=True):
         assert 0 <= size <= end <= limit, f"{name}: {size} padded to {end}, of {limit}"
@@ -209,6 +218,8 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
         step.token_ids,
         step.positions,
         step.slots,
+        step.token_types,
+        step.ends,
         step.query_starts,
         step.context_lens,
         step.rows,
@@ -216,9 +227,12 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
         step.sample_rows,
         step.sample_positions,
         step.slots.stride(0),
+        step.ends.stride(0),
         *sizes,
         *padded,
-        NUM_GROUPS=num_groups,
+        NUM_GROUPS=len(step.slots),
+        HAS_TYPES=len(step.token_types) > 0,
+        NUM_ENDS=len(step.ends),
         BLOCK=BLOCK,
     )
 

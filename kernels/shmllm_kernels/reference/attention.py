@@ -1,4 +1,4 @@
-"""Causal attention over a paged cache, computed one request after the other."""
+"""Attention over a paged cache, computed one request after the other."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Computes the attention of each request's last tokens over its tokens so far.
 
-    A token at position p attends to the keys of positions max(0, p - window + 1) to p. Scores are
-    ``scale * query . key``. Cache slots without a token are not read.
+    A token at position p attends to the keys of positions max(0, p - window + 1) to p, or to its
+    end. Scores are ``scale * query . key``. Cache slots without a token are not read.
 
     Args:
         query: [tokens, num_heads, dim]; head h reads kv head h // (num_heads / num_kv_heads).
@@ -34,11 +35,12 @@ def paged_attention(
         context_lens: [requests], the number of each request's tokens so far, those of ``query``
             included.
         scale: the factor of the scores.
-        window: the number of positions that a token attends to, its own included; None: its own
-            and all before it.
+        window: the number of positions up to its own that a token attends to; None: all of them.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: [num_heads], scores without a value, which join the softmax's denominator; None:
             there are none.
+        ends: [tokens], the end of the keys that each token attends to: behind its own position, and
+            at most its request's context length; None: the attention is causal.
 
     Returns:
         [tokens, num_heads, dim] in query's dtype, computed in float64; zero for tokens of no
@@ -59,7 +61,8 @@ def paged_attention(
         scores = torch.einsum("qhd,khd->hqk", query[begin:end].double(), key) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        hidden = _hidden(end - begin, context, window).to(scores.device)
+        key_ends = None if ends is None else ends[begin:end]
+        hidden = _hidden(end - begin, context, window, key_ends).to(scores.device)
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             extra = sinks.double()[:, None, None].expand(-1, end - begin, 1)
@@ -69,9 +72,9 @@ def paged_attention(
     return out
 
 
-def _hidden(query_len: int, context: int, window: int | None) -> Tensor:
+def _hidden(query_len: int, context: int, window: int | None, ends: Tensor | None) -> Tensor:
     """Returns [query_len, context] bool: the keys that each token must not attend to."""
     tokens = torch.arange(context - query_len, context)[:, None]
     keys = torch.arange(context)[None, :]
-    hidden = keys > tokens
+    hidden = keys > tokens if ends is None else keys >= ends.cpu()[:, None]
     return hidden if window is None else hidden | (keys <= tokens - window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +27,10 @@ class StepTensors:
         positions: [tokens] int64. Padding: 0.
         slots: [groups, tokens] int64, the cache slot of each token in each group of layers.
             Padding: -1.
+        token_types: [1, tokens] int64, the type of each token; [0, tokens]: the model has none.
+            Padding: 0.
+        ends: [kinds, tokens] int32, the end of the keys that each token attends to, for each kind
+            of layer whose attention is not causal. Padding: 0.
         query_starts: [requests + 1] int32, the index of each request's first token. Padding: the
             number of tokens, so that padded requests have no tokens.
         context_lens: [requests] int32, the number of each request's tokens so far. Padding: 0.
@@ -39,6 +44,8 @@ class StepTensors:
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
+    token_types: Tensor
+    ends: Tensor
     query_starts: Tensor
     context_lens: Tensor
     rows: Tensor
@@ -48,18 +55,28 @@ class StepTensors:
 
     @classmethod
     def allocate(
-        cls, sizes: StepSizes, device: torch.device | str, num_groups: int = 1
+        cls,
+        sizes: StepSizes,
+        device: torch.device | str,
+        num_groups: int = 1,
+        num_ends: int = 0,
+        has_types: bool = False,
     ) -> StepTensors:
         """Allocates tensors for steps of up to these sizes, filled with padding."""
         tokens, requests, samples = sizes
 
-        def full(size: int, value: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.full((size,), value, dtype=dtype, device=device)
+        def full(
+            size: int | tuple[int, int], value: int, dtype: torch.dtype = torch.int64
+        ) -> Tensor:
+            shape = (size,) if isinstance(size, int) else size
+            return torch.full(shape, value, dtype=dtype, device=device)
 
         return cls(
             token_ids=full(tokens, -1),
             positions=full(tokens, 0),
-            slots=torch.full((num_groups, tokens), -1, dtype=torch.int64, device=device),
+            slots=full((num_groups, tokens), -1),
+            token_types=full((int(has_types), tokens), 0),
+            ends=full((num_ends, tokens), 0, torch.int32),
             query_starts=full(requests + 1, 0, torch.int32),
             context_lens=full(requests, 0, torch.int32),
             rows=full(requests, 0),
@@ -68,18 +85,28 @@ class StepTensors:
             sample_positions=full(samples, 0),
         )
 
+    @property
+    def num_per_token(self) -> int:
+        """The number of packed numbers for each token; see `unpack_step`."""
+        return 2 + len(self.slots) + len(self.token_types) + len(self.ends)
+
+    def num_packed(self, sizes: StepSizes) -> int:
+        """Returns the number of packed numbers of a step of these sizes; see `unpack_step`."""
+        tokens, requests, samples = sizes
+        return self.num_per_token * tokens + 3 * requests + 3 * samples
+
 
 @dataclass(frozen=True, slots=True)
-class LearnedPositions:
-    """Embeddings of positions, which are added to those of the tokens.
+class LearnedRows:
+    """Embeddings of the tokens' positions or types, which are added to those of the tokens.
 
     Attributes:
-        table: [positions, hidden], the dtype of the tokens' table, rows contiguous.
-        positions: [tokens] int64, indices of the table.
+        table: [rows, hidden], the dtype of the tokens' table, rows contiguous.
+        indices: [tokens] int64, indices of the table.
     """
 
     table: Tensor
-    positions: Tensor
+    indices: Tensor
 
 
 def embed(
@@ -88,29 +115,30 @@ def embed(
     token_ids: Tensor,
     last_tokens: Tensor,
     scale: float = 1.0,
-    learned: LearnedPositions | None = None,
+    learned: Sequence[LearnedRows] = (),
 ) -> None:
-    """Writes the embeddings of a step's tokens, multiplied by a factor, plus those of their
-    positions.
+    """Writes the embeddings of a step's tokens, multiplied by a factor, plus learned ones. The sum
+    is float32 and rounded once.
 
     Args:
         out: [tokens, hidden].
         table: [vocab, hidden], out's dtype.
         token_ids: [tokens] int64: an index of the table, or ``-2 - row`` for the token that was
             last sampled for that row. -1: the row of ``out`` is an embedding that a prompt gave,
-            and only that of its position is added. Ids that are not in the table leave the row
-            unchanged.
+            and only learned ones are added. Ids that are not in the table leave the row unchanged.
         last_tokens: [rows] int64, the token that was last sampled for each row.
         scale: the factor, applied in float32.
-        learned: the embeddings of positions, or None.
+        learned: the embeddings of positions, of token types, or of both.
     """
     sampled = last_tokens[(-2 - token_ids).clamp(0)]
     tokens = torch.where(token_ids < -1, sampled, token_ids)
     found = (tokens >= 0) & (tokens < len(table))
     out[found] = (table[tokens[found]].float() * scale).to(out.dtype)
-    if learned is not None:
-        added = found | (tokens == -1)
-        out[added] += learned.table[learned.positions[added]]
+    added = found | (tokens == -1)
+    total = out[added].float()
+    for each in learned:
+        total += each.table[each.indices[added]].float()
+    out[added] = total.to(out.dtype)
 
 
 def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
@@ -148,20 +176,20 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
 
     Args:
         step: the tensors that are written.
-        packed: int64: the token ids and positions of all tokens; their slots in each group; the
-            first token, context length and row of all requests; the token, row and position of all
-            samples.
+        packed: int64: the token ids and positions of all tokens, their slots in each group, their
+            types if the model has them, and their ends of each kind; the first token, context
+            length and row of all requests; the token, row and position of all samples.
         sizes: the numbers of tokens, requests and samples.
         padded: the sizes up to which ``step`` is written, at least ``sizes``; see `StepTensors`.
     """
     tokens, requests, samples = sizes
-    num_groups = len(step.slots)
-    lengths = [tokens] * (2 + num_groups) + [requests] * 3 + [samples] * 3
+    lengths = [tokens] * step.num_per_token + [requests] * 3 + [samples] * 3
     parts = torch.split(packed, lengths)
     fields = (
         (step.token_ids, padded.num_tokens, -1),
         (step.positions, padded.num_tokens, 0),
         *((slots, padded.num_tokens, -1) for slots in step.slots),
+        *((numbers, padded.num_tokens, 0) for numbers in (*step.token_types, *step.ends)),
         (step.query_starts, padded.num_requests + 1, tokens),
         (step.context_lens, padded.num_requests, 0),
         (step.rows, padded.num_requests, 0),

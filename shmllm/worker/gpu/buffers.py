@@ -37,7 +37,7 @@ class GpuBuffers:
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
-        logits: [max_samples, vocab].
+        logits: [max_samples, vocab]; [max_samples, 0] if the model has no LM head.
         experts: the buffers of each mixture of experts.
         joined: [max_tokens, 2 * hidden], what the projection of a further layer reads; None: there
             is none.
@@ -86,7 +86,7 @@ class GpuBuffers:
         }
         self.sampled, self.logits = (
             buffer(max_samples, hidden),
-            buffer(max_samples, config.vocab_size),
+            buffer(max_samples, config.vocab_size if config.lm_head else 0),
         )
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)

@@ -2,7 +2,7 @@
 
 This module owns the interface, and its implementation with CUDA; the tests implement it without a
 GPU. All work goes to one stream, torch's current one, and is done in the order in which it was
-submitted; only `copy_ahead` uses another stream. This module must not know what is computed.
+submitted; only `copy_ahead` and `beside` use others. This module must not know what is computed.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class Device(Protocol):
         """Copy from pinned memory beside the work that was submitted before, and before all work
         that is submitted later. No work that was submitted before may use `target`."""
 
+    def beside(self) -> AbstractContextManager[None]:
+        """Return the context manager of work that does not wait for work that was submitted before.
+        It may read what the device had written at an event that the host has waited for. At its
+        end the host has waited for all of it."""
+
     def event(self, timing: bool = False) -> Event:
         """Make an event; `timing` lets it measure time."""
 
@@ -189,6 +194,7 @@ class CudaDevice:
         self.uuid = str(_cuda.get_device_properties(index).uuid)
         self._capture_stream = _cuda.Stream(self.torch_device)
         self._copy_stream = _cuda.Stream(self.torch_device)
+        self._stream_beside = _cuda.Stream(self.torch_device)
         self._pool = _cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._capture: torch.cuda.CUDAGraph | None = None
@@ -223,6 +229,12 @@ class CudaDevice:
         with _cuda.stream(self._copy_stream):
             target.copy_(source, non_blocking=True)
         _cuda.current_stream(self.torch_device).wait_stream(self._copy_stream)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        with _cuda.stream(self._stream_beside):
+            yield
+        self._stream_beside.synchronize()
 
     def event(self, timing: bool = False) -> Event:
         return CudaEvent(timing)

@@ -11,6 +11,7 @@ but one. `DraftLaunches`, which sends the inputs of a model that drafts, keeps t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,20 +46,18 @@ class PackedStep:
     has_embeds: bool
 
     @classmethod
-    def of(cls, inputs: StepInputs) -> PackedStep:
-        """Pack the inputs of a step."""
+    def of(
+        cls, inputs: StepInputs, aheads: Sequence[int | None] = (), has_types: bool = False
+    ) -> PackedStep:
+        """Pack the inputs of a step; see `GpuInputs`."""
         numbers = np.concatenate((
             inputs.token_ids, inputs.positions, inputs.slot_mapping.ravel(),
+            *((inputs.token_types,) if has_types else ()), *map(inputs.ends_of_keys, aheads),
             inputs.first_tokens, inputs.context_lens, inputs.rows,
             inputs.sample_tokens, inputs.sample_rows, inputs.sample_positions,
         ))  # fmt: skip
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
         return cls(numbers, sizes, bool((inputs.token_ids == EMBEDDED).any()))
-
-
-def packed_numbers(num_groups: int, max_tokens: int, max_requests: int, max_samples: int) -> int:
-    """Return the most numbers of a `PackedStep`; see `GpuInputs`."""
-    return (2 + num_groups) * max_tokens + 3 * max_requests + 3 * max_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +87,8 @@ class GpuInputs:
         num_groups: the number of groups of layers.
         last_tokens: (rows,) int64 on the device, the token sampled last for each row.
         device: the device.
+        aheads: the different values of `AttentionSpec.ahead` of layers that are not causal.
+        has_types: whether the model has embeddings of token types.
 
     Attributes:
         step: the step's inputs, padded; see `StepTensors`.
@@ -95,6 +96,7 @@ class GpuInputs:
         block_tables: (num_groups, max_requests, max_blocks) int32, in the order of the step's
             requests.
         last_tokens: as given.
+        num_packed: the most numbers of a `PackedStep`.
         num_samples: the number of the step's tokens that get logits.
         has_embeds: whether a prompt has given embeddings for some of the step's tokens.
     """
@@ -108,11 +110,14 @@ class GpuInputs:
         num_groups: int,
         last_tokens: Tensor,
         device: Device,
+        aheads: Sequence[int | None] = (),
+        has_types: bool = False,
     ) -> None:
         where = device.torch_device
-        self.step = StepTensors.allocate(
-            StepSizes(max_tokens, max_requests, max_samples), where, num_groups
-        )
+        self._aheads, self._has_types = list(aheads), has_types
+        largest = StepSizes(max_tokens, max_requests, max_samples)
+        self.step = StepTensors.allocate(largest, where, num_groups, len(aheads), has_types)
+        self.num_packed = self.step.num_packed(largest)
         self.sample_rows = self.step.sample_rows
         self.sample_positions = self.step.sample_positions
         self.last_tokens = last_tokens
@@ -124,8 +129,7 @@ class GpuInputs:
         self._are_stale = True  # the tables in the order of the step's requests
         self._nothing = torch.zeros(1, dtype=torch.int64, device=where)
         self._transfers = Transfers(device)
-        sizes = max_tokens, max_requests, max_samples
-        size = packed_numbers(num_groups, *sizes) * torch.int64.itemsize
+        size = self.num_packed * torch.int64.itemsize
         self._staged = deque(
             torch.empty(size, dtype=torch.uint8, device=where) for _ in range(MAX_STEPS_IN_FLIGHT)
         )
@@ -143,6 +147,15 @@ class GpuInputs:
             self._blocks_by_row.view(-1).index_copy_(0, *sent)
             self._are_stale = True
 
+    def pack(self, inputs: StepInputs) -> PackedStep:
+        """Pack the inputs of a step, for `launch`."""
+        return PackedStep.of(inputs, self._aheads, self._has_types)
+
+    def ends(self, ahead: int | None, num_tokens: int) -> Tensor | None:
+        """Return the end of the keys that each token attends to in layers with this
+        `AttentionSpec.ahead`, (num_tokens,) int32; None: they are causal."""
+        return None if ahead == 0 else self.step.ends[self._aheads.index(ahead), :num_tokens]
+
     def send(
         self, inputs: StepInputs, descriptor: BatchDescriptor, is_repeat: bool = False
     ) -> None:
@@ -153,7 +166,7 @@ class GpuInputs:
             descriptor: the padded sizes.
             is_repeat: whether the step's requests are those of the call before, in their order.
         """
-        self.launch(PackedStep.of(inputs), descriptor, is_repeat)
+        self.launch(self.pack(inputs), descriptor, is_repeat)
 
     def launch(
         self, packed: PackedStep, descriptor: BatchDescriptor, is_repeat: bool = False

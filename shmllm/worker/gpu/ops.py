@@ -52,7 +52,7 @@ from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.reference.rope_write import HeadNorms
-from shmllm_kernels.reference.step import LearnedPositions
+from shmllm_kernels.reference.step import LearnedRows
 
 
 def call_now(call: Call) -> None:
@@ -176,12 +176,16 @@ class GpuOps:
             part = meetings.part(num_tokens)
             share = TableShare(embedding.first_token, meetings.has_rest)
         token_ids, positions = step.token_ids[:num_tokens], step.positions[:num_tokens]
-        table, learned = embedding.positions, None
-        if table is not None and meetings.has_rest:
-            learned = LearnedPositions(table, positions)
+        learned = []
+        if embedding.positions is not None:
+            learned.append(LearnedRows(embedding.positions[embedding.first_position :], positions))
+        if embedding.token_types is not None:
+            learned.append(LearnedRows(embedding.token_types, step.token_types[0, :num_tokens]))
         last_tokens = self._inputs.last_tokens
         rows, scale = rows_of(embedding.table), embedding.scale
-        embed(part, rows, token_ids, last_tokens, scale, learned, share)
+        embed(
+            part, rows, token_ids, last_tokens, scale, learned if meetings.has_rest else (), share
+        )
         if meetings.are_needed:
             meetings.sum_parts(out)
         for rope, frequencies in self._frequencies.items():
@@ -390,4 +394,5 @@ class GpuOps:
             num_splits=launch.num_splits,
             scratch=self._buffers.scratch(heads, num_tokens, launch.num_splits),
             masks_all=launch.masks_all,
+            ends=inputs.ends(attention.spec.ahead, num_tokens),
         )

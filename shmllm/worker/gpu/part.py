@@ -74,7 +74,7 @@ class GpuPart:
         divide = None if group is None else group.divide
         load = config.load
         self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_load, divide)
-        self.dispatcher = _make_dispatcher(config)
+        self.dispatcher = _make_dispatcher(config, self.loaded.config.lm_head)
         self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
 
     def size_cache(self) -> CacheSize:
@@ -127,11 +127,13 @@ class GpuPart:
             self.cache.copy_state(source, target)
 
 
-def _make_dispatcher(config: EngineConfig) -> GraphDispatcher:
+def _make_dispatcher(config: EngineConfig, generates: bool = True) -> GraphDispatcher:
     graphs, seqs = config.graphs, config.scheduler.max_num_seqs
     tokens = config.scheduler.max_num_batched_tokens
     is_ours = config.load.model_impl != "transformers"
     mode = graphs.effective_mode if is_ours else CudaGraphMode.NONE
+    if not generates:  # all steps are prompts
+        mode = mode.mixed_mode
     made = GraphDispatcher(
         mode, graphs.capture_sizes, seqs, tokens, graphs.max_capture_size, config.max_drafts
     )

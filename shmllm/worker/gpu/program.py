@@ -154,6 +154,8 @@ class GpuProgram:
         self._dispatcher = dispatcher
         where = device.torch_device
         self._ops = GpuOps(model.config, cache, inputs, buffers, where, lora, meetings)
+        # A model without a final norm leaves its result in the residual stream.
+        self._hidden = buffers.hidden if model.norm is None else buffers.normed
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
         self._piecewise: dict[int, PiecewiseGraph] = {}
 
@@ -168,7 +170,8 @@ class GpuProgram:
             self._inputs.idle(descriptor)
             self.begin()
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
-        for count in ROWS_OF_PRODUCTS if has_packed else ():
+        has_logits = has_packed and self._model.config.lm_head
+        for count in ROWS_OF_PRODUCTS if has_logits else ():
             self.begin()
             self.compute_logits(self._buffers.normed[:count])  # of prompts
 
@@ -191,15 +194,15 @@ class GpuProgram:
     ) -> tuple[Tensor, Tensor]:
         if mode is CudaGraphMode.FULL:
             self._full[descriptor].replay()
-            hidden = self._buffers.normed[: descriptor.num_tokens]
+            hidden = self._hidden[: descriptor.num_tokens]
             return hidden, self._buffers.logits[: descriptor.num_samples]
         self._ops.begin(descriptor, max_query_len)
         if mode is CudaGraphMode.PIECEWISE:
             self._piecewise[descriptor.num_tokens].replay()
-            hidden = self._buffers.normed[: descriptor.num_tokens]
+            hidden = self._hidden[: descriptor.num_tokens]
         else:
             hidden = self._model.forward(self._ops)
-        if not self._inputs.num_samples:
+        if not self._inputs.num_samples or not self._model.config.lm_head:
             return hidden, self._buffers.logits[:0]
         return hidden, self._compute_sample_logits(hidden)
 
@@ -224,7 +227,8 @@ class GpuProgram:
         graph.begin()
         hidden = self._model.forward(self._ops)
         if is_full:
-            self._compute_sample_logits(hidden)
+            if self._model.config.lm_head:
+                self._compute_sample_logits(hidden)
             self._full[descriptor] = graph
         else:
             self._piecewise[descriptor.num_tokens] = graph

@@ -24,7 +24,8 @@ from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.group import DeviceGroup
-from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, PackedStep
+from shmllm.worker.gpu.heads import make_head
+from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
 from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
@@ -215,7 +216,8 @@ class GpuRunner(LoadedRunner):
         self.max_in_flight = 2 if overlaps else 1
         self._part = part = GpuPart(config, device, group, on_load)
         loaded, draft = part.loaded, part.draft
-        super().__init__(config, loaded, ranks, loaded.config.embeds_scale)
+        scale = loaded.config.embeds_scale
+        super().__init__(config, loaded, ranks, scale, head=make_head(loaded.model, device))
         size = smallest(ranks.together(part.size_cache, "size_cache"))
         resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
@@ -233,7 +235,8 @@ class GpuRunner(LoadedRunner):
         self.shared_cache = part.shared
         cache, self._program, captured = part.cache, part.program, part.captured
         with torch.inference_mode():
-            self.sampler.warm_up(self._buffers.logits)
+            if loaded.config.lm_head:
+                self.sampler.warm_up(self._buffers.logits)
             self._drafter: StepDrafter | None = None
             if drafts is not None:
                 shared = self.batch, self.inputs, self.sampler
@@ -326,7 +329,10 @@ class GpuRunner(LoadedRunner):
         mode, descriptor = self._part.dispatcher.dispatch(
             num_tokens, num_requests, is_decode, plan.num_drafts
         )
-        packed, max_query_len = PackedStep.of(inputs), 1 if is_decode else int(inputs.counts.max())
+        packed, max_query_len = (
+            self.inputs.pack(inputs),
+            1 if is_decode else int(inputs.counts.max()),
+        )
         if self._messages is not None:
             sizes = mode, descriptor, max_query_len
             told = StepMessage(*sizes, packed, plan.is_repeat, changes, plan.state_copies)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
-from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, BlockChanges, PackedStep, packed_numbers
+from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, BlockChanges, PackedStep
 from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.group import SharedArrays
 from shmllm_kernels.reference.step import StepSizes
@@ -57,8 +57,6 @@ class StepMessages:
 
     def __init__(self, arrays: SharedArrays, resources: StepResources) -> None:
         num_groups, num_rows, width = resources.inputs.block_tables.shape
-        sizes = len(resources.buffers.hidden), num_rows, len(resources.buffers.logits)
-        num_packed = packed_numbers(num_groups, *sizes)
         num_entries = num_groups * num_rows * width
         slots = MAX_STEPS_IN_FLIGHT
         self._next = 0
@@ -67,7 +65,7 @@ class StepMessages:
             return arrays.array(f"steps: {name}", slots, *shape, dtype=dtype)
 
         self._numbers: LongArray = array("numbers", NUMBERS)
-        self._packed: LongArray = array("inputs", num_packed)
+        self._packed: LongArray = array("inputs", resources.inputs.num_packed)
         self._indices: LongArray = array("changed entries", num_entries)
         self._block_ids: IntArray = array("blocks", num_entries, dtype="int32")
         self._copies: LongArray = array("copied states", 2 * num_rows, 2)

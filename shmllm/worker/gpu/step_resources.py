@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
@@ -23,6 +24,7 @@ from shmllm.worker.gpu.draft_model import DraftModelResources
 from shmllm.worker.gpu.draft_resources import DraftResources
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup, GpuMeetings, NoMeetings
+from shmllm.worker.gpu.heads import make_head
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.multi_token_prediction import FurtherResources
@@ -106,11 +108,21 @@ class StepResources:
             samples_ahead=not config.speculative.most_drafted,
             max_drafts=drafts,
         )
-        sampler = GpuSampler(batch, rows, model.vocab_size, device, config.logprobs.mode)
+        num_logits = model.vocab_size if model.lm_head else 1  # nothing is sampled
+        sampler = GpuSampler(batch, rows, num_logits, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
         last_tokens = sampler.last_tokens
-        inputs = GpuInputs(tokens, rows, samples, max_blocks, num_groups, last_tokens, device)
+        aheads = dict.fromkeys(each.ahead for each in model.attentions if each.ahead != 0)
         sizes = tokens, rows, samples
+        inputs = GpuInputs(
+            *sizes,
+            max_blocks,
+            num_groups,
+            last_tokens,
+            device,
+            tuple(aheads),
+            model.num_token_types > 0,
+        )
         deterministic = config.load.deterministic
         buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)
         meetings = NoMeetings()
@@ -169,23 +181,32 @@ class StepResources:
         self.inputs.idle(largest)
         program.begin()
         hidden, logits = program.run(CudaGraphMode.NONE, largest, tokens)
-        scorer = self.sampler.scorer
+        if model.lm_head:
+            self._sample_largest(program, hidden, logits)
         if not self.meetings.has_rest:
-            program.begin()
-            program.compute_logits(hidden[: scorer.rows_at_once])
             return
-        self.sampler.warm_up(logits)
-        # If all rows ask, no row is copied to leave out others.
-        scorer.run_largest(logits, max(len(logits) - 1, 1), self.max_logprobs)
+        hidden.float()  # of pooling requests
+        head = make_head(self.loaded.model, self.device)
+        if head is not None:
+            head(torch.zeros(tokens, model.hidden_size))
+        if self.drafts is not None:
+            self.drafts.run_largest(cache)
+
+    def _sample_largest(self, program: Program, hidden: Tensor, logits: Tensor) -> None:
+        """Sample at the logits of the largest step, and score the most tokens of a prompt."""
+        scorer = self.sampler.scorer
+        if self.meetings.has_rest:
+            self.sampler.warm_up(logits)
+            # If all rows ask, no row is copied to leave out others.
+            scorer.run_largest(logits, max(len(logits) - 1, 1), self.max_logprobs)
         program.begin()
         of_prompt = program.compute_logits(hidden[: scorer.rows_at_once])
+        if not self.meetings.has_rest:
+            return
         scorer.run_largest(of_prompt, len(of_prompt), self.max_logprobs)
         del of_prompt
         if self.has_processors:  # the logits of their batch, what they return, and a copy of it
             torch.empty((3, *logits.shape), dtype=torch.float32, device=logits.device)
-        hidden.float()  # of pooling requests
-        if self.drafts is not None:
-            self.drafts.run_largest(cache)
 
 
 def _make_lora(config: EngineConfig, loaded: LoadedModel, device: Device) -> GpuLora:

@@ -36,6 +36,33 @@ def test_paged_attention_equals_torchs_attention_on_gathered_keys(window):
         torch.testing.assert_close(got[begin:end], want.transpose(0, 1), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_paged_attention_up_to_ends_equals_torchs_attention_with_a_mask(window):
+    """Two requests: a whole prompt of 7 tokens, and the last 4 tokens of 9."""
+    cache, query = random(2, 9, 4, 2, 16), random(11, 6, 16, seed=1)
+    table = torch.tensor([[7, 2, 99], [3, 8, 1]], dtype=torch.int32)
+    starts, contexts = torch.tensor([0, 7, 11]), torch.tensor([7, 9])
+    ends = torch.tensor([7, 2, 3, 6, 6, 6, 7, 6, 9, 9, 9])
+    got = paged_attention(query, *cache, table, starts, contexts, 0.2, window, ends=ends)
+    for request, (begin, end, context) in enumerate([(0, 7, 7), (7, 11, 9)]):
+        key, value = (
+            half[table[request, : -(-context // 4)].long()]
+            .flatten(0, 1)[:context]
+            .transpose(0, 1)
+            .repeat_interleave(3, 0)
+            for half in cache
+        )
+        seen = torch.zeros(end - begin, context, dtype=torch.bool)
+        for row, last in enumerate(ends[begin:end].tolist()):
+            position = context - (end - begin) + row
+            first = 0 if window is None else max(0, position - window + 1)
+            seen[row, first:last] = True
+        want = F.scaled_dot_product_attention(
+            query[begin:end].transpose(0, 1), key, value, attn_mask=seen, scale=0.2
+        )
+        torch.testing.assert_close(got[begin:end], want.transpose(0, 1), atol=1e-6, rtol=1e-5)
+
+
 def test_rope_and_write_equals_transformers_norm_and_rotary_embedding():
     heads, angles = random(3, 8, 16), random(3, 8, seed=1) * 3
     cos, sin = angles.cos(), angles.sin()

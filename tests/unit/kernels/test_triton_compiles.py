@@ -22,7 +22,8 @@ SYSTEM_BYTES = 1024
 REGISTERS = 65_536
 """The registers of a multiprocessor."""
 SPILLED_BYTES = 64
-"""The stack bytes of a few registers that a long prologue spills; a loop that spills needs more."""
+"""The stack bytes of a few registers that a long prologue spills; a loop that spills needs more.
+Attention keeps some of those in memory that it needs behind its loops."""
 ONE_PROGRAM_BEYOND = 256
 """Of wider heads, two buffers for keys and values leave no room for a second program but on 9.0."""
 GROUPS_PER_TILE = 3
@@ -51,8 +52,10 @@ def check(found: list[Kernel], capability: int) -> None:
         assert kernel["shared_bytes"] <= SHARED_BYTES[capability]
         assert not kernel["is_double"]
         if kernel.get("dtype") != "torch.float32":
-            assert kernel["stack_bytes"] <= SPILLED_BYTES
-            if kernel["kernel"] == "attend":
+            if kernel["kernel"] != "attend":
+                assert kernel["stack_bytes"] <= SPILLED_BYTES
+            else:
+                assert not kernel["spills_in_loops"]
                 check_attention(kernel, capability)
             if kernel["kernel"] == "attend_latents":
                 check_latents(kernel, capability)
@@ -169,7 +172,9 @@ def test_some_kernels_that_read_packed_weights_compile(compiled: list[Kernel]) -
 
 def test_some_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None:
     found = [kernel for kernel in compiled if is_of_attention(kernel)]
-    assert [kernel["kernel"] for kernel in found] == ["attend", "merge_splits", "attend", "attend"]
+    names = [kernel["kernel"] for kernel in found]
+    assert names == ["attend", "merge_splits", "attend", "attend", "attend", "attend"]
+    assert [kernel["has_ends"] for kernel in found] == [False] * 3 + [True] * 2 + [False]
     check(found, 90)
 
 

@@ -41,6 +41,9 @@ class FakeStream:
     def wait_stream(self, other):
         self._log.append(f"{self.name} waits for {other.name}")
 
+    def synchronize(self):
+        self._log.append(f"{self.name} synchronizes")
+
 
 class FakeUuid:
     """torch's UUID, which is no text."""
@@ -62,7 +65,7 @@ class FakeCuda:
         self.graph_error = None
         self.names, self.capabilities = ["NVIDIA H200"], [(9, 0)]
         self.main = self.current = FakeStream("main stream", self.log)
-        self._names = iter(["side stream", "copy stream"])
+        self._names = iter(["side stream", "copy stream", "stream beside"])
         self.capturing = None
         self.pool_graphs = weakref.WeakSet()
         self.pool_was_used = False
@@ -308,6 +311,15 @@ def test_work_after_a_copy_ahead_waits_for_the_copy(cuda):
     device.copy_ahead(target, torch.zeros(1))
     assert streams == ["copy stream"]
     assert cuda.log[-1] == "main stream waits for copy stream"
+    assert cuda.current is cuda.main
+
+
+def test_work_beside_uses_a_stream_that_only_the_host_waits_for(cuda):
+    device = CudaDevice()
+    cuda.log.clear()
+    with device.beside():
+        assert cuda.current.name == "stream beside"
+    assert cuda.log == ["stream beside synchronizes"]
     assert cuda.current is cuda.main
 
 

@@ -19,13 +19,12 @@ from shmllm.worker.gpu.step_messages import (
 from shmllm.worker.group import Alone
 from shmllm_kernels.reference.step import StepSizes
 
-GROUPS, ROWS, WIDTH, TOKENS, SAMPLES = 2, 3, 4, 8, 5
+GROUPS, ROWS, WIDTH = 2, 3, 4
 
 
 def make_messages() -> StepMessages:
     resources = SimpleNamespace(
-        inputs=SimpleNamespace(block_tables=torch.empty(GROUPS, ROWS, WIDTH)),
-        buffers=SimpleNamespace(hidden=torch.empty(TOKENS, 1), logits=torch.empty(SAMPLES, 1)),
+        inputs=SimpleNamespace(block_tables=torch.empty(GROUPS, ROWS, WIDTH), num_packed=20),
     )
     return StepMessages(Alone(), resources)  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conformance.gpu_drafts import MIXED, ScriptedDrafter, draft_with, drafting_config
+from conformance.gpu_encoders import encoder_config, encoders, vectors_of
 from conformance.gpu_engine import (
     PROMPTS,
     SCALE,
@@ -37,6 +38,7 @@ from support.fake_gpu_sharing import FakeGpuSharing
 from support.model_helpers import reference_model, save
 from support.variants import slow
 from support.waiting import PATIENCE_S
+from transformers import BertForSequenceClassification
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.parallel import ParallelConfig
@@ -44,6 +46,7 @@ from shmllm.errors import EngineStartError
 from shmllm.parallel import rank_process
 from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.parallel.rank_process import RankDeadError
+from shmllm.params.pooling import PoolingType
 from shmllm.wire.rpc import RpcCall, pickle_call
 from shmllm.worker import make_runner
 from shmllm.worker.gpu import device, group
@@ -51,6 +54,8 @@ from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.ranks import NoRanks
 from shmllm_kernels.gpu import group as kernels
+
+__all__ = ["encoders"]
 
 TESTS = Path(__file__).resolve().parents[3]
 KV_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -160,6 +165,18 @@ def test_two_ranks_equal_one(
         np.concatenate([part.logprobs for part in engine.prompt_logprobs[0]]) for engine in engines
     )
     assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def test_two_ranks_encode_as_one(encoders: Any, make: Any, gpu_device: FakeGpu) -> None:
+    _, directory = encoders(BertForSequenceClassification)
+    config = encoder_config(directory)
+    alone, ours = Engine(config, gpu_device), make(config)
+    for options in ({"type": PoolingType.MEAN}, {"type": PoolingType.CLS, "uses_head": True}):
+        wanted = vectors_of(alone, normalize=False, **options)
+        with ended_in_time(ours):
+            found = vectors_of(ours, normalize=False, **options)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
