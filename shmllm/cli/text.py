@@ -45,7 +45,7 @@ def run_text(
         chat_template: the source of the chat template; None for the model's.
     """
     from shmllm.frontend.adapters import set_adapters
-    from shmllm.frontend.input_processor import set_priorities
+    from shmllm.frontend.priorities import set_priorities
     from shmllm.params.sampling import SamplingParams
 
     adapter = only_adapter(session.adapters)

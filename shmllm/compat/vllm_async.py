@@ -11,7 +11,6 @@ import shmllm.frontend.async_llm
 from shmllm.compat.vllm_names import (
     is_of_engine,
     known,
-    of_vectors,
     supported_tasks,
     usable_priority,
     without_nones,
@@ -140,7 +139,7 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
         tokenization_kwargs: Any = None,
         **options: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        given = of_vectors(_of_one_engine({"lora_request": lora_request, **options}, self._is_pool))
+        given = known(_of_one_engine({"lora_request": lora_request, **options}, self._is_pool))
         prompts, cut = tokenize_for_pooling(
             self._llm.front_end, [without_nones(prompt)], tokenization_kwargs
         )

@@ -15,7 +15,6 @@ import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_options import translate
 from shmllm.compat.vllm_tokenization import of_pairs, tokenize, tokenize_for_pooling
-from shmllm.frontend.adapters import refuse_lora
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
 
@@ -87,7 +86,7 @@ class LLM(shmllm.frontend.llm.LLM):
         prepared, cut = tokenize_for_pooling(
             self.front_end, without_nones(prompts), tokenization_kwargs
         )
-        given = of_vectors(options) | cut
+        given = known(options) | cut
         return super().encode(prepared, pooling_params, use_tqdm=bool(use_tqdm), **given)
 
     def score(
@@ -100,7 +99,7 @@ class LLM(shmllm.frontend.llm.LLM):
         tokenization_kwargs: Any = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        given = of_vectors(options) | of_pairs(tokenization_kwargs)
+        given = known(options) | of_pairs(tokenization_kwargs)
         return super().score(data_1, data_2, use_tqdm=bool(use_tqdm), **given)
 
     @property
@@ -157,16 +156,6 @@ def known(options: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if value is not None and value != _NEUTRAL.get(name)
     }
-
-
-def of_vectors(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call that computes vectors, as `known` returns them.
-
-    Raises:
-        RequestError: a `lora_request` is given.
-    """
-    refuse_lora(options.get("lora_request") or None)
-    return known(options)
 
 
 def usable_priority(priority: Any, facts: Any) -> Any:

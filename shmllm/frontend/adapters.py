@@ -56,9 +56,3 @@ def check_adapter(lora_request: object, info: EngineInfo) -> LoRARequest | None:
             "start it with enable_lora=True"
         )
     return lora_request
-
-
-def refuse_lora(lora_request: object) -> None:
-    """Raise RequestError unless `lora_request` is None."""
-    if lora_request is not None:
-        raise RequestError("only generate and chat take a lora_request: vectors are the base's")

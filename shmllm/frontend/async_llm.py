@@ -21,11 +21,12 @@ from shmllm.frontend.async_pooling import AsyncPooling
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list, set_priorities
+from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
 from shmllm.frontend.io_processing import PLUGIN_TASK, is_data
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.poll_thread import PollThread
 from shmllm.frontend.pooling import TextOptions
+from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.prompt_chunks import PromptChunk, PromptChunks, prepare_chunk
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
@@ -181,6 +182,7 @@ class AsyncLLM(AsyncEngineControls):
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "right",
         prompt_name: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Compute a vector or scores of a prompt, or run a request of {"data": ...}; see
         `LLM.encode` and `generate`.
@@ -191,7 +193,9 @@ class AsyncLLM(AsyncEngineControls):
         if is_data(prompt) and pooling_task in (None, PLUGIN_TASK):
             return self._io.encode(prompt, pooling_params, request_id, self._pooling.encode)
         options = TextOptions.make(truncate_prompt_tokens, truncation_side, prompt_name)
-        return self._pooling.encode(prompt, pooling_params, request_id, pooling_task, options)
+        return self._pooling.encode(
+            prompt, pooling_params, request_id, pooling_task, options, lora_request
+        )
 
     async def score_tokens(
         self,

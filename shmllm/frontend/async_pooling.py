@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.input_processor import Prompt
@@ -17,11 +16,13 @@ from shmllm.frontend.pooling import (
     Output,
     PoolingRequest,
     TextOptions,
+    adapt,
     join,
     pooling_output,
     prepare,
 )
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
+from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolingParams
 
 Call = Callable[[Callable[[], list[PoolingRequest]]], Future[list[PoolingRequest]]]
@@ -47,18 +48,17 @@ class AsyncPooling:
         request_id: str | None,
         task: str | None = None,
         options: TextOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Run a request and yield its output; see `AsyncLLM.encode`."""
         llm = self._llm
-        make = partial(
-            prepare,
-            llm.front_end,
-            llm.pooled_model,
-            [prompt],
-            params,
-            task,
-            options or TextOptions(),
-        )
+
+        def make() -> list[PoolingRequest]:
+            front_end, model = llm.front_end, llm.pooled_model
+            requests = prepare(front_end, model, [prompt], params, task, options)
+            adapt(requests, lora_request, front_end.info)
+            return requests
+
         if llm.pooler_config.enable_chunked_processing:
             return self._divided(make, request_id)
         return self._one(lambda: make()[0], request_id)

@@ -25,13 +25,7 @@ from shmllm.frontend.engine_options import (
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
-from shmllm.frontend.input_processor import (
-    Params,
-    Priority,
-    Prompt,
-    as_list,
-    set_priorities,
-)
+from shmllm.frontend.input_processor import Params, Priority, Prompt, as_list
 from shmllm.frontend.io_processing import (
     is_data,
     prompts_of,
@@ -39,6 +33,7 @@ from shmllm.frontend.io_processing import (
 )
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pooling_calls import PoolingCalls
+from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers

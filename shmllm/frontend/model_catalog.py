@@ -265,7 +265,8 @@ def _gguf_contents(path: Path) -> Contents:
 
 
 def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] | None) -> Contents:
-    from shmllm.models.config import ModelConfig, read_fields
+    from shmllm.models.config import ModelConfig
+    from shmllm.models.config_file import read_fields
     from shmllm.models.quantization_methods import METHODS
 
     config_path = path / CONFIG

@@ -11,8 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend import long_texts
+from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, Prompt, match_params
 from shmllm.frontend.late_chunking import chunk_text
@@ -134,6 +136,24 @@ def prepare(
     if model.pooler_config.enable_chunked_processing or model.pooler_config.max_embed_len:
         works, truncation = _limit(front_end, model, works, truncation), None
     return _requests(front_end, works, truncation)
+
+
+def adapt(requests: Sequence[PoolingRequest], lora_request: Adapters, info: EngineInfo) -> None:
+    """Set the adapters of requests.
+
+    Args:
+        requests: what `prepare` returned.
+        lora_request: one adapter for all prompts, or for each one or None; None: no adapters.
+        info: the engine's info.
+
+    Raises:
+        RequestError: see `set_adapters`.
+    """
+    firsts: list[PreparedRequest] = [request for request in requests if request.num_parts]
+    set_adapters(firsts, lora_request, info)
+    for request, before in zip(requests[1:], requests, strict=False):
+        if not request.num_parts:  # a part of the same text
+            request.submitted.lora = before.submitted.lora
 
 
 def run(

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.input_processor import Prompt, as_list
 from shmllm.frontend.io_processing import PLUGIN_TASK, is_data, prompts_of, result_of
 from shmllm.frontend.late_interaction import KeptQueries
 from shmllm.frontend.pooled_model import PooledModel
-from shmllm.frontend.pooling import Params, TextOptions, prepare, run
+from shmllm.frontend.pooling import Params, TextOptions, adapt, prepare, run
 from shmllm.frontend.scoring_calls import ScoringCalls
 from shmllm.frontend.text.truncation import Side
 from shmllm.frontend.text_scores import Scorer
@@ -24,6 +25,7 @@ from shmllm.outputs.pooling import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
+from shmllm.params.lora import LoRARequest
 from shmllm.params.pooler_config import PoolerConfig
 from shmllm.params.pooling import PoolingParams
 
@@ -50,6 +52,7 @@ class PoolingCalls(ScoringCalls):
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "right",
         prompt_name: str | None = None,
+        lora_request: Adapters = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Compute vectors or scores of each prompt, from the hidden states after the last layer.
 
@@ -66,6 +69,7 @@ class PoolingCalls(ScoringCalls):
             truncation_side: the side that is cut, "left" or "right".
             prompt_name: the name of a text of the model that precedes each of the prompts, such as
                 "query"; `facts.pooling.prompts` has them. None precedes nothing, as in vLLM.
+            lora_request: as for `generate`.
 
         Returns:
             One output for each prompt, in their order; `outputs.data` is a float32 tensor
@@ -89,6 +93,8 @@ class PoolingCalls(ScoringCalls):
             pooling_task,
             options,
         )
+        adapt(requests, lora_request, self.facts)
+        self.front_end.add_adapters(requests)
         return run(self.front_end, requests, use_tqdm, self.kept_queries)
 
     def embed(
@@ -103,7 +109,8 @@ class PoolingCalls(ScoringCalls):
 
         Args:
             prompts, use_tqdm, pooling_params: as for `encode`.
-            options: `truncate_prompt_tokens`, `truncation_side` and `prompt_name` of `encode`.
+            options: `truncate_prompt_tokens`, `truncation_side`, `prompt_name` and `lora_request`
+                of `encode`.
 
         Returns:
             One output for each prompt, in their order; `outputs.embedding` is a list of floats.
@@ -124,7 +131,7 @@ class PoolingCalls(ScoringCalls):
 
         Args:
             prompts, use_tqdm, pooling_params: as for `encode`.
-            options: `truncate_prompt_tokens` and `truncation_side` of `encode`.
+            options: `truncate_prompt_tokens`, `truncation_side` and `lora_request` of `encode`.
 
         Returns:
             One output for each prompt, in their order; `outputs.probs` is a list of floats, in the
@@ -145,6 +152,7 @@ class PoolingCalls(ScoringCalls):
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "right",
         chat_template: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
         """Compute scores of pairs of prompts.
 
@@ -162,6 +170,7 @@ class PoolingCalls(ScoringCalls):
                 cut first.
             chat_template: for a cross-encoder: a template, or the name of one of the model's, that
                 gets messages of the roles "query" and "document".
+            lora_request: the adapter that all are computed with, or None.
 
         Returns:
             One output for each prompt of `data_2`; `outputs.score` is a float.
@@ -176,6 +185,7 @@ class PoolingCalls(ScoringCalls):
             use_tqdm,
             TextOptions.make(truncate_prompt_tokens, truncation_side).truncation,
             chat_template,
+            lora_request,
         )
         return scorer.score(as_list(data_1), as_list(data_2), _one(pooling_params))
 

@@ -45,7 +45,7 @@ def _method_of(directory: Path) -> str | None:
     """Returns how a checkpoint is stored; None: it is not quantized."""
     if (directory / IDENTITY).is_file():
         return GGUF
-    from shmllm.models.config import text_fields
+    from shmllm.models.config_file import text_fields
     from shmllm.models.fields import Fields, read_json_object
     from shmllm.models.quantization_methods import quantization_fields
 

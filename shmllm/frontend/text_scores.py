@@ -19,9 +19,18 @@ from shmllm.frontend.input_processor import Prompt
 from shmllm.frontend.late_interaction import KeptQueries, max_sim
 from shmllm.frontend.pair_prompts import PairOptions, cut_texts, make_pairs
 from shmllm.frontend.pooled_model import PooledModel
-from shmllm.frontend.pooling import Output, TextOptions, pooling_output, prepare, run
+from shmllm.frontend.pooling import (
+    Output,
+    PoolingRequest,
+    TextOptions,
+    adapt,
+    pooling_output,
+    prepare,
+    run,
+)
 from shmllm.frontend.text.truncation import Truncation
 from shmllm.outputs.pooling import ScoringOutput, ScoringRequestOutput
+from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolingParams
 
 SMALLEST_NORM = 1e-8
@@ -39,6 +48,7 @@ class Scorer:
         show_progress: show a progress bar on stderr.
         truncation: how prompts that are too long are cut; None refuses them.
         chat_template: see `PairOptions`.
+        lora_request: the adapter that all are computed with; None: none.
     """
 
     front_end: FrontEnd
@@ -47,6 +57,7 @@ class Scorer:
     show_progress: bool
     truncation: Truncation | None = None
     chat_template: str | None = None
+    lora_request: LoRARequest | None = None
 
     def score(
         self, queries: Sequence[Prompt], documents: Sequence[Prompt], params: PoolingParams
@@ -118,9 +129,7 @@ class Scorer:
         self, queries: Sequence[Prompt], documents: Sequence[Prompt], params: PoolingParams
     ) -> list[ScoringRequestOutput]:
         """The embeddings of a document's tokens are dropped as soon as it is scored."""
-        requests = prepare(
-            self.front_end, self.model, documents, params, None, TextOptions(self.truncation)
-        )
+        requests = self._prepare(documents, params)
         firsts = _for_each(self._pool(queries, params, False), len(documents))
         scores: dict[int, ScoringRequestOutput] = {}
         with closing(self.front_end.run_each([*requests], self.show_progress)) as ended:
@@ -145,24 +154,26 @@ class Scorer:
             options,
             info.max_model_len,
         )
-        requests = prepare(
-            self.front_end,
-            self.model,
-            [pair.prompt for pair in pairs],
-            params,
-            None,
-            TextOptions(self.truncation),
-            segments=[pair.second_segment for pair in pairs],
-        )
+        segments = [pair.second_segment for pair in pairs]
+        requests = self._prepare([pair.prompt for pair in pairs], params, segments)
         outputs = run(self.front_end, requests, self.show_progress, self.kept)
         return [ScoringRequestOutput.from_base(output) for output in outputs]
 
     def _pool(
         self, prompts: Sequence[Prompt], params: PoolingParams, show_progress: bool
     ) -> list[Output]:
+        return run(self.front_end, self._prepare(prompts, params), show_progress, self.kept)
+
+    def _prepare(
+        self, prompts: Sequence[Prompt], params: PoolingParams, segments: Sequence[int] = ()
+    ) -> list[PoolingRequest]:
         options = TextOptions(self.truncation)
-        requests = prepare(self.front_end, self.model, prompts, params, None, options)
-        return run(self.front_end, requests, show_progress, self.kept)
+        requests = prepare(
+            self.front_end, self.model, prompts, params, None, options, segments=segments
+        )
+        adapt(requests, self.lora_request, self.front_end.info)
+        self.front_end.add_adapters(requests)
+        return requests
 
 
 def cosine(one: Any, other: Any) -> float:

@@ -6,13 +6,18 @@ This module owns what holds for a whole model of any family; `specs.py` has what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from shmllm.errors import EngineStartError
-from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.config_file import (
+    architecture_name,
+    eos_token_ids,
+    read_fields,
+    stored_dtype,
+)
+from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.mixer_specs import (
     AttentionSpec,
@@ -22,21 +27,12 @@ from shmllm.models.mixer_specs import (
     MixerSpec,
 )
 from shmllm.models.quantization_methods import quantization_fields
-from shmllm.models.registry import (
-    ARCHITECTURES,
-    MODEL_TYPES,
-    TEXT_MODELS,
-    Purpose,
-    find_family,
-    purpose_of,
-)
+from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
 
-__all__ = ["DTYPES", "ModelConfig", "RopeConfig", "architecture_name", "text_fields"]
-
-DTYPES = ("float32", "float16", "bfloat16")
+__all__ = ["ModelConfig", "RopeConfig"]
 
 Pooled = Literal["CLS", "LAST", "MEAN"]
 """The hidden states of a prompt that are pooled: the first token's, the last one's, or the mean."""
@@ -44,23 +40,6 @@ Pooled = Literal["CLS", "LAST", "MEAN"]
 MOST_PARAMETERS = 2**44
 """Ten times those of the largest models. Sizes beyond come from a damaged file, and products of
 them are numbers that no tensor can have."""
-
-_OUTER_FIELDS = (
-    "architectures",
-    "dtype",
-    "torch_dtype",
-    "eos_token_id",
-    "tie_word_embeddings",
-    "quantization_config",
-    "num_labels",
-    "id2label",
-    "problem_type",
-    "classifier_from_token",
-    "is_original_qwen3_reranker",
-    "method",
-)
-"""The fields that hold for a multimodal model's language model although they are beside its
-``text_config``, which may have them, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,23 +358,6 @@ class ModelConfig:
         return replace(self, layers=layers, further_layers=further)
 
 
-def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Fields:
-    """Returns the fields of a model's config.json; those of the language model of a multimodal one.
-
-    Args:
-        path: the model's directory.
-        overrides: fields that take the place of those in the file; tables are merged.
-
-    Raises:
-        EngineStartError: there is no such file, or it is malformed.
-    """
-    config_path = path / "config.json"
-    if not config_path.is_file():
-        raise EngineStartError(f"no model in {path}: looked for {config_path}")
-    values = _merged(read_json_object(config_path), overrides or {})
-    return text_fields(Fields(values, str(config_path)))
-
-
 def _both_ways(layers: tuple[LayerSpec, ...], fields: Fields) -> tuple[LayerSpec, ...]:
     """Returns a decoder's layers with attention both ways, as transformers computes it for a config
     with ``is_causal`` false: as far ahead as back, a window's own position not included."""
@@ -410,72 +372,3 @@ def _both_ways(layers: tuple[LayerSpec, ...], fields: Fields) -> tuple[LayerSpec
         return replace(layer, mixer=replace(mixer, window=wider, ahead=mixer.window))
 
     return tuple(map(changed, layers))
-
-
-def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(values)
-    for name, value in overrides.items():
-        inner = merged.get(name)
-        if isinstance(inner, Mapping) and isinstance(value, Mapping):
-            value = _merged(inner, value)
-        merged[name] = value
-    return merged
-
-
-def text_fields(fields: Fields) -> Fields:
-    """Returns the fields of the language model of a multimodal one, which has them in
-    ``text_config``; those of any other model as they are.
-
-    Raises:
-        EngineStartError: the language model is of another type than those of the architecture.
-    """
-    nested = fields.table("text_config")
-    if not nested:
-        return fields
-    where, architecture = f"{fields.where}: text_config", architecture_name(fields)
-    found, expected = nested.get("model_type"), TEXT_MODELS.get(architecture)
-    found = MODEL_TYPES.get(str(found), found)
-    if expected is not None and found not in (None, expected):
-        raise EngineStartError(
-            f"{where}: model_type {found!r} is not supported in {architecture}; supported: "
-            f"{expected}"
-        )
-    inner = {name: value for name, value in nested.items() if value is not None}
-    outer = {name: fields.values.get(name) for name in _OUTER_FIELDS}
-    outer = {name: value for name, value in outer.items() if value is not None}
-    return Fields(inner | outer, where)
-
-
-def architecture_name(fields: Fields) -> str:
-    """Returns the first of ``architectures``."""
-    names = fields.values.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise fields.error(f"'architectures' must name the model's class; supported: {known}")
-    return names[0]
-
-
-def stored_dtype(fields: Fields) -> str | None:
-    """Returns the dtype name of a checkpoint; None: config.json does not name one."""
-    name = "torch_dtype" if fields.values.get("dtype") is None else "dtype"
-    if fields.values.get(name) is None:
-        return None
-    dtype = fields.text(name).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise fields.error(f"{name} {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-    return dtype
-
-
-def eos_token_ids(fields: Fields, generation_path: Path) -> tuple[int, ...]:
-    """Returns the union of the ids in config.json and in generation_config.json, if that exists."""
-    sources = [fields]
-    if generation_path.is_file():
-        sources.append(Fields(read_json_object(generation_path), str(generation_path)))
-    token_ids: list[int] = []
-    for source in sources:
-        value: Any = source.values.get("eos_token_id")
-        found = value if isinstance(value, list) else [] if value is None else [value]
-        if any(type(token_id) is not int or token_id < 0 for token_id in found):
-            raise source.error(f"'eos_token_id' must be token ids, not {value!r}")
-        token_ids += found
-    return tuple(dict.fromkeys(token_ids))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shmllm.models.config import ModelConfig, architecture_name
+from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (

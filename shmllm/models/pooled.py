@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from shmllm.errors import EngineStartError
-from shmllm.models.config import ModelConfig, read_fields
+from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import read_fields
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadActivation, HeadSpec, ScoreActivation
 from shmllm.models.registry import Purpose, purpose_of

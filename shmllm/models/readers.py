@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from shmllm.models.config import ModelConfig, architecture_name
+from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope_config import RopeConfig

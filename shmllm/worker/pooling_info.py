@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from shmllm.config.pooling import PoolingInfo, PoolingTask
-from shmllm.models.config import ModelConfig, read_fields
+from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import read_fields
 from shmllm.models.fields import Fields
 from shmllm.models.pooled import ModelUse
 from shmllm.models.registry import Purpose, purpose_of

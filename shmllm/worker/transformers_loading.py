@@ -14,7 +14,7 @@ import torch
 
 from shmllm.config.engine import LoadConfig
 from shmllm.errors import EngineStartError
-from shmllm.models.config import stored_dtype
+from shmllm.models.config_file import stored_dtype
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.transformers_impl.config import describe, find_length
 from shmllm.models.transformers_impl.interface import PROBED, UnsupportedCallError

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from conformance.gpu_engine import Engine
 from support.gpu_steps import GpuSteps
+from support.pooling_models import make_pooling_model
 from support.reference_models import draw_weights
+from support.variants import slow
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
@@ -45,6 +47,8 @@ SIZES = {
 TEXTS = {0: 11, 1: 1, 2: 9}
 SECOND_SEGMENTS = {0: 6, 2: 1}
 """By row, where the second text begins."""
+LONGER_TEXTS = {0: 33, 1: 1, 3: 20}
+FAMILIES = ["roberta", slow("distilbert"), "modernbert", slow("gemma3"), slow("llama")]
 TOLERANCE = 1e-5
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -82,7 +86,7 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], tuple[
 
 
 def tokens_of(row: int, length: int) -> list[int]:
-    return [(7 * row + 3 * index) % 90 + 1 for index in range(length)]
+    return [(7 * row + 3 * index) % 90 + 5 for index in range(length)]
 
 
 def types_of(length: int, second_segment: int) -> torch.Tensor:
@@ -162,6 +166,30 @@ class EncoderStepsConformance:
                 x = x if isinstance(x, torch.Tensor) else x[0]
             wanted.append(x[0])
         assert_equal_texts(steps.run(steps.prepare(TEXTS))[0], wanted)
+
+
+@pytest.fixture(scope="module")
+def of_family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[torch.Tensor]]:
+    """Return the directory of a model of a family, and what transformers computes of the texts."""
+    directory = tmp_path_factory.mktemp(request.param)
+    model = make_pooling_model(request.param, "Model", directory)
+    with torch.inference_mode():
+        ids = [torch.tensor([tokens_of(*text)]) for text in LONGER_TEXTS.items()]
+        return directory, [model(each).last_hidden_state[0] for each in ids]
+
+
+class EncoderFamiliesConformance:
+    @pytest.mark.parametrize("of_family", FAMILIES, indirect=True)
+    def test_hidden_states_equal_those_of_transformers(self, of_family, gpu_device) -> None:
+        """Positions that do not begin with 0, and local layers beside global ones."""
+        directory, wanted = of_family
+        steps = GpuSteps(gpu_device, directory, "PIECEWISE", (64,), max_tokens=64)
+        steps.program.capture()
+        for row, length in LONGER_TEXTS.items():
+            steps.add(row, tokens_of(row, length))
+        assert_equal_texts(steps.run(steps.prepare(LONGER_TEXTS))[0], wanted)
 
 
 def encoder_config(directory: Path, mode: str = "FULL_AND_PIECEWISE") -> EngineConfig:

@@ -19,7 +19,7 @@ from support.pooling_models import (
 )
 from support.variants import diagonal, slow
 
-from shmllm import LLM, EngineStartError, LoRARequest
+from shmllm import LLM, EngineStartError, LoRARequest, PoolingParams
 from shmllm.params.pooling import Pooling, PoolingType
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -171,6 +171,19 @@ def test_an_adapter_of_a_classifier(
         for lora, reference in ((adapter, changed), (None, model)):
             wanted = [reference(torch.tensor([each])).logits[0] for each in PROMPTS]
             assert_vectors_close(pool(llm, PROMPTS, classifier.pooling, lora), wanted, 1e-5)
+        adapters = [adapter if index % 2 else None for index in range(len(PROMPTS))]
+        outputs = llm.classify(
+            PROMPTS,
+            pooling_params=PoolingParams(use_activation=False),
+            lora_request=adapters,
+            use_tqdm=False,
+        )
+        wanted = [
+            (model if lora is None else changed)(torch.tensor([each])).logits[0]
+            for lora, each in zip(adapters, PROMPTS, strict=True)
+        ]
+        found = [np.array(output.outputs.probs, np.float32) for output in outputs]
+        assert_vectors_close(found, wanted, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from shmllm.models.checkpoint import PackedTarget
 from shmllm.models.checkpoint_formats.components import Components, Header, Method
 from shmllm.models.checkpoint_formats.stored import StoredMatrix
-from shmllm.models.config import text_fields
+from shmllm.models.config_file import text_fields
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.quantization_methods import method_module, quantization_fields
 from shmllm.models.quantized import ROUNDED_AT_ONCE, one_thread

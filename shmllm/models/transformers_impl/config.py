@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.models.config import ModelConfig, eos_token_ids
+from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import eos_token_ids
 from shmllm.models.fields import Fields
 from shmllm.models.specs import LayerNorms, LayerSpec, NormSpec
 from shmllm.models.transformers_impl.module import refusal

@@ -20,7 +20,7 @@ import shmllm
 from shmllm.compat import __main__ as compat_main
 from shmllm.compat import vllm as shim
 from shmllm.compat.vllm_modules import ABSENT, MODULES, UNUSABLE, describe_absent
-from shmllm.errors import RequestError, ShmLLMError
+from shmllm.errors import ShmLLMError
 
 
 @pytest.fixture
@@ -223,14 +223,6 @@ def test_modules_pickle_by_name() -> None:
     for name in ("vllm", "vllm.lora.request"):
         module = importlib.import_module(name)
         assert pickle.loads(pickle.dumps(module)) is module
-
-
-@pytest.mark.usefixtures("installed")
-def test_vectors_take_no_lora_request() -> None:
-    names = importlib.import_module("shmllm.compat.vllm_names")
-    with pytest.raises(RequestError, match="only generate and chat take a lora_request"):
-        names.of_vectors({"lora_request": object()})
-    assert names.of_vectors({"lora_request": None, "priority": 0}) == {"priority": 0}
 
 
 @pytest.mark.usefixtures("installed")

@@ -10,10 +10,12 @@ from conformance.gpu_encoders import (
     SIZES,
     TEXTS,
     EncoderEngineConformance,
+    EncoderFamiliesConformance,
     EncoderStepsConformance,
     _inference_mode,
     encoder_config,
     encoders,
+    of_family,
     vectors_of,
 )
 from conformance.gpu_engine import Engine
@@ -26,10 +28,14 @@ from shmllm.params.pooling import PoolingType
 from shmllm.wire.messages import Method
 from shmllm.worker.gpu.heads import make_head
 
-__all__ = ["_inference_mode", "encoders"]
+__all__ = ["_inference_mode", "encoders", "of_family"]
 
 
 class TestEncoderSteps(EncoderStepsConformance):
+    pass
+
+
+class TestEncoderFamilies(EncoderFamiliesConformance):
     pass
 
 

@@ -1,0 +1,119 @@
+"""Reads config.json: the fields of a language model, and those that are no family's.
+
+This module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError
+from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+_OUTER_FIELDS = (
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "eos_token_id",
+    "tie_word_embeddings",
+    "quantization_config",
+    "num_labels",
+    "id2label",
+    "problem_type",
+    "classifier_from_token",
+    "is_original_qwen3_reranker",
+    "method",
+)
+"""The fields that hold for a multimodal model's language model although they are beside its
+``text_config``, which may have them, too."""
+
+
+def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Fields:
+    """Returns the fields of a model's config.json; those of the language model of a multimodal one.
+
+    Args:
+        path: the model's directory.
+        overrides: fields that take the place of those in the file; tables are merged.
+
+    Raises:
+        EngineStartError: there is no such file, or it is malformed.
+    """
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        raise EngineStartError(f"no model in {path}: looked for {config_path}")
+    values = _merged(read_json_object(config_path), overrides or {})
+    return text_fields(Fields(values, str(config_path)))
+
+
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for name, value in overrides.items():
+        inner = merged.get(name)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            value = _merged(inner, value)
+        merged[name] = value
+    return merged
+
+
+def text_fields(fields: Fields) -> Fields:
+    """Returns the fields of the language model of a multimodal one, which has them in
+    ``text_config``; those of any other model as they are.
+
+    Raises:
+        EngineStartError: the language model is of another type than those of the architecture.
+    """
+    nested = fields.table("text_config")
+    if not nested:
+        return fields
+    where, architecture = f"{fields.where}: text_config", architecture_name(fields)
+    found, expected = nested.get("model_type"), TEXT_MODELS.get(architecture)
+    found = MODEL_TYPES.get(str(found), found)
+    if expected is not None and found not in (None, expected):
+        raise EngineStartError(
+            f"{where}: model_type {found!r} is not supported in {architecture}; supported: "
+            f"{expected}"
+        )
+    inner = {name: value for name, value in nested.items() if value is not None}
+    outer = {name: fields.values.get(name) for name in _OUTER_FIELDS}
+    outer = {name: value for name, value in outer.items() if value is not None}
+    return Fields(inner | outer, where)
+
+
+def architecture_name(fields: Fields) -> str:
+    """Returns the first of ``architectures``."""
+    names = fields.values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise fields.error(f"'architectures' must name the model's class; supported: {known}")
+    return names[0]
+
+
+def stored_dtype(fields: Fields) -> str | None:
+    """Returns the dtype name of a checkpoint; None: config.json does not name one."""
+    name = "torch_dtype" if fields.values.get("dtype") is None else "dtype"
+    if fields.values.get(name) is None:
+        return None
+    dtype = fields.text(name).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise fields.error(f"{name} {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    return dtype
+
+
+def eos_token_ids(fields: Fields, generation_path: Path) -> tuple[int, ...]:
+    """Returns the union of the ids in config.json and in generation_config.json, if that exists."""
+    sources = [fields]
+    if generation_path.is_file():
+        sources.append(Fields(read_json_object(generation_path), str(generation_path)))
+    token_ids: list[int] = []
+    for source in sources:
+        value: Any = source.values.get("eos_token_id")
+        found = value if isinstance(value, list) else [] if value is None else [value]
+        if any(type(token_id) is not int or token_id < 0 for token_id in found):
+            raise source.error(f"'eos_token_id' must be token ids, not {value!r}")
+        token_ids += found
+    return tuple(dict.fromkeys(token_ids))
