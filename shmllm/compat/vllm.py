@@ -48,7 +48,7 @@ def uninstall() -> None:
     if finder is None:
         return
     sys.meta_path.remove(finder)
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # other threads may import meanwhile
         spec = getattr(module, "__spec__", None)
         if spec is not None and spec.loader is finder:
             del sys.modules[name]

@@ -45,7 +45,7 @@ def make_runner(
         load_connector_class(config.plugins.kv_connector)  # here, as weights take longer to read
     named = replace(config.plugins, logits_processors=tuple(classes))
     began_s = time.time()
-    runner = _make_runner(fit_to_model(replace(config, plugins=named)), on_load, on_capture)
+    runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
     runner.began_s = began_s
     if classes:
         try:
@@ -98,7 +98,7 @@ def _make_gpu_runner(
                 "its memory; pass 'copy', or leave the option out"
             )
     if size == 1:
-        return GpuRunner(config, CudaDevice(index), on_load, on_capture)
+        return GpuRunner(fit_to_model(config), CudaDevice(index), on_load, on_capture)
     if config.parallel.pipeline_parallel_size > 1:
         raise EngineStartError(f"{option} is for the CPU: pass device='cpu', or leave it out")
     if config.lora.enable_lora:
@@ -107,6 +107,7 @@ def _make_gpu_runner(
             "of the two out"
         )
     check_gpus(option, index, size)
+    config = fit_to_model(config)
     from shmllm.parallel.gpu_memory import GpuGroupMemory
     from shmllm.parallel.ranks import RankProcesses
 
@@ -170,6 +171,7 @@ def _make_cpu_runner(
 ) -> LoadedRunner:
     from shmllm.worker.cpu.runner import CpuRunner
 
+    config = fit_to_model(config)
     if config.parallel.num_processes == 1:
         return CpuRunner(config, on_load, warnings)
     from shmllm.parallel.ranks import RankProcesses

@@ -101,7 +101,7 @@ def new_request(row: int, output: Any = (), prompt: Any = PROMPT, **options: Any
 def sampled_inputs(rows: Any, positions: Any, tokens: Any = ()) -> StepInputs:
     """Make the inputs of a step that computes the tokens before the sampled ones and no others."""
     rows, positions, tokens = (np.array(each, np.int64) for each in (rows, positions, tokens))
-    return StepInputs(tokens, *[NO_ROWS] * 6, np.arange(len(rows)), rows, positions)
+    return StepInputs(tokens, *[NO_ROWS] * 7, np.arange(len(rows)), rows, positions)
 
 
 def grammar_masks(rows: list[int], words: np.ndarray) -> PendingMasks:

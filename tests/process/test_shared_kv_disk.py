@@ -9,12 +9,13 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.programs import start_source, watched
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 from shmllm import LLM, EngineStartError, SamplingParams
 from shmllm.shared_kv.disk_file import DiskFile
@@ -184,24 +185,33 @@ def test_processes_that_are_killed_while_they_write_leave_no_torn_block(tmp_path
     buffer = memoryview(bytearray(2**20))
     num_read = 0
     for _ in range(2):
-        writers = [start_source(WRITE, str(path)) for _ in range(2)]
-        for writer in writers:
-            assert writer.stdout is not None
-            with watched(writer):
-                assert writer.stdout.readline() == b"ready\n"
-        file = DiskFile(path, "0" * 16, 0, 2**20)
-        for writer in writers:
-            end = time.monotonic() + 0.05 + chosen.random() / 20
-            while time.monotonic() < end:
-                file.scan()
-                num_read += _check(file, buffer)
-            writer.kill()
-            writer.communicate()
-        file.scan()
-        assert _check(file, buffer) >= 6
-        assert file.num_slots == 8
-        file.close()
+        with ExitStack() as stack:
+            writers = [_start_writer(stack, path) for _ in range(2)]
+            file = DiskFile(path, "0" * 16, 0, 2**20)
+            for writer in writers:
+                end = time.monotonic() + 0.05 + chosen.random() / 20
+                while time.monotonic() < end:
+                    file.scan()
+                    num_read += _check(file, buffer)
+                writer.kill()
+                writer.wait(PATIENCE_S)
+            file.scan()
+            assert _check(file, buffer) >= 6
+            assert file.num_slots == 8
+            file.close()
     assert num_read
+
+
+def _start_writer(stack: ExitStack, path: Path) -> Any:
+    """Start a process that writes, and wait until it has the file: two cannot begin it at once. It
+    ends with the stack."""
+    writer = start_source(WRITE, str(path))
+    stack.callback(writer.communicate)
+    stack.callback(writer.kill)
+    assert writer.stdout is not None
+    with watched(writer):
+        assert writer.stdout.readline() == b"ready\n"
+    return writer
 
 
 def _check(file: DiskFile, buffer: memoryview) -> int:
