@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from support import commands
-from support.engines import named_engine
 from support.programs import (
     CLI,
     SLOW_CLI,
@@ -37,13 +36,6 @@ GREEDY = ("--temperature", "0", "--max-tokens", "8")
 SLOW = ("--ignore-eos", "--max-tokens", "100", "--num-threads", "1", "--max-num-seqs", "4")
 Shmllm = Callable[..., Completed]
 MESSAGES = [{"role": "user", "content": "Reverse a list."}]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One engine for all jobs: starting an engine takes longer than most of them."""
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import engine_processes
-from support.engines import assert_unused, named_engine
+from support.engines import assert_unused
 from support.programs import CLI, environment, python
 from support.waiting import PATIENCE_S, holds_within
 
@@ -92,12 +92,6 @@ def test_parallel_compares_one_process_with_ranks_stages_and_engines() -> None:
         "2 engines": " --engines 2",
     }
     assert f"1 requests: {fastest}{flags.get(fastest, '')}\n" in shown
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.commands import shmllm
-from support.engines import assert_unused, named_engine
+from support.engines import assert_unused
 from support.programs import (
     CLI,
     ELSEWHERE,
@@ -38,13 +38,6 @@ ENDLESS = ("--ignore-eos", "--max-tokens", "900")
 INTERRUPTIBLE = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + CLI
 )  # a shell's background jobs, and what they start, ignore SIGINT
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One engine for the commands whose output does not depend on who started their engine."""
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 @pytest.fixture

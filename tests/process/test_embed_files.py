@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support import commands
-from support.engines import named_engine
 from support.programs import CLI, SLOW_CLI, Completed, kill, start_source, watched
 from support.terminals import opened_terminal
 from support.waiting import PATIENCE_S, holds_within
@@ -33,13 +32,6 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 needs_pyarrow = pytest.mark.skipif(pq is None, reason="pyarrow, of the extra parquet, is missing")
 FORMATS = ["jsonl", "npy", pytest.param("parquet", marks=needs_pyarrow)]
 Shmllm = Callable[..., Completed]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One engine for all jobs: starting an engine takes longer than most of them."""
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.commands import command
-from support.engines import assert_unused, named_engine, slow_steps
+from support.engines import assert_unused, slow_steps
 from support.programs import children, environment, is_running, read_line, start_source
 from support.programs import kill as end
 from support.variants import slow
@@ -64,12 +64,6 @@ def engine_record(name: str) -> dict[str, Any]:
 
 def num_clients(name: str) -> int:
     return len(engine_record(name)["clients"])
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 @pytest.fixture

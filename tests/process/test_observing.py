@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.commands import command
-from support.engines import assert_unused, named_engine
+from support.engines import assert_unused
 from support.programs import Completed, kill, read_line, start_source
 from support.waiting import wait_until
 
@@ -158,12 +158,6 @@ def test_loaned_slots_are_shown_with_their_holder_and_age(own: OwnEngine) -> Non
 def row_of(group: str, command: str, name: str) -> dict[str, Any]:
     records = json.loads(output_of(group, command, "--json"))
     return dict(next(record for record in records if record["name"] == name))
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 @pytest.fixture

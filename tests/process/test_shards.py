@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import commands
-from support.engines import named_engine
 from support.programs import CLI, SLOW_CLI, Completed, python, start_source
 from support.waiting import PATIENCE_S, holds_within
 
@@ -23,12 +22,6 @@ SAMPLED = ("--temperature", "1", "--max-tokens", "8", "--ignore-eos")
 NUM_ROWS = 10
 Shmllm = Callable[..., Completed]
 Records = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 @pytest.fixture

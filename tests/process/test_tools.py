@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.chat_models import TIME, WEATHER, make_chat_model
 from support.commands import command
-from support.engines import named_engine
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -89,13 +87,6 @@ NO_ARGUMENTS: dict[str, Any] = {
     "properties": {},
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of an engine with the bundled model, whose template shows no tools."""
-    with named_engine(tmp_path_factory.mktemp("engine")) as (name, _):
-        yield name
 
 
 def write_tools(
