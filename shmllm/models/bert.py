@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadNormSpec, HeadSpec
 from shmllm.models.pooled import classifier, read_labels
 from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -37,10 +39,10 @@ _NAMES = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    head = _HEADS.get(purpose_of(str(fields.values["architectures"][0])))
+    head = read_head(fields, tanh_dense(fields, "pooler.dense"))
     return replace(
         read_encoder(fields),
-        head=None if head is None else head(fields),
+        head=head,
         num_token_types=fields.integer("type_vocab_size", 2),
         skipped_prefixes=("pooler.", "cls.") if head is None else ("cls.",),
     )
@@ -77,18 +79,26 @@ def read_encoder(fields: Fields) -> ModelConfig:
     )
 
 
-def _sequence_classifier(fields: Fields) -> HeadSpec:
-    return with_labels(fields, pooled_dense(fields, "pooler.dense"))
-
-
-def _token_classifier(fields: Fields) -> HeadSpec:
-    return with_labels(fields)
-
-
-def pooled_dense(fields: Fields, name: str) -> DenseSpec:
-    """Returns the projection of a pooled hidden state, with the hyperbolic tangent behind it."""
+def tanh_dense(fields: Fields, name: str) -> DenseSpec:
+    """Returns a projection of a hidden state, with the hyperbolic tangent behind it."""
     width = fields.integer("hidden_size")
     return DenseSpec(name=name, inputs=width, outputs=width, bias=True, activation="tanh")
+
+
+def read_head(fields: Fields, pooled: DenseSpec, name: str = "classifier") -> HeadSpec | None:
+    """Returns the classifier that the architecture has, if it has one.
+
+    Args:
+        fields: the fields of config.json.
+        pooled: the projection that a classifier of texts has first; that of tokens has none.
+        name: the name of the last projection of a classifier of texts.
+    """
+    match purpose_of(architecture_name(fields)):
+        case Purpose.CLASSIFY:
+            return with_labels(fields, pooled, name=name)
+        case Purpose.CLASSIFY_TOKENS:
+            return with_labels(fields)
+    return None
 
 
 def with_labels(
@@ -101,13 +111,5 @@ def with_labels(
     )
 
 
-_HEADS = {Purpose.CLASSIFY: _sequence_classifier, Purpose.CLASSIFY_TOKENS: _token_classifier}
-
-
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    found: NamedWeights = {}
-    for name, views in weights.items():
-        for part, own in _NAMES.items():
-            name = name.replace(part, own)
-        found[name] = views
-    return found
+    return {renamed(name, _NAMES): views for name, views in weights.items()}

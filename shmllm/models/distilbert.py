@@ -6,11 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shmllm.models.bert import read_encoder, with_labels
+from shmllm.models.bert import read_encoder, read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.head_specs import DenseSpec, HeadSpec
-from shmllm.models.registry import Purpose, purpose_of
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -41,29 +40,14 @@ _NAMES = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    renamed = {ours: fields.values.get(name, value) for ours, (name, value) in _FIELDS.items()}
+    fields = fields.under_names(_FIELDS)
     fixed = {"layer_norm_eps": 1e-12}  # not a field of DistilBERT's
-    fields = Fields(fields.values | renamed | fixed, fields.where)
-    return replace(read_encoder(fields), head=_head(fields), skipped_prefixes=("vocab_",))
-
-
-def _head(fields: Fields) -> HeadSpec | None:
-    width = fields.integer("hidden_size")
-    match purpose_of(str(fields.values["architectures"][0])):
-        case Purpose.CLASSIFY:
-            dense = DenseSpec(
-                name="pre_classifier", inputs=width, outputs=width, bias=True, activation="relu"
-            )
-            return with_labels(fields, dense)
-        case Purpose.CLASSIFY_TOKENS:
-            return with_labels(fields)
-    return None
+    fields = Fields(fields.values | fixed, fields.where)
+    dense = replace(tanh_dense(fields, "pre_classifier"), activation="relu")
+    return replace(
+        read_encoder(fields), head=read_head(fields, dense), skipped_prefixes=("vocab_",)
+    )
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    found: NamedWeights = {}
-    for name, views in weights.items():
-        for part, own in _NAMES.items():
-            name = name.replace(part, own)
-        found[name] = views
-    return found
+    return {renamed(name, _NAMES): views for name, views in weights.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,15 @@ class Fields:
         if not isinstance(value, dict):
             raise self.error(f"{name!r} must be an object, not {_shown(value)}")
         return value
+
+    def under_names(self, names: Mapping[str, tuple[str, Any]]) -> Fields:
+        """Returns the fields with some of them under other names.
+
+        Args:
+            names: for each name, the name that the object has, and the value where it is absent.
+        """
+        found = {ours: self.values.get(name, default) for ours, (name, default) in names.items()}
+        return Fields(self.values | found, self.where)
 
 
 def _shown(value: object) -> str:

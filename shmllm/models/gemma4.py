@@ -32,6 +32,7 @@ from shmllm.models.specs import (
     MoESpec,
     PerLayerSpec,
 )
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -71,7 +72,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     """Returns the destinations of experts and of their norms under this family's names."""
-    return {_own_name(name): views for name, views in weights.items()}
+    return {renamed(name, _NAMES): views for name, views in weights.items()}
 
 
 _NAMES = {
@@ -82,12 +83,6 @@ _NAMES = {
     ".mlp.after_mlp.": ".post_feedforward_layernorm_1.",
     ".mlp.after_experts.": ".post_feedforward_layernorm_2.",
 }
-
-
-def _own_name(name: str) -> str:
-    for default, own in _NAMES.items():
-        name = name.replace(default, own)
-    return name
 
 
 def _read_types(fields: Fields) -> tuple[str, ...]:

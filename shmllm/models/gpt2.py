@@ -10,6 +10,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -49,9 +50,9 @@ def configure(fields: Fields) -> ModelConfig:
     for name, supported in _REFUSED.items():
         if fields.flag(name, supported) != supported:
             raise fields.error(f"{name} {not supported} is not supported")
-    renamed = {ours: fields.values.get(name, value) for ours, (name, value) in _FIELDS.items()}
-    renamed |= {"num_key_value_heads": None, "head_dim": None}  # GPT-2 has no such fields
-    fields = Fields(fields.values | renamed, fields.where)
+    fields = fields.under_names(_FIELDS)
+    plain = {"num_key_value_heads": None, "head_dim": None}  # GPT-2 has no such fields
+    fields = Fields(fields.values | plain, fields.where)
     attention = read_attention(fields, bias=True, output_bias=True)
     mlp = MLPSpec(
         inner=fields.optional_integer("n_inner") or 4 * fields.integer("hidden_size"),
@@ -86,8 +87,7 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
 
     found: NamedWeights = {}
     for name, views in with_fused(weights, _QKV).items():
-        for part, own in _NAMES.items():
-            name = name.replace(part, own)
+        name = renamed(name, _NAMES)
         is_transposed = name.endswith(_TRANSPOSED)
         found[name] = tuple(map(transposed, views)) if is_transposed else views
     return found

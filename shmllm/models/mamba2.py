@@ -11,6 +11,7 @@ from shmllm.models.mamba_fields import UNLIMITED_POSITIONS, Names, read_mamba2
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.readers import read_model, read_norm, read_num_layers
 from shmllm.models.specs import LayerNorms, LayerSpec
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -53,9 +54,4 @@ def configure_with(fields: Fields, mixer: MixerSpec, *, tied: bool = False) -> M
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    def renamed(name: str) -> str:
-        for part, own in _NAMES.items():
-            name = name.replace(part, own)
-        return name
-
-    return {renamed(name): views for name, views in weights.items()}
+    return {renamed(name, _NAMES): views for name, views in weights.items()}

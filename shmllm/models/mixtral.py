@@ -19,6 +19,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -44,9 +45,4 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    def renamed(name: str) -> str:
-        for part, own in _NAMES.items():
-            name = name.replace(part, own)
-        return name
-
-    return {renamed(name): views for name, views in weights.items()}
+    return {renamed(name, _NAMES): views for name, views in weights.items()}

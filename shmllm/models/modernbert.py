@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from shmllm.models.bert import with_labels
 from shmllm.models.config import ModelConfig, Pooled
+from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadNormSpec, HeadSpec
 from shmllm.models.mixer_specs import AttentionSpec
@@ -24,6 +25,7 @@ from shmllm.models.readers import (
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -105,7 +107,7 @@ def _norm(fields: Fields) -> NormSpec:
 
 def _head(fields: Fields) -> HeadSpec | None:
     """Returns what classifies texts or tokens: a projection and a norm before the classifier."""
-    purpose = purpose_of(str(fields.values["architectures"][0]))
+    purpose = purpose_of(architecture_name(fields))
     if purpose not in (Purpose.CLASSIFY, Purpose.CLASSIFY_TOKENS):
         return None
     activation = read_activation(fields, "classifier_activation", "gelu")
@@ -135,9 +137,5 @@ def _pooling(fields: Fields) -> Pooled:
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     from shmllm.models.fused_names import with_fused
 
-    found: NamedWeights = {}
-    for name, views in with_fused(weights, _QKV, _GATE_UP).items():
-        for part, own in _NAMES.items():
-            name = name.replace(part, own)
-        found[name] = views
-    return found
+    fused = with_fused(weights, _QKV, _GATE_UP)
+    return {renamed(name, _NAMES): views for name, views in fused.items()}

@@ -21,6 +21,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -124,12 +125,7 @@ def _read_types(fields: Fields) -> tuple[str, ...]:
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    def renamed(name: str) -> str:
-        for part, own in _NAMES.items():
-            name = name.replace(part, own)
-        return name
-
-    return {renamed(name): views for name, views in weights.items()}
+    return {renamed(name, _NAMES): views for name, views in weights.items()}
 
 
 module_weights = named_weights

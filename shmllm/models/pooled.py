@@ -16,7 +16,13 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_fields
 from shmllm.models.fields import Fields
-from shmllm.models.head_specs import DenseSpec, HeadActivation, HeadSpec, ScoreActivation
+from shmllm.models.head_specs import (
+    DenseSpec,
+    HeadActivation,
+    HeadNormSpec,
+    HeadSpec,
+    ScoreActivation,
+)
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.sentence_files import DenseFile, SentenceFiles, read_sentence_files
 
@@ -60,7 +66,7 @@ def read_score_activation(fields: Fields, num_labels: int) -> ScoreActivation:
     return "sigmoid" if num_labels == 1 else "softmax"
 
 
-def classifier(fields: Fields, *steps: Any) -> HeadSpec:
+def classifier(fields: Fields, *steps: DenseSpec | HeadNormSpec) -> HeadSpec:
     """Returns a classifier of these steps, with labels and activation from the fields."""
     labels = read_labels(fields)
     return HeadSpec(
@@ -93,18 +99,19 @@ def read_config(directory: Path, use: ModelUse) -> ModelConfig:
 def _score(fields: Fields, hidden_size: int) -> HeadSpec:
     """The head of a decoder's sequence classifier."""
     tokens = _tokens_of_classes(fields)
-    labels = len(read_labels(fields))
     if tokens:
         is_pair = _is_pair(fields)
         if is_pair and len(tokens) != 2:
             raise fields.error(f"classifier_from_token must have 2 tokens, got {len(tokens)}")
-        fields = Fields(
-            fields.values | {"num_labels": 1 if is_pair else len(tokens), "id2label": None},
-            fields.where,
-        )
-        labels = len(read_labels(fields))
+        fields = _with_labels(fields, 1 if is_pair else len(tokens))
+    labels = len(read_labels(fields))
     dense = DenseSpec(name="score", inputs=hidden_size, outputs=labels, tokens=tokens)
     return classifier(fields, dense)
+
+
+def _with_labels(fields: Fields, count: int) -> Fields:
+    """Returns the fields for so many classes, which have no names."""
+    return Fields(fields.values | {"num_labels": count, "id2label": None}, fields.where)
 
 
 def _is_pair(fields: Fields) -> bool:
@@ -150,7 +157,7 @@ def _reward(fields: Fields, hidden_size: int) -> HeadSpec:
     """The head of a reward model: two projections (Qwen2.5-Math-RM and -PRM)."""
     is_process = "Process" in str(fields.values.get("architectures"))
     labels = fields.integer("num_labels", 2 if is_process else 1)
-    fields = Fields(fields.values | {"num_labels": labels, "id2label": None}, fields.where)
+    fields = _with_labels(fields, labels)
     first = DenseSpec(
         name="score.0", inputs=hidden_size, outputs=hidden_size, bias=True, activation="relu"
     )
@@ -192,7 +199,7 @@ def _with_sentence_files(config: ModelConfig, fields: Fields, files: SentenceFil
 def _logit_score(fields: Fields, hidden_size: int, tokens: tuple[int, ...]) -> HeadSpec:
     """The head of a cross-encoder that reads the logit of "yes", or how much it exceeds that of
     "no"."""
-    fields = Fields(fields.values | {"num_labels": 1, "id2label": None}, fields.where)
+    fields = _with_labels(fields, 1)
     dense = DenseSpec(name="score", inputs=hidden_size, outputs=1, tokens=tokens[::-1])
     return replace(classifier(fields, dense), activation="sigmoid")
 

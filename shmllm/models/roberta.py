@@ -4,17 +4,12 @@ whose classifier has its own projection of the first token (Liu et al., 2019).""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from shmllm.models.bert import named_weights as bert_names
-from shmllm.models.bert import pooled_dense, read_encoder, with_labels
+from shmllm.models.bert import named_weights, read_encoder, read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.head_specs import HeadSpec
-from shmllm.models.registry import Purpose, purpose_of
 
-if TYPE_CHECKING:
-    from shmllm.models.layers import NamedWeights
+__all__ = ["configure", "named_weights"]
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -27,23 +22,9 @@ def configure(fields: Fields) -> ModelConfig:
         )
     return replace(
         model,
-        head=_head(fields),
+        head=read_head(fields, tanh_dense(fields, "classifier.dense"), "classifier.out_proj"),
         num_token_types=fields.integer("type_vocab_size", 2),
         first_position=first,
         max_position_embeddings=model.num_learned_positions - first,
         skipped_prefixes=("pooler.", "lm_head."),
     )
-
-
-def _head(fields: Fields) -> HeadSpec | None:
-    match purpose_of(str(fields.values["architectures"][0])):
-        case Purpose.CLASSIFY:
-            dense = pooled_dense(fields, "classifier.dense")
-            return with_labels(fields, dense, name="classifier.out_proj")
-        case Purpose.CLASSIFY_TOKENS:
-            return with_labels(fields)
-    return None
-
-
-def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    return bert_names(weights, config)

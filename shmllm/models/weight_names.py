@@ -6,6 +6,8 @@ those of towers for images or sound, which are left out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -51,6 +53,18 @@ _RENAMED_SUFFIXES = {
     ".LayerNorm.beta": ".LayerNorm.bias",
 }
 """What the first files of BERT call the weights of norms."""
+
+
+def renamed(name: str, parts: Mapping[str, str]) -> str:
+    """Returns a name with parts replaced, one after the other.
+
+    Args:
+        name: the default name of a weight.
+        parts: a family's own name for each part of default names.
+    """
+    for part, own in parts.items():
+        name = name.replace(part, own)
+    return name
 
 
 def model_name(name: str, tied: bool) -> str | None:
