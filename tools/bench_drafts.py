@@ -28,7 +28,8 @@ from typing import Any
 import click
 
 from shmllm.cli.bench_output import describe_machine
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.speculative import SpeculativeConfig
 from shmllm.core.drafts import Acceptance
 from shmllm.core.plan import StepPlan

@@ -46,7 +46,14 @@ import click
 import numpy as np
 from bench_engine import cpu_s
 from compare import REST_S
-from compare_peers import Peer, Precision, Running, missing
+from compare_peers import (
+    Peer,
+    Precision,
+    Running,
+    json_option,
+    logs_option,
+    missing,
+)
 from embed_texts import make_texts, sample_rows
 from tokenizers import Tokenizer
 
@@ -305,15 +312,8 @@ def parse_peers(_context: object, _parameter: object, values: tuple[str, ...]) -
 @click.option("--cpu", is_flag=True, help="Count CPU time.")
 @click.option("--tries", default=1, help="How often each setting is tried.")
 @click.option("--rounds", default=3, help="Measured rounds.")
-@click.option(
-    "--logs",
-    type=click.Path(path_type=Path),
-    default=Path("compare-logs"),
-    help="Directory for the peers' logs.",
-)
-@click.option(
-    "--json", "json_file", type=click.File("w", lazy=True), help="Write all figures as JSON."
-)
+@logs_option
+@json_option
 def main(
     model: Path, pythons: dict[str, str], without_shmllm: bool, num_texts: int,
     lengths: tuple[int, int], seed: int, dtype: str, threads: int, cpu: bool, tries: int,

@@ -34,7 +34,8 @@ import torch
 from safetensors.torch import save_file
 
 from shmllm.cli.bench_output import describe_machine
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.core.request import Request
 from shmllm.engine.core import EngineCore

@@ -38,9 +38,9 @@ from shmllm.cli.bench_output import describe_machine  # noqa: E402
 from shmllm.config.engine import (  # noqa: E402
     CacheConfig,
     EngineConfig,
-    LoadConfig,
     SchedulerConfig,
 )
+from shmllm.config.load import LoadConfig  # noqa: E402
 from shmllm.config.parallel import ParallelConfig  # noqa: E402
 from shmllm.engine.core import EngineCore  # noqa: E402
 from shmllm.frontend.model_files import resolve_model  # noqa: E402

@@ -26,7 +26,8 @@ from typing import Any
 
 import click
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.engine.core import EngineCore
 from shmllm.frontend.model_files import resolve_model
 from shmllm.params.request import EngineCoreRequest

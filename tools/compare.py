@@ -60,7 +60,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
-from compare_peers import Peer, Precision, Running, find_peers
+from compare_peers import (
+    Peer,
+    Precision,
+    Running,
+    find_peers,
+    json_option,
+    logs_option,
+)
 
 from shmllm.cli.bench_output import describe_machine
 from shmllm.frontend.model_files import resolve_model
@@ -231,15 +238,8 @@ def parse_load(_context: object, _parameter: object, values: tuple[str, ...]) ->
 )
 @click.option("--repeats", default=3, help="Measured rounds, after one warm-up round.")
 @click.option("--starts", default=0, help="Also time this many starts of each peer alone.")
-@click.option(
-    "--logs",
-    type=click.Path(path_type=Path),
-    default=Path("compare-logs"),
-    help="Directory for the peers' logs.",
-)
-@click.option(
-    "--json", "json_file", type=click.File("w", lazy=True), help="Write all figures as JSON."
-)
+@logs_option
+@json_option
 def main(
     models: tuple[Path, ...],
     shmllm: str,

@@ -33,6 +33,17 @@ GGUF_KINDS = {
 }
 
 
+logs_option = click.option(
+    "--logs",
+    type=click.Path(path_type=Path),
+    default=Path("compare-logs"),
+    help="Directory for the peers' logs.",
+)
+json_option = click.option(
+    "--json", "json_file", type=click.File("w", lazy=True), help="Write all figures as JSON."
+)
+
+
 @dataclass(frozen=True)
 class Precision:
     """How the compared engines compute.

@@ -28,7 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shmllm import LLM, SamplingParams
-from shmllm.config.engine import DTypeName
+from shmllm.config.load import DTypeName
 from shmllm.frontend.model_files import resolve_model
 
 BOUNDS = {"float32": 1e-5}

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.graphs import GraphConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.config.options import (
     Bytes,
     Device,
-    DType,
     Flag,
-    JsonObject,
-    ModelLength,
     Number,
     OneOf,
     Option,
@@ -32,20 +30,11 @@ from shmllm.config.options import (
 )
 from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
-from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
 from shmllm.config.shared_kv import SharedKVConfig
 from shmllm.config.speculative import MOST_DRAFTING, SpeculativeConfig
 from shmllm.config.weight_transfer import WeightTransferConfig
 from shmllm.errors import EngineStartError
 
-DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
-LoadFormat = Literal["auto", "safetensors", "dummy"]
-ModelImpl = Literal["auto", "shmllm", "transformers"]
-ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
-RunnerName = Literal["auto", "generate", "pooling"]
-Conversion = Literal["auto", "none", "embed", "classify"]
-CpuInstructions = Literal["auto", "vectors", "tiles"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -55,115 +44,6 @@ GRAMMAR_STEP_ITEMS = 5_000
 need a few hundred items; an ambiguous grammar, such as `root ::= root root | "a"`, needs any
 number."""
 UNLIMITED_LOGPROBS = -1
-
-
-@dataclass(frozen=True, slots=True)
-class LoadConfig(Section):
-    """The options for loading the model.
-
-    Attributes:
-        directory: the model's directory.
-        tokenizer_directory: the directory of the tokenizer for which grammars are compiled; None
-            means the model's directory.
-        model_name: what people call the model, for display; "" if nobody said.
-        further_layers: how many of the layers that a checkpoint may have behind the model's last
-            one, each of which predicts one token further ahead, are loaded, too.
-    """
-
-    directory: str
-    dtype: DTypeName = option(
-        "auto",
-        '"float32", "bfloat16" or "float16"; auto is the dtype of the checkpoint, but on a CPU '
-        "float32 unless the checkpoint is in bfloat16 and the CPU multiplies that itself.",
-        DType(get_args(DTypeName)),
-    )
-    load_format: LoadFormat = option(
-        "auto",
-        '"auto" and "safetensors" read the model\'s files, "dummy" makes random weights.',
-        OneOf(get_args(LoadFormat)),
-    )
-    seed: int = option(
-        0,
-        "Seed of dummy weights, and of requests without a seed, but for those of a front end that "
-        "attaches, which draws its own.",
-        Whole(0, 2**63 - 1, words="a whole number from 0 to 2**63 - 1"),
-        flag="",
-    )
-    max_model_len: int | None = option(
-        None,
-        "Most tokens of a prompt and its output together; smaller if the KV cache holds less.",
-        ModelLength(),
-        default_text="the model's",
-    )
-    tokenizer_directory: str | None = None
-    quantization: Quantization | None = option(
-        None,
-        'What matrices are rounded to when they are loaded or updated: "int8" has a scale per '
-        'output channel, "int4" one per 32 weights (as Q4_0), "int4-g64" one per 64; the LM head '
-        'gets 8 bits. Names of methods, such as "gptq" and "compressed-tensors", say that the '
-        "checkpoint is stored so, and change nothing.",
-        OneOf(get_args(Quantization), optional=True),
-    )
-    activation_dtype: ActivationDType = option(
-        "auto",
-        "What matrix products on a CPU round activations to, for batches that are up to twice "
-        'as fast: "bfloat16" for quantized weights and those in bfloat16 (the CPU needs '
-        'AVX512_BF16), "int8" for weights in 4 to 8 bits but FP8 (AVX512_VNNI), or "float32"; '
-        "auto is bfloat16 for such weights if the CPU can, else float32.",
-        OneOf(get_args(ActivationDType)),
-    )
-    cpu_instructions: CpuInstructions = option(
-        "auto",
-        'What a CPU multiplies bfloat16 and int8 by: "tiles" (AMX) or "vectors" (AVX512_BF16, '
-        "AVX512_VNNI); auto is tiles where it has them.",
-        OneOf(get_args(CpuInstructions)),
-    )
-    kv_cache_dtype: KVCacheDType = option(
-        "auto",
-        "What keys and values are stored as on a CPU; int8 has a scale for each of them, and room "
-        "for up to four times the tokens.",
-        OneOf(get_args(KVCacheDType)),
-        default_text="the dtype of the model",
-    )
-    deterministic: bool = option(
-        False,
-        "A request's numbers have the same bits whatever runs beside it; always so on a CPU "
-        "with our own implementations.",
-        Flag(),
-    )
-    model_name: str = ""
-    further_layers: int = 0
-    model_impl: ModelImpl = option(
-        "auto",
-        'Whose implementation runs the model: "shmllm" and "auto" take ours, "transformers" any '
-        "causal model of transformers on the same paged cache, slower.",
-        OneOf(get_args(ModelImpl)),
-    )
-
-    runner: RunnerName = option(
-        "auto",
-        'What the model is loaded for: "generate" for tokens only, "pooling" for vectors and '
-        "scores only, without the LM head; auto is all that the model can do.",
-        OneOf(get_args(RunnerName)),
-    )
-    convert: Conversion = option(
-        "auto",
-        'What a model is made into: "embed" leaves LM head and classifier out, "classify" gives '
-        "it the classifier `score` instead of the LM head; auto and none take it as it is.",
-        OneOf(get_args(Conversion)),
-    )
-    hf_overrides: dict[str, Any] | None = option(
-        None,
-        "Fields that take the place of those in config.json, as a mapping; on the command line as "
-        "JSON.",
-        JsonObject(),
-        default_text="none",
-    )
-
-    @property
-    def rounding(self) -> Rounding | None:
-        """What matrices are rounded to; None: they stay as the checkpoint has them."""
-        return cast(Rounding, self.quantization) if self.quantization in ROUNDINGS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import Prompt
-from shmllm.frontend.pooling_plan import normalized
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
+from shmllm.outputs.rows import normalized
 
 Output = PoolingRequestOutput[PoolingOutput]
 

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shmllm.config.pooling import PoolingTask
 from shmllm.outputs.pooling import LateChunkingMetadata
+from shmllm.outputs.rows import Rows, normalized
 from shmllm.params.pooling_tasks import TOKEN_TASKS
-
-Rows = npt.NDArray[np.floating[Any]]
-
-SMALLEST_NORM = 1e-12
-"""The smallest norm that a row is divided by, as in torch's normalize."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +79,6 @@ class PoolingPlan:
     def _scores(self, logits: Rows) -> Rows:
         values: Rows = (logits.astype(np.float64) - self.mean) / self.sigma
         return ACTIVATIONS[self.activation](values)
-
-
-def normalized(rows: Rows) -> Rows:
-    """Rows divided by their Euclidean norms."""
-    rows = rows.astype(np.float64)
-    norms = np.sqrt(np.add.reduce(rows * rows, axis=-1, keepdims=True))
-    quotients: Rows = rows / np.maximum(norms, SMALLEST_NORM)
-    return quotients
 
 
 def chunk_means(rows: Rows, chunk_size: int) -> Rows:

@@ -74,6 +74,40 @@ class _Progress:
             self._refresh()
             self._bar.stop()
 
+    def update(self, changed: list[RequestState]) -> None:
+        """Count what a poll has brought.
+
+        Args:
+            changed: the states that the poll changed.
+        """
+        if self._bar is None:
+            return
+        for state in changed:
+            self._done += state.ends_request
+            self._count_state(state)
+        self._refresh_if_due()
+
+    def finish(self, output: Any) -> None:
+        """Count a finished request.
+
+        Args:
+            output: its output; None for a request that the engine did not accept.
+        """
+        if self._bar is None:
+            return
+        self._done += 1
+        if output is not None:
+            self._count_output(output)
+        self._refresh_if_due()
+
+    def _count_state(self, state: RequestState) -> None:
+        """Count the tokens of a state that changed."""
+        raise NotImplementedError
+
+    def _count_output(self, output: Any) -> None:
+        """Count the tokens of a finished request."""
+        raise NotImplementedError
+
     def _rates(self, elapsed_s: float) -> str:
         """The rates in this time, as text."""
         raise NotImplementedError
@@ -102,34 +136,18 @@ class BatchProgress(_Progress):
         self._tokens = self._prompt_tokens = self._cached_tokens = 0
         self._counted: dict[int, int] = {}
 
-    def update(self, changed: list[RequestState]) -> None:
-        """Count the new tokens and the finished requests after one poll.
+    def _count_state(self, state: RequestState) -> None:
+        self._tokens += len(state.token_ids) - self._counted.pop(state.number, 0)
+        if state.finish_reason is None:
+            self._counted[state.number] = len(state.token_ids)
+        else:
+            self._prompt_tokens += len(state.request.prompt_token_ids)
+            self._cached_tokens += state.num_cached_tokens
 
-        Args:
-            changed: the states that the poll changed.
-        """
-        if self._bar is None:
-            return
-        for state in changed:
-            self._tokens += len(state.token_ids) - self._counted.pop(state.number, 0)
-            if state.finish_reason is not None:
-                self._done += state.ends_request
-                self._prompt_tokens += len(state.request.prompt_token_ids)
-                self._cached_tokens += state.num_cached_tokens
-            else:
-                self._counted[state.number] = len(state.token_ids)
-        self._refresh_if_due()
-
-    def finish(self, output: RequestOutput | None) -> None:
-        """Count a finished request; None for a request that the engine did not accept."""
-        if self._bar is None:
-            return
-        self._done += 1
-        if output is not None:
-            self._tokens += sum(len(one.token_ids) for one in output.outputs)
-            self._prompt_tokens += len(output.prompt_token_ids)
-            self._cached_tokens += output.num_cached_tokens
-        self._refresh_if_due()
+    def _count_output(self, output: RequestOutput) -> None:
+        self._tokens += sum(len(one.token_ids) for one in output.outputs)
+        self._prompt_tokens += len(output.prompt_token_ids)
+        self._cached_tokens += output.num_cached_tokens
 
     def _rates(self, elapsed_s: float) -> str:
         hits = 100 * self._cached_tokens / max(self._prompt_tokens, 1)
@@ -147,30 +165,16 @@ class TextProgress(_Progress):
         super().__init__(total, enabled, label=label, **options)
         self._texts = self._tokens = 0
 
-    def update(self, changed: list[RequestState]) -> None:
-        """Count the finished texts after one poll.
+    def _count_state(self, state: RequestState) -> None:
+        if state.ends_request:
+            self._count(len(state.request.prompt_token_ids))
 
-        Args:
-            changed: the states that the poll changed.
-        """
-        if self._bar is None:
-            return
-        for state in changed:
-            if state.ends_request:
-                self._done += 1
-                self._texts += 1
-                self._tokens += len(state.request.prompt_token_ids)
-        self._refresh_if_due()
+    def _count_output(self, output: PoolingRequestOutput[Any]) -> None:
+        self._count(len(output.prompt_token_ids))
 
-    def finish(self, output: PoolingRequestOutput[Any] | None) -> None:
-        """Count a finished text; None for one that the engine did not read."""
-        if self._bar is None:
-            return
-        self._done += 1
-        if output is not None:
-            self._texts += 1
-            self._tokens += len(output.prompt_token_ids)
-        self._refresh_if_due()
+    def _count(self, num_tokens: int) -> None:
+        self._texts += 1
+        self._tokens += num_tokens
 
     def _rates(self, elapsed_s: float) -> str:
         return f"{self._texts / elapsed_s:,.0f} texts/s, {self._tokens / elapsed_s:,.0f} tokens/s"

@@ -281,8 +281,7 @@ class DecoderLayer:
         """Runs a layer whose norms read the stream and take its place: nothing is left to add."""
         for run, norm in ((self._mix, self._after_mixer), (self._feed_forward, self._after_mlp)):
             assert norm is not None, "the layer has both norms"
-            ops.add_norm(run(ops, residual, residual), residual, None, self._residual_scale)
-            ops.norm(residual, norm)
+            ops.norm_sum(run(ops, residual, residual), residual, norm, self._residual_scale)
 
     def _mix(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
         assert self.spec.mixer is not None, "there is a mixer"

@@ -88,6 +88,19 @@ class Ops(LinearOps, Protocol):
             [tokens, hidden].
         """
 
+    def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
+        """Adds ``scale * x`` to the residual stream and normalises the sum, both in place.
+
+        Args:
+            x: [tokens, hidden].
+            residual: [tokens, hidden].
+            norm: the norm; see `add_norm`.
+            scale: the factor of ``x``.
+
+        Returns:
+            ``residual``.
+        """
+
     def join(
         self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
     ) -> Tensor:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from shmllm.config.engine import DTypeName, EngineConfig
+from shmllm.config.engine import EngineConfig
+from shmllm.config.load import DTypeName
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Contents
 from shmllm.worker.loading import Check, LoadedModel, load_model

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import torch
 
-from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig, LoadConfig
+from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig
 from shmllm.config.info import EngineInfo
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import read_fields
 from shmllm.models.create import allocate_model, create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.matrices import parts_of
@@ -93,20 +95,18 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
     Raises:
         EngineStartError: the options ask for the keys and values to be used by others.
     """
-    load = config.load
+    load, directory = config.load, Path(config.load.directory)
     if load.model_impl == "transformers":
         return config
-    model = read_config(Path(load.directory), _use_of(load))
-    if not model.both_ways:
+    fields = read_fields(directory, load.hf_overrides)
+    if not ModelConfig.from_fields(fields, directory).both_ways:
         return config
-    options = (
-        ("shared_kv_cache_bytes", config.shared_kv.num_bytes),
-        (
-            "kv_connector",
-            config.plugins.kv_connector,
-        ),
-    )
-    for name, is_asked in options:
+    options = {
+        "shared_kv_cache_bytes": config.shared_kv.num_bytes,
+        "kv_connector": config.plugins.kv_connector,
+    }
+    model = read_config(directory, _use_of(load))
+    for name, is_asked in options.items():
         if is_asked:
             raise EngineStartError(
                 f"{name} is not possible with {model.architecture}, whose tokens attend both ways: "

@@ -7,21 +7,16 @@ are float64 and the results float32, whatever the model's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from shmllm.core.plan import Pool, StepPlan
 from shmllm.outputs.columns import Piece
+from shmllm.outputs.rows import Rows, normalized
 from shmllm.params.pooling import PoolingType
 from shmllm.worker.batch import StepInputs
 
-Rows = npt.NDArray[np.floating[Any]]
-
-SMALLEST_NORM = 1e-12
-"""The smallest norm that a row is divided by, as in torch's normalize."""
 FLOAT_BYTES = 4
 NOTHING = Piece(0, b"")
 
@@ -115,7 +110,5 @@ class Pooler:
             start = int(inputs.positions[inputs.first_tokens[pool.index]])
             offset = start * rows.shape[1] * FLOAT_BYTES
         if pooling.normalize:
-            rows = rows.astype(np.float64)
-            norms = np.sqrt(np.add.reduce(rows * rows, axis=1, keepdims=True))
-            rows = rows / np.maximum(norms, SMALLEST_NORM)
+            rows = normalized(rows)
         return Piece(offset, rows.astype(np.float32, copy=False).tobytes())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shmllm.config.engine import LoadConfig
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config_file import stored_dtype
 from shmllm.models.fields import Fields, read_json_object

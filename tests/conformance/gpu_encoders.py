@@ -22,8 +22,9 @@ from support.reference_models import draw_weights
 from support.variants import slow
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from shmllm.config.graphs import CudaGraphMode, GraphConfig
+from shmllm.config.load import LoadConfig
 from shmllm.models.config import ModelConfig
 from shmllm.models.head_specs import DenseSpec, HeadActivation, HeadNormSpec, HeadSpec
 from shmllm.models.heads import Head

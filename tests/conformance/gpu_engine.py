@@ -22,14 +22,9 @@ from support.model_helpers import reference_model, save
 from support.processors import BatchCount, FavourOne, FlattenDraws
 from support.variants import slow
 
-from shmllm.config.engine import (
-    CacheConfig,
-    EngineConfig,
-    LoadConfig,
-    LogprobsConfig,
-    SchedulerConfig,
-)
+from shmllm.config.engine import CacheConfig, EngineConfig, LogprobsConfig, SchedulerConfig
 from shmllm.config.graphs import GraphConfig
+from shmllm.config.load import LoadConfig
 from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError

@@ -17,7 +17,8 @@ import pytest
 from support.programs import children, open_files
 from support.waiting import wait_until
 
-from shmllm.config.engine import EngineConfig, LoadConfig
+from shmllm.config.engine import EngineConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import RankDeadError
 from shmllm.parallel import ranks

@@ -16,7 +16,8 @@ from statistics import fmean
 from bench_engine import cpu_s
 
 from shmllm import AsyncLLM, SamplingParams
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.engine.core import EngineCore
 from shmllm.frontend.model_files import resolve_model
 from shmllm.outputs.request import RequestOutput

@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shmllm.config.engine import EngineConfig, LoadConfig
+from shmllm.config.engine import EngineConfig
+from shmllm.config.load import LoadConfig
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets

@@ -241,6 +241,10 @@ class CpuOps:
             self._record("add", ADD, *addresses, residual.shape[1], word_of_float(scale))
         return residual
 
+    def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
+        record_norm(self._kernels, self._num_tokens, x, residual, norm, residual, scale)
+        return residual
+
     def join(
         self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
     ) -> Tensor:

@@ -211,6 +211,9 @@ class GpuOps:
             add_rms_norm(out, x, residual, norm.weight, spec.eps, scale, spec.offset)
         return out
 
+    def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
+        return self.norm(self.add_norm(x, residual, None, scale), norm)
+
     def join(
         self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
     ) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shmllm.config.engine import LoadConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel

@@ -8,9 +8,10 @@ import json
 import pytest
 from support.fakes import info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.info import EngineInfo
+from shmllm.config.load import LoadConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig

@@ -27,7 +27,7 @@ def test_every_form_names_the_backend(value: Any) -> None:
 
 
 def _json(config: WeightTransferConfig) -> str:
-    from shmllm.config.engine import LoadConfig
+    from shmllm.config.load import LoadConfig
 
     return EngineConfig(load=LoadConfig("/"), transfer=config).to_json()
 

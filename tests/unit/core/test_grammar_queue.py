@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from support.fakes import FakeConstraint, FakeRunner, expected_tokens, info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.core.scheduler_stats import Failure
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError

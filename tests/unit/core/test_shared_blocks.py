@@ -6,7 +6,8 @@ import pytest
 from support.fakes import FakeRunner, info
 from support.shared_regions import FakeSharedBlocks
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_groups import ONE_GROUP, FullAttention, KVGroup, RecurrentState, SlidingWindow
 from shmllm.core.prefix_cache import extend_block_hashes

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.fakes import FakeRunner, info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.engine.core import EngineCore
 from shmllm.errors import EngineStartError, RequestError

@@ -8,7 +8,8 @@ import pytest
 from support.fakes import FakeRunner, info
 
 from shmllm.client.rpc_client import content_of
-from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.engine import calls
 from shmllm.engine.core import EngineCore
 from shmllm.errors import CallError, RequestError

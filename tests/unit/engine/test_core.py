@@ -7,7 +7,8 @@ from time import monotonic_ns, perf_counter_ns
 import pytest
 from support.fakes import FakeRunner, expected_tokens, info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.pooling import PoolingInfo
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore

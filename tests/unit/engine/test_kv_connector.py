@@ -8,7 +8,8 @@ import pytest
 from support import connectors
 from support.fakes import FakeRunner, info
 
-from shmllm.config.engine import EngineConfig, LoadConfig
+from shmllm.config.engine import EngineConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.plugins import PluginConfig
 from shmllm.core.kv_groups import FullAttention, KVGroup, RecurrentState, SlidingWindow
 from shmllm.engine import kv_connector

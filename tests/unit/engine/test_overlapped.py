@@ -12,7 +12,8 @@ from concurrent.futures import Future
 import pytest
 from support.fakes import FakeConstraint, FakeRunner, expected_tokens, info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.core import steady_decode
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.calls import run_method

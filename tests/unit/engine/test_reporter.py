@@ -8,7 +8,8 @@ from time import monotonic_ns
 import pytest
 from support.fakes import FakeRunner, info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.engine.core import EngineCore
 from shmllm.engine.reporter import Reporter
 from shmllm.engine.step_timings import StepTimings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from support.fakes import FakeRunner, expected_tokens, info
 
-from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
 from shmllm.engine.sleep import LEVELS, SleepResult

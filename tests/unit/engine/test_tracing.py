@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from support.fakes import FakeRunner, expected_tokens, info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.core.observer import NULL_OBSERVER
 from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request

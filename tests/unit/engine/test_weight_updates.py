@@ -10,7 +10,8 @@ from support.fake_model import FakeModel
 from support.fake_sharing import FakeSharing
 from support.fakes import FakeRunner, info
 
-from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.engine.core import EngineCore
 from shmllm.errors import (
     CallOrderError,

@@ -12,7 +12,8 @@ import torch
 from support.fake_model import FakeModel
 from support.fakes import FakeRunner, info
 
-from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
 from shmllm.engine.core import EngineCore
 from shmllm.engine.worker import METHODS, Worker
 from shmllm.errors import CallError, ProtocolMismatchError, RequestError

@@ -11,7 +11,7 @@ import pytest
 from support.gguf_models import write_model
 from support.model_helpers import reference_model
 
-from shmllm.config.engine import LoadConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.quantization import STORED_METHODS
 from shmllm.errors import EngineStartError
 from shmllm.frontend.engine_options import make_engine_config

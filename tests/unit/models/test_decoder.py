@@ -82,6 +82,11 @@ class PlainOps:
             return residual
         return self._normed.copy_(normed(residual, norm))
 
+    def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
+        self.calls.append("norm_sum")
+        residual += scale * x
+        return residual.copy_(normed(residual, norm))
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         self.calls.append("norm")
         return x.copy_(normed(x, norm))
@@ -116,21 +121,23 @@ def forward(model: DecoderModel) -> Tensor:
         def maybe(x: Tensor, name: str | None, norms: dict[str, Norm] = norms) -> Tensor:
             return x if name is None else normed(x, norms[name])
 
+        inside, behind = (names, LayerNorms()) if not names.of_sums else (LayerNorms(), names)
         reads = maybe(stream, names.before_mixer)
         out = mixed(reads @ layer.mixer.qkv_proj.weight.t())
-        out = maybe(out @ layer.mixer.o_proj.weight.t(), names.after_mixer)
-        stream = stream + scale * out
+        out = maybe(out @ layer.mixer.o_proj.weight.t(), inside.after_mixer)
+        stream = maybe(stream + scale * out, behind.after_mixer)
         if not layer.spec.parallel:
             reads = maybe(stream, names.before_mlp)
         up = reads @ layer.mlp.gate_up_proj.weight.t()
         out = (up[:, :INNER].sigmoid() * up[:, -INNER:]) @ layer.mlp.down_proj.weight.t()
-        stream = stream + scale * maybe(out, names.after_mlp)
+        stream = maybe(stream + scale * maybe(out, inside.after_mlp), behind.after_mlp)
     return normed(stream, model.norm)
 
 
 LAYERS = {
     "before": PRE,
     "behind": replace(PRE, norms=POST_NORMS),
+    "of sums": replace(PRE, norms=replace(POST_NORMS, of_sums=True)),
     "both": replace(PRE, norms=SANDWICH),
     "parallel": replace(PRE, norms=ONE_NORM, parallel=True),
     "no gate": replace(PRE, mlp=MLPSpec(inner=INNER, gated=False)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmllm.config.engine import LoadConfig
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models import llama
 from shmllm.models.config import ModelConfig

@@ -19,7 +19,7 @@ from support.model_helpers import (
 from support.variants import slow
 from torch import Tensor
 
-from shmllm.config.engine import LoadConfig
+from shmllm.config.load import LoadConfig
 from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig

@@ -23,7 +23,7 @@ from support.quantized_checkpoints import fp8, load_packed, named, write_checkpo
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from shmllm.config.engine import LoadConfig
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel

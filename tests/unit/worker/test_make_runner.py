@@ -9,8 +9,9 @@ import torch
 from support.variants import slow
 
 from shmllm import LLM
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig
+from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.graphs import GraphConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.lora import LoraConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig

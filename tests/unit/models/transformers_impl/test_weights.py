@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.transformers_models import make_family
 
-from shmllm.config.engine import LoadConfig
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.worker.cpu.make_program import check_model
 from shmllm.worker.cpu.memory import HostMemory

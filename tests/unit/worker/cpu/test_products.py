@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.emulated_tiles import EMULATED_MULTIPLY
 
-from shmllm.config.engine import LoadConfig
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear
 from shmllm.models.layers import Linear, Storage

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from support.reference_models import make_model
 
-from shmllm.config.engine import CacheConfig, EngineConfig, LoadConfig
+from shmllm.config.engine import CacheConfig, EngineConfig
+from shmllm.config.load import LoadConfig
 from shmllm.parallel.memory import GroupMemory
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.runner import CpuRunner

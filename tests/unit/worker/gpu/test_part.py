@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shmllm.config.engine import EngineConfig, LoadConfig, SchedulerConfig
+from shmllm.config.engine import EngineConfig, SchedulerConfig
 from shmllm.config.graphs import CudaGraphMode, GraphConfig
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.gpu.part import _make_dispatcher
 

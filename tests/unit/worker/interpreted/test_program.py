@@ -20,8 +20,8 @@ from support.cache_shapes import cache_shape
 from support.fake_gpu import eager, lazy
 from support.gpu_steps import GpuSteps
 
-from shmllm.config.engine import LoadConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.decoder import FurtherLayer
