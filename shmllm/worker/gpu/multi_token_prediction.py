@@ -21,7 +21,8 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
-from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps
+from shmllm.worker.gpu.logits_ops import GpuLogitsOps
+from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction

@@ -60,35 +60,6 @@ def call_now(call: Call) -> None:
     call()
 
 
-class GpuLogitsOps:
-    """Launches the operations of `models.ops.LogitsOps`.
-
-    Args:
-        logits: [rows, vocab], the result; rank 0 of a group has it.
-        products: launches matrix products.
-        meetings: launches the meetings of the ranks of a group; None: the process is alone.
-    """
-
-    def __init__(
-        self, logits: Tensor, products: GpuProducts, meetings: NoMeetings | None = None
-    ) -> None:
-        self._logits = logits
-        self._products = products
-        self._meetings = meetings or NoMeetings()
-
-    def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        self._products.linear(self._meetings.logits(self._logits), x, linear)
-        self._meetings.gather(self._logits)
-        return self._logits
-
-    def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
-        if not self._meetings.has_rest:
-            return x
-        if scale != 1:
-            x.mul_(scale)
-        return x if cap is None else x.div_(cap).tanh_().mul_(cap)
-
-
 class GpuOps:
     """Launches the operations of `models.ops.Ops`. The launches' arguments depend only on the sizes
     given to `begin`, and not on the contents of the device's memory.

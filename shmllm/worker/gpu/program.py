@@ -24,8 +24,9 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.lora import GpuLora
-from shmllm.worker.gpu.ops import GpuLogitsOps, GpuOps, call_now
+from shmllm.worker.gpu.ops import GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm.worker.loading import Progress
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM

@@ -1,0 +1,42 @@
+"""The operations behind a model's logits on a GPU.
+
+This module owns where logits are written, and how the ranks of a group put their parts together. It
+must not know the layers in front of the logits.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shmllm.models.layers import Linear
+from shmllm.worker.gpu.group import NoMeetings
+from shmllm.worker.gpu.products import GpuProducts
+
+
+class GpuLogitsOps:
+    """Launches the operations of `models.ops.LogitsOps`.
+
+    Args:
+        logits: [rows, vocab], the result; rank 0 of a group has it.
+        products: launches matrix products.
+        meetings: launches the meetings of the ranks of a group; None: the process is alone.
+    """
+
+    def __init__(
+        self, logits: Tensor, products: GpuProducts, meetings: NoMeetings | None = None
+    ) -> None:
+        self._logits = logits
+        self._products = products
+        self._meetings = meetings or NoMeetings()
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        self._products.linear(self._meetings.logits(self._logits), x, linear)
+        self._meetings.gather(self._logits)
+        return self._logits
+
+    def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
+        if not self._meetings.has_rest:
+            return x
+        if scale != 1:
+            x.mul_(scale)
+        return x if cap is None else x.div_(cap).tanh_().mul_(cap)
