@@ -66,6 +66,13 @@ def _dot_pairs(e: Emitter, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.
     return e.builder.call(dot, [sums, x, weight])
 
 
+def round_pairs(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
+    """Rounds two vectors of 16 float32 to one of 32 bfloat16, to the nearest, ties to even, as
+    int32; needs HAS_BFLOAT16. (The types of LLVM's intrinsic depend on its version.)"""
+    kind = ir.FunctionType(e.integers, [e.vector, e.vector])
+    return e.builder.asm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", [low, high], False)
+
+
 def _plus_128(e: Emitter, weight: ir.Value) -> ir.Value:
     return e.builder.xor(weight, e.splat_int(-0x7F7F7F80))  # 0x80 in each byte
 

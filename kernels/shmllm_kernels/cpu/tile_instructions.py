@@ -1,7 +1,7 @@
 """The instructions on tiles: registers of up to 16 lines of 64 bytes, which AMX multiplies.
 
-This module owns the names of the instructions and what surrounds them: the configuration, and the
-transposition of a result. It must not know how matrices are cut into tiles.
+This module owns the names of the instructions and what surrounds them: the configuration, and how
+sums become rows. It must not know how matrices are cut into tiles.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from llvmlite import ir
 
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import put_word
-from shmllm_kernels.cpu.simd import INT64, Emitter, function
+from shmllm_kernels.cpu.shuffles import transposed
+from shmllm_kernels.cpu.simd import Emitter, function
 
 LINES = 16
 """The largest number of lines of a tile."""
@@ -123,29 +124,6 @@ def configure(tiles, memory, num_weights, num_rows):
 
 
 @emitted
-def transpose(builder, address):
-    """Transposes 16 lines of 16 words of 32 bits in memory aligned to 64 bytes."""
-    e = Emitter(builder, LINES)
-    places = [
-        builder.inttoptr(e.at(address, LINE_BYTES * i), e.integers.as_pointer())
-        for i in range(LINES)
-    ]
-    lines = [builder.load(place, align=LINE_BYTES) for place in places]
-    distance = LINES
-    while distance > 1:
-        distance //= 2  # the blocks of this size beside the diagonal change places
-        low = [i + LINES - distance if i & distance else i for i in range(LINES)]
-        high = [lane + distance for lane in low]
-        for i in range(LINES):
-            if not i & distance:
-                pair = lines[i], lines[i + distance]
-                for j, lanes in ((i, low), (i + distance, high)):
-                    lines[j] = builder.shuffle_vector(*pair, ir.Constant(e.integers, lanes))
-    for line, place in zip(lines, places, strict=True):
-        builder.store(line, place, align=LINE_BYTES)
-
-
-@emitted
 def copy_line(builder, source, num_bytes, out):
     """Copies up to 64 bytes to a line, and fills it with zeros. It does not read memory after the
     bytes."""
@@ -155,15 +133,35 @@ def copy_line(builder, source, num_bytes, out):
 
 
 @emitted
-def add_line(builder, line, out, count, adds, kind):
-    """Adds the first `count` sums of a line to float32 numbers at `out`, or stores them there if
-    `adds` is 0. kind: the dtype name of what was multiplied; sums of int8 are int32."""
+def prefetch_rows(builder, address, stride, count):
+    """Prefetches a line of each of some rows. count: a constant."""
+    e = Emitter(builder)
+    for i in range(count.constant):
+        e.prefetch(e.at(address, builder.mul(stride, e.const(i))))
+
+
+def _sums(e: Emitter, address: ir.Value, kind: str) -> list[ir.Value]:
+    """Loads the lines of a tile of sums as float32; sums of int8 are int32."""
+    lines = [e.at(address, LINE_BYTES * i) for i in range(LINES)]
+    if kind != "int8":
+        return [e.load(line) for line in lines]
+    pointers = [e.builder.inttoptr(line, e.integers.as_pointer()) for line in lines]
+    return [e.builder.sitofp(e.builder.load(each, align=4), e.vector) for each in pointers]
+
+
+@emitted
+def put_tile(builder, sums, out, out_stride, num_rows, num_columns, kind):
+    """Writes the transpose of a tile of sums to the result, which has a row for each of its words.
+
+    Args:
+        sums: the address of the tile: a line of LINE_BYTES for each of the columns.
+        out, out_stride: the result, float32; the bytes from one row to the next.
+        num_rows, num_columns: its size, at least 1 and at most LINES.
+        kind: the dtype name of what was multiplied.
+    """
     e = Emitter(builder, LINES)
-    if kind == "int8":
-        bits = builder.load(builder.inttoptr(line, e.integers.as_pointer()), align=LINE_BYTES)
-        sums = builder.sitofp(bits, e.vector)
-    else:
-        sums = e.load(line)
-    is_adding = builder.icmp_signed("!=", adds, ir.Constant(INT64, 0))
-    before = builder.select(is_adding, e.load_first(out, count), e.zeros())
-    e.store_first(builder.fadd(before, sums), out, count)
+    for i, row in enumerate(transposed(e, _sums(e, sums, kind))):
+        # No row is written twice: those after the last one get no lane.
+        is_row = builder.icmp_signed("<", e.const(i), num_rows)
+        count = builder.select(is_row, num_columns, e.const(0))
+        e.store_first(row, e.at(out, builder.mul(out_stride, e.const(i))), count)

@@ -12,16 +12,21 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, round_pairs
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
-from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, short_words, word
+from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, word
 from shmllm_kernels.cpu.rounding import LARGEST, as_int8, inverse_scale, largest_magnitude
-from shmllm_kernels.cpu.simd import Emitter
+from shmllm_kernels.cpu.shuffles import transposed
+from shmllm_kernels.cpu.simd import INT32, Emitter
 from shmllm_kernels.cpu.tile_instructions import LINE_BYTES, LINES
 
 BLOCK_ROWS = LINES
 """The number of rows of activations in a block; `products.ROWS_AT_ONCE` is a multiple of it."""
 WORD_BYTES = 4
+PIECES_PER_THREAD = 4
+NUMBERS_AT_ONCE = 4096
+"""The least numbers in a piece of work."""
 
 
 def rounded_bytes(num_rows: int, k: int, kind: str) -> int:
@@ -47,61 +52,121 @@ def line_bytes(num_rows):
     return WORD_BYTES * min(num_rows, BLOCK_ROWS)
 
 
-def _as_bfloat16(e: Emitter, values: ir.Value) -> ir.Value:
-    """Rounds to the nearest, ties to even; returns int32."""
-    bits = e.builder.bitcast(values, e.integers)
-    odd = e.builder.and_(e.builder.lshr(bits, e.splat_int(16)), e.splat_int(1))
-    rounded = e.builder.add(e.builder.add(bits, e.splat_int(0x7FFF)), odd)
-    return e.builder.lshr(rounded, e.splat_int(16))
+def _joined(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
+    """Returns the numbers of two vectors one after the other."""
+    kind = ir.VectorType(INT32, 2 * low.type.count)
+    return e.builder.shuffle_vector(low, high, ir.Constant(kind, list(range(kind.count))))
+
+
+def _as_bfloat16(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
+    """Rounds 32 numbers to the nearest, ties to even; returns 16 words. AMX takes subnormal numbers
+    for zero, which the CPU's instruction makes of them."""
+    if HAS_BFLOAT16:
+        return round_pairs(e, low, high)
+    halves, shorts = [], ir.VectorType(ir.IntType(16), e.lanes)
+    for values in (low, high):
+        bits = e.builder.bitcast(values, e.integers)
+        odd = e.builder.and_(e.builder.lshr(bits, e.splat_int(16)), e.splat_int(1))
+        rounded = e.builder.add(e.builder.add(bits, e.splat_int(0x7FFF)), odd)
+        halves.append(e.builder.trunc(e.builder.lshr(rounded, e.splat_int(16)), shorts))
+    return e.builder.bitcast(_joined(e, *halves), e.integers)
+
+
+def _words(
+    e: Emitter, source: ir.Value, count: ir.Value | None, inverse: ir.Value, kind: str
+) -> ir.Value:
+    """Returns one step of a row: the first `count` numbers, or all, rounded, and zeros."""
+    vectors = []
+    for i in range(WORD_BYTES // itemsize(kind)):
+        at = e.at(source, 4 * LINES * i)
+        if count is None:
+            vectors.append(e.load(at))
+        else:
+            vectors.append(e.load_first(at, e.builder.sub(count, e.const(LINES * i))))
+    if kind == "bfloat16":
+        return _as_bfloat16(e, *vectors)
+    byte = ir.VectorType(ir.IntType(8), LINES)
+    parts = [e.builder.trunc(as_int8(e, each, inverse), byte) for each in vectors]
+    while len(parts) > 1:
+        parts = [_joined(e, *parts[i : i + 2]) for i in range(0, len(parts), 2)]
+    return e.builder.bitcast(parts[0], e.integers)
 
 
 @emitted
-def _round_words(builder, source, count, inverse, out, kind):
-    """Rounds the first `count` numbers of a step, and zeros after them, to 16 words at `out`."""
-    num_bits = 8 * itemsize(kind)
-    e = Emitter(builder, 8 * LINE_BYTES // num_bits)
-    values = e.load_first(source, count)
-    wide = as_int8(e, values, inverse) if kind == "int8" else _as_bfloat16(e, values)
-    narrow = builder.trunc(wide, ir.VectorType(ir.IntType(num_bits), e.lanes))
-    place = builder.inttoptr(out, narrow.type.as_pointer())
-    builder.store(narrow, place, align=LINE_BYTES)
+def _round_step(builder, source, stride, num_rows, count, inverses, out, line, kind):
+    """Rounds a step of up to 16 rows. count: how many numbers it has; None: all. inverses: the
+    address of the rows' factors, float32."""
+    e = Emitter(builder, LINES)
+    last = builder.sub(num_rows, e.const(1))
+    words = []
+    for i in range(LINES):
+        is_after = builder.icmp_signed("<", last, e.const(i))
+        row = builder.select(is_after, last, e.const(i))
+        inverse = e.load_scalar(e.at(inverses, builder.mul(row, e.const(4))))
+        at = e.at(source, builder.mul(row, stride))
+        words.append(_words(e, at, count, inverse, kind))
+    for i, each in enumerate(transposed(e, words)):
+        place = e.at(out, builder.mul(line, e.const(i)))
+        e.store_first(builder.bitcast(each, e.vector), place, num_rows)
+
+
+@emitted
+def _round_step_of_row(builder, source, count, inverse, out, kind):
+    """Rounds a step of the only row."""
+    e = Emitter(builder, LINES)
+    e.store(builder.bitcast(_words(e, source, count, inverse, kind), e.vector), out)
 
 
 @compiled
-def _round_block(source, width, out, num_rows, line, kind):
-    """Rounds the rows of one block. A step of all rows follows that of all rows before, since their
-    words share cache lines."""
+def _round_steps(source, width, begin, end, out, num_rows, line, kind):
+    """Rounds the elements [begin, end) of the rows of one block."""
     step = LINE_BYTES // itemsize(kind)
-    words, inverses = on_stack(LINE_BYTES), floats(on_stack(4 * BLOCK_ROWS))
+    factors = on_stack(4 * BLOCK_ROWS)
+    inverses = floats(factors)
     if kind == "int8":
         scales = floats(out + (padded_bytes(width, kind) >> 2) * line)
         for row in range(num_rows):
             largest = largest_magnitude(source + row * width * 4, width)
             inverses[row] = inverse_scale(largest)
-            scales[row] = largest / np.float32(LARGEST)
-    for begin in range(0, width, step):
-        at = out + (begin * itemsize(kind) >> 2) * line
-        for row in range(num_rows):
-            numbers = source + (row * width + begin) * 4
-            _round_words(numbers, min(width - begin, step), inverses[row], words, kind)
-            for i in range(LINES):
-                short_words(at + i * line)[row] = short_words(words)[i]
+            if begin == 0:
+                scales[row] = largest / np.float32(LARGEST)
+    for i in range(begin, end, step):
+        numbers, at = source + 4 * i, out + (i * itemsize(kind) >> 2) * line
+        if line == WORD_BYTES:
+            _round_step_of_row(numbers, min(end - i, step), inverses[0], at, kind)
+        elif i + step <= end:
+            _round_step(numbers, 4 * width, num_rows, None, factors, at, line, kind)
+        else:
+            _round_step(numbers, 4 * width, num_rows, end - i, factors, at, line, kind)
 
 
 @compiled
-def _count_blocks(operands, piece, thread, num_threads):
-    return (word(word(operands, 0), 0) + BLOCK_ROWS - 1) // BLOCK_ROWS
+def _chunk_width(num_rows, width, num_threads):
+    """Returns the number of elements of each row in a piece of work, whole steps of any dtype."""
+    num_blocks = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS
+    chunks = (PIECES_PER_THREAD * num_threads + num_blocks - 1) // num_blocks
+    most = max(width // chunks, NUMBERS_AT_ONCE // min(num_rows, BLOCK_ROWS))
+    return (most + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+
+
+@compiled
+def _count_pieces(operands, piece, thread, num_threads):
+    num_rows, width = word(word(operands, 0), 0), word(operands, 3)
+    chunk = _chunk_width(max(num_rows, 1), width, num_threads)
+    return (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS * ((width + chunk - 1) // chunk)
 
 
 @compiled
 def _round(operands, piece, thread, num_threads, kind):
     num_rows, source, out = word(word(operands, 0), 0), word(operands, 1), word(operands, 2)
     width, stride = word(operands, 3), word(operands, 4)
-    first = piece * BLOCK_ROWS
-    rows = min(BLOCK_ROWS, num_rows - first)
-    _round_block(
-        source + first * width * 4, width, out + first * stride, rows, line_bytes(num_rows), kind
-    )
+    chunk = _chunk_width(num_rows, width, num_threads)
+    num_chunks = (width + chunk - 1) // chunk
+    first, begin = piece // num_chunks * BLOCK_ROWS, piece % num_chunks * chunk
+    _round_steps(
+        source + first * width * 4, width, begin, min(begin + chunk, width), out + first * stride,
+        min(BLOCK_ROWS, num_rows - first), line_bytes(num_rows), kind,
+    )  # fmt: skip
 
 
 TILED = {"bfloat16 tiles": "bfloat16", "int8 tiles": "int8"}
@@ -114,6 +179,6 @@ def tiled(kind: str) -> str:
     return f"{kind} tiles"
 
 
-ROUND = {name: Kernel(_count_blocks, _round, kind) for name, kind in TILED.items()}
+ROUND = {name: Kernel(_count_pieces, _round, kind) for name, kind in TILED.items()}
 """As `rounding.ROUND`, in blocks: the same numbers and scales. `out` has `rounded_bytes`; its
 stride is `row_bytes`."""

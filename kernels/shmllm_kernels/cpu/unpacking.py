@@ -36,6 +36,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from shmllm_kernels.cpu.arithmetic import round_pairs
 from shmllm_kernels.cpu.codes import (
     FLOAT4,
     FLOAT8,
@@ -121,7 +122,7 @@ class Packing:
         ]
         if x_kind == "float32":
             return floats
-        return [_rounded(e, *floats[i : i + 2]) for i in range(0, len(floats), 2)]
+        return [round_pairs(e, *floats[i : i + 2]) for i in range(0, len(floats), 2)]
 
     def _weights(self, e: Emitter, scales: ir.Value, first: int, numbers: ir.Value) -> ir.Value:
         """Returns the weights of these numbers in the group of the element `first`."""
@@ -151,10 +152,10 @@ class Packing:
             for half in (0, RUN // 2)
             for i in range(0, len(numbers), LANES)
         ]
-        # LLVM joins reads of the same bytes, but not across `_rounded`.
+        # LLVM joins reads of the same bytes, but not across `round_pairs`.
         codes = [self.codes.read(e, source, first, words) for first in (0, RUN // 2)]
         tables = [
-            b.bitcast(_rounded(e, *entries[i : i + 2]), words) for i in range(0, len(entries), 2)
+            b.bitcast(round_pairs(e, *entries[i : i + 2]), words) for i in range(0, len(entries), 2)
         ]
         look_up = function(b, "llvm.x86.avx512.permvar.hi.512", words, [words, words])
         out = []
@@ -163,13 +164,6 @@ class Packing:
             places = b.or_(codes[half], splat(words, place))
             out.append(b.bitcast(b.call(look_up, [tables[table], places]), e.integers))
         return out
-
-
-def _rounded(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Rounds two vectors of 16 float32 to one of 32 bfloat16, as int32. (The types of LLVM's
-    intrinsic depend on its version.)"""
-    kind = ir.FunctionType(e.integers, [e.vector, e.vector])
-    return e.builder.asm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", [low, high], False)
 
 
 PACKINGS = {

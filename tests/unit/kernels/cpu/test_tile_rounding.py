@@ -23,7 +23,7 @@ def in_tiles(x: Tensor, name: str) -> Tensor:
 
 @pytest.mark.parametrize("kind", TILED.values())
 @pytest.mark.parametrize("k", [1, 5, 64, 100, 1100])
-@pytest.mark.parametrize("rows", [0, 1, 3, 16, 35])
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 35])
 def test_blocks_have_the_numbers_of_rows(rows: int, k: int, kind: str) -> None:
     x = torch.randn(rows, k) * torch.logspace(-3, 3, max(rows, 1))[:rows, None]
     blocks, stride = in_tiles(x, f"{kind} tiles"), row_bytes(k, kind)
