@@ -55,7 +55,7 @@ def _make_experts(config: ModelConfig, spec: MoESpec, storage: Storage) -> MoE:
 
 
 def _run_mlp(ops: Ops, x: Tensor, residual: Tensor, mlp: MLP) -> Tensor:
-    return ops.linear(ops.activate(ops.linear(x, mlp.gate_up_proj), mlp.spec), mlp.down_proj)
+    return ops.mlp(x, mlp)
 
 
 def _run_experts(ops: Ops, x: Tensor, residual: Tensor, moe: MoE) -> Tensor:

@@ -10,11 +10,10 @@ from torch import Tensor
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
-from shmllm.models.specs import MLPSpec
 
 
 class LinearOps(Protocol):
@@ -232,9 +231,11 @@ class Ops(LinearOps, Protocol):
             [tokens, width].
         """
 
-    def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
-        """Applies the MLP's activation: [tokens, up_width] -> [tokens, inner]. If it is gated, the
-        first half of ``x`` is the gate, and the result is ``act(gate) * up``."""
+    def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
+        """Computes an MLP: [tokens, hidden] -> [tokens, hidden].
+
+        The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``.
+        """
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         """Chooses the experts of each token of ``x`` [tokens, hidden].

@@ -1,176 +1,34 @@
-"""Matrix products by tile instructions.
-
-The kernels have the operands of `products.MULTIPLY`. A tile of weights has 16 rows of the matrix as
-it is stored, 64 bytes of each; `tile_rounding` has the layout of activations. The sums are the
-transpose of the result: a line for each row of weights.
-
-A product reads rows of activations that nobody wrote, up to the end of the last block, and computes
-with them: each column of a tile of sums depends on one row alone. A row's sums are added in the
-order of k, in steps of 64 bytes, so that they depend on the operands alone.
-"""
+"""Matrix products by tile instructions, with the operands of `products.MULTIPLY`."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import itemsize, on_stack, word
-from shmllm_kernels.cpu.products import (
-    KINDS,
-    ROWS_AT_ONCE,
-    Weights,
-    finish,
-    num_parts,
-    part_depth,
-    width_in,
-)
+from shmllm_kernels.cpu.memory import word
+from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights, finish, width_in
 from shmllm_kernels.cpu.tile_instructions import (
     AMX,
-    LINE_BYTES,
     LINES,
     TILE_BYTES,
-    W0,
     W0X0,
     W0X1,
-    W1,
     W1X0,
     W1X1,
-    X0,
-    X1,
-    configure,
-    copy_line,
-    prefetch_rows,
     put_tile,
 )
-from shmllm_kernels.cpu.tile_rounding import (
-    BLOCK_ROWS,
-    WORD_BYTES,
-    line_bytes,
-    padded_bytes,
-    tiled,
-)
-from shmllm_kernels.cpu.unpacking import (
-    has_column_scales,
-    is_unpacked,
-    panel,
-    panel_stride,
-    part_step,
-    row_bytes,
-    scale_bytes,
-    unpack,
-)
-
-SUMS_BYTES = 4 * TILE_BYTES
-"""The size of the sums of two tiles of weights and two blocks."""
+from shmllm_kernels.cpu.tile_products import begin, multiply_tiles
+from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, WORD_BYTES, padded_bytes, tiled
+from shmllm_kernels.cpu.unpacking import has_column_scales
 
 COLUMNS_AT_ONCE = 8 * LINES
 """The largest number of columns in one piece of work, but for the last one."""
 
 
-class Job(NamedTuple):
-    """What all tiles of a piece of work have in common. Sizes and strides are in bytes.
-
-    tiles: the instructions.
-    kind: the dtype name of activations, and of weights as tiles load them.
-    stride: from one row of such weights to the next.
-    second: from the first row of a tile of weights to that of the other, if there are two.
-    line, block: the sizes of a line and of a block of activations.
-    out_stride: from one row of the result to the next.
-    columns: the number of columns of a tile of weights.
-    sums: memory for the four tiles of sums of each two blocks of a piece's rows.
-    tail: memory for the last bytes of the rows of two tiles, filled with zeros to a whole step.
-    """
-
-    tiles: Any
-    kind: str
-    stride: Any
-    second: Any
-    line: Any
-    block: Any
-    out_stride: Any
-    columns: Any
-    sums: Any
-    tail: Any
-
-
-class Part(NamedTuple):
-    """A part of k.
-
-    num_bytes: its size in each row of weights.
-    is_first, is_last: its place.
-    is_packed: whether the weights are a panel of unpacked ones, which lies in a cache.
-    sums_stride: the bytes from the sums of two blocks to those of the next, 0 if they need not be
-        kept for further parts.
-    """
-
-    num_bytes: Any
-    is_first: Any
-    is_last: Any
-    is_packed: bool
-    sums_stride: Any
-
-
 @compiled
-def _step(job, w, second, w_stride, x, num_w, num_x):
-    """Adds the products over 64 bytes of each row of weights."""
-    tiles, kind = job.tiles, job.kind
-    tiles.load(X0, x, job.line)
-    tiles.load(W0, w, w_stride)
-    tiles.dot(kind, W0X0, W0, X0)
-    if num_x == 2:
-        tiles.load(X1, x + job.block, job.line)
-        tiles.dot(kind, W0X1, W0, X1)
-    if num_w == 2:
-        tiles.load(W1, w + second, w_stride)
-        tiles.dot(kind, W1X0, W1, X0)
-        if num_x == 2:
-            tiles.dot(kind, W1X1, W1, X1)
-
-
-@compiled
-def _begin(job, sums, is_first, num_w, num_x):
-    """Clears the sums, or loads those over the parts of k before this one."""
-    if is_first:
-        job.tiles.zero(W0X0)
-        job.tiles.zero(W0X1)
-        job.tiles.zero(W1X0)
-        job.tiles.zero(W1X1)
-    else:
-        job.tiles.load(W0X0, sums + TILE_BYTES * W0X0, LINE_BYTES)
-        if num_x == 2:
-            job.tiles.load(W0X1, sums + TILE_BYTES * W0X1, LINE_BYTES)
-        if num_w == 2:
-            job.tiles.load(W1X0, sums + TILE_BYTES * W1X0, LINE_BYTES)
-            if num_x == 2:
-                job.tiles.load(W1X1, sums + TILE_BYTES * W1X1, LINE_BYTES)
-
-
-@compiled
-def _multiply_blocks(job, w, part, x, sums, num_w, num_x, ahead, num_ahead):
-    """Multiplies `num_w` tiles of weights with `num_x` blocks, over a part of k. ahead, num_ahead:
-    the address of rows of weights to prefetch; their number."""
-    tiles, whole = job.tiles, part.num_bytes // LINE_BYTES * LINE_BYTES
-    _begin(job, sums, part.is_first, num_w, num_x)
-    for at in range(0, whole, LINE_BYTES):
-        prefetch_rows(ahead + at, job.stride, num_ahead)
-        _step(job, w + at, job.second, job.stride, x + (at >> 2) * job.line, num_w, num_x)
-    if whole < part.num_bytes:
-        at = x + (whole >> 2) * job.line
-        _step(job, job.tail, TILE_BYTES, LINE_BYTES, at, num_w, num_x)
-    tiles.store(W0X0, sums + TILE_BYTES * W0X0, LINE_BYTES)
-    if num_x == 2:
-        tiles.store(W0X1, sums + TILE_BYTES * W0X1, LINE_BYTES)
-    if num_w == 2:
-        tiles.store(W1X0, sums + TILE_BYTES * W1X0, LINE_BYTES)
-        if num_x == 2:
-            tiles.store(W1X1, sums + TILE_BYTES * W1X1, LINE_BYTES)
-
-
-@compiled
-def _put_blocks(job, sums, out, num_rows, num_w, num_x):
-    """Writes the sums of one or two blocks to the result."""
+def _put(job, weights, column, sums, out, num_rows, num_w, num_x):
+    """Writes sums to the result; see `tile_products.Job`."""
     rows, stride, columns, kind = min(num_rows, BLOCK_ROWS), job.out_stride, job.columns, job.kind
+    out += 4 * column
     put_tile(sums + TILE_BYTES * W0X0, out, stride, rows, columns, kind)
     if num_w == 2:
         put_tile(sums + TILE_BYTES * W1X0, out + 4 * columns, stride, rows, columns, kind)
@@ -182,79 +40,13 @@ def _put_blocks(job, sums, out, num_rows, num_w, num_x):
 
 
 @compiled
-def _fill_tails(job, w, num_bytes, num_w):
-    """Copies what is left of the rows of weights after whole steps."""
-    rest = num_bytes % LINE_BYTES
-    if rest != 0:
-        for i in range(job.columns):
-            copy_line(w + i * job.stride + num_bytes - rest, rest, job.tail + i * LINE_BYTES)
-            if num_w == 2:
-                second = w + job.second + i * job.stride + num_bytes - rest
-                copy_line(second, rest, job.tail + TILE_BYTES + i * LINE_BYTES)
-
-
-@compiled
-def _multiply_part(job, w, part, x, out, num_rows, num_w):
-    """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k."""
-    _fill_tails(job, w, part.num_bytes, num_w)
-    row, sums, ahead = 0, job.sums, w + num_w * job.columns * job.stride
-    while row < num_rows:
-        rows, at = min(num_rows - row, 2 * BLOCK_ROWS), out + row * job.out_stride
-        if rows > BLOCK_ROWS:
-            if part.is_packed:
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, 0)
-            elif num_rows <= 2 * BLOCK_ROWS:
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, num_w * LINES)
-            else:
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, LINES)
-            ahead = ahead + LINES * job.stride if row == 0 else w
-            if part.is_last:
-                _put_blocks(job, sums, at, rows, num_w, 2)
-        else:
-            if part.is_packed:
-                _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, 0)
-            else:
-                _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, num_w * LINES)
-            if part.is_last:
-                _put_blocks(job, sums, at, rows, num_w, 1)
-        x, row, sums = x + 2 * job.block, row + 2 * BLOCK_ROWS, sums + part.sums_stride
-
-
-@compiled
 def _multiply_columns(job, weights, first, end, x, out, num_rows, num_w):
     """Multiplies all rows of a piece with the columns [first, end), `num_w` tiles at a time."""
-    k, kind, x_kind, width = weights.k, weights.kind, job.kind, num_w * job.columns
-    w_stride, column = row_bytes(k, kind), first
+    column, width = first, num_w * job.columns
     while column < end:
         column = min(column, end - width)  # the last tile overlaps the one before
-        w, to = weights.address + column * w_stride, out + 4 * column
-        if is_unpacked(kind, x_kind):
-            _multiply_packed(job, weights, column, w, x, to, num_rows, num_w)
-        else:
-            part = Part(k * itemsize(x_kind), True, True, False, 0)
-            _multiply_part(job, w, part, x, to, num_rows, num_w)
+        multiply_tiles(job, weights, column, x, out, num_rows, num_w)
         column += width
-
-
-@compiled
-def _multiply_packed(job, weights, column, w, x, out, num_rows, num_w):
-    """Multiplies all rows of a piece with `num_w` tiles of packed weights, a part of k after the
-    other: their panel stays in the L1 cache."""
-    k, kind, x_kind, width = weights.k, weights.kind, job.kind, num_w * job.columns
-    stride, scale_stride = row_bytes(k, kind), scale_bytes(k, kind)
-    depth, size = part_depth(k, part_step(kind)), itemsize(x_kind)
-    unpacked = panel(num_w * LINES, kind, x_kind)
-    for index in range(num_parts(k)):
-        begin = index * depth
-        some = min(depth, k - begin)
-        scale = weights.scale + column * scale_stride + scale_bytes(begin, kind)
-        unpack(
-            w + row_bytes(begin, kind), stride, scale, scale_stride, width, some, unpacked, kind,
-            x_kind,
-        )  # fmt: skip
-        part = Part(some * size, index == 0, begin + some == k, True, SUMS_BYTES)
-        at = x + (begin * size >> 2) * job.line
-        _multiply_part(job, unpacked, part, at, out, num_rows, num_w)
 
 
 @compiled
@@ -297,14 +89,8 @@ def multiply_by(tiles, operands, piece, num_threads, x_kind, kind, bias_kind):
     num_rows, columns = min(ROWS_AT_ONCE, all_rows - row), chunk * width
     end = all_columns if chunk == num_chunks - 1 else columns + width
     x, out = word(operands, 1) + row * x_stride, word(operands, 3) + row * out_stride
-    tile_columns = min(end - columns, LINES)
-    sums, tail = on_stack(ROWS_AT_ONCE // (2 * BLOCK_ROWS) * SUMS_BYTES), on_stack(2 * TILE_BYTES)
-    stride = panel_stride(x_kind) if is_unpacked(kind, x_kind) else row_bytes(k, kind)
-    job = Job(
-        tiles, x_kind, stride, tile_columns * stride, line_bytes(all_rows), BLOCK_ROWS * x_stride,
-        out_stride, tile_columns, sums, tail,
-    )  # fmt: skip
-    configure(tiles, sums, tile_columns, min(all_rows, BLOCK_ROWS))
+    of_tile = min(end - columns, LINES)
+    job = begin(tiles, _put, "", weights, x_kind, 0, of_tile, all_rows, x_stride, out_stride)
     if end - columns >= 2 * LINES:
         _multiply_columns(job, weights, columns, end, x, out, num_rows, 2)
     else:

@@ -133,10 +133,10 @@ def copy_line(builder, source, num_bytes, out):
 
 
 @emitted
-def prefetch_rows(builder, address, stride, count):
-    """Prefetches a line of each of some rows. count: a constant."""
+def prefetch_lines(builder, address, stride):
+    """Prefetches the lines of a tile."""
     e = Emitter(builder)
-    for i in range(count.constant):
+    for i in range(LINES):
         e.prefetch(e.at(address, builder.mul(stride, e.const(i))))
 
 

@@ -111,6 +111,28 @@ def _round_step(builder, source, stride, num_rows, count, inverses, out, line, k
 
 
 @emitted
+def put_pairs(builder, lines, out, line, num_rows):
+    """Rounds 16 lines of numbers, each of up to 16 rows, to 8 lines of words of bfloat16.
+
+    Args:
+        lines: the address of float32 [16, 16].
+        out: the address of the words of the first two lines, in a block of up to 16 rows.
+        line: the size of a line of the block.
+        num_rows: the number of its rows.
+    """
+    e = Emitter(builder, LINES)
+    shorts = ir.VectorType(ir.IntType(16), 2 * LINES)
+    in_turns = [lane for i in range(LINES) for lane in (i, LINES + i)]
+    mask = ir.Constant(ir.VectorType(INT32, 2 * LINES), in_turns)
+    for i in range(LINES // 2):
+        pair = [e.load(e.at(lines, LINE_BYTES * (2 * i + half))) for half in (0, 1)]
+        rounded = builder.bitcast(_as_bfloat16(e, *pair), shorts)
+        words = builder.shuffle_vector(rounded, ir.Constant(shorts, ir.Undefined), mask)
+        place = e.at(out, builder.mul(line, e.const(i)))
+        e.store_first(builder.bitcast(words, e.vector), place, num_rows)
+
+
+@emitted
 def _round_step_of_row(builder, source, count, inverse, out, kind):
     """Rounds a step of the only row."""
     e = Emitter(builder, LINES)

@@ -15,7 +15,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mixer_specs import AttentionSpec
@@ -23,7 +23,6 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.rope import attention_factor, inverse_frequencies
-from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -353,12 +352,16 @@ class CpuOps:
         self._mambas.run_1(x, mixer, out)
         return out
 
-    def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
-        out = self._buffers.activated(mlp.inner)
-        label = f"{mlp.activation}_and_mul" if mlp.gated else mlp.activation
-        kernel = ACTIVATE[mlp.activation, mlp.gated]
-        self._record(label, kernel, x.data_ptr(), out.data_ptr(), out.shape[1])
-        return out
+    def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
+        spec, out = mlp.spec, self._buffers.activated(mlp.spec.inner)
+        if self._lora is None and self._products.joins(mlp):
+            self._products.record_gate_and_up(self._num_tokens, x, mlp, out)
+        else:
+            projected = self.linear(x, mlp.gate_up_proj)
+            label = f"{spec.activation}_and_mul" if spec.gated else spec.activation
+            kernel = ACTIVATE[spec.activation, spec.gated]
+            self._record(label, kernel, projected.data_ptr(), out.data_ptr(), out.shape[1])
+        return self.linear(out, mlp.down_proj)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(moe.spec)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
-from shmllm.models.layers import Linear
+from shmllm.models.layers import MLP, Linear
 from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.cpu import (
     KernelProgram,
+    gated_tiles,
     group_products,
     group_rounding,
     matrix_tiles,
@@ -136,6 +137,24 @@ def kind_of(weight: Matrix) -> str:
     return dtype_name(weight.dtype)
 
 
+class _Rounded(NamedTuple):
+    """Activations that were rounded last.
+
+    num_rows, source: the addresses of their number, and of the activations in float32.
+    kind: the first of `Kinds`.
+    address, stride: the rounded rows.
+    end: the number of kernels that the program had then. After further kernels `source` may be
+        another one's, unless they are products.
+    """
+
+    num_rows: int
+    source: int
+    kind: str
+    address: int
+    stride: int
+    end: int
+
+
 class Products:
     """Records matrix products in a kernel program.
 
@@ -159,6 +178,7 @@ class Products:
         self._kernels = program
         self._rounded = rounded
         self._activation_dtype = activation_dtype
+        self._latest: _Rounded | None = None
 
     def kinds(self, weight: WholeMatrix, is_exact: bool = False, is_grouped: bool = False) -> Kinds:
         """Return the kinds of a product.
@@ -195,6 +215,9 @@ class Products:
         """
         if kind == "float32":
             return x.data_ptr(), 4 * x.shape[1]
+        latest = self._latest_still_valid()
+        if latest is not None and latest[:3] == (num_rows, x.data_ptr(), kind):
+            return latest.address, latest.stride
         assert self._rounded is not None, "`kinds` says so"
         stride, rows = _row_bytes(x.shape[1], kind), len(x)
         if kind in TILED:
@@ -203,7 +226,52 @@ class Products:
         address = self._rounded.data_ptr()
         operands = [num_rows, x.data_ptr(), address, x.shape[1], stride]
         self._kernels.record(ROUND[kind], operands, label="round")
+        self._keep(num_rows, x, kind, address, stride)
         return address, stride
+
+    def _latest_still_valid(self) -> _Rounded | None:
+        latest = self._latest
+        return latest if latest is not None and latest.end == len(self._kernels) else None
+
+    def _keep(self, num_rows: int, x: Tensor, kind: str, address: int, stride: int) -> None:
+        end = len(self._kernels)
+        self._latest = _Rounded(num_rows, x.data_ptr(), kind, address, stride, end)
+
+    def joins(self, mlp: MLP) -> bool:
+        """Return whether `record_gate_and_up` has a kernel for an MLP: by tiles, for both of its
+        products, without a bias."""
+        spec, (weight, *others) = mlp.spec, parts_of(mlp.gate_up_proj.weight)
+        kinds = self.kinds(weight)
+        reads = {self.kinds(part)[0] for part in parts_of(mlp.down_proj.weight)}
+        return (
+            spec.gated
+            and not others
+            and mlp.gate_up_proj.bias is None
+            and spec.inner % gated_tiles.WIDTH_STEP == 0
+            and (*kinds[:2], spec.activation) in gated_tiles.GATE_AND_UP
+            and reads == {kinds[0]}
+        )
+
+    def record_gate_and_up(self, num_rows: int, x: Tensor, mlp: MLP, out: Tensor) -> None:
+        """Record ``out = act(x @ gate.T) * (x @ up.T)``, rounded for the product that is recorded
+        next: `out` has no other numbers then.
+
+        Args:
+            num_rows: the address of an int64, the number of rows to compute.
+            x: [rows, hidden] float32.
+            mlp: an MLP that `joins`.
+            out: [rows, inner] float32, the memory for the rounded rows.
+        """
+        weight = parts_of(mlp.gate_up_proj.weight)[0]
+        x_kind, kind, _ = self.kinds(weight)
+        stride = _row_bytes(mlp.spec.inner, x_kind)
+        numbers, scales = weights_of(weight)
+        rows = [*self.activations(num_rows, x, x_kind), out.data_ptr(), stride]
+        operands = [num_rows, *rows, numbers.data_ptr(), mlp.spec.inner, x.shape[1], scales]
+        size = "x".join(map(str, weight.shape))
+        kernel = gated_tiles.GATE_AND_UP[x_kind, kind, mlp.spec.activation]
+        self._kernels.record(kernel, operands, label=f"gate_and_up {size}")
+        self._keep(num_rows, out, x_kind, out.data_ptr(), stride)
 
     def record(
         self,
@@ -238,7 +306,10 @@ class Products:
                 bias = linear.bias[begin:].data_ptr()
             operands = [num_rows, *rows, numbers.data_ptr(), *weight.shape, scales, bias]
             size = "x".join(map(str, weight.shape))
+            latest = self._latest_still_valid()
             self._kernels.record(MULTIPLY[kinds], operands, label=f"multiply {size}")
+            if latest is not None and latest.source != out.data_ptr():
+                self._latest = latest._replace(end=len(self._kernels))
             begin += len_of(weight)
 
 

@@ -16,13 +16,12 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, inverse_frequencies
-from shmllm.models.specs import MLPSpec
 from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -321,10 +320,10 @@ class GpuOps:
         )
         return out
 
-    def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
-        out = self._buffers.activated(mlp.inner)[: len(x)]
-        activate(out, x, mlp.activation, mlp.gated)
-        return out
+    def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
+        out, spec = self._buffers.activated(mlp.spec.inner)[: len(x)], mlp.spec
+        activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
+        return self.linear(out, mlp.down_proj)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(x, moe)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import MLP, Attention, Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import PRE_NORMS, LayerNorms, LayerSpec, MLPSpec, NormSpec
@@ -101,10 +101,10 @@ class PlainOps:
         self.calls.append("attend")
         return mixed(qkv)
 
-    def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
-        self.calls.append("activate")
-        gate, up = x[:, : mlp.inner], x[:, -mlp.inner :]
-        return gate.sigmoid() * up
+    def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
+        self.calls.append("mlp")
+        projected, inner = self.linear(x, mlp.gate_up_proj), mlp.spec.inner
+        return self.linear(projected[:, :inner].sigmoid() * projected[:, -inner:], mlp.down_proj)
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         x *= scale
@@ -154,7 +154,7 @@ def test_a_layer_computes_what_it_says(kind: str, scale: float) -> None:
 def test_a_layer_with_norms_before_costs_no_operation_for_what_it_lacks() -> None:
     ops = PlainOps()
     make_model(config_of(PRE)).forward(ops)
-    assert ops.calls == ["add_norm", "attend", "add_norm", "activate"] * 2 + ["add_norm"]
+    assert ops.calls == ["add_norm", "attend", "add_norm", "mlp"] * 2 + ["add_norm"]
 
 
 @pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (0.5, None), (1.0, 2.0), (0.5, 2.0)])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import MLP, Attention, Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope import inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
@@ -108,8 +108,10 @@ class ReferenceOps:
         out = x @ linear.weight.double().t()
         return out if linear.bias is None else out + linear.bias.double()
 
-    def activate(self, x: Tensor, mlp: MLPSpec) -> Tensor:
-        return activate(x, mlp.activation, mlp.gated)
+    def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
+        projected = self.linear(x, mlp.gate_up_proj)
+        inner = activate(projected, mlp.spec.activation, mlp.spec.gated)
+        return self.linear(inner, mlp.down_proj)
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         return x * scale if cap is None else cap * torch.tanh(x * scale / cap)

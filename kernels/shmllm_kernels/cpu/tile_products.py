@@ -1,0 +1,270 @@
+"""The core of products by tile instructions: tiles of weights times the rows of a piece of work.
+
+A tile of weights has 16 rows of the matrix as it is stored, 64 bytes of each; `tile_rounding` has
+the layout of activations. The sums are the transpose of the result: a line for each row of weights.
+This module owns the order of tiles, and must not know what becomes of sums: `Job.put` does it.
+
+A product reads rows of activations that nobody wrote, up to the end of the last block, and computes
+with them: each column of a tile of sums depends on one row alone. A row's sums are added in the
+order of k, in steps of 64 bytes, so that they depend on the operands alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.memory import itemsize, on_stack
+from shmllm_kernels.cpu.products import ROWS_AT_ONCE, num_parts, part_depth
+from shmllm_kernels.cpu.tile_instructions import (
+    LINE_BYTES,
+    LINES,
+    TILE_BYTES,
+    W0,
+    W0X0,
+    W0X1,
+    W1,
+    W1X0,
+    W1X1,
+    X0,
+    X1,
+    configure,
+    copy_line,
+    prefetch_lines,
+)
+from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, line_bytes
+from shmllm_kernels.cpu.unpacking import (
+    is_unpacked,
+    panel,
+    panel_stride,
+    part_step,
+    row_bytes,
+    scale_bytes,
+    unpack,
+)
+
+SUMS_BYTES = 4 * TILE_BYTES
+"""The size of the sums of two tiles of weights and two blocks."""
+
+
+class Job(NamedTuple):
+    """What all tiles of a piece of work have in common. Sizes and strides are in bytes.
+
+    tiles: the instructions.
+    put: (job, weights, column, sums, out, num_rows, num_w, num_x); makes results of the sums of
+        `num_w` tiles of weights, whose first column is given, and one or two blocks. out: the
+        address of the first row's results, those of column 0.
+    activation: the name of the activation that `put` computes, or "".
+    kind: the dtype name of activations, and of weights as tiles load them.
+    stride: from one row of such weights to the next.
+    apart: the columns from the first one of a tile of weights to that of the other, if there are
+        two; 0: the other follows it.
+    second: likewise, the bytes between their weights as tiles load them.
+    line, block: the sizes of a line and of a block of activations.
+    out_stride: from one row of the result to the next.
+    columns: the number of columns of a tile of weights.
+    sums: memory for the four tiles of sums of each two blocks of a piece's rows.
+    tail: memory for the last bytes of the rows of two tiles, filled with zeros to a whole step.
+    """
+
+    tiles: Any
+    put: Any
+    activation: str
+    kind: str
+    stride: Any
+    apart: Any
+    second: Any
+    line: Any
+    block: Any
+    out_stride: Any
+    columns: Any
+    sums: Any
+    tail: Any
+
+
+class Part(NamedTuple):
+    """A part of k.
+
+    num_bytes: its size in each row of weights.
+    is_first, is_last: its place.
+    is_packed: whether the weights are a panel of unpacked ones, which lies in a cache.
+    sums_stride: the bytes from the sums of two blocks to those of the next, 0 if they need not be
+        kept for further parts.
+    """
+
+    num_bytes: Any
+    is_first: Any
+    is_last: Any
+    is_packed: bool
+    sums_stride: Any
+
+
+@compiled
+def begin(tiles, put, activation, weights, x_kind, apart, columns, num_rows, x_stride, out_stride):
+    """Configures the tiles, and returns the `Job` of a piece of work.
+
+    Args:
+        weights: the `products.Weights`.
+        columns: the number of columns of a tile.
+        num_rows: the number of rows of the whole product.
+        x_stride: the bytes from one row of activations to the next.
+        tiles, put, activation, x_kind, apart, out_stride: see `Job`.
+    """
+    sums, tail = on_stack(ROWS_AT_ONCE // (2 * BLOCK_ROWS) * SUMS_BYTES), on_stack(2 * TILE_BYTES)
+    configure(tiles, sums, columns, min(num_rows, BLOCK_ROWS))
+    line, block = line_bytes(num_rows), BLOCK_ROWS * x_stride
+    if is_unpacked(weights.kind, x_kind):
+        stride = panel_stride(x_kind)
+        second = columns * stride
+    else:
+        stride = row_bytes(weights.k, weights.kind)
+        second = max(apart, columns) * stride
+    return Job(
+        tiles, put, activation, x_kind, stride, apart, second, line, block, out_stride, columns,
+        sums, tail,
+    )  # fmt: skip
+
+
+@compiled
+def _step(job, w, second, w_stride, x, num_w, num_x):
+    """Adds the products over 64 bytes of each row of weights."""
+    tiles, kind = job.tiles, job.kind
+    tiles.load(X0, x, job.line)
+    tiles.load(W0, w, w_stride)
+    tiles.dot(kind, W0X0, W0, X0)
+    if num_x == 2:
+        tiles.load(X1, x + job.block, job.line)
+        tiles.dot(kind, W0X1, W0, X1)
+    if num_w == 2:
+        tiles.load(W1, w + second, w_stride)
+        tiles.dot(kind, W1X0, W1, X0)
+        if num_x == 2:
+            tiles.dot(kind, W1X1, W1, X1)
+
+
+@compiled
+def _begin(job, sums, is_first, num_w, num_x):
+    """Clears the sums, or loads those over the parts of k before this one."""
+    if is_first:
+        job.tiles.zero(W0X0)
+        job.tiles.zero(W0X1)
+        job.tiles.zero(W1X0)
+        job.tiles.zero(W1X1)
+    else:
+        job.tiles.load(W0X0, sums + TILE_BYTES * W0X0, LINE_BYTES)
+        if num_x == 2:
+            job.tiles.load(W0X1, sums + TILE_BYTES * W0X1, LINE_BYTES)
+        if num_w == 2:
+            job.tiles.load(W1X0, sums + TILE_BYTES * W1X0, LINE_BYTES)
+            if num_x == 2:
+                job.tiles.load(W1X1, sums + TILE_BYTES * W1X1, LINE_BYTES)
+
+
+@compiled
+def _multiply_blocks(job, w, part, x, sums, num_w, num_x, ahead, num_ahead):
+    """Multiplies `num_w` tiles of weights with `num_x` blocks, over a part of k, and prefetches
+    `num_ahead` tiles of weights from the address `ahead` on."""
+    tiles, whole = job.tiles, part.num_bytes // LINE_BYTES * LINE_BYTES
+    _begin(job, sums, part.is_first, num_w, num_x)
+    for at in range(0, whole, LINE_BYTES):
+        if num_ahead > 0:
+            prefetch_lines(ahead + at, job.stride)
+        if num_ahead == 2:
+            prefetch_lines(ahead + job.second + at, job.stride)
+        _step(job, w + at, job.second, job.stride, x + (at >> 2) * job.line, num_w, num_x)
+    if whole < part.num_bytes:
+        at = x + (whole >> 2) * job.line
+        _step(job, job.tail, TILE_BYTES, LINE_BYTES, at, num_w, num_x)
+    tiles.store(W0X0, sums + TILE_BYTES * W0X0, LINE_BYTES)
+    if num_x == 2:
+        tiles.store(W0X1, sums + TILE_BYTES * W0X1, LINE_BYTES)
+    if num_w == 2:
+        tiles.store(W1X0, sums + TILE_BYTES * W1X0, LINE_BYTES)
+        if num_x == 2:
+            tiles.store(W1X1, sums + TILE_BYTES * W1X1, LINE_BYTES)
+
+
+@compiled
+def _fill_tails(job, w, num_bytes, num_w):
+    """Copies what is left of the rows of weights after whole steps."""
+    rest = num_bytes % LINE_BYTES
+    if rest != 0:
+        for i in range(job.columns):
+            copy_line(w + i * job.stride + num_bytes - rest, rest, job.tail + i * LINE_BYTES)
+            if num_w == 2:
+                second = w + job.second + i * job.stride + num_bytes - rest
+                copy_line(second, rest, job.tail + TILE_BYTES + i * LINE_BYTES)
+
+
+@compiled
+def _multiply_part(job, w, part, weights, column, x, out, num_rows, num_w):
+    """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k."""
+    _fill_tails(job, w, part.num_bytes, num_w)
+    row, sums, width = 0, job.sums, job.columns * (num_w if job.apart == 0 else 1)
+    ahead = w + width * job.stride
+    while row < num_rows:
+        rows, to = min(num_rows - row, 2 * BLOCK_ROWS), out + row * job.out_stride
+        if rows > BLOCK_ROWS:
+            if part.is_packed:
+                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, 0)
+            elif num_rows <= 2 * BLOCK_ROWS:
+                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, num_w)
+            else:  # the first two blocks prefetch one tile, the next two the other
+                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, 1)
+            ahead = ahead + job.second if row == 0 else w
+            if part.is_last:
+                job.put(job, weights, column, sums, to, rows, num_w, 2)
+        else:
+            if part.is_packed:
+                _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, 0)
+            else:
+                _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, num_w)
+            if part.is_last:
+                job.put(job, weights, column, sums, to, rows, num_w, 1)
+        x, row, sums = x + 2 * job.block, row + 2 * BLOCK_ROWS, sums + part.sums_stride
+
+
+@compiled
+def _unpack_tiles(job, weights, column, begin, depth, out, num_w):
+    """Unpacks a part of the rows of `num_w` tiles."""
+    k, kind, x_kind = weights.k, weights.kind, job.kind
+    stride, scale_stride = row_bytes(k, kind), scale_bytes(k, kind)
+    w = weights.address + column * stride + row_bytes(begin, kind)
+    scale = weights.scale + column * scale_stride + scale_bytes(begin, kind)
+    if job.apart == 0:
+        width = num_w * job.columns
+        unpack(w, stride, scale, scale_stride, width, depth, out, kind, x_kind)
+    else:
+        unpack(w, stride, scale, scale_stride, job.columns, depth, out, kind, x_kind)
+        w, scale, to = w + job.apart * stride, scale + job.apart * scale_stride, out + job.second
+        unpack(w, stride, scale, scale_stride, job.columns, depth, to, kind, x_kind)
+
+
+@compiled
+def multiply_tiles(job, weights, column, x, out, num_rows, num_w):
+    """Multiplies all rows of a piece with `num_w` tiles of weights.
+
+    Packed weights are unpacked a part of k after the other: their panel stays in the L1 cache.
+
+    Args:
+        job: the `Job`.
+        weights: the `products.Weights`.
+        column: the first column of the first tile.
+        x: the address of the first row's block.
+        out: see `Job.put`.
+    """
+    k, kind, x_kind = weights.k, weights.kind, job.kind
+    size = itemsize(x_kind)
+    if is_unpacked(kind, x_kind):
+        depth, unpacked = part_depth(k, part_step(kind)), panel(num_w * LINES, kind, x_kind)
+        for index in range(num_parts(k)):
+            first = index * depth
+            some = min(depth, k - first)
+            _unpack_tiles(job, weights, column, first, some, unpacked, num_w)
+            part = Part(some * size, index == 0, first + some == k, True, SUMS_BYTES)
+            at = x + (first * size >> 2) * job.line
+            _multiply_part(job, unpacked, part, weights, column, at, out, num_rows, num_w)
+    else:
+        w = weights.address + column * row_bytes(k, kind)
+        whole = Part(k * size, True, True, False, 0)
+        _multiply_part(job, w, whole, weights, column, x, out, num_rows, num_w)
