@@ -14,7 +14,7 @@ from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights, width_in
 from shmllm_kernels.cpu.rows import activation
 from shmllm_kernels.cpu.tile_instructions import AMX, LINES, TILE_BYTES, W0X0, W0X1, W1X0, W1X1
 from shmllm_kernels.cpu.tile_products import begin, multiply_tiles
-from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, put_pairs, tiled
+from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, WORD_BYTES, put_pairs, tiled
 from shmllm_kernels.cpu.unpacking import has_column_scales
 
 COLUMNS_AT_ONCE = 4 * LINES
@@ -26,21 +26,22 @@ WIDTH_STEP = 2 * LINES
 
 
 @compiled
-def _scale_lines(lines, scales):
+def _scale_lines(lines, width, scales):
     """Multiplies the lines of a tile of sums by the scales of their columns."""
     values, factors = floats(lines), floats(scales)
     for line in range(LINES):
-        for i in range(LINES):
-            values[line * LINES + i] *= factors[line]
+        for i in range(width):
+            values[line * width + i] *= factors[line]
 
 
 @compiled
 def _put_block(job, weights, column, gate, up, out, num_rows):
+    width = job.line // WORD_BYTES
     if has_column_scales(weights.kind):
-        _scale_lines(gate, weights.scale + 4 * column)
-        _scale_lines(up, weights.scale + 4 * (job.apart + column))
+        _scale_lines(gate, width, weights.scale + 4 * column)
+        _scale_lines(up, width, weights.scale + 4 * (job.apart + column))
     gates, ups = floats(gate), floats(up)
-    for i in range(LINES * LINES):
+    for i in range(LINES * width):
         gates[i] = activation(gates[i], job.activation) * ups[i]
     put_pairs(gate, out + (column >> 1) * job.line, job.line, num_rows)
 

@@ -28,15 +28,17 @@ COLUMNS_AT_ONCE = 8 * LINES
 def _put(job, weights, column, sums, out, num_rows, num_w, num_x):
     """Writes sums to the result; see `tile_products.Job`."""
     rows, stride, columns, kind = min(num_rows, BLOCK_ROWS), job.out_stride, job.columns, job.kind
-    out += 4 * column
-    put_tile(sums + TILE_BYTES * W0X0, out, stride, rows, columns, kind)
+    out, line = out + 4 * column, job.line
+    put_tile(sums + TILE_BYTES * W0X0, line, out, stride, rows, columns, kind)
     if num_w == 2:
-        put_tile(sums + TILE_BYTES * W1X0, out + 4 * columns, stride, rows, columns, kind)
+        put_tile(sums + TILE_BYTES * W1X0, line, out + 4 * columns, stride, rows, columns, kind)
     if num_x == 2:
         below, rest = out + BLOCK_ROWS * stride, num_rows - BLOCK_ROWS
-        put_tile(sums + TILE_BYTES * W0X1, below, stride, rest, columns, kind)
+        put_tile(sums + TILE_BYTES * W0X1, line, below, stride, rest, columns, kind)
         if num_w == 2:
-            put_tile(sums + TILE_BYTES * W1X1, below + 4 * columns, stride, rest, columns, kind)
+            put_tile(
+                sums + TILE_BYTES * W1X1, line, below + 4 * columns, stride, rest, columns, kind
+            )
 
 
 @compiled

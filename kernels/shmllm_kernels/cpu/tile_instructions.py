@@ -140,9 +140,9 @@ def prefetch_lines(builder, address, stride):
         e.prefetch(e.at(address, builder.mul(stride, e.const(i))))
 
 
-def _sums(e: Emitter, address: ir.Value, kind: str) -> list[ir.Value]:
+def _sums(e: Emitter, address: ir.Value, line: ir.Value, kind: str) -> list[ir.Value]:
     """Loads the lines of a tile of sums as float32; sums of int8 are int32."""
-    lines = [e.at(address, LINE_BYTES * i) for i in range(LINES)]
+    lines = [e.at(address, e.builder.mul(line, e.const(i))) for i in range(LINES)]
     if kind != "int8":
         return [e.load(line) for line in lines]
     pointers = [e.builder.inttoptr(line, e.integers.as_pointer()) for line in lines]
@@ -150,17 +150,18 @@ def _sums(e: Emitter, address: ir.Value, kind: str) -> list[ir.Value]:
 
 
 @emitted
-def put_tile(builder, sums, out, out_stride, num_rows, num_columns, kind):
+def put_tile(builder, sums, line, out, out_stride, num_rows, num_columns, kind):
     """Writes the transpose of a tile of sums to the result, which has a row for each of its words.
 
     Args:
-        sums: the address of the tile: a line of LINE_BYTES for each of the columns.
+        sums, line: the address of the tile, a line for each of the columns; the bytes from line to
+            line. It reads LINE_BYTES of each.
         out, out_stride: the result, float32; the bytes from one row to the next.
         num_rows, num_columns: its size, at least 1 and at most LINES.
         kind: the dtype name of what was multiplied.
     """
     e = Emitter(builder, LINES)
-    for i, row in enumerate(transposed(e, _sums(e, sums, kind))):
+    for i, row in enumerate(transposed(e, _sums(e, sums, line, kind))):
         # No row is written twice: those after the last one get no lane.
         is_row = builder.icmp_signed("<", e.const(i), num_rows)
         count = builder.select(is_row, num_columns, e.const(0))

@@ -63,7 +63,8 @@ class Job(NamedTuple):
     line, block: the sizes of a line and of a block of activations.
     out_stride: from one row of the result to the next.
     columns: the number of columns of a tile of weights.
-    sums: memory for the four tiles of sums of each two blocks of a piece's rows.
+    sums: memory for the four tiles of sums of each two blocks of a piece's rows, TILE_BYTES apart.
+        Their lines have the size of those of activations.
     tail: memory for the last bytes of the rows of two tiles, filled with zeros to a whole step.
     """
 
@@ -151,13 +152,13 @@ def _begin(job, sums, is_first, num_w, num_x):
         job.tiles.zero(W1X0)
         job.tiles.zero(W1X1)
     else:
-        job.tiles.load(W0X0, sums + TILE_BYTES * W0X0, LINE_BYTES)
+        job.tiles.load(W0X0, sums + TILE_BYTES * W0X0, job.line)
         if num_x == 2:
-            job.tiles.load(W0X1, sums + TILE_BYTES * W0X1, LINE_BYTES)
+            job.tiles.load(W0X1, sums + TILE_BYTES * W0X1, job.line)
         if num_w == 2:
-            job.tiles.load(W1X0, sums + TILE_BYTES * W1X0, LINE_BYTES)
+            job.tiles.load(W1X0, sums + TILE_BYTES * W1X0, job.line)
             if num_x == 2:
-                job.tiles.load(W1X1, sums + TILE_BYTES * W1X1, LINE_BYTES)
+                job.tiles.load(W1X1, sums + TILE_BYTES * W1X1, job.line)
 
 
 @compiled
@@ -175,13 +176,13 @@ def _multiply_blocks(job, w, part, x, sums, num_w, num_x, ahead, num_ahead):
     if whole < part.num_bytes:
         at = x + (whole >> 2) * job.line
         _step(job, job.tail, TILE_BYTES, LINE_BYTES, at, num_w, num_x)
-    tiles.store(W0X0, sums + TILE_BYTES * W0X0, LINE_BYTES)
+    tiles.store(W0X0, sums + TILE_BYTES * W0X0, job.line)
     if num_x == 2:
-        tiles.store(W0X1, sums + TILE_BYTES * W0X1, LINE_BYTES)
+        tiles.store(W0X1, sums + TILE_BYTES * W0X1, job.line)
     if num_w == 2:
-        tiles.store(W1X0, sums + TILE_BYTES * W1X0, LINE_BYTES)
+        tiles.store(W1X0, sums + TILE_BYTES * W1X0, job.line)
         if num_x == 2:
-            tiles.store(W1X1, sums + TILE_BYTES * W1X1, LINE_BYTES)
+            tiles.store(W1X1, sums + TILE_BYTES * W1X1, job.line)
 
 
 @compiled

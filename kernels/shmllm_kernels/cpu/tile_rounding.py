@@ -115,9 +115,9 @@ def put_pairs(builder, lines, out, line, num_rows):
     """Rounds 16 lines of numbers, each of up to 16 rows, to 8 lines of words of bfloat16.
 
     Args:
-        lines: the address of float32 [16, 16].
+        lines: the address of float32 lines, `line` bytes apart; LINE_BYTES of each are read.
         out: the address of the words of the first two lines, in a block of up to 16 rows.
-        line: the size of a line of the block.
+        line: the size of a line.
         num_rows: the number of its rows.
     """
     e = Emitter(builder, LINES)
@@ -125,7 +125,8 @@ def put_pairs(builder, lines, out, line, num_rows):
     in_turns = [lane for i in range(LINES) for lane in (i, LINES + i)]
     mask = ir.Constant(ir.VectorType(INT32, 2 * LINES), in_turns)
     for i in range(LINES // 2):
-        pair = [e.load(e.at(lines, LINE_BYTES * (2 * i + half))) for half in (0, 1)]
+        places = [builder.mul(line, e.const(2 * i + half)) for half in (0, 1)]
+        pair = [e.load(e.at(lines, place)) for place in places]
         rounded = builder.bitcast(_as_bfloat16(e, *pair), shorts)
         words = builder.shuffle_vector(rounded, ir.Constant(shorts, ir.Undefined), mask)
         place = e.at(out, builder.mul(line, e.const(i)))
