@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from llvmlite import ir
 
-from shmllm_kernels.cpu import Kernel
+from shmllm_kernels.cpu import Kernel, gated_tiles
 from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
 from shmllm_kernels.cpu.matrix_tiles import MULTIPLY, count_pieces, multiply_by
 from shmllm_kernels.cpu.memory import floats, number, put_word, short_words, word
@@ -214,3 +214,17 @@ EMULATED_MULTIPLY = {
     kinds: Kernel(count_pieces, _multiply, TILED[kinds[0]], *kinds[1:]) for kinds in MULTIPLY
 }
 """The kernels of `matrix_tiles.MULTIPLY` with EMULATED instead of AMX."""
+
+
+@compiled
+def _gate_and_up(
+    operands: Any, piece: Any, thread: Any, num_threads: Any, x_kind: Any, kind: Any, name: Any
+) -> None:
+    gated_tiles.multiply_by(EMULATED, operands, piece, num_threads, x_kind, kind, name)
+
+
+EMULATED_GATE_AND_UP = {
+    kinds: Kernel(gated_tiles.count_pieces, _gate_and_up, TILED[kinds[0]], *kinds[1:])
+    for kinds in gated_tiles.GATE_AND_UP
+}
+"""The kernels of `gated_tiles.GATE_AND_UP` with EMULATED instead of AMX."""

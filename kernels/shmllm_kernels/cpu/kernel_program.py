@@ -145,6 +145,7 @@ class KernelProgram:
         self.labels: list[str] = []
         self._entries: list[tuple[int, ...]] = []
         self._operands: list[Sequence[int]] = []
+        self._last: Kernel | None = None
         self._kept: list[object] = []
         self._threads = _Threads()
         self.num_threads = num_threads if self._threads.is_available else 1
@@ -171,10 +172,22 @@ class KernelProgram:
             keep: objects that own the memory at these addresses; the program keeps them alive.
             label: the kernel's name in profiles.
         """
+        self._last = kernel
         self.labels.append(label)
         self._entries.append(kernel.addresses)
         self._operands.append(operands)
         self._kept.extend(keep)
+
+    @property
+    def last(self) -> tuple[Kernel, Sequence[int]] | None:
+        """The kernel that was recorded last, and its operands; None: there is none."""
+        return None if self._last is None else (self._last, self._operands[-1])
+
+    def replace_last(self, kernel: Kernel, operands: Sequence[int]) -> None:
+        """Records a kernel in place of the last one, before the program runs."""
+        assert self._last is not None
+        assert len(self._rows) < len(self._entries)
+        self._entries[-1], self._operands[-1], self._last = kernel.addresses, operands, kernel
 
     def _lay_out(self) -> None:
         self._table = np.array(self._entries, np.int64).reshape(-1, 2)

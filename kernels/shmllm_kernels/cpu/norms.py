@@ -58,11 +58,11 @@ def _multiply_row(source, out, width, factor, weight, offset, kind):
 
 
 @compiled
-def _add_rms_norm(operands, piece, thread, num_threads, kind):
+def add_rms_norm(operands, begin, end, kind):
+    """Computes the rows [begin, end) of ADD_RMS_NORM."""
     addend, residual, weight = word(operands, 1), word(operands, 2), word(operands, 3)
     out, width, eps = word(operands, 4), word(operands, 5), float_of_word(word(operands, 6))
     scale, offset = float_of_word(word(operands, 7)), float_of_word(word(operands, 8))
-    begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         source = residual + row * width * 4
         if addend != 0:
@@ -72,6 +72,12 @@ def _add_rms_norm(operands, piece, thread, num_threads, kind):
             _multiply_row(source, source, width, factor, weight, offset, kind)
         else:
             _multiply_row(source, out + row * width * 4, width, factor, weight, offset, kind)
+
+
+@compiled
+def _add_rms_norm(operands, piece, thread, num_threads, kind):
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    add_rms_norm(operands, begin, end, kind)
 
 
 ADD_RMS_NORM = {kind: Kernel(count_pieces, _add_rms_norm, kind) for kind in KINDS}

@@ -141,8 +141,17 @@ def _round_step_of_row(builder, source, count, inverse, out, kind):
 
 
 @compiled
-def _round_steps(source, width, begin, end, out, num_rows, line, kind):
-    """Rounds the elements [begin, end) of the rows of one block."""
+def round_steps(source, width, begin, end, out, num_rows, line, kind):
+    """Rounds the elements [begin, end) of some rows of one block.
+
+    Args:
+        source: the first row, float32.
+        width: the number of elements of a row.
+        out: the address of that row's first word.
+        num_rows: the number of rows.
+        line: the size of a line of the block.
+        kind: the dtype name.
+    """
     step = LINE_BYTES // itemsize(kind)
     factors = on_stack(4 * BLOCK_ROWS)
     inverses = floats(factors)
@@ -186,7 +195,7 @@ def _round(operands, piece, thread, num_threads, kind):
     chunk = _chunk_width(num_rows, width, num_threads)
     num_chunks = (width + chunk - 1) // chunk
     first, begin = piece // num_chunks * BLOCK_ROWS, piece % num_chunks * chunk
-    _round_steps(
+    round_steps(
         source + first * width * 4, width, begin, min(begin + chunk, width), out + first * stride,
         min(BLOCK_ROWS, num_rows - first), line_bytes(num_rows), kind,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Records norms of rows in a kernel program."""
+"""Records norms of rows in a kernel program. A product that reads a norm's result next lets the
+norm round it, see `products.ROUNDING_NORMS`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ from shmllm_kernels.cpu import (
     group_products,
     group_rounding,
     matrix_tiles,
+    norms,
     products,
+    rounded_norms,
     rounding,
     tile_rounding,
 )
@@ -31,6 +33,13 @@ from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, TILED, tiled
 
 MULTIPLY = {**products.MULTIPLY, **group_products.MULTIPLY, **matrix_tiles.MULTIPLY}
 ROUND = {**rounding.ROUND, **group_rounding.ROUND, **tile_rounding.ROUND}
+
+
+ROUNDING_NORMS = {
+    (norms.ADD_RMS_NORM[kind], tiled("bfloat16")): joined
+    for kind, joined in rounded_norms.ADD_RMS_NORM.items()
+}
+"""By a norm and the kind of activations, the kernel that does the norm and rounds its result."""
 
 
 class DotProduct(NamedTuple):
@@ -224,10 +233,24 @@ class Products:
             rows = -(-rows // BLOCK_ROWS) * BLOCK_ROWS
         assert rows * stride <= self._rounded.nbytes, "the memory is for fewer activations"
         address = self._rounded.data_ptr()
-        operands = [num_rows, x.data_ptr(), address, x.shape[1], stride]
-        self._kernels.record(ROUND[kind], operands, label="round")
+        if not self._round_with_norm(num_rows, x, kind, address, stride):
+            operands = [num_rows, x.data_ptr(), address, x.shape[1], stride]
+            self._kernels.record(ROUND[kind], operands, label="round")
         self._keep(num_rows, x, kind, address, stride)
         return address, stride
+
+    def _round_with_norm(
+        self, num_rows: int, x: Tensor, kind: str, address: int, stride: int
+    ) -> bool:
+        """Let the kernel that was recorded last round the activations, if it is their norm."""
+        if self._kernels.last is None:
+            return False
+        kernel, operands = self._kernels.last
+        joined = ROUNDING_NORMS.get((kernel, kind))
+        if joined is None or (operands[0], operands[4]) != (num_rows, x.data_ptr()):
+            return False
+        self._kernels.replace_last(joined, [*operands, address, stride])
+        return True
 
     def _latest_still_valid(self) -> _Rounded | None:
         latest = self._latest
