@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from llvmlite import ir
 
-from shmllm_kernels.cpu import Kernel, gated_tiles
+from shmllm_kernels.cpu import Kernel, expert_tiles, gated_tiles
 from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
 from shmllm_kernels.cpu.matrix_tiles import MULTIPLY, count_pieces, multiply_by
 from shmllm_kernels.cpu.memory import floats, number, put_word, short_words, word
@@ -228,3 +228,27 @@ EMULATED_GATE_AND_UP = {
     for kinds in gated_tiles.GATE_AND_UP
 }
 """The kernels of `gated_tiles.GATE_AND_UP` with EMULATED instead of AMX."""
+
+
+@compiled
+def _gate_and_up_of_experts(
+    operands: Any, piece: Any, thread: Any, num_threads: Any, kind: Any, name: Any
+) -> None:
+    expert_tiles.gate_and_up_by(EMULATED, operands, piece, num_threads, kind, name)
+
+
+@compiled
+def _down(
+    operands: Any, piece: Any, thread: Any, num_threads: Any, kind: Any, bias_kind: Any
+) -> None:
+    expert_tiles.down_by(EMULATED, operands, piece, num_threads, kind, bias_kind)
+
+
+EMULATED_EXPERTS = {
+    kinds: Kernel(expert_tiles.count_gated, _gate_and_up_of_experts, *kinds[1:])
+    for kinds in expert_tiles.GATE_AND_UP
+}
+EMULATED_DOWN = {
+    kinds: Kernel(expert_tiles.count_down, _down, *kinds[1:]) for kinds in expert_tiles.DOWN
+}
+"""The kernels of `expert_tiles` with EMULATED instead of AMX."""

@@ -58,7 +58,7 @@ def _put(job, weights, column, sums, out, num_rows, num_w, num_x):
 
 
 @compiled
-def _chunk_width(inner, num_threads):
+def chunk_width(inner, num_threads):
     """Returns the number of columns of gate in a piece of work; see `products.width_in`."""
     return width_in(LINES, COLUMNS_AT_ONCE, inner, num_threads)
 
@@ -67,8 +67,29 @@ def _chunk_width(inner, num_threads):
 def count_pieces(operands, piece, thread, num_threads):
     """Returns the number of pieces of work."""
     num_rows, inner = word(word(operands, 0), 0), word(operands, 6)
-    num_chunks = inner // _chunk_width(inner, num_threads)
+    num_chunks = inner // chunk_width(inner, num_threads)
     return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * num_chunks
+
+
+@compiled
+def multiply_chunk(
+    tiles, x_kind, name, weights, inner, first, end, x, x_stride, out, out_stride, all_rows,
+    num_rows,
+):  # fmt: skip
+    """Writes the activation of the columns [first, end) of gate and up.
+
+    Args:
+        name: the name of the activation.
+        inner: the number of columns of gate.
+        out, out_stride: the first row's block of the result; the bytes from row to row.
+        tiles, x_kind, weights, x, x_stride, all_rows, num_rows: see `matrix_tiles.multiply_chunk`.
+    """
+    job = begin(
+        tiles, _put, name, weights, x_kind, inner, LINES, all_rows, x_stride, out_stride
+    )  # fmt: skip
+    for column in range(first, end, LINES):
+        multiply_tiles(job, weights, column, x, out, num_rows, 2)
+    tiles.release()
 
 
 @compiled
@@ -79,15 +100,15 @@ def multiply_by(tiles, operands, piece, num_threads, x_kind, kind, name):
     )  # fmt: skip
     inner = word(operands, 6)
     weights = Weights(word(operands, 5), word(operands, 7), word(operands, 8), 0, kind, kind)
-    width = _chunk_width(inner, num_threads)
+    width = chunk_width(inner, num_threads)
     num_chunks = inner // width
     row, chunk = piece // num_chunks * ROWS_AT_ONCE, piece % num_chunks
     end = inner if chunk == num_chunks - 1 else (chunk + 1) * width
-    x, out = word(operands, 1) + row * x_stride, word(operands, 3) + row * out_stride
-    job = begin(tiles, _put, name, weights, x_kind, inner, LINES, all_rows, x_stride, out_stride)
-    for column in range(chunk * width, end, LINES):
-        multiply_tiles(job, weights, column, x, out, min(ROWS_AT_ONCE, all_rows - row), 2)
-    tiles.release()
+    multiply_chunk(
+        tiles, x_kind, name, weights, inner, chunk * width, end,
+        word(operands, 1) + row * x_stride, x_stride, word(operands, 3) + row * out_stride,
+        out_stride, all_rows, min(ROWS_AT_ONCE, all_rows - row),
+    )  # fmt: skip
 
 
 @compiled

@@ -64,7 +64,7 @@ def _finish(x, x_stride, job, out, num_rows, columns, num_columns, weights):
 
 
 @compiled
-def _chunk_width(num_columns, num_threads):
+def chunk_width(num_columns, num_threads):
     """Returns the number of columns in a piece of work; see `products.width_in`."""
     return width_in(2 * LINES, COLUMNS_AT_ONCE, num_columns, num_threads)
 
@@ -73,8 +73,34 @@ def _chunk_width(num_columns, num_threads):
 def count_pieces(operands, piece, thread, num_threads):
     """Returns the number of pieces of a product."""
     num_rows, num_columns = word(word(operands, 0), 0), word(operands, 6)
-    num_chunks = num_columns // _chunk_width(num_columns, num_threads)
+    num_chunks = num_columns // chunk_width(num_columns, num_threads)
     return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * num_chunks
+
+
+@compiled
+def multiply_chunk(
+    tiles, x_kind, weights, columns, end, x, x_stride, out, out_stride, all_rows, num_rows
+):  # fmt: skip
+    """Multiplies rows with the columns [columns, end).
+
+    Args:
+        tiles: the instructions.
+        x_kind: the dtype name of the activations.
+        weights: the `products.Weights`.
+        x, x_stride: the first row's block; the bytes from row to row.
+        out, out_stride: the first row of the result, float32; the bytes from row to row.
+        all_rows: the number of rows that were rounded together.
+        num_rows: the number of rows, at most ROWS_AT_ONCE.
+    """
+    width = min(end - columns, LINES)
+    job = begin(tiles, _put, "", weights, x_kind, 0, width, all_rows, x_stride, out_stride)
+    if end - columns >= 2 * LINES:
+        _multiply_columns(job, weights, columns, end, x, out, num_rows, 2)
+    else:
+        _multiply_columns(job, weights, columns, end, x, out, num_rows, 1)
+    tiles.release()
+    if has_column_scales(weights.kind) or weights.bias != 0:
+        _finish(x, x_stride, job, out, num_rows, columns, end - columns, weights)
 
 
 @compiled
@@ -85,21 +111,16 @@ def multiply_by(tiles, operands, piece, num_threads, x_kind, kind, bias_kind):
     )  # fmt: skip
     all_columns, k = word(operands, 6), word(operands, 7)
     weights = Weights(word(operands, 5), k, word(operands, 8), word(operands, 9), kind, bias_kind)
-    width = _chunk_width(all_columns, num_threads)
+    width = chunk_width(all_columns, num_threads)
     num_chunks = all_columns // width
     row, chunk = piece // num_chunks * ROWS_AT_ONCE, piece % num_chunks
-    num_rows, columns = min(ROWS_AT_ONCE, all_rows - row), chunk * width
+    columns = chunk * width
     end = all_columns if chunk == num_chunks - 1 else columns + width
-    x, out = word(operands, 1) + row * x_stride, word(operands, 3) + row * out_stride
-    of_tile = min(end - columns, LINES)
-    job = begin(tiles, _put, "", weights, x_kind, 0, of_tile, all_rows, x_stride, out_stride)
-    if end - columns >= 2 * LINES:
-        _multiply_columns(job, weights, columns, end, x, out, num_rows, 2)
-    else:
-        _multiply_columns(job, weights, columns, end, x, out, num_rows, 1)
-    tiles.release()
-    if has_column_scales(kind) or weights.bias != 0:
-        _finish(x, x_stride, job, out, num_rows, columns, end - columns, weights)
+    multiply_chunk(
+        tiles, x_kind, weights, columns, end, word(operands, 1) + row * x_stride, x_stride,
+        word(operands, 3) + row * out_stride, out_stride, all_rows,
+        min(ROWS_AT_ONCE, all_rows - row),
+    )  # fmt: skip
 
 
 @compiled

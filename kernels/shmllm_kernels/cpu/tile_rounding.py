@@ -15,7 +15,7 @@ from llvmlite import ir
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, round_pairs
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
-from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, word
+from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, put_word, word
 from shmllm_kernels.cpu.rounding import LARGEST, as_int8, inverse_scale, largest_magnitude
 from shmllm_kernels.cpu.shuffles import transposed
 from shmllm_kernels.cpu.simd import INT32, Emitter
@@ -93,9 +93,10 @@ def _words(
 
 
 @emitted
-def _round_step(builder, source, stride, num_rows, count, inverses, out, line, kind):
-    """Rounds a step of up to 16 rows. count: how many numbers it has; None: all. inverses: the
-    address of the rows' factors, float32."""
+def _round_step(builder, rows, offset, num_rows, count, inverses, out, line, kind):
+    """Rounds a step of up to 16 rows. rows, offset: a table of their addresses, and where in them
+    the step begins, in bytes. count: how many numbers it has; None: all. inverses: the address of
+    the rows' factors, float32."""
     e = Emitter(builder, LINES)
     last = builder.sub(num_rows, e.const(1))
     words = []
@@ -103,7 +104,7 @@ def _round_step(builder, source, stride, num_rows, count, inverses, out, line, k
         is_after = builder.icmp_signed("<", last, e.const(i))
         row = builder.select(is_after, last, e.const(i))
         inverse = e.load_scalar(e.at(inverses, builder.mul(row, e.const(4))))
-        at = e.at(source, builder.mul(row, stride))
+        at = e.at(e.load_word(e.at(rows, builder.mul(row, e.const(8)))), offset)
         words.append(_words(e, at, count, inverse, kind))
     for i, each in enumerate(transposed(e, words)):
         place = e.at(out, builder.mul(line, e.const(i)))
@@ -141,35 +142,44 @@ def _round_step_of_row(builder, source, count, inverse, out, kind):
 
 
 @compiled
-def round_steps(source, width, begin, end, out, num_rows, line, kind):
+def round_rows(rows, width, begin, end, out, num_rows, line, kind):
     """Rounds the elements [begin, end) of some rows of one block.
 
     Args:
-        source: the first row, float32.
+        rows: a table of the rows' addresses, float32.
         width: the number of elements of a row.
-        out: the address of that row's first word.
+        out: the address of the first row's first word.
         num_rows: the number of rows.
         line: the size of a line of the block.
         kind: the dtype name.
     """
-    step = LINE_BYTES // itemsize(kind)
-    factors = on_stack(4 * BLOCK_ROWS)
+    step, factors = LINE_BYTES // itemsize(kind), on_stack(4 * BLOCK_ROWS)
     inverses = floats(factors)
     if kind == "int8":
         scales = floats(out + (padded_bytes(width, kind) >> 2) * line)
         for row in range(num_rows):
-            largest = largest_magnitude(source + row * width * 4, width)
+            largest = largest_magnitude(word(rows, row), width)
             inverses[row] = inverse_scale(largest)
             if begin == 0:
                 scales[row] = largest / np.float32(LARGEST)
     for i in range(begin, end, step):
-        numbers, at = source + 4 * i, out + (i * itemsize(kind) >> 2) * line
+        at = out + (i * itemsize(kind) >> 2) * line
         if line == WORD_BYTES:
+            numbers = word(rows, 0) + 4 * i
             _round_step_of_row(numbers, min(end - i, step), inverses[0], at, kind)
         elif i + step <= end:
-            _round_step(numbers, 4 * width, num_rows, None, factors, at, line, kind)
+            _round_step(rows, 4 * i, num_rows, None, factors, at, line, kind)
         else:
-            _round_step(numbers, 4 * width, num_rows, end - i, factors, at, line, kind)
+            _round_step(rows, 4 * i, num_rows, end - i, factors, at, line, kind)
+
+
+@compiled
+def round_steps(source, width, begin, end, out, num_rows, line, kind):
+    """As `round_rows`, for rows that follow each other from the address `source` on."""
+    rows = on_stack(8 * BLOCK_ROWS)
+    for row in range(num_rows):
+        put_word(rows, row, source + row * width * 4)
+    round_rows(rows, width, begin, end, out, num_rows, line, kind)
 
 
 @compiled

@@ -15,7 +15,8 @@ from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm.worker.group import Alone
-from shmllm_kernels.cpu import KernelProgram, word_of_float
+from shmllm_kernels.cpu import KernelProgram, expert_tiles, word_of_float
+from shmllm_kernels.cpu.expert_tiles import num_rounded_rows
 from shmllm_kernels.cpu.experts import (
     ADAPTED_DOWN,
     ADAPTED_GATE_AND_UP,
@@ -34,6 +35,7 @@ from shmllm_kernels.cpu.routing import (
     SORT_LISTED,
     max_blocks,
 )
+from shmllm_kernels.cpu.tile_rounding import row_bytes
 
 
 class ExpertBuffers:
@@ -109,6 +111,7 @@ class ExpertOps:
         self._buffers = buffers
         self._lora = lora
         self._exact: dict[MoESpec, Tensor] = {}  # activations that adapters read
+        self._rounded: dict[tuple[MoESpec, bool], Tensor] = {}  # those that tiles read
         size = SCRATCH_BYTES if buffers else 0
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
 
@@ -144,10 +147,39 @@ class ExpertOps:
         num_blocks = torch.zeros(1, dtype=torch.int64)
         self._record_sort(routing, spec, num_blocks)
         blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
-        activated, exact = self._record_gate_and_up(x, moe, blocks)
-        self._record_down(activated, exact, moe, blocks, has_rest)
+        if self._lora is None and self._products.joins_experts(moe):
+            self._record_by_tiles(x, moe, blocks, has_rest)
+        else:
+            activated, exact = self._record_gate_and_up(x, moe, blocks)
+            self._record_down(activated, exact, moe, blocks, has_rest)
         self._record_combine(routing, spec, shared if has_rest else None, out)
         return meetings.sum_parts(self._num_tokens, buffers.out) if is_partial else out
+
+    def _record_by_tiles(self, x: Tensor, moe: MoE, blocks: Sequence[int], has_bias: bool) -> None:
+        """Record both products by AMX."""
+        spec, buffers = moe.spec, self._buffers[moe.spec]
+        source, activated = self._rounded_rows(moe, False), self._rounded_rows(moe, True)
+        listed = [*_rows(x), buffers.tokens.data_ptr(), source[0], x.shape[1], source[1]]
+        self._kernels.record(expert_tiles.ROUND_PAIRS, [*blocks, *listed], label="round")
+        kinds = self._products.kinds(moe.gate_up_proj.weight)
+        kernel = expert_tiles.GATE_AND_UP[*kinds[:2], spec.activation]
+        weights = _weights(moe.gate_up_proj, spec.inner)
+        operands = [*blocks, *source, *activated, *weights]
+        self._kernels.record(kernel, operands, label=f"gate_and_up {_size(moe)}")
+        kernel = expert_tiles.DOWN[self._products.kinds(moe.down_proj.weight)]
+        weights = _weights(moe.down_proj, buffers.rows.shape[1], has_bias)
+        operands = [*blocks, *activated, *_rows(buffers.rows), *weights]
+        self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
+
+    def _rounded_rows(self, moe: MoE, is_inner: bool) -> tuple[int, int]:
+        """Return the memory for the rounded rows of all pairs: its address and its stride."""
+        spec, buffers = moe.spec, self._buffers[moe.spec]
+        width = spec.inner if is_inner else moe.down_proj.weight.shape[1]
+        rows, stride = len(buffers.tokens), row_bytes(width, "bfloat16")
+        size = num_rounded_rows(rows, len(buffers.blocks)) * stride
+        if (spec, is_inner) not in self._rounded:
+            self._rounded[spec, is_inner] = torch.empty(size, dtype=torch.uint8)
+        return self._rounded[spec, is_inner].data_ptr(), stride
 
     def _record_gate_and_up(
         self, x: Tensor, moe: MoE, blocks: Sequence[int]

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
+from shmllm.models.experts import MoE
 from shmllm.models.layers import MLP, Linear
 from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.cpu import (
     KernelProgram,
+    expert_tiles,
     gated_tiles,
     group_products,
     group_rounding,
@@ -273,6 +275,17 @@ class Products:
             and spec.inner % gated_tiles.WIDTH_STEP == 0
             and (*kinds[:2], spec.activation) in gated_tiles.GATE_AND_UP
             and reads == {kinds[0]}
+        )
+
+    def joins_experts(self, moe: MoE) -> bool:
+        """Return whether `expert_tiles` has kernels for a mixture of experts."""
+        gate_up, down = moe.gate_up_proj, moe.down_proj
+        kinds = self.kinds(gate_up.weight)
+        return (
+            gate_up.bias is None
+            and moe.spec.inner % gated_tiles.WIDTH_STEP == 0
+            and (*kinds[:2], moe.spec.activation) in expert_tiles.GATE_AND_UP
+            and self.kinds(down.weight) in expert_tiles.DOWN
         )
 
     def record_gate_and_up(self, num_rows: int, x: Tensor, mlp: MLP, out: Tensor) -> None:
