@@ -5,22 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.emulated_tiles import EMULATED_MULTIPLY
+from support.emulated_tiles import EMULATED_GATE_AND_UP, EMULATED_MULTIPLY
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear
-from shmllm.models.layers import Linear, Storage
+from shmllm.models.layers import MLP, Linear, Norm, Storage
 from shmllm.models.matrices import QUANTIZATIONS
 from shmllm.models.packed import PACKINGS
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.worker.cpu import products
+from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.products import (
     Products,
     activation_dtype,
     instruction_of,
     rounded_bytes,
 )
-from shmllm_kernels.cpu import KernelProgram
+from shmllm_kernels.cpu import KernelProgram, word_of_float
+from shmllm_kernels.cpu.norms import SCALE
 
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
 
@@ -168,3 +171,110 @@ def test_instructions_have_their_names() -> None:
     assert instruction_of("int8", uses_tiles=False) == "AVX512_VNNI"
     of_float32 = ("AVX512F", "AVX2", "AVX", "SSE2", "NEON")
     assert instruction_of(FLOAT32, uses_tiles=True) in of_float32
+
+
+# what products by tiles share
+
+
+def recorded_by_tiles(monkeypatch: pytest.MonkeyPatch) -> tuple[KernelProgram, Products]:
+    """A program, and what records products by emulated tiles in it."""
+    monkeypatch.setattr(products, "MULTIPLY", {**products.MULTIPLY, **EMULATED_MULTIPLY})
+    monkeypatch.setattr(products.gated_tiles, "GATE_AND_UP", EMULATED_GATE_AND_UP)
+    program = KernelProgram(2)
+    rounded = torch.zeros(rounded_bytes(20, 96, BFLOAT16), dtype=torch.uint8)
+    return program, Products(program, rounded, BFLOAT16, uses_tiles=True)
+
+
+def test_products_of_the_same_rows_round_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, recorder = recorded_by_tiles(monkeypatch)
+    first, second = (Linear(64, (width,), False, STORAGE) for width in (32, 48))
+    x, others, num_rows = torch.randn(20, 64), torch.randn(20, 64), np.array([20])
+    outs = [torch.zeros(20, width) for width in (32, 48, 32, 48)]
+    count = num_rows.ctypes.data
+    recorder.record(count, x, first, outs[0])
+    recorder.record(count, x, second, outs[1])
+    assert program.labels == ["round", "multiply 32x64", "multiply 48x64"]
+    recorder.record(count, others, first, outs[2])
+    recorder.record(count, x, second, outs[3])
+    assert program.labels[3:] == ["round", "multiply 32x64", "round", "multiply 48x64"]
+    program.replay()
+    for out, linear, source in zip(outs, (first, second) * 2, (x, x, others, x), strict=True):
+        assert isinstance(linear.weight, torch.Tensor)
+        expected = source.bfloat16().double() @ linear.weight.double().T
+        torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_rows_that_something_may_have_changed_are_rounded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, recorder = recorded_by_tiles(monkeypatch)
+    linear, x, out = Linear(64, (64,), False, STORAGE), torch.randn(20, 64), torch.zeros(20, 64)
+    num_rows = np.array([20])
+    recorder.record(num_rows.ctypes.data, x, linear, out)
+    operands = [num_rows.ctypes.data, x.data_ptr(), 64, word_of_float(2.0), 0]
+    program.record(SCALE["float32"], operands, label="scale")
+    recorder.record(num_rows.ctypes.data, x, linear, out)
+    recorder.record(num_rows.ctypes.data, x, linear, x)  # in place
+    recorder.record(num_rows.ctypes.data, x, linear, out)
+    multiply = "multiply 64x64"
+    assert program.labels == ["round", multiply, "scale", "round", multiply, multiply, "round",
+                              multiply]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_norm_rounds_for_the_product_that_reads_it(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, recorder = recorded_by_tiles(monkeypatch)
+    linear, norm = Linear(64, (32,), False, STORAGE), Norm(64, NormSpec(), STORAGE)
+    residual, num_rows = torch.randn(20, 64), np.array([rows])
+    normed, out, expected = (torch.zeros(20, width) for width in (64, 32, 32))
+    record_norm(program, num_rows.ctypes.data, None, residual, norm, normed)
+    recorder.record(num_rows.ctypes.data, normed, linear, out)
+    assert program.labels == ["rms_norm", "multiply 32x64"]
+    plain = KernelProgram(1)
+    recorder = Products(plain, recorder._rounded, BFLOAT16, uses_tiles=True)
+    record_norm(plain, num_rows.ctypes.data, None, residual, norm, normed)
+    plain.record(
+        SCALE["float32"], [num_rows.ctypes.data, normed.data_ptr(), 64, word_of_float(1.0), 0]
+    )
+    recorder.record(num_rows.ctypes.data, normed, linear, expected)
+    assert len(plain) == 4
+    program.replay()
+    plain.replay()
+    assert torch.equal(out, expected)
+    assert out[:rows].any()
+
+
+MLPS = {
+    "gated": (MLPSpec(inner=96), True),
+    "not gated": (MLPSpec(inner=96, gated=False), False),
+    "with biases": (MLPSpec(inner=96, bias=True), False),
+    "of another width": (MLPSpec(inner=40), False),
+    "of another activation": (MLPSpec(inner=96, activation="relu_squared"), False),
+}
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_gate_up_and_activation_are_one_kernel_where_there_is_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, recorder = recorded_by_tiles(monkeypatch)
+    spec, joins = MLPS[name]
+    mlp = MLP(64, spec, STORAGE)
+    assert recorder.joins(mlp) == joins
+    assert not Products(program, None, BFLOAT16, uses_tiles=False).joins(mlp)
+    if joins:
+        x, out, num_rows = torch.randn(20, 64) / 8, torch.zeros(20, 64), np.array([20])
+        activated = torch.zeros(20, spec.inner)
+        recorder.record_gate_and_up(num_rows.ctypes.data, x, mlp, activated)
+        recorder.record(num_rows.ctypes.data, activated, mlp.down_proj, out)
+        assert program.labels == ["round", "gate_and_up 192x64", "multiply 64x96"]
+        program.replay()
+        gate_up, down = mlp.gate_up_proj.weight, mlp.down_proj.weight
+        assert isinstance(gate_up, torch.Tensor)
+        assert isinstance(down, torch.Tensor)
+        gate, up = (x.bfloat16().double() @ gate_up.double().T).chunk(2, 1)
+        inner = (torch.nn.functional.silu(gate) * up).float().bfloat16().double()
+        expected = inner @ down.double().T
+        torch.testing.assert_close(out.double(), expected, atol=0.05, rtol=0.01)
