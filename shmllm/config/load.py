@@ -20,7 +20,7 @@ from shmllm.config.quantization import ROUNDINGS, Quantization, Rounding
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "shmllm", "transformers"]
-ActivationDType = Literal["auto", "float32", "bfloat16", "int8"]
+ActivationDType = Literal["auto", "float32", "bfloat16", "int16", "int8"]
 RunnerName = Literal["auto", "generate", "pooling"]
 Conversion = Literal["auto", "none", "embed", "classify"]
 CpuInstructions = Literal["auto", "vectors", "tiles"]
@@ -78,8 +78,9 @@ class LoadConfig(Section):
         "auto",
         "What matrix products on a CPU round activations to, for batches that are up to twice "
         'as fast: "bfloat16" for quantized weights and those in bfloat16 (the CPU needs '
-        'AVX512_BF16), "int8" for weights in 4 to 8 bits but FP8 (AVX512_VNNI), or "float32"; '
-        "auto is bfloat16 for such weights if the CPU can, else float32.",
+        'AVX512_BF16), "int16" with quantization="int8" (AMX), "int8" for weights in 4 to 8 bits '
+        'but FP8 (AVX512_VNNI), or "float32"; auto is int16 or bfloat16 if the CPU can, else '
+        "float32.",
         OneOf(get_args(ActivationDType)),
     )
     cpu_instructions: CpuInstructions = option(

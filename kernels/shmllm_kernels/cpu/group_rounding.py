@@ -17,7 +17,7 @@ from shmllm_kernels.cpu.codes import RUN
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import floats, short_words, word
-from shmllm_kernels.cpu.rounding import LARGEST, as_int8, inverse_scale
+from shmllm_kernels.cpu.rounding import LARGEST, as_integers, inverse_scale
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 from shmllm_kernels.cpu.simd import FLOAT, INT32, Emitter, function
 
@@ -67,7 +67,7 @@ def _largest_magnitude(builder, source, count, kind):
 def _put_group(builder, source, count, inverse, out, kind):
     """Rounds a group, of which `count` elements exist, and returns the sum of its integers."""
     e = Emitter(builder, _group(kind))
-    integers = as_int8(e, e.load_first(source, count), inverse)
+    integers = as_integers(e, e.load_first(source, count), inverse)
     narrow = builder.trunc(integers, ir.VectorType(ir.IntType(8), e.lanes))
     builder.store(narrow, builder.inttoptr(out, narrow.type.as_pointer()), align=1)
     return _reduced(e, "add", integers)

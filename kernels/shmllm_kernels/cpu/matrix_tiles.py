@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import word
-from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights, finish, width_in
+from shmllm_kernels.cpu.memory import floats, short_words, word
+from shmllm_kernels.cpu.products import DTYPES, KINDS, ROWS_AT_ONCE, Weights, finish, width_in
 from shmllm_kernels.cpu.tile_instructions import (
     AMX,
     LINES,
@@ -17,7 +19,13 @@ from shmllm_kernels.cpu.tile_instructions import (
     put_tile,
 )
 from shmllm_kernels.cpu.tile_products import begin, multiply_tiles
-from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, WORD_BYTES, padded_bytes, tiled
+from shmllm_kernels.cpu.tile_rounding import (
+    BLOCK_ROWS,
+    WORD_BYTES,
+    has_row_scales,
+    padded_bytes,
+    tiled,
+)
 from shmllm_kernels.cpu.unpacking import has_column_scales
 
 COLUMNS_AT_ONCE = 8 * LINES
@@ -25,10 +33,35 @@ COLUMNS_AT_ONCE = 8 * LINES
 
 
 @compiled
+def _join_digits(high, low, count):
+    """Replaces int32 sums of the products of high digits by those of both, as float32."""
+    highs, lows, joined = short_words(high), short_words(low), floats(high)
+    for i in range(count):
+        joined[i] = np.float32(highs[i]) * np.float32(256.0) + np.float32(lows[i])
+
+
+@compiled
+def _put_digits(job, sums, out, num_rows, num_w):
+    """Writes the sums of a block of activations of two digits."""
+    stride, columns, line, count = (
+        job.out_stride, job.columns, job.line, LINES * job.line // WORD_BYTES,
+    )  # fmt: skip
+    first, second = sums + TILE_BYTES * W0X0, sums + TILE_BYTES * W1X0
+    _join_digits(first, sums + TILE_BYTES * W0X1, count)
+    put_tile(first, line, out, stride, num_rows, columns, "float32")
+    if num_w == 2:
+        _join_digits(second, sums + TILE_BYTES * W1X1, count)
+        put_tile(second, line, out + 4 * columns, stride, num_rows, columns, "float32")
+
+
+@compiled
 def _put(job, weights, column, sums, out, num_rows, num_w, num_x):
     """Writes sums to the result; see `tile_products.Job`."""
     rows, stride, columns, kind = min(num_rows, BLOCK_ROWS), job.out_stride, job.columns, job.kind
     out, line = out + 4 * column, job.line
+    if kind == "int16":
+        _put_digits(job, sums, out, rows, num_w)
+        return
     put_tile(sums + TILE_BYTES * W0X0, line, out, stride, rows, columns, kind)
     if num_w == 2:
         put_tile(sums + TILE_BYTES * W1X0, line, out + 4 * columns, stride, rows, columns, kind)
@@ -57,7 +90,7 @@ def _finish(x, x_stride, job, out, num_rows, columns, num_columns, weights):
     scales_at = (padded_bytes(weights.k, job.kind) >> 2) * job.line
     for row in range(0, num_rows, BLOCK_ROWS):
         finish(
-            x + row * x_stride + scales_at if job.kind == "int8" else 0, WORD_BYTES,
+            x + row * x_stride + scales_at if has_row_scales(job.kind) else 0, WORD_BYTES,
             out + row * job.out_stride, job.out_stride, min(num_rows - row, BLOCK_ROWS), columns,
             num_columns, weights,
         )  # fmt: skip
@@ -128,10 +161,13 @@ def _multiply(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
     multiply_by(AMX, operands, piece, num_threads, x_kind, kind, bias_kind)
 
 
+_KINDS = [
+    *(kinds for kinds in KINDS if kinds[0] != "float32"),
+    *(("int16", "int8", dtype) for dtype in DTYPES),
+]
+
 MULTIPLY = {
-    (tiled(kinds[0]), *kinds[1:]): Kernel(count_pieces, _multiply, *kinds)
-    for kinds in KINDS
-    if kinds[0] != "float32"
+    (tiled(kinds[0]), *kinds[1:]): Kernel(count_pieces, _multiply, *kinds) for kinds in _KINDS
 }
 """As `products.MULTIPLY`, for a process that has `amx.HAS_AMX`; x is what `tile_rounding.ROUND`
 wrote for the same number of rows. AMX takes subnormal numbers for zero, in operands and sums."""

@@ -6,7 +6,13 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import word
 from shmllm_kernels.cpu.norms import KINDS, add_rms_norm
-from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, WORD_BYTES, line_bytes, round_steps
+from shmllm_kernels.cpu.tile_rounding import (
+    BLOCK_ROWS,
+    TILED,
+    WORD_BYTES,
+    line_bytes,
+    round_steps,
+)
 
 
 @compiled
@@ -23,7 +29,7 @@ def _count_pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _add_rms_norm(operands, piece, thread, num_threads, kind):
+def _add_rms_norm(operands, piece, thread, num_threads, kind, x_kind):
     num_rows, width = word(word(operands, 0), 0), word(operands, 5)
     size = _rows_at_once(num_rows, num_threads)
     begin = piece * size
@@ -32,12 +38,16 @@ def _add_rms_norm(operands, piece, thread, num_threads, kind):
     block = word(operands, 9) + begin // BLOCK_ROWS * BLOCK_ROWS * word(operands, 10)
     round_steps(
         word(operands, 4) + begin * width * 4, width, 0, width,
-        block + begin % BLOCK_ROWS * WORD_BYTES, end - begin, line_bytes(num_rows), "bfloat16",
+        block + begin % BLOCK_ROWS * WORD_BYTES, end - begin, line_bytes(num_rows), x_kind,
     )  # fmt: skip
 
 
-ADD_RMS_NORM = {kind: Kernel(_count_pieces, _add_rms_norm, kind) for kind in KINDS}
-"""As `norms.ADD_RMS_NORM`; the result is also rounded, as by `tile_rounding.ROUND` to bfloat16.
+ADD_RMS_NORM = {
+    (kind, x_kind): Kernel(_count_pieces, _add_rms_norm, kind, TILED[x_kind])
+    for kind in KINDS
+    for x_kind in TILED
+}
+"""Kernels by a key of `norms.ADD_RMS_NORM` and one of `tile_rounding.ROUND`, which do both.
 
 Operands: those of `norms.ADD_RMS_NORM`, then the address of the rounded rows, and their stride.
 """

@@ -62,7 +62,7 @@ def rounded_byte(value, inverse):
     return np.int32(np.floor(scaled + np.float32(0.5)))
 
 
-def as_int8(e: Emitter, values: ir.Value, inverse: ir.Value) -> ir.Value:
+def as_integers(e: Emitter, values: ir.Value, inverse: ir.Value) -> ir.Value:
     """Rounds ``values * inverse`` to the nearest, ties up; returns int32, zeros if inverse is 0."""
     half = ir.Constant(e.vector, [0.5] * e.lanes)
     # A number that is not finite, times 0, is NaN, which no integer stands for.

@@ -32,7 +32,7 @@ from shmllm_kernels.cpu.tile_instructions import (
     copy_line,
     prefetch_lines,
 )
-from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, line_bytes
+from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, digit, line_bytes, num_digits
 from shmllm_kernels.cpu.unpacking import (
     is_unpacked,
     panel,
@@ -55,7 +55,7 @@ class Job(NamedTuple):
         `num_w` tiles of weights, whose first column is given, and one or two blocks. out: the
         address of the first row's results, those of column 0.
     activation: the name of the activation that `put` computes, or "".
-    kind: the dtype name of activations, and of weights as tiles load them.
+    kind: the dtype name of activations; weights as tiles load them have its `digit`.
     stride: from one row of such weights to the next.
     apart: the columns from the first one of a tile of weights to that of the other, if there are
         two; 0: the other follows it.
@@ -128,13 +128,15 @@ def begin(tiles, put, activation, weights, x_kind, apart, columns, num_rows, x_s
 
 @compiled
 def _step(job, w, second, w_stride, x, num_w, num_x):
-    """Adds the products over 64 bytes of each row of weights."""
-    tiles, kind = job.tiles, job.kind
+    """Adds the products over 64 bytes of each row of weights. Activations of two digits take the
+    place of two blocks."""
+    tiles, kind = job.tiles, digit(job.kind)
     tiles.load(X0, x, job.line)
     tiles.load(W0, w, w_stride)
     tiles.dot(kind, W0X0, W0, X0)
     if num_x == 2:
-        tiles.load(X1, x + job.block, job.line)
+        other = LINES * job.line if num_digits(job.kind) == 2 else job.block
+        tiles.load(X1, x + other, job.line)
         tiles.dot(kind, W0X1, W0, X1)
     if num_w == 2:
         tiles.load(W1, w + second, w_stride)
@@ -166,15 +168,16 @@ def _multiply_blocks(job, w, part, x, sums, num_w, num_x, ahead, num_ahead):
     """Multiplies `num_w` tiles of weights with `num_x` blocks, over a part of k, and prefetches
     `num_ahead` tiles of weights from the address `ahead` on."""
     tiles, whole = job.tiles, part.num_bytes // LINE_BYTES * LINE_BYTES
+    words = job.line * num_digits(job.kind)
     _begin(job, sums, part.is_first, num_w, num_x)
     for at in range(0, whole, LINE_BYTES):
         if num_ahead > 0:
             prefetch_lines(ahead + at, job.stride)
         if num_ahead == 2:
             prefetch_lines(ahead + job.second + at, job.stride)
-        _step(job, w + at, job.second, job.stride, x + (at >> 2) * job.line, num_w, num_x)
+        _step(job, w + at, job.second, job.stride, x + (at >> 2) * words, num_w, num_x)
     if whole < part.num_bytes:
-        at = x + (whole >> 2) * job.line
+        at = x + (whole >> 2) * words
         _step(job, job.tail, TILE_BYTES, LINE_BYTES, at, num_w, num_x)
     tiles.store(W0X0, sums + TILE_BYTES * W0X0, job.line)
     if num_x == 2:
@@ -202,13 +205,13 @@ def _multiply_part(job, w, part, weights, column, x, out, num_rows, num_w):
     """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k."""
     _fill_tails(job, w, part.num_bytes, num_w)
     row, sums, width = 0, job.sums, job.columns * (num_w if job.apart == 0 else 1)
-    ahead = w + width * job.stride
+    ahead, at_once = w + width * job.stride, 2 * BLOCK_ROWS // num_digits(job.kind)
     while row < num_rows:
-        rows, to = min(num_rows - row, 2 * BLOCK_ROWS), out + row * job.out_stride
-        if rows > BLOCK_ROWS:
+        rows, to = min(num_rows - row, at_once), out + row * job.out_stride
+        if rows > BLOCK_ROWS or num_digits(job.kind) == 2:
             if part.is_packed:
                 _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, 0)
-            elif num_rows <= 2 * BLOCK_ROWS:
+            elif num_rows <= at_once:
                 _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, num_w)
             else:  # the first two blocks prefetch one tile, the next two the other
                 _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, 1)
@@ -222,7 +225,7 @@ def _multiply_part(job, w, part, weights, column, x, out, num_rows, num_w):
                 _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, num_w)
             if part.is_last:
                 job.put(job, weights, column, sums, to, rows, num_w, 1)
-        x, row, sums = x + 2 * job.block, row + 2 * BLOCK_ROWS, sums + part.sums_stride
+        x, row, sums = x + at_once // BLOCK_ROWS * job.block, row + at_once, sums + part.sums_stride
 
 
 @compiled
@@ -255,7 +258,7 @@ def multiply_tiles(job, weights, column, x, out, num_rows, num_w):
         out: see `Job.put`.
     """
     k, kind, x_kind = weights.k, weights.kind, job.kind
-    size = itemsize(x_kind)
+    size = itemsize(digit(x_kind))
     if is_unpacked(kind, x_kind):
         depth, unpacked = part_depth(k, part_step(kind)), panel(num_w * LINES, kind, x_kind)
         for index in range(num_parts(k)):

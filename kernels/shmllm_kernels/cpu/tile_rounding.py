@@ -1,13 +1,18 @@
 """Rounds activations for products by tile instructions, and owns their layout in memory.
 
 Rows lie in blocks of 16. The numbers of a row are words of 4 bytes: two bfloat16 or four int8. A
-block has its words one after the other, each for all rows of the block, and after them, for int8,
-the scale of every row, float32. Zeros fill the last step of 64 bytes of a row. So 64 bytes of every
-row are a tile: 16 lines with a word of each row. If there are fewer than 16 rows, the only block is
-as narrow as they are, and one row lies in memory as ever.
+block has its words one after the other, each for all rows of the block, and after them, for
+integers, the scale of every row, float32. Zeros fill the last step of 64 bytes of a row. So 64
+bytes of every row are a tile: 16 lines with a word of each row. If there are fewer than 16 rows,
+the only block is as narrow as they are, and one row lies in memory as ever.
+
+An int16 is ``256 * high + low``, both int8. Each step has a tile of the high digits, and behind it
+one of the low digits: products with either are exact in int32.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from llvmlite import ir
@@ -16,7 +21,7 @@ from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, round_pairs
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, put_word, word
-from shmllm_kernels.cpu.rounding import LARGEST, as_int8, inverse_scale, largest_magnitude
+from shmllm_kernels.cpu.rounding import LARGEST, as_integers, inverse_scale, largest_magnitude
 from shmllm_kernels.cpu.shuffles import transposed
 from shmllm_kernels.cpu.simd import INT32, Emitter
 from shmllm_kernels.cpu.tile_instructions import LINE_BYTES, LINES
@@ -37,13 +42,34 @@ def rounded_bytes(num_rows: int, k: int, kind: str) -> int:
 def row_bytes(k: int, kind: str) -> int:
     """Returns the stride of rounded activations: a row's part of its block."""
     numbers: int = padded_bytes(k, kind)
-    return numbers + (WORD_BYTES if kind == "int8" else 0)
+    return numbers + (WORD_BYTES if has_row_scales(kind) else 0)
+
+
+def has_row_scales(kind: str) -> bool:
+    """Returns whether every row has a scale."""
+    return kind in ("int8", "int16")
+
+
+def num_digits(kind: str) -> int:
+    """Returns the number of tiles of a step."""
+    return 2 if kind == "int16" else 1
+
+
+def digit(kind: str) -> str:
+    """Returns the dtype name of what tiles multiply, and of the weights that they load."""
+    return "int8" if kind == "int16" else kind
+
+
+def step_width(kind: str) -> int:
+    """Returns the number of elements of a step."""
+    return LINE_BYTES // itemsize(digit(kind))
 
 
 @compiled
 def padded_bytes(k, kind):
     """Returns the size of a row's numbers, in whole steps."""
-    return (k * itemsize(kind) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+    steps = (k + step_width(kind) - 1) // step_width(kind)
+    return steps * (LINE_BYTES * num_digits(kind))
 
 
 @compiled
@@ -72,24 +98,34 @@ def _as_bfloat16(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
     return e.builder.bitcast(_joined(e, *halves), e.integers)
 
 
+def _bytes(e: Emitter, integers: Sequence[ir.Value]) -> ir.Value:
+    """Returns the lowest bytes of four vectors as one of words."""
+    byte = ir.VectorType(ir.IntType(8), LINES)
+    parts = [e.builder.trunc(each, byte) for each in integers]
+    return e.builder.bitcast(_joined(e, _joined(e, *parts[:2]), _joined(e, *parts[2:])), e.integers)
+
+
 def _words(
     e: Emitter, source: ir.Value, count: ir.Value | None, inverse: ir.Value, kind: str
-) -> ir.Value:
-    """Returns one step of a row: the first `count` numbers, or all, rounded, and zeros."""
+) -> list[ir.Value]:
+    """Returns the tiles of one step of a row: the first `count` numbers, or all, rounded, and
+    zeros."""
     vectors = []
-    for i in range(WORD_BYTES // itemsize(kind)):
+    for i in range(step_width(kind) // LINES):
         at = e.at(source, 4 * LINES * i)
         if count is None:
             vectors.append(e.load(at))
         else:
             vectors.append(e.load_first(at, e.builder.sub(count, e.const(LINES * i))))
     if kind == "bfloat16":
-        return _as_bfloat16(e, *vectors)
-    byte = ir.VectorType(ir.IntType(8), LINES)
-    parts = [e.builder.trunc(as_int8(e, each, inverse), byte) for each in vectors]
-    while len(parts) > 1:
-        parts = [_joined(e, *parts[i : i + 2]) for i in range(0, len(parts), 2)]
-    return e.builder.bitcast(parts[0], e.integers)
+        return [_as_bfloat16(e, *vectors)]
+    integers = [as_integers(e, each, inverse) for each in vectors]
+    if kind == "int8":
+        return [_bytes(e, integers)]
+    b, shift = e.builder, e.splat_int(8)
+    high = [b.ashr(b.add(each, e.splat_int(128)), shift) for each in integers]
+    low = [b.sub(each, b.shl(top, shift)) for each, top in zip(integers, high, strict=True)]
+    return [_bytes(e, high), _bytes(e, low)]
 
 
 @emitted
@@ -106,7 +142,8 @@ def _round_step(builder, rows, offset, num_rows, count, inverses, out, line, kin
         inverse = e.load_scalar(e.at(inverses, builder.mul(row, e.const(4))))
         at = e.at(e.load_word(e.at(rows, builder.mul(row, e.const(8)))), offset)
         words.append(_words(e, at, count, inverse, kind))
-    for i, each in enumerate(transposed(e, words)):
+    lines = [line for tile in zip(*words, strict=True) for line in transposed(e, tile)]
+    for i, each in enumerate(lines):
         place = e.at(out, builder.mul(line, e.const(i)))
         e.store_first(builder.bitcast(each, e.vector), place, num_rows)
 
@@ -138,7 +175,8 @@ def put_pairs(builder, lines, out, line, num_rows):
 def _round_step_of_row(builder, source, count, inverse, out, kind):
     """Rounds a step of the only row."""
     e = Emitter(builder, LINES)
-    e.store(builder.bitcast(_words(e, source, count, inverse, kind), e.vector), out)
+    for i, tile in enumerate(_words(e, source, count, inverse, kind)):
+        e.store(builder.bitcast(tile, e.vector), e.at(out, LINE_BYTES * i))
 
 
 @compiled
@@ -153,17 +191,18 @@ def round_rows(rows, width, begin, end, out, num_rows, line, kind):
         line: the size of a line of the block.
         kind: the dtype name.
     """
-    step, factors = LINE_BYTES // itemsize(kind), on_stack(4 * BLOCK_ROWS)
+    step, factors = step_width(kind), on_stack(4 * BLOCK_ROWS)
     inverses = floats(factors)
-    if kind == "int8":
+    if has_row_scales(kind):
         scales = floats(out + (padded_bytes(width, kind) >> 2) * line)
+        unit = np.float32(256.0 if kind == "int16" else 1.0)  # a power of 2: it rounds nothing
         for row in range(num_rows):
             largest = largest_magnitude(word(rows, row), width)
-            inverses[row] = inverse_scale(largest)
+            inverses[row] = inverse_scale(largest) * unit
             if begin == 0:
-                scales[row] = largest / np.float32(LARGEST)
+                scales[row] = largest / np.float32(LARGEST) / unit
     for i in range(begin, end, step):
-        at = out + (i * itemsize(kind) >> 2) * line
+        at = out + (i // step * (LINE_BYTES * num_digits(kind)) >> 2) * line
         if line == WORD_BYTES:
             numbers = word(rows, 0) + 4 * i
             _round_step_of_row(numbers, min(end - i, step), inverses[0], at, kind)
@@ -211,7 +250,7 @@ def _round(operands, piece, thread, num_threads, kind):
     )  # fmt: skip
 
 
-TILED = {"bfloat16 tiles": "bfloat16", "int8 tiles": "int8"}
+TILED = {"bfloat16 tiles": "bfloat16", "int8 tiles": "int8", "int16 tiles": "int16"}
 """What activations in blocks are called where others are called by their dtype name, and the dtype
 name of their numbers."""
 
@@ -222,5 +261,6 @@ def tiled(kind: str) -> str:
 
 
 ROUND = {name: Kernel(_count_pieces, _round, kind) for name, kind in TILED.items()}
-"""As `rounding.ROUND`, in blocks: the same numbers and scales. `out` has `rounded_bytes`; its
+"""As `rounding.ROUND`, in blocks: the same numbers and scales. In int16 a row is divided by its
+scale, its largest magnitude / (127 * 256), and rounded likewise. `out` has `rounded_bytes`; its
 stride is `row_bytes`."""

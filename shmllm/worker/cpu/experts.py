@@ -161,12 +161,12 @@ class ExpertOps:
         source, activated = self._rounded_rows(moe, False), self._rounded_rows(moe, True)
         listed = [*_rows(x), buffers.tokens.data_ptr(), source[0], x.shape[1], source[1]]
         self._kernels.record(expert_tiles.ROUND_PAIRS, [*blocks, *listed], label="round")
-        kinds = self._products.kinds(moe.gate_up_proj.weight)
+        kinds = self._products.expert_kinds(moe.gate_up_proj.weight)
         kernel = expert_tiles.GATE_AND_UP[*kinds[:2], spec.activation]
         weights = _weights(moe.gate_up_proj, spec.inner)
         operands = [*blocks, *source, *activated, *weights]
         self._kernels.record(kernel, operands, label=f"gate_and_up {_size(moe)}")
-        kernel = expert_tiles.DOWN[self._products.kinds(moe.down_proj.weight)]
+        kernel = expert_tiles.DOWN[self._products.expert_kinds(moe.down_proj.weight)]
         weights = _weights(moe.down_proj, buffers.rows.shape[1], has_bias)
         operands = [*blocks, *activated, *_rows(buffers.rows), *weights]
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")

@@ -38,8 +38,8 @@ ROUND = {**rounding.ROUND, **group_rounding.ROUND, **tile_rounding.ROUND}
 
 
 ROUNDING_NORMS = {
-    (norms.ADD_RMS_NORM[kind], tiled("bfloat16")): joined
-    for kind, joined in rounded_norms.ADD_RMS_NORM.items()
+    (norms.ADD_RMS_NORM[kind], x_kind): joined
+    for (kind, x_kind), joined in rounded_norms.ADD_RMS_NORM.items()
 }
 """By a norm and the kind of activations, the kernel that does the norm and rounds its result."""
 
@@ -73,10 +73,11 @@ DOT_PRODUCTS = {
         "AVX512_VNNI",
         HAS_INT8,
     ),
+    "int16": DotProduct(_weights_for(tiled("int16")), "quantization='int8'", "AMX_INT8", HAS_AMX),
 }
 """By the dtype name of activations."""
 
-AMX_INSTRUCTIONS = {"bfloat16": "AMX_BF16", "int8": "AMX_INT8"}
+AMX_INSTRUCTIONS = {"bfloat16": "AMX_BF16", "int8": "AMX_INT8", "int16": "AMX_INT8"}
 """What replaces DOT_PRODUCTS, but for experts, if products use tiles."""
 
 Kinds = tuple[str, str, str]
@@ -94,7 +95,8 @@ def uses_tiles(load: LoadConfig, activation_dtype: str) -> bool:
     Raises:
         EngineStartError: they cannot, although the options say so.
     """
-    rounds = activation_dtype == "bfloat16" or load.rounding == "int8" == activation_dtype
+    rounds = activation_dtype in ("bfloat16", "int16")
+    rounds |= load.rounding == "int8" == activation_dtype
     if load.cpu_instructions != "tiles":
         return HAS_AMX and rounds and load.cpu_instructions == "auto"
     if not HAS_AMX:
@@ -132,7 +134,11 @@ def _row_bytes(k: int, kind: str) -> int:
 
 def rounded_bytes(num_rows: int, k: int, activation_dtype: str) -> int:
     """Return the memory that rounded activations need in any layout, for rows of up to k."""
-    layouts = [activation_dtype, tiled(activation_dtype)]
+    layouts = [tiled(activation_dtype)]
+    if activation_dtype == "int16":  # of int8; all other weights get bfloat16
+        layouts += ["bfloat16", tiled("bfloat16")]
+    else:
+        layouts.append(activation_dtype)
     layouts += GROUPS if activation_dtype == "int8" else ()
     whole_rows = -(-num_rows // BLOCK_ROWS) * BLOCK_ROWS
     return whole_rows * max(_row_bytes(k, kind) for kind in layouts)
@@ -202,6 +208,10 @@ class Products:
         """
         dtype, wanted = kind_of(weight), self._activation_dtype
         stored = weight.kind if isinstance(weight, QuantizedMatrix) else dtype
+        if wanted == "int16":
+            if stored == "int8" and not is_exact and not is_grouped:
+                return tiled(wanted), stored, dtype
+            wanted = "bfloat16"
         is_exact |= wanted == "int8" and is_grouped
         if wanted == "int8":
             wanted = group_products.X_KINDS.get(stored, wanted)
@@ -280,13 +290,19 @@ class Products:
     def joins_experts(self, moe: MoE) -> bool:
         """Return whether `expert_tiles` has kernels for a mixture of experts."""
         gate_up, down = moe.gate_up_proj, moe.down_proj
-        kinds = self.kinds(gate_up.weight)
+        kinds = self.expert_kinds(gate_up.weight)
         return (
             gate_up.bias is None
             and moe.spec.inner % gated_tiles.WIDTH_STEP == 0
             and (*kinds[:2], moe.spec.activation) in expert_tiles.GATE_AND_UP
-            and self.kinds(down.weight) in expert_tiles.DOWN
+            and self.expert_kinds(down.weight) in expert_tiles.DOWN
         )
+
+    def expert_kinds(self, weight: WholeMatrix) -> Kinds:
+        """Return the kinds of a product of experts, by tiles if they can be."""
+        kinds = self.kinds(weight, is_grouped=True)
+        in_tiles = self._uses_tiles and kinds[0] == "bfloat16"
+        return (tiled(kinds[0]), *kinds[1:]) if in_tiles else kinds
 
     def record_gate_and_up(self, num_rows: int, x: Tensor, mlp: MLP, out: Tensor) -> None:
         """Record ``out = act(x @ gate.T) * (x @ up.T)``, rounded for the product that is recorded
@@ -379,6 +395,9 @@ def activation_dtype(load: LoadConfig, dtype: str, packed: Collection[str] = ())
     """
     wanted = load.activation_dtype
     if wanted == "auto":  # 8 bits change too much to be the default
+        digits = DOT_PRODUCTS["int16"]
+        if digits.exists and load.rounding == "int8" and load.cpu_instructions != "vectors":
+            return "int16"
         pairs = DOT_PRODUCTS["bfloat16"]
         rounds = pairs.exists and (load.rounding or dtype) in pairs.weights
         return "bfloat16" if rounds else "float32"
@@ -392,6 +411,8 @@ def activation_dtype(load: LoadConfig, dtype: str, packed: Collection[str] = ())
         lacking = f"the weights are {names}; start with {needed.option}"
     elif not needed.exists:
         lacking = f"this CPU has no {needed.instruction}"
+    elif wanted == "int16" and load.cpu_instructions == "vectors":
+        lacking = "it needs cpu_instructions='tiles' or 'auto'"
     if lacking is not None:
         raise EngineStartError(f"activation_dtype={wanted!r} is not possible: {lacking}")
     return wanted

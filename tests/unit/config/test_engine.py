@@ -32,7 +32,7 @@ from shmllm.errors import EngineStartError
         ),
         (
             lambda: LoadConfig("m", activation_dtype="int4"),
-            "activation_dtype 'int4' is not one of auto, float32, bfloat16, int8",
+            "activation_dtype 'int4' is not one of auto, float32, bfloat16, int16, int8",
         ),
         (lambda: LoadConfig("m", max_model_len=0), "max_model_len must be .* at least 1, got 0"),
         (lambda: LoadConfig("m", max_model_len=1.5), "max_model_len must be .* got 1.5"),

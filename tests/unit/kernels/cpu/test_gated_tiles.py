@@ -48,9 +48,9 @@ def in_three_steps(
     return in_tiles(activated, X_KIND)
 
 
-def rows_in(blocks: Tensor, num_rows: int, k: int) -> Tensor:
-    """The numbers of rows in blocks, as int16."""
-    stride = row_bytes(k, "bfloat16")
+def rows_in(blocks: Tensor, num_rows: int, k: int, kind: str = "bfloat16") -> Tensor:
+    """What the rows in blocks have, as int16."""
+    stride = row_bytes(k, kind)
     narrow, rows = min(num_rows, 16), torch.zeros(num_rows, stride // 4, 4, dtype=torch.uint8)
     for row in range(num_rows):
         block = blocks[row // 16 * 16 * stride :][: narrow * stride].view(stride // 4, narrow, 4)

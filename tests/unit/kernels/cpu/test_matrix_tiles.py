@@ -22,10 +22,11 @@ from shmllm_kernels.cpu.tile_rounding import TILED, row_bytes
 from tests.unit.kernels.cpu import test_products
 from tests.unit.kernels.cpu.test_products import ROUNDED, assert_close, quantized
 from tests.unit.kernels.cpu.test_rounding import parts_of, rounded
-from tests.unit.kernels.cpu.test_tile_rounding import in_tiles
+from tests.unit.kernels.cpu.test_tile_rounding import digits_of, in_tiles
 
 BFLOAT16, INT8 = ("bfloat16 tiles", "bfloat16", "bfloat16"), ("int8 tiles", "int8", "float32")
-KINDS = [BFLOAT16, INT8]
+INT16 = "int16 tiles", "int8", "float32"
+KINDS = [BFLOAT16, INT8, INT16]
 ROWS = (1, 2, 15, 16, 17, 33, 128)
 Kinds = tuple[str, str, str]
 NEEDS_AMX = pytest.mark.skipif(not HAS_AMX, reason="the CPU lacks AMX, or Linux refuses it")
@@ -113,6 +114,20 @@ def test_int8_is_exact_in_any_batch(k: int, columns: int) -> None:
         for num_threads in (1, 2):
             found = multiply(INT8, x[-rows:].clone(), weight, scale=scale, num_threads=num_threads)
             assert torch.equal(found, expected[-rows:])
+
+
+@pytest.mark.parametrize(("k", "columns"), SHAPES)
+def test_int16_is_exact_in_any_batch(k: int, columns: int) -> None:
+    x, weight, scale = torch.randn(128, k), weights(columns, k, "int8"), torch.rand(columns)
+    high, low, scales = digits_of(x)
+    sums = exact_sums(high, weight) * 256 + exact_sums(low, weight)
+    expected = sums * scales[:, None] * scale
+    for rows in ROWS:
+        for num_threads in (1, 2):
+            found = multiply(INT16, x[-rows:].clone(), weight, scale=scale, num_threads=num_threads)
+            assert torch.equal(found, expected[-rows:])
+    exact = x.double() @ weight.double().T * scale.double()
+    assert (expected - exact).abs().max() < 1e-4 * exact.abs().max()
 
 
 @NEEDS_INT8
@@ -257,7 +272,7 @@ def test_amx_computes_what_the_emulation_computes(k: int, columns: int, kinds: K
     x, weight = torch.randn(128, k), weights(columns, k, kinds[1])
     whole = multiply(kinds, x, weight, kernels=matrix_tiles.MULTIPLY)
     emulated = multiply(kinds, x, weight)
-    if kinds == INT8:
+    if kinds != BFLOAT16:
         assert torch.equal(whole, emulated)
     else:
         assert_close(whole, x.bfloat16(), weight)

@@ -7,26 +7,29 @@ import torch
 from support.cpu_kernels import guarded, run_kernel
 
 from shmllm_kernels.cpu import norms, rounded_norms, word_of_float
-from shmllm_kernels.cpu.tile_rounding import rounded_bytes, row_bytes
+from shmllm_kernels.cpu.tile_rounding import TILED, rounded_bytes, row_bytes
 from tests.unit.kernels.cpu.test_gated_tiles import rows_in
 from tests.unit.kernels.cpu.test_tile_rounding import in_tiles
 
 
+@pytest.mark.parametrize("name", TILED)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 16, 17, 33, 50])
 @pytest.mark.parametrize("has_x", [False, True])
-def test_bits_are_those_of_a_norm_and_a_rounding(has_x: bool, rows: int, num_threads: int) -> None:
-    width = 100
+def test_bits_are_those_of_a_norm_and_a_rounding(
+    has_x: bool, rows: int, num_threads: int, name: str
+) -> None:
+    width, kind = 100, TILED[name]
     x, residual, weight = torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)
     sums, numbers = residual.clone(), [word_of_float(number) for number in (1e-5, 0.5, 1.0)]
     addend, expected = x if has_x else 0, torch.empty(rows, width)
     run_kernel(norms.ADD_RMS_NORM["float32"], rows, addend, sums, weight, expected, width, *numbers)
-    out, rounded = torch.empty(rows, width), guarded(rounded_bytes(rows, width, "bfloat16"))
+    out, rounded = torch.empty(rows, width), guarded(rounded_bytes(rows, width, kind))
     run_kernel(
-        rounded_norms.ADD_RMS_NORM["float32"], rows, addend, residual, weight, out, width,
-        *numbers, rounded, row_bytes(width, "bfloat16"), num_threads=num_threads,
+        rounded_norms.ADD_RMS_NORM["float32", name], rows, addend, residual, weight, out, width,
+        *numbers, rounded, row_bytes(width, kind), num_threads=num_threads,
     )  # fmt: skip
     assert torch.equal(residual, sums)
     assert torch.equal(out, expected)
-    want = in_tiles(expected, "bfloat16 tiles")
-    assert torch.equal(rows_in(rounded, rows, width), rows_in(want, rows, width))
+    want = in_tiles(expected, name)
+    assert torch.equal(rows_in(rounded, rows, width, kind), rows_in(want, rows, width, kind))

@@ -21,7 +21,35 @@ def in_tiles(x: Tensor, name: str) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("kind", TILED.values())
+def digits_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What int16 is: the high and the low digits of rows, and their scales."""
+    largest = x.abs().amax(1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.tensor(127.0).div(largest), 0.0) * 256
+    numbers = (x * inverse + 0.5).floor().int()
+    high = (numbers + 128) >> 8
+    return high, numbers - 256 * high, largest[:, 0] / 127 / 256
+
+
+@pytest.mark.parametrize("k", [1, 5, 64, 100, 1100])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 35])
+def test_numbers_of_16_bits_have_two_digits(rows: int, k: int) -> None:
+    x = torch.randn(rows, k) * torch.logspace(-3, 3, rows)[:, None]
+    x[rows // 2] = 0
+    blocks, stride = in_tiles(x, "int16 tiles"), row_bytes(k, "int16")
+    narrow, found = min(rows, 16), torch.zeros(rows, stride, dtype=torch.uint8)
+    for row in range(rows):
+        block = blocks[row // 16 * 16 * stride :][: narrow * stride].view(stride // 4, narrow, 4)
+        found[row] = block[:, row % 16].flatten()
+    steps = found[:, :-4].view(torch.int8).view(rows, -1, 2, 64)
+    high, low, scales = digits_of(x)
+    assert int(high.abs().max()) <= 127
+    for digit, expected in zip((steps[:, :, 0], steps[:, :, 1]), (high, low), strict=True):
+        assert torch.equal(digit.flatten(1)[:, :k].int(), expected)
+        assert not digit.flatten(1)[:, k:].any(), "zeros fill the last step"
+    assert torch.equal(found[:, -4:].contiguous().view(torch.float32)[:, 0], scales)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 @pytest.mark.parametrize("k", [1, 5, 64, 100, 1100])
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 35])
 def test_blocks_have_the_numbers_of_rows(rows: int, k: int, kind: str) -> None:

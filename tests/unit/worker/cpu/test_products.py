@@ -57,6 +57,39 @@ def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
     assert chosen(BFLOAT16) == chosen(BFLOAT16, quantization="int4") == "float32"
 
 
+def test_weights_in_8_bits_get_16_bits_where_the_cpu_has_amx(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has(monkeypatch, "bfloat16", "int8", "int16")
+    assert chosen(BFLOAT16, quantization="int8") == "int16"
+    assert chosen(BFLOAT16) == chosen(BFLOAT16, quantization="int4") == "bfloat16"
+    vectors = LoadConfig("m", quantization="int8", cpu_instructions="vectors")
+    assert activation_dtype(vectors, BFLOAT16) == "bfloat16"
+    vectors = LoadConfig(
+        "m", quantization="int8", activation_dtype="int16", cpu_instructions="vectors"
+    )
+    with pytest.raises(EngineStartError, match="int16' is not possible: it needs cpu_instr"):
+        activation_dtype(vectors, BFLOAT16)
+    with pytest.raises(EngineStartError, match="int16' is not possible: the weights are bfloat16"):
+        chosen(BFLOAT16, "int16")
+    has(monkeypatch, "bfloat16", "int8")
+    with pytest.raises(EngineStartError, match="int16' is not possible: this CPU has no AMX_INT8"):
+        chosen(BFLOAT16, "int16", "int8")
+
+
+def test_int16_is_for_weights_in_8_bits_and_bfloat16_for_others() -> None:
+    chosen_by = Products(KernelProgram(1), None, "int16", uses_tiles=True)
+    kinds = {}
+    for name in ("int8", "int4"):
+        matrix = QUANTIZATIONS[name].make((64, 96), torch.bfloat16, allocate)
+        kinds[name] = chosen_by.kinds(matrix)[0]
+        assert chosen_by.kinds(matrix, is_exact=True)[0] == FLOAT32
+        assert chosen_by.kinds(matrix, is_grouped=True)[0] == BFLOAT16
+        assert chosen_by.expert_kinds(matrix)[0] == "bfloat16 tiles"
+    assert kinds == {"int8": "int16 tiles", "int4": "bfloat16 tiles"}
+    assert chosen_by.kinds(Linear(96, (64,), False, STORAGE).weight)[0] == "bfloat16 tiles"
+
+
 @pytest.mark.parametrize(
     ("dtype", "wanted", "quantization", "message"),
     [
