@@ -38,8 +38,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.weights import load_weights
+from shmllm.worker.cpu.instructions import auto_dtype
 from shmllm.worker.cpu.memory import HostMemory
-from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.cpu.program import check_model
 from shmllm.worker.loading import load_model
 

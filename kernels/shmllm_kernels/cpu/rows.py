@@ -238,9 +238,9 @@ def activation(x, name):
 
 
 @compiled
-def _activate(operands, piece, thread, num_threads, name, is_gated):
+def activate(operands, begin, end, name, is_gated):
+    """Computes the rows [begin, end) of ACTIVATE."""
     source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
-    begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         values = floats(out + row * width * 4)
         if is_gated:
@@ -252,6 +252,12 @@ def _activate(operands, piece, thread, num_threads, name, is_gated):
             numbers = floats(source + row * width * 4)
             for i in range(width):
                 values[i] = activation(numbers[i], name)
+
+
+@compiled
+def _activate(operands, piece, thread, num_threads, name, is_gated):
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    activate(operands, begin, end, name, is_gated)
 
 
 ACTIVATE = {

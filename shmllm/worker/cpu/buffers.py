@@ -15,7 +15,7 @@ from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
 from shmllm.worker.cpu.mamba import MambaBuffers
-from shmllm.worker.cpu.products import rounded_bytes
+from shmllm.worker.cpu.product_kernels import rounded_bytes
 from shmllm.worker.group import Alone, Group
 
 SCORED_ROWS = 64

@@ -23,9 +23,9 @@ from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.heads import CpuHead
 from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.instructions import activation_dtype, uses_tiles
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.pipeline import CpuPipeline
-from shmllm.worker.cpu.products import activation_dtype, uses_tiles
 from shmllm.worker.group import Group
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel

@@ -15,9 +15,10 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs, Division
+from shmllm.worker.cpu.instructions import uses_tiles
 from shmllm.worker.cpu.make_program import Program
 from shmllm.worker.cpu.ops import CpuOps
-from shmllm.worker.cpu.products import Products, uses_tiles
+from shmllm.worker.cpu.products import Products
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import Workspace

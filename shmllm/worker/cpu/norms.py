@@ -1,5 +1,5 @@
 """Records norms of rows in a kernel program. A product that reads a norm's result next lets the
-norm round it, see `products.ROUNDING_NORMS`."""
+norm round it, see `products.ROUNDING`."""
 
 from __future__ import annotations
 

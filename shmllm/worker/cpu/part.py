@@ -14,10 +14,10 @@ from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
 from shmllm.worker.cpu.inputs import CpuInputs
+from shmllm.worker.cpu.instructions import auto_dtype
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.make_program import Program, check_model, make_lora, make_program
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
-from shmllm.worker.cpu.products import auto_dtype
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.draft_loading import load_draft

@@ -2,146 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shmllm.config.load import LoadConfig
-from shmllm.errors import EngineStartError
 from shmllm.models.experts import MoE
 from shmllm.models.layers import MLP, Linear
 from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm_kernels.cpu import (
-    KernelProgram,
-    expert_tiles,
-    gated_tiles,
-    group_products,
-    group_rounding,
-    matrix_tiles,
-    norms,
-    products,
-    rounded_norms,
-    rounding,
-    tile_rounding,
-)
-from shmllm_kernels.cpu.amx import HAS_AMX
-from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
-from shmllm_kernels.cpu.group_rounding import GROUPS
-from shmllm_kernels.cpu.simd import INSTRUCTIONS
+from shmllm.worker.cpu.product_kernels import MULTIPLY, ROUND, ROUNDING, Kinds, row_bytes
+from shmllm_kernels.cpu import KernelProgram, expert_tiles, gated_tiles, group_products
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, TILED, tiled
-
-MULTIPLY = {**products.MULTIPLY, **group_products.MULTIPLY, **matrix_tiles.MULTIPLY}
-ROUND = {**rounding.ROUND, **group_rounding.ROUND, **tile_rounding.ROUND}
-
-
-ROUNDING_NORMS = {
-    (norms.ADD_RMS_NORM[kind], x_kind): joined
-    for (kind, x_kind), joined in rounded_norms.ADD_RMS_NORM.items()
-}
-"""By a norm and the kind of activations, the kernel that does the norm and rounds its result."""
-
-
-class DotProduct(NamedTuple):
-    """What products of rounded activations need.
-
-    weights: the dtypes and quantizations of weights that the products take.
-    option: an option for such weights.
-    instruction: what the CPU must have.
-    exists: whether it has it.
-    """
-
-    weights: frozenset[str]
-    option: str
-    instruction: str
-    exists: bool
-
-
-def _weights_for(*x_kinds: str) -> frozenset[str]:
-    return frozenset(weight for x, weight, _ in MULTIPLY if x in x_kinds)
-
-
-DOT_PRODUCTS = {
-    "bfloat16": DotProduct(
-        _weights_for("bfloat16"), "dtype='bfloat16'", "AVX512_BF16", HAS_BFLOAT16
-    ),
-    "int8": DotProduct(
-        _weights_for("int8", *GROUPS),
-        "quantization='int8' or 'int4', or with a checkpoint in 4 to 8 bits",
-        "AVX512_VNNI",
-        HAS_INT8,
-    ),
-    "int16": DotProduct(_weights_for(tiled("int16")), "quantization='int8'", "AMX_INT8", HAS_AMX),
-}
-"""By the dtype name of activations."""
-
-AMX_INSTRUCTIONS = {"bfloat16": "AMX_BF16", "int8": "AMX_INT8", "int16": "AMX_INT8"}
-"""What replaces DOT_PRODUCTS, but for experts, if products use tiles."""
-
-Kinds = tuple[str, str, str]
-"""The dtype names of activations (or a name in GROUPS or TILED), weights and bias, by which kernels
-are chosen."""
-
-
-def uses_tiles(load: LoadConfig, activation_dtype: str) -> bool:
-    """Return whether products use AMX.
-
-    Args:
-        load: the options.
-        activation_dtype: the dtype name that products round activations to.
-
-    Raises:
-        EngineStartError: they cannot, although the options say so.
-    """
-    rounds = activation_dtype in ("bfloat16", "int16")
-    rounds |= load.rounding == "int8" == activation_dtype
-    if load.cpu_instructions != "tiles":
-        return HAS_AMX and rounds and load.cpu_instructions == "auto"
-    if not HAS_AMX:
-        raise EngineStartError("cpu_instructions='tiles' is not possible: this CPU has no AMX")
-    if not rounds:
-        raise EngineStartError(
-            f"cpu_instructions='tiles' is not possible: AMX does not multiply {activation_dtype} "
-            "with these weights; start with dtype='bfloat16' or a quantization"
-        )
-    return True
-
-
-def instruction_of(activation_dtype: str, uses_tiles: bool) -> str:
-    """Return the name of the instructions that multiply activations of a dtype name.
-
-    Args:
-        activation_dtype: the dtype name.
-        uses_tiles: as for `Products`.
-    """
-    if activation_dtype == "float32":
-        return INSTRUCTIONS
-    if uses_tiles:
-        return AMX_INSTRUCTIONS[activation_dtype]
-    return DOT_PRODUCTS[activation_dtype].instruction
-
-
-def _row_bytes(k: int, kind: str) -> int:
-    """Return the stride of rounded rows of k activations of a kind, the first of `Kinds`."""
-    if kind in TILED:
-        return tile_rounding.row_bytes(k, TILED[kind])
-    owner = group_rounding if kind in GROUPS else rounding
-    size: int = owner.row_bytes(k, kind)
-    return size
-
-
-def rounded_bytes(num_rows: int, k: int, activation_dtype: str) -> int:
-    """Return the memory that rounded activations need in any layout, for rows of up to k."""
-    layouts = [tiled(activation_dtype)]
-    if activation_dtype == "int16":  # of int8; all other weights get bfloat16
-        layouts += ["bfloat16", tiled("bfloat16")]
-    else:
-        layouts.append(activation_dtype)
-    layouts += GROUPS if activation_dtype == "int8" else ()
-    whole_rows = -(-num_rows // BLOCK_ROWS) * BLOCK_ROWS
-    return whole_rows * max(_row_bytes(k, kind) for kind in layouts)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -240,26 +112,26 @@ class Products:
         if latest is not None and latest[:3] == (num_rows, x.data_ptr(), kind):
             return latest.address, latest.stride
         assert self._rounded is not None, "`kinds` says so"
-        stride, rows = _row_bytes(x.shape[1], kind), len(x)
+        stride, rows = row_bytes(x.shape[1], kind), len(x)
         if kind in TILED:
             rows = -(-rows // BLOCK_ROWS) * BLOCK_ROWS
         assert rows * stride <= self._rounded.nbytes, "the memory is for fewer activations"
         address = self._rounded.data_ptr()
-        if not self._round_with_norm(num_rows, x, kind, address, stride):
+        if not self._round_with_last(num_rows, x, kind, address, stride):
             operands = [num_rows, x.data_ptr(), address, x.shape[1], stride]
             self._kernels.record(ROUND[kind], operands, label="round")
         self._keep(num_rows, x, kind, address, stride)
         return address, stride
 
-    def _round_with_norm(
+    def _round_with_last(
         self, num_rows: int, x: Tensor, kind: str, address: int, stride: int
     ) -> bool:
-        """Let the kernel that was recorded last round the activations, if it is their norm."""
-        if self._kernels.last is None:
+        """Let the kernel that was recorded last round the activations, if they are its result."""
+        if self._kernels.last is None or (self._kernels.last[0], kind) not in ROUNDING:
             return False
-        kernel, operands = self._kernels.last
-        joined = ROUNDING_NORMS.get((kernel, kind))
-        if joined is None or (operands[0], operands[4]) != (num_rows, x.data_ptr()):
+        last, operands = self._kernels.last
+        joined, index = ROUNDING[last, kind]
+        if (operands[0], operands[index]) != (num_rows, x.data_ptr()):
             return False
         self._kernels.replace_last(joined, [*operands, address, stride])
         return True
@@ -316,7 +188,7 @@ class Products:
         """
         weight = parts_of(mlp.gate_up_proj.weight)[0]
         x_kind, kind, _ = self.kinds(weight)
-        stride = _row_bytes(mlp.spec.inner, x_kind)
+        stride = row_bytes(mlp.spec.inner, x_kind)
         numbers, scales = weights_of(weight)
         rows = [*self.activations(num_rows, x, x_kind), out.data_ptr(), stride]
         operands = [num_rows, *rows, numbers.data_ptr(), mlp.spec.inner, x.shape[1], scales]
@@ -370,49 +242,3 @@ def weights_of(weight: WholeMatrix) -> tuple[Tensor, int]:
     if isinstance(weight, QuantizedMatrix):
         return weight.integers, weight.scales.data_ptr()
     return weight, 0
-
-
-def auto_dtype(checkpoint: str | None) -> str:
-    """Return the meaning of dtype="auto" for the dtype name of a checkpoint.
-
-    A checkpoint in bfloat16 stays so where the CPU multiplies that. All else is float32, in which
-    greedy outputs equal those of transformers: docs/models.md has the figures.
-    """
-    is_fast = checkpoint == "bfloat16" and DOT_PRODUCTS["bfloat16"].exists
-    return "bfloat16" if is_fast else "float32"
-
-
-def activation_dtype(load: LoadConfig, dtype: str, packed: Collection[str] = ()) -> str:
-    """Return the dtype name that products round activations to.
-
-    Args:
-        load: the options.
-        dtype: the dtype name of the weights, unless these are quantized.
-        packed: the kinds of the weights that the checkpoint has packed.
-
-    Raises:
-        EngineStartError: they cannot be rounded as asked.
-    """
-    wanted = load.activation_dtype
-    if wanted == "auto":  # 8 bits change too much to be the default
-        digits = DOT_PRODUCTS["int16"]
-        if digits.exists and load.rounding == "int8" and load.cpu_instructions != "vectors":
-            return "int16"
-        pairs = DOT_PRODUCTS["bfloat16"]
-        rounds = pairs.exists and (load.rounding or dtype) in pairs.weights
-        return "bfloat16" if rounds else "float32"
-    if wanted == "float32":
-        return wanted
-    needed = DOT_PRODUCTS[wanted]
-    stored = {load.rounding} if load.rounding else set(packed) or {dtype}
-    lacking = None
-    if stored.isdisjoint(needed.weights):
-        names = ", ".join(sorted(map(str, stored)))
-        lacking = f"the weights are {names}; start with {needed.option}"
-    elif not needed.exists:
-        lacking = f"this CPU has no {needed.instruction}"
-    elif wanted == "int16" and load.cpu_instructions == "vectors":
-        lacking = "it needs cpu_instructions='tiles' or 'auto'"
-    if lacking is not None:
-        raise EngineStartError(f"activation_dtype={wanted!r} is not possible: {lacking}")
-    return wanted

@@ -17,14 +17,10 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.inputs import CpuInputs, Division
+from shmllm.worker.cpu.instructions import activation_dtype, instruction_of, uses_tiles
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
-from shmllm.worker.cpu.products import (
-    Products,
-    activation_dtype,
-    instruction_of,
-    uses_tiles,
-)
+from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Alone, Group, Kind
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram

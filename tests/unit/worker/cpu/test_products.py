@@ -14,14 +14,11 @@ from shmllm.models.layers import MLP, Linear, Norm, Storage
 from shmllm.models.matrices import QUANTIZATIONS
 from shmllm.models.packed import PACKINGS
 from shmllm.models.specs import MLPSpec, NormSpec
-from shmllm.worker.cpu import products
+from shmllm.worker.cpu import instructions, products
+from shmllm.worker.cpu.instructions import activation_dtype, instruction_of
 from shmllm.worker.cpu.norms import record_norm
-from shmllm.worker.cpu.products import (
-    Products,
-    activation_dtype,
-    instruction_of,
-    rounded_bytes,
-)
+from shmllm.worker.cpu.product_kernels import rounded_bytes
+from shmllm.worker.cpu.products import Products
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.norms import SCALE
 
@@ -36,9 +33,10 @@ def chosen(dtype: str, wanted: str = "auto", quantization: str | None = None) ->
 def has(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
     """Lets the CPU multiply numbers of these dtypes only."""
     found = {
-        kind: each._replace(exists=kind in kinds) for kind, each in products.DOT_PRODUCTS.items()
+        kind: each._replace(exists=kind in kinds)
+        for kind, each in instructions.DOT_PRODUCTS.items()
     }
-    monkeypatch.setattr(products, "DOT_PRODUCTS", found)
+    monkeypatch.setattr(instructions, "DOT_PRODUCTS", found)
 
 
 def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
@@ -179,11 +177,11 @@ def test_a_product_by_tiles_is_recorded_with_its_rounding(
 def test_tiles_are_used_where_they_are_and_where_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def uses(instructions: str, activations: str, quantization: str | None = None) -> bool:
-        load = LoadConfig("m", cpu_instructions=instructions, quantization=quantization)
-        return products.uses_tiles(load, activations)
+    def uses(by: str, activations: str, quantization: str | None = None) -> bool:
+        load = LoadConfig("m", cpu_instructions=by, quantization=quantization)
+        return instructions.uses_tiles(load, activations)
 
-    monkeypatch.setattr(products, "HAS_AMX", True)
+    monkeypatch.setattr(instructions, "HAS_AMX", True)
     assert uses("auto", BFLOAT16)
     assert uses("tiles", "int8", "int8")
     assert not uses("auto", "int8", "int4"), "tiles add over a whole row"
@@ -191,7 +189,7 @@ def test_tiles_are_used_where_they_are_and_where_they_are_asked_for(
     assert not uses("vectors", BFLOAT16)
     with pytest.raises(EngineStartError, match="not possible: AMX does not multiply float32"):
         uses("tiles", FLOAT32)
-    monkeypatch.setattr(products, "HAS_AMX", False)
+    monkeypatch.setattr(instructions, "HAS_AMX", False)
     assert not uses("auto", BFLOAT16)
     with pytest.raises(EngineStartError, match="not possible: this CPU has no AMX"):
         uses("tiles", BFLOAT16)
