@@ -9,15 +9,14 @@ import pytest
 import torch
 from support.variants import diagonal, slow
 
-from shmllm_kernels.cpu import attention
+from shmllm_kernels.cpu import attention_pieces
 from shmllm_kernels.cpu.attention import (
     ATTEND,
     MERGE_SPLITS,
-    count_pieces,
-    request_words,
     scratch_bytes,
     split_states_bytes,
 )
+from shmllm_kernels.cpu.attention_pieces import count_pieces, request_words
 from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.kernel_program import KernelProgram
@@ -304,8 +303,8 @@ def test_pieces_of_a_context_change_no_bit(options, stored, monkeypatch):
     pieces are splits; with and without room for these, and beside other requests."""
     layout = CacheLayout(2, 20, 16, stored)
 
-    def computed(chunks, others=0, max_splits=attention.MAX_SPLITS):
-        monkeypatch.setattr(attention, "MAX_SPLITS", max_splits)
+    def computed(chunks, others=0, max_splits=attention_pieces.MAX_SPLITS):
+        monkeypatch.setattr(attention_pieces, "MAX_SPLITS", max_splits)
         layer = Layer(4, layout, **options)
         request = Request(2090, 4, layout, 7)
         neighbours = [Request(100, 4, layout, 8 + n) for n in range(others)]
@@ -323,7 +322,7 @@ def test_pieces_of_a_context_change_no_bit(options, stored, monkeypatch):
 
 
 def test_contexts_are_divided_while_there_is_room(monkeypatch):
-    monkeypatch.setattr(attention, "MAX_SPLITS", 5)
+    monkeypatch.setattr(attention_pieces, "MAX_SPLITS", 5)
     counts = np.array([1, 1, 5, 1, 1])
     contexts = np.array([1024, 3000, 9000, 4096, 1025])
     tiles, splits = np.zeros(6, np.int64), np.zeros(6, np.int64)
