@@ -17,6 +17,8 @@ import numpy as np
 from llvmlite import ir
 
 from shmllm_kernels.cpu import Kernel
+from shmllm_kernels.cpu.attention_in_tiles import ATTEND_IN_TILES, attend_by
+from shmllm_kernels.cpu.attention_pieces import num_pieces
 from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
 from shmllm_kernels.cpu.matrix_tiles import MULTIPLY, count_pieces, multiply_by
 from shmllm_kernels.cpu.memory import floats, number, put_word, short_words, word
@@ -214,3 +216,12 @@ EMULATED_MULTIPLY = {
     kinds: Kernel(count_pieces, _multiply, TILED[kinds[0]], *kinds[1:]) for kinds in MULTIPLY
 }
 """The kernels of `matrix_tiles.MULTIPLY` with EMULATED instead of AMX."""
+
+
+@compiled
+def _attend(operands: Any, piece: Any, thread: Any, num_threads: Any, kind: Any) -> None:
+    attend_by(EMULATED, operands, piece, thread, kind)
+
+
+EMULATED_ATTEND = {kinds: Kernel(num_pieces, _attend, kinds[1]) for kinds in ATTEND_IN_TILES}
+"""The kernels of `attention_in_tiles.ATTEND_IN_TILES` with EMULATED instead of AMX."""

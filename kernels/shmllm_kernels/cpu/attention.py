@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from shmllm_kernels.cpu import cache_layout as at
 from shmllm_kernels.cpu.attention_blocks import find_key_chunk
+from shmllm_kernels.cpu.attention_in_tiles import ATTEND_IN_TILES, scratch_bytes_in_tiles
 from shmllm_kernels.cpu.attention_pieces import (
     MAX_SPLITS,
     find_tile,
@@ -72,6 +73,8 @@ class Scratch(NamedTuple):
 
 def scratch_bytes(layout: CacheLayout, num_heads: int) -> int:
     """Returns the size of one thread's scratch memory."""
+    if layout.is_tiled:
+        return scratch_bytes_in_tiles(layout, num_heads)
     per_kv = num_heads // layout.num_kv_heads
     rows = queries_per_tile(per_kv) * per_kv
     sizes = [4 * rows * layout.head_dim, *[state_bytes(rows, layout.values_shape[1])] * 2]
@@ -242,7 +245,7 @@ def _merge_splits(operands, piece, thread, num_threads, stored, kind):
     )  # fmt: skip
 
 
-ATTEND = {kinds: Kernel(num_pieces, _attend, *kinds) for kinds in at.KINDS}
+ATTEND = {kinds: Kernel(num_pieces, _attend, *kinds) for kinds in at.KINDS} | ATTEND_IN_TILES
 """Kernels by the dtype names of the cache and of the sinks. Every token attends to its
 request's keys in the cache.
 
@@ -268,6 +271,9 @@ Operands (addresses, if not marked as numbers; strides in bytes):
        own position and none behind it
 """
 
-MERGE_SPLITS = {kinds: Kernel(_count_merges, _merge_splits, *kinds) for kinds in at.KINDS}
+MERGE_SPLITS = {
+    (stored, kind): Kernel(_count_merges, _merge_splits, at.dtype_of(stored), kind)
+    for stored, kind in [*at.KINDS, *at.TILE_KINDS]
+}
 """Kernels by the same names, which run after ATTEND and write the output of requests whose splits
 were pieces of their own. They have the same operands."""

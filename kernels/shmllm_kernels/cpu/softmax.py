@@ -10,8 +10,9 @@ import math
 
 from llvmlite import ir
 
+from shmllm_kernels.cpu.bfloat16 import round_upper, store_bits, upper_halves
 from shmllm_kernels.cpu.language import emitted
-from shmllm_kernels.cpu.simd import FLOAT, INT32, LANES, Emitter, Loop, function
+from shmllm_kernels.cpu.simd import FLOAT, INT32, INT64, LANES, Emitter, Loop, function
 
 INITIAL_MAX_SCORE = -1e30
 """The largest score of a row before its first chunk of keys."""
@@ -19,6 +20,8 @@ INITIAL_MAX_SCORE = -1e30
 _SMALLEST_POWER = -120.0
 _MASKED_POSITION = 1 << 30
 _DEGREE = 6
+_DEGREE_ROUNDED = 4
+"""Of weights that are rounded to bfloat16, to whose last place it adds 1 %."""
 _TANH_SERIES = 1.0, -1 / 3, 2 / 15, -17 / 315
 """The coefficients of x, x**3, x**5 and x**7."""
 _SMALL_RATIO = 0.25
@@ -44,7 +47,7 @@ def _max_lane(e: Emitter, x: ir.Value) -> ir.Value:
     return e.builder.extract_element(x, ir.Constant(INT32, 0))
 
 
-def power_of_two(e: Emitter, x: ir.Value) -> ir.Value:
+def power_of_two(e: Emitter, x: ir.Value, degree: int = _DEGREE) -> ir.Value:
     """Returns 2**x for x at most 0, to 2 units in the last place; 2**0 is exactly 1.
 
     It uses the Taylor polynomial around the nearest integer. The result is at least 2**-120.
@@ -54,9 +57,9 @@ def power_of_two(e: Emitter, x: ir.Value) -> ir.Value:
     x = _max(e, x, number(_SMALLEST_POWER))
     whole = _round(e, x)
     rest = b.fsub(x, whole)
-    y = number(math.log(2) ** _DEGREE / math.factorial(_DEGREE))
-    for degree in range(_DEGREE - 1, -1, -1):
-        y = e.fma(y, rest, number(math.log(2) ** degree / math.factorial(degree)))
+    y = number(math.log(2) ** degree / math.factorial(degree))
+    for power in range(degree - 1, -1, -1):
+        y = e.fma(y, rest, number(math.log(2) ** power / math.factorial(power)))
     exponent = b.shl(b.fptosi(whole, e.integers), e.splat_int(23))
     return b.bitcast(b.add(b.bitcast(y, e.integers), exponent), e.vector)
 
@@ -74,6 +77,18 @@ def _lanes(e: Emitter, keys_per_vector: ir.Value) -> ir.Value:
     return e.builder.select(e.first(keys_per_vector), count, e.splat_int(_MASKED_POSITION))
 
 
+def _store_weight(e: Emitter, weight: ir.Value, address: ir.Value, offset: ir.Value) -> ir.Value:
+    e.store(weight, e.at(address, offset))
+    return weight
+
+
+def _store_rounded(e: Emitter, weight: ir.Value, address: ir.Value, offset: ir.Value) -> ir.Value:
+    upper = round_upper(e, weight)
+    half = e.builder.lshr(offset, e.const(1))
+    store_bits(e, upper_halves(e, upper), e.at(address, half))
+    return e.builder.bitcast(upper, e.vector)
+
+
 @emitted
 def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, max_score, weight_sums):
     """Turns a row's scores for one chunk of keys into softmax weights, in place.
@@ -89,6 +104,23 @@ def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, max_score
     Returns:
         The factor, a float32, by which weights of earlier chunks must be multiplied.
     """
+    row = scores, num_vectors, keys_per_vector, offset, span, max_score, weight_sums
+    return _weigh(builder, *row, scores, _store_weight, _DEGREE)
+
+
+@emitted
+def weigh_rounded(builder, scores, num_vectors, offset, span, max_score, weight_sums, weights):
+    """As `weigh` for whole vectors, but it writes the weights as bfloat16 to an address, and adds
+    what they are rounded to, so that the shares of the keys add up to 1."""
+    whole = ir.Constant(INT64, LANES)
+    row = scores, num_vectors, whole, offset, span, max_score, weight_sums
+    return _weigh(builder, *row, weights, _store_rounded, _DEGREE_ROUNDED)
+
+
+def _weigh(
+    builder, scores, num_vectors, keys_per_vector, offset, span, max_score, weight_sums, weights,
+    store, degree,
+):  # fmt: skip
     e = Emitter(builder)
     stop = builder.mul(num_vectors, e.const(4 * LANES))
     step = _integers(e, keys_per_vector)
@@ -117,10 +149,9 @@ def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, max_score
     sums, indices = loop.values
     address = e.at(scores, loop.index)
     is_visible = builder.icmp_unsigned("<", indices, visible_keys)
-    power = power_of_two(e, builder.fsub(e.load(address), new_maxima))
+    power = power_of_two(e, builder.fsub(e.load(address), new_maxima), degree)
     weight = builder.select(is_visible, power, e.zeros())
-    e.store(weight, address)
-    sums = builder.fadd(sums, weight)
+    sums = builder.fadd(sums, store(e, weight, weights, loop.index))
     loop.end([sums, builder.add(indices, step)])
 
     e.store(e.fma(e.load(weight_sums), factor, sums), weight_sums)

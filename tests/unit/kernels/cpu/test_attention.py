@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.emulated_tiles import EMULATED_ATTEND
 from support.variants import diagonal, slow
 
 from shmllm_kernels.cpu import attention_pieces
+from shmllm_kernels.cpu.amx import HAS_AMX
 from shmllm_kernels.cpu.attention import (
     ATTEND,
     MERGE_SPLITS,
@@ -17,7 +19,7 @@ from shmllm_kernels.cpu.attention import (
     split_states_bytes,
 )
 from shmllm_kernels.cpu.attention_pieces import count_pieces, request_words
-from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
+from shmllm_kernels.cpu.cache_layout import IN_TILES, CacheLayout, dtype_of, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.memory import word_of_float
@@ -25,16 +27,31 @@ from shmllm_kernels.cpu.memory import word_of_float
 EPS = 1e-6
 MAX_TOKENS, MAX_REQUESTS, MAX_BLOCKS, NUM_THREADS = 2100, 8, 300, 2
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-STORED = [*DTYPES, "int8"]
+TILES = ["emulated tiles", *(["tiles"] if HAS_AMX else [])]
+STORED = [*DTYPES, "int8", *TILES]
+UNIT = 2**-9
+"""The largest relative error of a number that is rounded to bfloat16."""
+
+
+class Emulated(CacheLayout):
+    """The layout of a cache for tile instructions that are emulated."""
+
+
+def made(num_kv_heads: int, head_dim: int, block_size: int, stored: str) -> CacheLayout:
+    """A layout, by a name in STORED."""
+    kind = Emulated if stored == "emulated tiles" else CacheLayout
+    return kind(num_kv_heads, head_dim, block_size, IN_TILES if stored in TILES else stored)
 
 
 def kinds_of(layout: CacheLayout) -> tuple[str, str]:
     """The dtype names of the cache and of the weights, float32 beside int8."""
-    return layout.stored, layout.stored if layout.stored in DTYPES else "float32"
+    dtype = dtype_of(layout.stored)
+    return layout.stored, dtype if dtype in DTYPES else "float32"
 
 
 def rounded(heads: torch.Tensor, stored: str) -> torch.Tensor:
     """What the cache holds of keys or values, [tokens, heads, head_dim] float64."""
+    stored = dtype_of(stored)
     if stored != "int8":
         return heads.to(DTYPES[stored]).double()
     scales = heads.abs().amax(-1, keepdim=True) / 127
@@ -126,7 +143,8 @@ class Layer:
             0 if self.sinks is None else self.sinks.data_ptr(), at(states),
             0 if self.ends is None else at(self.seen),
         ]  # fmt: skip
-        for kernels in (ATTEND, MERGE_SPLITS):
+        attend = EMULATED_ATTEND if isinstance(self.layout, Emulated) else ATTEND
+        for kernels in (attend, MERGE_SPLITS):
             kernel = kernels[kinds_of(self.layout)]
             self.program.record(kernel, operands, [requests, scratch, states])
 
@@ -168,6 +186,16 @@ class Layer:
 
     def expected(self, request: Request) -> torch.Tensor:
         """Returns the attention of all the request's tokens, computed in float64."""
+        return self.expected_and_bound(request)[0]
+
+    def expected_and_bound(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the attention of all the request's tokens, computed in float64, and how far it
+        may differ, to the first order, if queries and weights are rounded to bfloat16.
+
+        The share w of a key then changes by w times UNIT times (1 + scale * the sum of |q * k|):
+        no cap makes a difference of scores larger. The weighted mean o of the values v changes by
+        the sum of (v - o) times these changes.
+        """
         layout, length = self.layout, len(request.qkv)
         dim, kv = layout.head_dim, layout.num_kv_heads
         heads = request.qkv.double().view(length, -1, dim)
@@ -187,6 +215,7 @@ class Layer:
         key, value = (part.repeat_interleave(self.num_heads // kv, 1) for part in (key, value))
         scale = dim**-0.5 if self.scale is None else self.scale
         scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+        errors = UNIT * (1 + torch.einsum("qhd,khd->hqk", query.abs(), key.abs()) * scale)
         if self.cap:
             scores = self.cap * torch.tanh(scores / self.cap)
         distance = torch.arange(length)[:, None] - torch.arange(length)
@@ -197,10 +226,22 @@ class Layer:
             sinks = self.sinks.double()[:, None, None].expand(-1, length, 1)
             scores = torch.cat([scores, sinks], -1)
         weights = scores.softmax(-1)[..., :length]
-        return torch.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
+        out = torch.einsum("hqk,khd->qhd", weights, value)
+        bound = torch.stack(
+            [
+                torch.einsum("hk,khd->hd", weights[:, q] * errors[:, q], (value - out[q]).abs())
+                for q in range(length)
+            ]
+        )
+        return out.reshape(length, -1), bound.reshape(length, -1)
 
 
 def check(layer: Layer, request: Request) -> None:
+    if layer.layout.is_tiled:
+        expected, bound = layer.expected_and_bound(request)
+        # Keys that are turned in float32 may round to the other side than in float64.
+        assert ((request.out.double() - expected).abs() <= 1.1 * bound + 1e-5).all()
+        return
     torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=1e-5)
 
 

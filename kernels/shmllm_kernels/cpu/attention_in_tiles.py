@@ -1,0 +1,323 @@
+"""Attention over a cache for tile instructions, see `cache_layout.IN_TILES`.
+
+Pieces, chunks, splits and the softmax are those of `attention`; scaled queries and weights are
+rounded to bfloat16. A product also multiplies the values of keys that a row does not see, by
+weights of 0. Those in the tiles that it visits belong to the same request, but for what lies behind
+its last key, which may be NaN: the last tile of values is copied without that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmllm_kernels.cpu import cache_layout as at
+from shmllm_kernels.cpu.attention_blocks import QueryTile
+from shmllm_kernels.cpu.attention_matrix_tiles import (
+    CHUNK_KEYS,
+    CHUNK_TILES,
+    ROWS,
+    SCORES_STRIDE,
+    WEIGHTS_STRIDE,
+    add_to_scaled,
+    configure_attention,
+    score_keys,
+    weigh_values,
+)
+from shmllm_kernels.cpu.attention_pieces import find_tile, num_pieces, queries_per_tile
+from shmllm_kernels.cpu.attention_state import (
+    SPLIT_KEYS,
+    cache_lines,
+    clear,
+    merge,
+    state_at,
+    state_bytes,
+    store_output,
+)
+from shmllm_kernels.cpu.bfloat16 import round_to_shorts, store_bits
+from shmllm_kernels.cpu.cache_layout import TILE_DIMS, TILE_KEYS, CacheLayout
+from shmllm_kernels.cpu.kernel_program import Kernel
+from shmllm_kernels.cpu.language import compiled, emitted
+from shmllm_kernels.cpu.memory import (
+    float_of_word,
+    floats,
+    put_word,
+    short_words,
+    word,
+)
+from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
+from shmllm_kernels.cpu.softmax import cap_scores, weigh_rounded
+from shmllm_kernels.cpu.tile_instructions import AMX, LINE_BYTES
+
+
+class Scratch(NamedTuple):
+    """The addresses of the parts of a thread's scratch memory."""
+
+    total: int  # the state after all splits
+    state: int  # the state of a split
+    query: int  # [rows, head_dim padded to whole steps] bfloat16
+    scores: int  # [ROWS, CHUNK_KEYS] float32
+    weights: int  # [ROWS, CHUNK_KEYS] bfloat16
+    factors: int  # [ROWS] float32
+    sums: int  # [ROWS, padded] float32, the weighted values of a chunk
+    keys: int  # table of the addresses of a chunk's tiles of keys
+    values: int  # table of the addresses of their values
+    copy: int  # the values of the last tile of keys, without those that nobody sees
+    sizes: int  # the configuration of the tiles
+
+
+class Job(NamedTuple):
+    """A piece of work. Strides are in bytes.
+
+    tiles: the instructions.
+    tile: the queries.
+    scratch: the memory.
+    heads, cache: see `attention.ATTEND`.
+    rows: the number of query rows.
+    per_kv: the number of query heads that share a key-value head.
+    padded: the number of dimensions of the values, padded.
+    key_line, value_line: from one pair of dimensions, or of values, to the next.
+    num_steps: the number of steps of TILE_DIMS dimensions.
+    window: the number of positions that a token sees; 0: all.
+    cap: of scores, multiplied by log2(e); 0: none.
+    """
+
+    tiles: Any
+    tile: QueryTile
+    scratch: Scratch
+    heads: Any
+    cache: Any
+    rows: Any
+    per_kv: Any
+    padded: Any
+    key_line: Any
+    value_line: Any
+    num_steps: Any
+    window: Any
+    cap: Any
+
+
+@compiled
+def _whole_rows(rows):
+    """Returns the number of rows of products."""
+    return rows if rows < ROWS else (rows + ROWS - 1) // ROWS * ROWS
+
+
+def scratch_bytes_in_tiles(layout: CacheLayout, num_heads: int) -> int:
+    """Returns the size of one thread's scratch memory."""
+    per_kv = num_heads // layout.num_kv_heads
+    rows = queries_per_tile(per_kv) * per_kv
+    key_dims, padded = layout.keys_shape[0], layout.values_shape[1]
+    sizes = [*[state_bytes(rows, padded)] * 2, 2 * _whole_rows(rows) * key_dims]
+    sizes += [ROWS * SCORES_STRIDE, ROWS * WEIGHTS_STRIDE, 4 * ROWS, 4 * ROWS * padded]
+    sizes += [8 * CHUNK_TILES, 8 * CHUNK_TILES, 2 * TILE_KEYS * padded, 64]
+    return sum(map(cache_lines, sizes))
+
+
+@compiled
+def _divide_scratch(address, rows, padded, query_bytes):
+    state = address + state_bytes(rows, padded)
+    query = state + state_bytes(rows, padded)
+    scores = query + cache_lines(query_bytes)
+    weights = scores + ROWS * SCORES_STRIDE
+    factors = weights + ROWS * WEIGHTS_STRIDE
+    sums = factors + 4 * ROWS
+    keys = sums + 4 * ROWS * padded
+    values = keys + 8 * CHUNK_TILES
+    copy = values + 8 * CHUNK_TILES
+    sizes = copy + 2 * TILE_KEYS * padded
+    return Scratch(address, state, query, scores, weights, factors, sums, keys, values, copy, sizes)
+
+
+@emitted
+def _round_query(builder, query, count, scale, out, padded):
+    """Writes a scaled query as bfloat16, with zeros after its `count` numbers."""
+    e = Emitter(builder)
+    scales = e.broadcast(scale)
+    loop = Loop(e, e.const(0), padded, LANES)
+    loop.begin([])
+    place = e.at(query, builder.mul(loop.index, e.const(4)))
+    numbers = e.load_first(place, builder.sub(count, loop.index))
+    rounded = round_to_shorts(e, builder.fmul(numbers, scales))
+    store_bits(e, rounded, e.at(out, builder.mul(loop.index, e.const(2))))
+    loop.end([])
+
+
+@compiled
+def _load_queries(job, qkv, qkv_stride):
+    tile, head_dim = job.tile, word(job.heads, at.HEAD_DIM)
+    scale, padded = float_of_word(word(job.heads, at.SCALE)), job.num_steps * TILE_DIMS
+    for row in range(job.rows):
+        token, head = tile.first_token + row // job.per_kv, tile.kv_head * job.per_kv
+        query = qkv + token * qkv_stride + 4 * (head + row % job.per_kv) * head_dim
+        _round_query(query, head_dim, scale, job.scratch.query + 2 * row * padded, padded)
+
+
+@emitted
+def _copy_masked(builder, source, mask, num_bytes, out):
+    """Copies words, of which only the bits of a mask are kept."""
+    e = Emitter(builder)
+    masks = builder.bitcast(e.broadcast(builder.bitcast(mask, e.vector.element)), e.integers)
+    loop = Loop(e, e.const(0), num_bytes, 4 * LANES)
+    loop.begin([])
+    words = builder.bitcast(e.load(e.at(source, loop.index)), e.integers)
+    store_bits(e, builder.and_(words, masks), e.at(out, loop.index))
+    loop.end([])
+
+
+@compiled
+def _copy_seen(values, num_seen, line, out):
+    """Copies a tile's values, with zeros in place of those of all keys but the first `num_seen`."""
+    for pair in range(TILE_KEYS // 2):
+        seen = min(max(num_seen - 2 * pair, 0), 2)
+        mask = np.int32((1 << (16 * seen)) - 1)
+        _copy_masked(values + pair * line, mask, line, out + pair * line)
+
+
+@compiled
+def _find_chunk(job, first_tile):
+    """Writes tables of addresses for the tiles of a chunk of keys, up to the last one."""
+    heads, tile, scratch = job.heads, job.tile, job.scratch
+    shift, blocks = word(heads, at.VECTOR_SHIFT), short_words(tile.blocks)
+    base = job.cache + tile.kv_head * word(heads, at.HEAD_BYTES)
+    key_bytes, value_bytes = word(heads, at.KEY_BYTES), (TILE_KEYS // 2) * job.value_line
+    last = tile.last_key // TILE_KEYS
+    for i in range(min(CHUNK_TILES, last - first_tile + 1)):
+        block = base + np.int64(blocks[(first_tile + i) >> shift]) * word(heads, at.BLOCK_STRIDE)
+        part = (first_tile + i) & ((1 << shift) - 1)
+        put_word(scratch.keys, i, block + part * LINE_BYTES)
+        put_word(scratch.values, i, block + key_bytes + part * value_bytes)
+    num_seen = (tile.last_key + 1) % TILE_KEYS
+    if num_seen != 0 and last - first_tile < CHUNK_TILES:
+        place = last - first_tile
+        _copy_seen(word(scratch.values, place), num_seen, job.value_line, scratch.copy)
+        put_word(scratch.values, place, scratch.copy)
+
+
+@compiled
+def _end_of_keys(job, row):
+    """Returns the position behind the last one that a row of the tile attends to."""
+    query = row // job.per_kv
+    return word(job.tile.ends, query) if job.tile.ends != 0 else job.tile.first_position + query + 1
+
+
+@compiled
+def _first_visible(job, row):
+    """Returns the first position that a row of the tile attends to."""
+    position = job.tile.first_position + row // job.per_kv
+    return max(position - job.window + 1, 0) if job.window > 0 else 0
+
+
+@compiled
+def _weigh_rows(job, state, row, count, key, num_tiles, skip):
+    """Turns the scores of some rows into weights. key: the position of the first of `num_tiles`
+    tiles; skip: how many tiles of the chunk lie before it."""
+    scratch, factors = job.scratch, floats(job.scratch.factors)
+    num_vectors = num_tiles * (TILE_KEYS // LANES)
+    scores, weights = scratch.scores + 4 * TILE_KEYS * skip, scratch.weights + 2 * TILE_KEYS * skip
+    if job.cap > 0:
+        for i in range(count):
+            cap_scores(scores + i * SCORES_STRIDE, num_vectors, job.cap)
+    for i in range(count):
+        visible = _first_visible(job, row + i)
+        factors[i] = weigh_rounded(
+            scores + i * SCORES_STRIDE, num_vectors, key - visible,
+            _end_of_keys(job, row + i) - visible, state.max_scores + 4 * (row + i),
+            state.weight_sums + 4 * LANES * (row + i), weights + i * WEIGHTS_STRIDE,
+        )  # fmt: skip
+
+
+@compiled
+def _attend_rows(job, state, row, first_key):
+    """Updates the state of up to ROWS rows with the chunk of keys that begins at a position."""
+    count, scratch = min(job.rows - row, ROWS), job.scratch
+    begin = max(_first_visible(job, row), first_key)
+    stop = min(_end_of_keys(job, row + count - 1), first_key + CHUNK_KEYS)
+    if begin >= stop:
+        return
+    first, end = (begin - first_key) // TILE_KEYS, (stop - 1 - first_key) // TILE_KEYS + 1
+    stride = job.num_steps * LINE_BYTES
+    score_keys(
+        job.tiles, scratch.query + row * stride, stride, scratch.keys, first, end, job.key_line,
+        job.num_steps, scratch.scores,
+    )  # fmt: skip
+    _weigh_rows(job, state, row, count, first_key + first * TILE_KEYS, end - first, first)
+    weigh_values(
+        job.tiles, scratch.weights, scratch.values, first, end, job.value_line, scratch.sums
+    )
+    factors, num_bytes = floats(scratch.factors), 4 * job.padded
+    for i in range(count):
+        total = state.out + (row + i) * num_bytes
+        add_to_scaled(total, factors[i], scratch.sums + i * num_bytes, num_bytes)
+
+
+@compiled
+def _attend_split(job, state, first_tile):
+    """Computes the state of one split, from the chunk that begins with a tile of keys; returns the
+    tile behind it."""
+    split = first_tile * TILE_KEYS // SPLIT_KEYS
+    last_key = min(job.tile.last_key, (split + 1) * SPLIT_KEYS - 1)
+    clear(state, job.rows, job.padded)
+    while first_tile * TILE_KEYS <= last_key:
+        _find_chunk(job, first_tile)
+        for row in range(0, job.rows, ROWS):
+            _attend_rows(job, state, row, first_tile * TILE_KEYS)
+        first_tile += CHUNK_TILES
+    return first_tile
+
+
+@compiled
+def _attend_tile(job, own, first_tile):
+    """Computes the state of a piece. own: the address for that of a split, if it is one."""
+    rows, padded = job.rows, job.padded
+    if job.tile.split >= 0:
+        _attend_split(job, state_at(own, rows, padded), first_tile)
+    else:
+        total = state_at(job.scratch.total, rows, padded)
+        state = state_at(job.scratch.state, rows, padded)
+        clear(total, rows, padded)
+        while first_tile * TILE_KEYS <= job.tile.last_key:
+            first_tile = _attend_split(job, state, first_tile)
+            merge(total, state, rows, padded)
+
+
+@compiled
+def attend_by(tiles, operands, piece, thread, kind):
+    """Does one piece with these instructions on tiles. The operands are those of
+    `attention.ATTEND`."""
+    requests, heads, window = word(operands, 1), word(operands, 2), word(operands, 8)
+    tile = find_tile(word(operands, 0), requests, heads, window, word(operands, 14), piece)
+    head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
+    per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
+    rows, padded = tile.num_queries * per_kv, word(heads, at.VALUE_ROW_BYTES) // 2
+    num_steps = (head_dim + TILE_DIMS - 1) // TILE_DIMS
+    address = word(operands, 9) + thread * word(operands, 10)
+    scratch = _divide_scratch(address, rows, padded, _whole_rows(rows) * num_steps * LINE_BYTES)
+    job = Job(
+        tiles, tile, scratch, heads, word(operands, 7), rows, per_kv, padded,
+        2 * word(heads, at.DIMENSION_BYTES), 4 * padded, num_steps, window,
+        float_of_word(word(operands, 11)),
+    )  # fmt: skip
+    _load_queries(job, word(operands, 3), word(operands, 4))
+    configure_attention(tiles, scratch.sizes, min(rows, ROWS))
+    own = (tile.split * num_kv_heads + tile.kv_head) * state_bytes(rows, padded)
+    first_tile = tile.first_key // CHUNK_KEYS * CHUNK_TILES
+    _attend_tile(job, word(operands, 13) + own, first_tile)
+    tiles.release()
+    if tile.split < 0:
+        store_output(
+            state_at(scratch.total, rows, padded), rows, padded, head_dim, per_kv,
+            tile.kv_head * per_kv, word(operands, 12), kind,
+            word(operands, 5) + tile.first_token * word(operands, 6), word(operands, 6),
+        )  # fmt: skip
+
+
+@compiled
+def _attend(operands, piece, thread, num_threads, kind):
+    attend_by(AMX, operands, piece, thread, kind)
+
+
+ATTEND_IN_TILES = {kinds: Kernel(num_pieces, _attend, kinds[1]) for kinds in at.TILE_KINDS}
+"""As `attention.ATTEND`, for a process that has `amx.HAS_AMX`. AMX takes subnormal numbers for
+zero, in operands and sums."""
