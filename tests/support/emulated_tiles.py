@@ -220,7 +220,7 @@ EMULATED_MULTIPLY = {
 
 @compiled
 def _attend(operands: Any, piece: Any, thread: Any, num_threads: Any, kind: Any) -> None:
-    attend_by(EMULATED, operands, piece, thread, kind)
+    attend_by(EMULATED, operands, piece, thread, num_threads, kind)
 
 
 EMULATED_ATTEND = {kinds: Kernel(num_pieces, _attend, kinds[1]) for kinds in ATTEND_IN_TILES}

@@ -19,6 +19,7 @@ from shmllm_kernels.cpu.attention_matrix_tiles import (
     CHUNK_TILES,
     ROWS,
     SCORES_STRIDE,
+    TILES_AT_ONCE,
     WEIGHTS_STRIDE,
     add_to_scaled,
     configure_attention,
@@ -47,7 +48,7 @@ from shmllm_kernels.cpu.memory import (
     word,
 )
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
-from shmllm_kernels.cpu.softmax import cap_scores, weigh_rounded
+from shmllm_kernels.cpu.softmax import cap_scores, weigh_rounded, weigh_whole
 from shmllm_kernels.cpu.tile_instructions import AMX, LINE_BYTES
 
 
@@ -57,12 +58,14 @@ class Scratch(NamedTuple):
     total: int  # the state after all splits
     state: int  # the state of a split
     query: int  # [rows, head_dim padded to whole steps] bfloat16
-    scores: int  # [ROWS, CHUNK_KEYS] float32
-    weights: int  # [ROWS, CHUNK_KEYS] bfloat16
-    factors: int  # [ROWS] float32
+    scores: int  # [rows, CHUNK_KEYS] float32
+    weights: int  # [rows, CHUNK_KEYS] bfloat16
+    factors: int  # [rows] float32
     sums: int  # [ROWS, padded] float32, the weighted values of a chunk
     keys: int  # table of the addresses of a chunk's tiles of keys
     values: int  # table of the addresses of their values
+    keys_ahead: int  # table of the addresses of tiles of keys to prefetch
+    values_ahead: int  # table of the addresses of their values
     copy: int  # the values of the last tile of keys, without those that nobody sees
     sizes: int  # the configuration of the tiles
 
@@ -72,6 +75,7 @@ class Job(NamedTuple):
 
     tiles: the instructions.
     tile: the queries.
+    following: those of the piece that this thread most likely does next.
     scratch: the memory.
     heads, cache: see `attention.ATTEND`.
     rows: the number of query rows.
@@ -85,6 +89,7 @@ class Job(NamedTuple):
 
     tiles: Any
     tile: QueryTile
+    following: QueryTile
     scratch: Scratch
     heads: Any
     cache: Any
@@ -110,8 +115,9 @@ def scratch_bytes_in_tiles(layout: CacheLayout, num_heads: int) -> int:
     rows = queries_per_tile(per_kv) * per_kv
     key_dims, padded = layout.keys_shape[0], layout.values_shape[1]
     sizes = [*[state_bytes(rows, padded)] * 2, 2 * _whole_rows(rows) * key_dims]
-    sizes += [ROWS * SCORES_STRIDE, ROWS * WEIGHTS_STRIDE, 4 * ROWS, 4 * ROWS * padded]
-    sizes += [8 * CHUNK_TILES, 8 * CHUNK_TILES, 2 * TILE_KEYS * padded, 64]
+    whole = (rows + ROWS - 1) // ROWS * ROWS
+    sizes += [whole * SCORES_STRIDE, whole * WEIGHTS_STRIDE, 4 * whole, 4 * ROWS * padded]
+    sizes += [*[8 * CHUNK_TILES] * 4, 2 * TILE_KEYS * padded, 64]
     return sum(map(cache_lines, sizes))
 
 
@@ -120,14 +126,31 @@ def _divide_scratch(address, rows, padded, query_bytes):
     state = address + state_bytes(rows, padded)
     query = state + state_bytes(rows, padded)
     scores = query + cache_lines(query_bytes)
-    weights = scores + ROWS * SCORES_STRIDE
-    factors = weights + ROWS * WEIGHTS_STRIDE
-    sums = factors + 4 * ROWS
+    whole = (rows + ROWS - 1) // ROWS * ROWS
+    weights = scores + whole * SCORES_STRIDE
+    factors = weights + whole * WEIGHTS_STRIDE
+    sums = factors + 4 * whole
     keys = sums + 4 * ROWS * padded
     values = keys + 8 * CHUNK_TILES
-    copy = values + 8 * CHUNK_TILES
+    keys_ahead = values + 8 * CHUNK_TILES
+    values_ahead = keys_ahead + 8 * CHUNK_TILES
+    copy = values_ahead + 8 * CHUNK_TILES
     sizes = copy + 2 * TILE_KEYS * padded
-    return Scratch(address, state, query, scores, weights, factors, sums, keys, values, copy, sizes)
+    return Scratch(
+        address,
+        state,
+        query,
+        scores,
+        weights,
+        factors,
+        sums,
+        keys,
+        values,
+        keys_ahead,
+        values_ahead,
+        copy,
+        sizes,
+    )
 
 
 @emitted
@@ -176,18 +199,45 @@ def _copy_seen(values, num_seen, line, out):
 
 
 @compiled
+def _tile_of_keys(job, tile, index):
+    """Returns the address of a tile of keys, and that of its values."""
+    heads = job.heads
+    shift, blocks = word(heads, at.VECTOR_SHIFT), short_words(tile.blocks)
+    block = job.cache + np.int64(blocks[index >> shift]) * word(heads, at.BLOCK_STRIDE)
+    head, part = block + tile.kv_head * word(heads, at.HEAD_BYTES), index & ((1 << shift) - 1)
+    values = head + word(heads, at.KEY_BYTES) + part * ((TILE_KEYS // 2) * job.value_line)
+    return head + part * LINE_BYTES, values
+
+
+@compiled
+def _find_ahead(job, first_tile, last):
+    """Writes tables of addresses of what to prefetch with each tile of a chunk: that which comes a
+    few tiles later, in this piece or in the following one."""
+    tile, following, scratch = job.tile, job.following, job.scratch
+    begin, end = following.first_key // TILE_KEYS, following.last_key // TILE_KEYS
+    for i in range(CHUNK_TILES):
+        index = first_tile + TILES_AT_ONCE + i
+        if index <= last:
+            keys, values = _tile_of_keys(job, tile, index)
+            put_word(scratch.keys_ahead, i, keys)
+            put_word(scratch.values_ahead, i, values)
+        else:
+            keys, values = _tile_of_keys(job, following, min(begin + index - last - 1, end))
+            put_word(scratch.keys_ahead, i, keys)
+            put_word(scratch.values_ahead, i, values)
+
+
+@compiled
 def _find_chunk(job, first_tile):
     """Writes tables of addresses for the tiles of a chunk of keys, up to the last one."""
-    heads, tile, scratch = job.heads, job.tile, job.scratch
-    shift, blocks = word(heads, at.VECTOR_SHIFT), short_words(tile.blocks)
-    base = job.cache + tile.kv_head * word(heads, at.HEAD_BYTES)
-    key_bytes, value_bytes = word(heads, at.KEY_BYTES), (TILE_KEYS // 2) * job.value_line
+    tile, scratch = job.tile, job.scratch
     last = tile.last_key // TILE_KEYS
     for i in range(min(CHUNK_TILES, last - first_tile + 1)):
-        block = base + np.int64(blocks[(first_tile + i) >> shift]) * word(heads, at.BLOCK_STRIDE)
-        part = (first_tile + i) & ((1 << shift) - 1)
-        put_word(scratch.keys, i, block + part * LINE_BYTES)
-        put_word(scratch.values, i, block + key_bytes + part * value_bytes)
+        keys, values = _tile_of_keys(job, tile, first_tile + i)
+        put_word(scratch.keys, i, keys)
+        put_word(scratch.values, i, values)
+    if job.rows <= ROWS:
+        _find_ahead(job, first_tile, last)
     num_seen = (tile.last_key + 1) % TILE_KEYS
     if num_seen != 0 and last - first_tile < CHUNK_TILES:
         place = last - first_tile
@@ -210,46 +260,80 @@ def _first_visible(job, row):
 
 
 @compiled
-def _weigh_rows(job, state, row, count, key, num_tiles, skip):
-    """Turns the scores of some rows into weights. key: the position of the first of `num_tiles`
-    tiles; skip: how many tiles of the chunk lie before it."""
-    scratch, factors = job.scratch, floats(job.scratch.factors)
-    num_vectors = num_tiles * (TILE_KEYS // LANES)
-    scores, weights = scratch.scores + 4 * TILE_KEYS * skip, scratch.weights + 2 * TILE_KEYS * skip
-    if job.cap > 0:
-        for i in range(count):
-            cap_scores(scores + i * SCORES_STRIDE, num_vectors, job.cap)
-    for i in range(count):
-        visible = _first_visible(job, row + i)
-        factors[i] = weigh_rounded(
-            scores + i * SCORES_STRIDE, num_vectors, key - visible,
-            _end_of_keys(job, row + i) - visible, state.max_scores + 4 * (row + i),
-            state.weight_sums + 4 * LANES * (row + i), weights + i * WEIGHTS_STRIDE,
-        )  # fmt: skip
+def _seen_tiles(job, row, first_key):
+    """Returns the first of the chunk's tiles that some of the rows from `row` on attend to, up to
+    ROWS, and the one behind the last; they are equal if there is none."""
+    last_row = min(row + ROWS, job.rows) - 1
+    begin = max(_first_visible(job, row), first_key) - first_key
+    stop = min(_end_of_keys(job, last_row) - first_key, CHUNK_KEYS)
+    first = begin // TILE_KEYS
+    return first, (stop - 1) // TILE_KEYS + 1 if begin < stop else first
 
 
 @compiled
-def _attend_rows(job, state, row, first_key):
-    """Updates the state of up to ROWS rows with the chunk of keys that begins at a position."""
-    count, scratch = min(job.rows - row, ROWS), job.scratch
-    begin = max(_first_visible(job, row), first_key)
-    stop = min(_end_of_keys(job, row + count - 1), first_key + CHUNK_KEYS)
-    if begin >= stop:
-        return
-    first, end = (begin - first_key) // TILE_KEYS, (stop - 1 - first_key) // TILE_KEYS + 1
-    stride = job.num_steps * LINE_BYTES
-    score_keys(
-        job.tiles, scratch.query + row * stride, stride, scratch.keys, first, end, job.key_line,
-        job.num_steps, scratch.scores,
-    )  # fmt: skip
-    _weigh_rows(job, state, row, count, first_key + first * TILE_KEYS, end - first, first)
-    weigh_values(
-        job.tiles, scratch.weights, scratch.values, first, end, job.value_line, scratch.sums
-    )
-    factors, num_bytes = floats(scratch.factors), 4 * job.padded
-    for i in range(count):
-        total = state.out + (row + i) * num_bytes
-        add_to_scaled(total, factors[i], scratch.sums + i * num_bytes, num_bytes)
+def _score_rows(job, first_key):
+    """Computes the scores of a chunk: of some keys for all rows, while they are in the L1 cache."""
+    scratch, stride = job.scratch, job.num_steps * LINE_BYTES
+    for tile in range(0, CHUNK_TILES, TILES_AT_ONCE):
+        for row in range(0, job.rows, ROWS):
+            first, end = _seen_tiles(job, row, first_key)
+            begin, stop = max(first, tile), min(end, tile + TILES_AT_ONCE)
+            query, scores = scratch.query + row * stride, scratch.scores + row * SCORES_STRIDE
+            if job.rows <= ROWS:
+                score_keys(
+                    job.tiles, query, stride, scratch.keys, begin, stop, job.key_line,
+                    job.num_steps, scores, scratch.keys_ahead, True,
+                )  # fmt: skip
+            else:
+                score_keys(
+                    job.tiles, query, stride, scratch.keys, begin, stop, job.key_line,
+                    job.num_steps, scores, 0, False,
+                )  # fmt: skip
+
+
+@compiled
+def _weigh_rows(job, state, first_key):
+    """Turns the scores of a chunk into weights."""
+    scratch, factors = job.scratch, floats(job.scratch.factors)
+    for row in range(job.rows):
+        first, end = _seen_tiles(job, row // ROWS * ROWS, first_key)
+        scores = scratch.scores + row * SCORES_STRIDE + 4 * TILE_KEYS * first
+        weights = scratch.weights + row * WEIGHTS_STRIDE + 2 * TILE_KEYS * first
+        visible, num_vectors = _first_visible(job, row), (end - first) * (TILE_KEYS // LANES)
+        offset, span = first_key + first * TILE_KEYS - visible, _end_of_keys(job, row) - visible
+        max_score, weight_sums = state.max_scores + 4 * row, state.weight_sums + 4 * LANES * row
+        if job.cap > 0 and first < end:
+            cap_scores(scores, num_vectors, job.cap)
+        if (offset >= 0) & (offset + CHUNK_KEYS <= span) & (end - first == CHUNK_TILES):
+            factors[row] = weigh_whole(scores, CHUNK_KEYS, max_score, weight_sums, weights)
+        elif first < end:
+            factors[row] = weigh_rounded(
+                scores, num_vectors, offset, span, max_score, weight_sums, weights
+            )
+
+
+@compiled
+def _add_values(job, state, first_key):
+    """Adds the weighted values of a chunk."""
+    scratch, num_bytes = job.scratch, 4 * job.padded
+    for row in range(0, job.rows, ROWS):
+        first, end = _seen_tiles(job, row, first_key)
+        if first < end:
+            weights = scratch.weights + row * WEIGHTS_STRIDE
+            if job.rows <= ROWS:
+                weigh_values(
+                    job.tiles, weights, scratch.values, first, end, job.value_line, scratch.sums,
+                    scratch.values_ahead, True,
+                )  # fmt: skip
+            else:
+                weigh_values(
+                    job.tiles, weights, scratch.values, first, end, job.value_line, scratch.sums,
+                    0, False,
+                )  # fmt: skip
+            factors = floats(scratch.factors + 4 * row)
+            for i in range(min(job.rows - row, ROWS)):
+                total = state.out + (row + i) * num_bytes
+                add_to_scaled(total, factors[i], scratch.sums + i * num_bytes, num_bytes)
 
 
 @compiled
@@ -261,8 +345,9 @@ def _attend_split(job, state, first_tile):
     clear(state, job.rows, job.padded)
     while first_tile * TILE_KEYS <= last_key:
         _find_chunk(job, first_tile)
-        for row in range(0, job.rows, ROWS):
-            _attend_rows(job, state, row, first_tile * TILE_KEYS)
+        _score_rows(job, first_tile * TILE_KEYS)
+        _weigh_rows(job, state, first_tile * TILE_KEYS)
+        _add_values(job, state, first_tile * TILE_KEYS)
         first_tile += CHUNK_TILES
     return first_tile
 
@@ -283,11 +368,13 @@ def _attend_tile(job, own, first_tile):
 
 
 @compiled
-def attend_by(tiles, operands, piece, thread, kind):
+def attend_by(tiles, operands, piece, thread, num_threads, kind):
     """Does one piece with these instructions on tiles. The operands are those of
     `attention.ATTEND`."""
     requests, heads, window = word(operands, 1), word(operands, 2), word(operands, 8)
-    tile = find_tile(word(operands, 0), requests, heads, window, word(operands, 14), piece)
+    step, ends, last = word(operands, 0), word(operands, 14), num_pieces(operands, 0, 0, 0) - 1
+    tile = find_tile(step, requests, heads, window, ends, piece)
+    following = find_tile(step, requests, heads, window, ends, min(piece + num_threads, last))
     head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
     per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
     rows, padded = tile.num_queries * per_kv, word(heads, at.VALUE_ROW_BYTES) // 2
@@ -295,7 +382,7 @@ def attend_by(tiles, operands, piece, thread, kind):
     address = word(operands, 9) + thread * word(operands, 10)
     scratch = _divide_scratch(address, rows, padded, _whole_rows(rows) * num_steps * LINE_BYTES)
     job = Job(
-        tiles, tile, scratch, heads, word(operands, 7), rows, per_kv, padded,
+        tiles, tile, following, scratch, heads, word(operands, 7), rows, per_kv, padded,
         2 * word(heads, at.DIMENSION_BYTES), 4 * padded, num_steps, window,
         float_of_word(word(operands, 11)),
     )  # fmt: skip
@@ -315,7 +402,7 @@ def attend_by(tiles, operands, piece, thread, kind):
 
 @compiled
 def _attend(operands, piece, thread, num_threads, kind):
-    attend_by(AMX, operands, piece, thread, kind)
+    attend_by(AMX, operands, piece, thread, num_threads, kind)
 
 
 ATTEND_IN_TILES = {kinds: Kernel(num_pieces, _attend, kinds[1]) for kinds in at.TILE_KINDS}

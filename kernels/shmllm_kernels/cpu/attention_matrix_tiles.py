@@ -26,10 +26,12 @@ WEIGHTS_STRIDE = 2 * CHUNK_KEYS
 S0, S1, S2, S3 = 0, 1, 2, 3
 """Tiles of sums: a line of 64 bytes for each query row."""
 QUERIES, WEIGHTS = 4, 5
-"""Tiles with a line for each query row: 64 bytes of dimensions, 32 bytes of keys."""
+"""Tiles with a line for each query row: 32 dimensions, or 16 keys."""
 KEYS, VALUES = 6, 7
 """Tiles with a line of 64 bytes for each pair of dimensions of 16 keys, and for each pair of keys
 of 16 dimensions."""
+TILES_AT_ONCE = 4
+"""The largest number of tiles of the cache that a tile of rows is multiplied with."""
 _KIND = "bfloat16"
 
 
@@ -46,50 +48,86 @@ def configure_attention(tiles, memory, num_rows):
     put_word(memory, 1, 0)
     # Bytes of a line, 16 bits for each tile.
     put_word(memory, 2, LINE_BYTES * 0x0001000100010001)
-    put_word(memory, 3, LINE_BYTES * 0x0001000100000001 + 2 * TILE_KEYS * 0x00010000)
+    put_word(memory, 3, LINE_BYTES * 0x0001000100000001 + (2 * TILE_KEYS << 16))
     put_word(memory, 4, 0)
     put_word(memory, 5, 0)
     # Lines, 8 bits for each tile.
-    of_cache = (TILE_DIMS >> 1) * 0x0001000000000000 + (TILE_KEYS >> 1) * 0x0100000000000000
+    of_cache = (TILE_DIMS << 47) + (TILE_KEYS << 55)  # half as many lines as both
     put_word(memory, 6, num_rows * 0x010101010101 + of_cache)
     put_word(memory, 7, 0)
     tiles.configure(memory)
 
 
 @compiled
-def _score_tiles(tiles, query, query_stride, keys, num_keys, line, num_steps, out):
-    """Computes the scores of 1, 2 or 4 tiles of keys."""
-    first, second = word(keys, 0), word(keys, 1) if num_keys > 1 else 0
-    third, fourth = word(keys, 2) if num_keys > 2 else 0, word(keys, 3) if num_keys > 2 else 0
+def _begin(tiles, num_sums):
     tiles.zero(S0)
-    if num_keys > 1:
+    if num_sums > 1:
         tiles.zero(S1)
-    if num_keys > 2:
+    if num_sums > 2:
         tiles.zero(S2)
         tiles.zero(S3)
-    for step in range(num_steps):
-        at = step * ((TILE_DIMS >> 1) * line)
-        tiles.load(QUERIES, query + step * LINE_BYTES, query_stride)
-        tiles.load(KEYS, first + at, line)
-        tiles.dot(_KIND, S0, QUERIES, KEYS)
-        if num_keys > 1:
-            tiles.load(KEYS, second + at, line)
-            tiles.dot(_KIND, S1, QUERIES, KEYS)
-        if num_keys > 2:
-            tiles.load(KEYS, third + at, line)
-            tiles.dot(_KIND, S2, QUERIES, KEYS)
-            tiles.load(KEYS, fourth + at, line)
-            tiles.dot(_KIND, S3, QUERIES, KEYS)
-    tiles.store(S0, out, SCORES_STRIDE)
-    if num_keys > 1:
-        tiles.store(S1, out + LINE_BYTES, SCORES_STRIDE)
-    if num_keys > 2:
-        tiles.store(S2, out + 2 * LINE_BYTES, SCORES_STRIDE)
-        tiles.store(S3, out + 3 * LINE_BYTES, SCORES_STRIDE)
 
 
 @compiled
-def score_keys(tiles, query, query_stride, keys, first, end, line, num_steps, out):
+def _end(tiles, num_sums, out, stride):
+    tiles.store(S0, out, stride)
+    if num_sums > 1:
+        tiles.store(S1, out + LINE_BYTES, stride)
+    if num_sums > 2:
+        tiles.store(S2, out + 2 * LINE_BYTES, stride)
+        tiles.store(S3, out + 3 * LINE_BYTES, stride)
+
+
+@compiled
+def _step(tiles, rows, row, row_stride, cache, first, second, third, fourth, stride, num_sums):
+    """Adds the products of a tile of rows and 1, 2 or 4 tiles of the cache. rows, cache: the tiles
+    that these are loaded to."""
+    tiles.load(rows, row, row_stride)
+    tiles.load(cache, first, stride)
+    tiles.dot(_KIND, S0, rows, cache)
+    if num_sums > 1:
+        tiles.load(cache, second, stride)
+        tiles.dot(_KIND, S1, rows, cache)
+    if num_sums > 2:
+        tiles.load(cache, third, stride)
+        tiles.dot(_KIND, S2, rows, cache)
+        tiles.load(cache, fourth, stride)
+        tiles.dot(_KIND, S3, rows, cache)
+
+
+@emitted
+def _prefetch(builder, address, stride, count):
+    """Prefetches a constant number of lines."""
+    e = Emitter(builder)
+    for _ in range(count.constant):
+        e.prefetch(address)
+        address = builder.add(address, stride)
+
+
+@compiled
+def _score_tiles(tiles, query, query_stride, keys, num_keys, line, num_steps, out, ahead, fetches):
+    """Computes the scores of 1, 2 or 4 tiles of keys."""
+    first, second = word(keys, 0), word(keys, 1) if num_keys > 1 else 0
+    third, fourth = word(keys, 2) if num_keys > 2 else 0, word(keys, 3) if num_keys > 2 else 0
+    _begin(tiles, num_keys)
+    for step in range(num_steps):
+        at = step * ((TILE_DIMS >> 1) * line)
+        if fetches:
+            _prefetch(word(ahead, 0) + at, line, TILE_DIMS // 2)
+            if num_keys > 1:
+                _prefetch(word(ahead, 1) + at, line, TILE_DIMS // 2)
+            if num_keys > 2:
+                _prefetch(word(ahead, 2) + at, line, TILE_DIMS // 2)
+                _prefetch(word(ahead, 3) + at, line, TILE_DIMS // 2)
+        _step(
+            tiles, QUERIES, query + step * LINE_BYTES, query_stride, KEYS, first + at, second + at,
+            third + at, fourth + at, line, num_keys,
+        )  # fmt: skip
+    _end(tiles, num_keys, out, SCORES_STRIDE)
+
+
+@compiled
+def score_keys(tiles, query, query_stride, keys, first, end, line, num_steps, out, ahead, fetches):
     """Computes the scores of some tiles of keys.
 
     Args:
@@ -101,50 +139,42 @@ def score_keys(tiles, query, query_stride, keys, first, end, line, num_steps, ou
         line: bytes from one pair of dimensions of a tile to the next.
         num_steps: the number of steps of TILE_DIMS dimensions.
         out: address of the scores, float32 [ROWS, CHUNK_KEYS].
+        ahead: address of a table like `keys`, of tiles to prefetch.
+        fetches: whether there are any (a constant).
     """
     tile = first
     while tile < end:
         at, to = keys + 8 * tile, out + LINE_BYTES * tile
+        soon = ahead + 8 * tile
         if end - tile >= 4:
-            _score_tiles(tiles, query, query_stride, at, 4, line, num_steps, to)
+            _score_tiles(tiles, query, query_stride, at, 4, line, num_steps, to, soon, fetches)
             tile += 4
         elif end - tile >= 2:
-            _score_tiles(tiles, query, query_stride, at, 2, line, num_steps, to)
+            _score_tiles(tiles, query, query_stride, at, 2, line, num_steps, to, soon, fetches)
             tile += 2
         else:
-            _score_tiles(tiles, query, query_stride, at, 1, line, num_steps, to)
+            _score_tiles(tiles, query, query_stride, at, 1, line, num_steps, to, soon, fetches)
             tile += 1
 
 
 @compiled
-def _weigh_tiles(tiles, weights, values, first, end, line, skip, num_tiles, out, out_stride):
-    """Sums 1 or 4 tiles of dimensions of the weighted values."""
-    tiles.zero(S0)
-    if num_tiles > 1:
-        tiles.zero(S1)
-        tiles.zero(S2)
-        tiles.zero(S3)
+def _weigh_tiles(tiles, weights, values, first, end, line, num_tiles, skip, out, ahead, fetches):
+    """Sums 1, 2 or 4 tiles of dimensions of the weighted values."""
+    _begin(tiles, num_tiles)
     for tile in range(first, end):
         at = word(values, tile) + skip
-        tiles.load(WEIGHTS, weights + 2 * TILE_KEYS * tile, WEIGHTS_STRIDE)
-        tiles.load(VALUES, at, line)
-        tiles.dot(_KIND, S0, WEIGHTS, VALUES)
-        if num_tiles > 1:
-            tiles.load(VALUES, at + LINE_BYTES, line)
-            tiles.dot(_KIND, S1, WEIGHTS, VALUES)
-            tiles.load(VALUES, at + 2 * LINE_BYTES, line)
-            tiles.dot(_KIND, S2, WEIGHTS, VALUES)
-            tiles.load(VALUES, at + 3 * LINE_BYTES, line)
-            tiles.dot(_KIND, S3, WEIGHTS, VALUES)
-    tiles.store(S0, out, out_stride)
-    if num_tiles > 1:
-        tiles.store(S1, out + LINE_BYTES, out_stride)
-        tiles.store(S2, out + 2 * LINE_BYTES, out_stride)
-        tiles.store(S3, out + 3 * LINE_BYTES, out_stride)
+        if fetches:
+            lines = num_tiles * (TILE_KEYS // 2)
+            _prefetch(word(ahead, tile) + (TILE_KEYS // 2) * skip, LINE_BYTES, lines)
+        _step(
+            tiles, WEIGHTS, weights + 2 * TILE_KEYS * tile, WEIGHTS_STRIDE, VALUES, at,
+            at + LINE_BYTES, at + 2 * LINE_BYTES, at + 3 * LINE_BYTES, line, num_tiles,
+        )  # fmt: skip
+    _end(tiles, num_tiles, out, line)
 
 
 @compiled
-def weigh_values(tiles, weights, values, first, end, line, out):
+def weigh_values(tiles, weights, values, first, end, line, out, ahead, fetches):
     """Sums the weighted values of some tiles of keys.
 
     Args:
@@ -154,14 +184,20 @@ def weigh_values(tiles, weights, values, first, end, line, out):
         first, end: the first tile, and the one behind the last.
         line: bytes from one pair of keys to the next, 4 for each dimension.
         out: address of the sums, float32 [ROWS, dimensions].
+        ahead: address of a table like `values`, of what to prefetch.
+        fetches: whether there is anything (a constant).
     """
     skip = 0
     while skip < line:
+        at = out + skip
         if line - skip >= 4 * LINE_BYTES:
-            _weigh_tiles(tiles, weights, values, first, end, line, skip, 4, out + skip, line)
+            _weigh_tiles(tiles, weights, values, first, end, line, 4, skip, at, ahead, fetches)
             skip += 4 * LINE_BYTES
+        elif line - skip >= 2 * LINE_BYTES:
+            _weigh_tiles(tiles, weights, values, first, end, line, 2, skip, at, ahead, fetches)
+            skip += 2 * LINE_BYTES
         else:
-            _weigh_tiles(tiles, weights, values, first, end, line, skip, 1, out + skip, line)
+            _weigh_tiles(tiles, weights, values, first, end, line, 1, skip, at, ahead, fetches)
             skip += LINE_BYTES
 
 

@@ -1,11 +1,11 @@
-"""Rounds vectors of float32 to bfloat16 by instructions that every CPU has: to the nearest, ties to
-even, as `memory.put_number` does."""
+"""Rounds vectors of float32 to bfloat16, to the nearest, ties to even, as `memory.put_number`."""
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.simd import INT32, Emitter
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
+from shmllm_kernels.cpu.simd import INT32, LANES, Emitter
 
 SHORT = ir.IntType(16)
 
@@ -28,6 +28,20 @@ def upper_halves(e: Emitter, upper: ir.Value) -> ir.Value:
 def round_to_shorts(e: Emitter, x: ir.Value) -> ir.Value:
     """Returns the rounded numbers as integers of 16 bits."""
     return upper_halves(e, round_upper(e, x))
+
+
+def store_normal(e: Emitter, x: ir.Value, address: ir.Value) -> ir.Value:
+    """Stores numbers as bfloat16, none of them subnormal; returns what they are rounded to."""
+    b = e.builder
+    if not HAS_BFLOAT16 or e.lanes != LANES:
+        upper = round_upper(e, x)
+        store_bits(e, upper_halves(e, upper), address)
+        return b.bitcast(upper, e.vector)
+    shorts = ir.VectorType(SHORT, e.lanes)
+    kind = ir.FunctionType(shorts, [e.vector])
+    rounded = b.asm(kind, "vcvtneps2bf16 $1, $0", "=v,v", [x], False)
+    store_bits(e, rounded, address)
+    return b.bitcast(b.shl(b.zext(rounded, e.integers), e.splat_int(16)), e.vector)
 
 
 def store_bits(e: Emitter, value: ir.Value, address: ir.Value) -> None:

@@ -10,8 +10,8 @@ Keys are transposed, so that a vector holds one dimension of consecutive keys. F
 (IN_TILES) pairs of bfloat16 are the elements of such matrices, as the second operand of a product
 has them:
 
-    keys    [head_dim padded to whole steps / 2, block_size, 2 dimensions]
-    values  [block_size / 2, head_dim padded to whole lines, 2 tokens]
+    keys    [head_dim padded to whole tiles / 2, block_size, 2 dimensions]
+    values  [block_size / 2, head_dim padded to whole tiles, 2 tokens]
 
 A head's part of a block is contiguous, which helps prefetching and copying. Padding stays zero.
 Each token has a scale of its own: one for the whole block would change what earlier tokens were
@@ -35,7 +35,7 @@ IN_TILES = "bfloat16 tiles"
 TILE_KEYS = 16
 """The number of keys in a tile; a multiple of it is a block of such a cache."""
 TILE_DIMS = 32
-"""The number of dimensions of a key in a tile."""
+"""The number of dimensions of a key in a tile; values have half as many."""
 KINDS = [(stored, dtype) for stored in (*DTYPES, "int8") for dtype in DTYPES]
 """The dtype names of the cache and of the model's weights that kernels exist for."""
 TILE_KINDS = [(IN_TILES, dtype) for dtype in DTYPES]
@@ -95,7 +95,7 @@ class CacheLayout:
     @property
     def values_shape(self) -> tuple[int, int]:
         """The shape of one head's values in a block, likewise."""
-        return self.block_size, _padded(self.head_dim, TILE_KEYS if self.is_tiled else LANES)
+        return self.block_size, _padded(self.head_dim, TILE_DIMS // 2 if self.is_tiled else LANES)
 
     @property
     def key_bytes(self) -> int:

@@ -7,29 +7,28 @@ zero, so that a row's result does not depend on whether the key was among those 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.bfloat16 import round_upper, store_bits, upper_halves
+from shmllm_kernels.cpu.bfloat16 import store_normal
 from shmllm_kernels.cpu.language import emitted
-from shmllm_kernels.cpu.simd import FLOAT, INT32, INT64, LANES, Emitter, Loop, function
+from shmllm_kernels.cpu.simd import FLOAT, INT32, INT64, LANES, Emitter, Loop
 
 INITIAL_MAX_SCORE = -1e30
 """The largest score of a row before its first chunk of keys."""
 
 _SMALLEST_POWER = -120.0
+_ROUNDS = 1.5 * 2.0**23
+"""What makes a sum an integer."""
 _MASKED_POSITION = 1 << 30
-_DEGREE = 6
-_DEGREE_ROUNDED = 4
-"""Of weights that are rounded to bfloat16, to whose last place it adds 1 %."""
+_TAYLOR_OF_POWER = [math.log(2) ** i / math.factorial(i) for i in range(7)]
+_SHORT_POLYNOMIAL = [1.0, 0.69328293, 0.24221096, 0.05500893]
+"""For weights that are rounded to bfloat16: of degree 3 the one with the smallest relative error,
+1e-4, among those that are 1 at 0."""
 _TANH_SERIES = 1.0, -1 / 3, 2 / 15, -17 / 315
 """The coefficients of x, x**3, x**5 and x**7."""
 _SMALL_RATIO = 0.25
-
-
-def _round(e: Emitter, x: ir.Value) -> ir.Value:
-    name = f"llvm.rint.v{e.lanes}f32"
-    return e.builder.call(function(e.builder, name, e.vector, [e.vector]), [x])
 
 
 def _max(e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -47,20 +46,23 @@ def _max_lane(e: Emitter, x: ir.Value) -> ir.Value:
     return e.builder.extract_element(x, ir.Constant(INT32, 0))
 
 
-def power_of_two(e: Emitter, x: ir.Value, degree: int = _DEGREE) -> ir.Value:
+def power_of_two(
+    e: Emitter, x: ir.Value, coefficients: Sequence[float] = _TAYLOR_OF_POWER
+) -> ir.Value:
     """Returns 2**x for x at most 0, to 2 units in the last place; 2**0 is exactly 1.
 
-    It uses the Taylor polynomial around the nearest integer. The result is at least 2**-120.
+    It uses a polynomial around the nearest integer, whose accuracy is that of the Taylor polynomial
+    if none is given. The result is at least 2**-120.
     """
     number = lambda value: e.broadcast(ir.Constant(FLOAT, value))  # noqa: E731
     b = e.builder
     x = _max(e, x, number(_SMALLEST_POWER))
-    whole = _round(e, x)
-    rest = b.fsub(x, whole)
-    y = number(math.log(2) ** degree / math.factorial(degree))
-    for power in range(degree - 1, -1, -1):
-        y = e.fma(y, rest, number(math.log(2) ** power / math.factorial(power)))
-    exponent = b.shl(b.fptosi(whole, e.integers), e.splat_int(23))
+    shifted = b.fadd(x, number(_ROUNDS))  # its last bits are the nearest integer's
+    rest = b.fsub(x, b.fsub(shifted, number(_ROUNDS)))
+    y = number(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        y = e.fma(y, rest, number(coefficient))
+    exponent = b.shl(b.bitcast(shifted, e.integers), e.splat_int(23))
     return b.bitcast(b.add(b.bitcast(y, e.integers), exponent), e.vector)
 
 
@@ -83,10 +85,7 @@ def _store_weight(e: Emitter, weight: ir.Value, address: ir.Value, offset: ir.Va
 
 
 def _store_rounded(e: Emitter, weight: ir.Value, address: ir.Value, offset: ir.Value) -> ir.Value:
-    upper = round_upper(e, weight)
-    half = e.builder.lshr(offset, e.const(1))
-    store_bits(e, upper_halves(e, upper), e.at(address, half))
-    return e.builder.bitcast(upper, e.vector)
+    return store_normal(e, weight, e.at(address, e.builder.lshr(offset, e.const(1))))
 
 
 @emitted
@@ -105,7 +104,7 @@ def weigh(builder, scores, num_vectors, keys_per_vector, offset, span, max_score
         The factor, a float32, by which weights of earlier chunks must be multiplied.
     """
     row = scores, num_vectors, keys_per_vector, offset, span, max_score, weight_sums
-    return _weigh(builder, *row, scores, _store_weight, _DEGREE)
+    return _weigh(builder, *row, scores, _store_weight, _TAYLOR_OF_POWER)
 
 
 @emitted
@@ -114,12 +113,43 @@ def weigh_rounded(builder, scores, num_vectors, offset, span, max_score, weight_
     what they are rounded to, so that the shares of the keys add up to 1."""
     whole = ir.Constant(INT64, LANES)
     row = scores, num_vectors, whole, offset, span, max_score, weight_sums
-    return _weigh(builder, *row, weights, _store_rounded, _DEGREE_ROUNDED)
+    return _weigh(builder, *row, weights, _store_rounded, _SHORT_POLYNOMIAL)
+
+
+@emitted
+def weigh_whole(builder, scores, num_keys, max_score, weight_sums, weights):
+    """As `weigh_rounded` for a constant number of keys, of which the row attends to all. It
+    computes the same bits without a loop."""
+    e = Emitter(builder)
+    values = [e.load(e.at(scores, 4 * i)) for i in range(0, num_keys.constant, LANES)]
+    largest = values
+    while len(largest) > 1:
+        largest = [_max(e, *largest[i : i + 2]) for i in range(0, len(largest), 2)]
+    old_max = e.load_scalar(max_score)
+    new_maxima, factor = _new_maxima(e, largest[0], old_max, max_score)
+    sums = e.zeros()
+    for i, value in enumerate(values):
+        power = power_of_two(e, builder.fsub(value, new_maxima), _SHORT_POLYNOMIAL)
+        sums = builder.fadd(sums, _store_rounded(e, power, weights, e.const(4 * LANES * i)))
+    e.store(e.fma(e.load(weight_sums), factor, sums), weight_sums)
+    return builder.extract_element(factor, ir.Constant(INT32, 0))
+
+
+def _new_maxima(
+    e: Emitter, maxima: ir.Value, old_max: ir.Value, max_score: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Stores the largest score of all; returns vectors of it and of the factor of weights."""
+    chunk_max = _max_lane(e, maxima)
+    is_larger = e.builder.fcmp_ordered(">", chunk_max, old_max)
+    new_max = e.builder.select(is_larger, chunk_max, old_max)
+    e.store(new_max, max_score)
+    new_maxima = e.broadcast(new_max)
+    return new_maxima, power_of_two(e, e.builder.fsub(e.broadcast(old_max), new_maxima))
 
 
 def _weigh(
     builder, scores, num_vectors, keys_per_vector, offset, span, max_score, weight_sums, weights,
-    store, degree,
+    store, polynomial,
 ):  # fmt: skip
     e = Emitter(builder)
     stop = builder.mul(num_vectors, e.const(4 * LANES))
@@ -136,20 +166,14 @@ def _weigh(
     maxima = _max(e, builder.select(is_visible, value, initial), maxima)
     loop.end([maxima, builder.add(indices, step)])
 
-    chunk_max = _max_lane(e, maxima)
-    old_max = e.load_scalar(max_score)
-    is_larger = builder.fcmp_ordered(">", chunk_max, old_max)
-    new_max = builder.select(is_larger, chunk_max, old_max)
-    e.store(new_max, max_score)
-    new_maxima = e.broadcast(new_max)
-    factor = power_of_two(e, builder.fsub(e.broadcast(old_max), new_maxima))
+    new_maxima, factor = _new_maxima(e, maxima, e.load_scalar(max_score), max_score)
 
     loop = Loop(e, e.const(0), stop, 4 * LANES)
     loop.begin([e.zeros(), first])
     sums, indices = loop.values
     address = e.at(scores, loop.index)
     is_visible = builder.icmp_unsigned("<", indices, visible_keys)
-    power = power_of_two(e, builder.fsub(e.load(address), new_maxima), degree)
+    power = power_of_two(e, builder.fsub(e.load(address), new_maxima), polynomial)
     weight = builder.select(is_visible, power, e.zeros())
     sums = builder.fadd(sums, store(e, weight, weights, loop.index))
     loop.end([sums, builder.add(indices, step)])
