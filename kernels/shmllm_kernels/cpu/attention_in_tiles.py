@@ -356,10 +356,12 @@ def _attend_split(job, state, first_tile):
 def _attend_tile(job, own, first_tile):
     """Computes the state of a piece. own: the address for that of a split, if it is one."""
     rows, padded = job.rows, job.padded
+    total = state_at(job.scratch.total, rows, padded)
     if job.tile.split >= 0:
         _attend_split(job, state_at(own, rows, padded), first_tile)
+    elif first_tile * TILE_KEYS // SPLIT_KEYS == job.tile.last_key // SPLIT_KEYS:
+        _attend_split(job, total, first_tile)
     else:
-        total = state_at(job.scratch.total, rows, padded)
         state = state_at(job.scratch.state, rows, padded)
         clear(total, rows, padded)
         while first_tile * TILE_KEYS <= job.tile.last_key:
