@@ -199,32 +199,40 @@ def _copy_seen(values, num_seen, line, out):
 
 
 @compiled
-def _tile_of_keys(job, tile, index):
-    """Returns the address of a tile of keys, and that of its values."""
+def _place(job, tile, index):
+    """Returns the address of the block of a tile of keys, for a tile of queries, and the index of
+    the tile in the block."""
     heads = job.heads
     shift, blocks = word(heads, at.VECTOR_SHIFT), short_words(tile.blocks)
     block = job.cache + np.int64(blocks[index >> shift]) * word(heads, at.BLOCK_STRIDE)
-    head, part = block + tile.kv_head * word(heads, at.HEAD_BYTES), index & ((1 << shift) - 1)
-    values = head + word(heads, at.KEY_BYTES) + part * ((TILE_KEYS // 2) * job.value_line)
-    return head + part * LINE_BYTES, values
+    return block + tile.kv_head * word(heads, at.HEAD_BYTES), index & ((1 << shift) - 1)
+
+
+@compiled
+def _value_bytes(job):
+    """Returns the size of the values of a tile of keys."""
+    return (TILE_KEYS // 2) * job.value_line
 
 
 @compiled
 def _find_ahead(job, first_tile, last):
-    """Writes tables of addresses of what to prefetch with each tile of a chunk: that which comes a
-    few tiles later, in this piece or in the following one."""
-    tile, following, scratch = job.tile, job.following, job.scratch
+    """Writes tables of addresses of what to prefetch with each tile of a chunk: the bytes of that
+    which comes a few tiles later, in this piece or in the following one."""
+    heads, tile, following, scratch = job.heads, job.tile, job.following, job.scratch
+    key_bytes = job.num_steps * (TILE_DIMS // 2) * LINE_BYTES
     begin, end = following.first_key // TILE_KEYS, following.last_key // TILE_KEYS
     for i in range(CHUNK_TILES):
         index = first_tile + TILES_AT_ONCE + i
-        if index <= last:
-            keys, values = _tile_of_keys(job, tile, index)
-            put_word(scratch.keys_ahead, i, keys)
-            put_word(scratch.values_ahead, i, values)
-        else:
-            keys, values = _tile_of_keys(job, following, min(begin + index - last - 1, end))
-            put_word(scratch.keys_ahead, i, keys)
-            put_word(scratch.values_ahead, i, values)
+        is_own = index <= last
+        later = QueryTile(
+            0, 0, 0, tile.kv_head if is_own else following.kv_head,
+            tile.blocks if is_own else following.blocks, 0, 0, 0, 0,
+        )  # fmt: skip
+        index = index if is_own else min(begin + index - last - 1, end)
+        block, part = _place(job, later, index)
+        put_word(scratch.keys_ahead, i, block + part * key_bytes)
+        values = block + word(heads, at.KEY_BYTES) + part * _value_bytes(job)
+        put_word(scratch.values_ahead, i, values)
 
 
 @compiled
@@ -233,8 +241,9 @@ def _find_chunk(job, first_tile):
     tile, scratch = job.tile, job.scratch
     last = tile.last_key // TILE_KEYS
     for i in range(min(CHUNK_TILES, last - first_tile + 1)):
-        keys, values = _tile_of_keys(job, tile, first_tile + i)
-        put_word(scratch.keys, i, keys)
+        block, part = _place(job, tile, first_tile + i)
+        put_word(scratch.keys, i, block + part * LINE_BYTES)
+        values = block + word(job.heads, at.KEY_BYTES) + part * _value_bytes(job)
         put_word(scratch.values, i, values)
     if job.rows <= ROWS:
         _find_ahead(job, first_tile, last)
@@ -356,16 +365,14 @@ def _attend_split(job, state, first_tile):
 def _attend_tile(job, own, first_tile):
     """Computes the state of a piece. own: the address for that of a split, if it is one."""
     rows, padded = job.rows, job.padded
+    split, last_split = first_tile * TILE_KEYS // SPLIT_KEYS, job.tile.last_key // SPLIT_KEYS
     total = state_at(job.scratch.total, rows, padded)
-    if job.tile.split >= 0:
-        _attend_split(job, state_at(own, rows, padded), first_tile)
-    elif first_tile * TILE_KEYS // SPLIT_KEYS == job.tile.last_key // SPLIT_KEYS:
-        _attend_split(job, total, first_tile)
-    else:
-        state = state_at(job.scratch.state, rows, padded)
-        clear(total, rows, padded)
-        while first_tile * TILE_KEYS <= job.tile.last_key:
-            first_tile = _attend_split(job, state, first_tile)
+    address = job.scratch.total if split == last_split else job.scratch.state
+    state = state_at(own if job.tile.split >= 0 else address, rows, padded)
+    clear(total, rows, padded)
+    while first_tile * TILE_KEYS <= job.tile.last_key:
+        first_tile = _attend_split(job, state, first_tile)
+        if split < last_split:
             merge(total, state, rows, padded)
 
 

@@ -96,12 +96,11 @@ def _step(tiles, rows, row, row_stride, cache, first, second, third, fourth, str
 
 
 @emitted
-def _prefetch(builder, address, stride, count):
+def _prefetch(builder, address, count):
     """Prefetches a constant number of lines."""
     e = Emitter(builder)
-    for _ in range(count.constant):
-        e.prefetch(address)
-        address = builder.add(address, stride)
+    for i in range(count.constant):
+        e.prefetch(e.at(address, LINE_BYTES * i))
 
 
 @compiled
@@ -111,14 +110,15 @@ def _score_tiles(tiles, query, query_stride, keys, num_keys, line, num_steps, ou
     third, fourth = word(keys, 2) if num_keys > 2 else 0, word(keys, 3) if num_keys > 2 else 0
     _begin(tiles, num_keys)
     for step in range(num_steps):
-        at = step * ((TILE_DIMS >> 1) * line)
+        done = step * (TILE_DIMS * LINE_BYTES >> 1)
         if fetches:
-            _prefetch(word(ahead, 0) + at, line, TILE_DIMS // 2)
+            _prefetch(word(ahead, 0) + done, TILE_DIMS // 2)
             if num_keys > 1:
-                _prefetch(word(ahead, 1) + at, line, TILE_DIMS // 2)
+                _prefetch(word(ahead, 1) + done, TILE_DIMS // 2)
             if num_keys > 2:
-                _prefetch(word(ahead, 2) + at, line, TILE_DIMS // 2)
-                _prefetch(word(ahead, 3) + at, line, TILE_DIMS // 2)
+                _prefetch(word(ahead, 2) + done, TILE_DIMS // 2)
+                _prefetch(word(ahead, 3) + done, TILE_DIMS // 2)
+        at = step * ((TILE_DIMS >> 1) * line)
         _step(
             tiles, QUERIES, query + step * LINE_BYTES, query_stride, KEYS, first + at, second + at,
             third + at, fourth + at, line, num_keys,
@@ -139,7 +139,7 @@ def score_keys(tiles, query, query_stride, keys, first, end, line, num_steps, ou
         line: bytes from one pair of dimensions of a tile to the next.
         num_steps: the number of steps of TILE_DIMS dimensions.
         out: address of the scores, float32 [ROWS, CHUNK_KEYS].
-        ahead: address of a table like `keys`, of tiles to prefetch.
+        ahead: address of a table like `keys`, of as many bytes to prefetch.
         fetches: whether there are any (a constant).
     """
     tile = first
@@ -165,7 +165,7 @@ def _weigh_tiles(tiles, weights, values, first, end, line, num_tiles, skip, out,
         at = word(values, tile) + skip
         if fetches:
             lines = num_tiles * (TILE_KEYS // 2)
-            _prefetch(word(ahead, tile) + (TILE_KEYS // 2) * skip, LINE_BYTES, lines)
+            _prefetch(word(ahead, tile) + (TILE_KEYS // 2) * skip, lines)
         _step(
             tiles, WEIGHTS, weights + 2 * TILE_KEYS * tile, WEIGHTS_STRIDE, VALUES, at,
             at + LINE_BYTES, at + 2 * LINE_BYTES, at + 3 * LINE_BYTES, line, num_tiles,
@@ -184,7 +184,7 @@ def weigh_values(tiles, weights, values, first, end, line, out, ahead, fetches):
         first, end: the first tile, and the one behind the last.
         line: bytes from one pair of keys to the next, 4 for each dimension.
         out: address of the sums, float32 [ROWS, dimensions].
-        ahead: address of a table like `values`, of what to prefetch.
+        ahead: address of a table like `values`, of as many bytes to prefetch.
         fetches: whether there is anything (a constant).
     """
     skip = 0
