@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from shmllm_kernels.cpu import cache_layout as at
 from shmllm_kernels.cpu.attention_blocks import find_key_chunk
-from shmllm_kernels.cpu.attention_in_tiles import ATTEND_IN_TILES, scratch_bytes_in_tiles
+from shmllm_kernels.cpu.attention_in_tiles import ATTEND_IN_TILES
+from shmllm_kernels.cpu.attention_job import scratch_bytes_in_tiles
 from shmllm_kernels.cpu.attention_pieces import (
     MAX_SPLITS,
     find_tile,
