@@ -4,9 +4,9 @@
     python tools/bench_chunk.py --model MODEL [--tokens 2048] [--requests 16] [--dtype bfloat16]
 
 The tool computes the same number of random tokens for some requests at once, several times, and
-prints the best time, the best time of each kernel by itself, and the rate of the products and of the
-whole chunk, as shares of the rate of torch's product of 4096 x 4096 matrices in the dtype of the
-products. The rates are right for dense models whose layers are alike.
+prints the best time, the best time of each kernel by itself, and the rate of the products and of
+the whole chunk, as shares of the rate of torch's product of 4096 x 4096 matrices in the dtype of
+the products. The rates are right for dense models whose layers are alike.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ def main(
         requests,
         threads,
         max_model_len=tokens // requests + 2,
-        batched_tokens=tokens,
         **load,
     )
     program = runner._program

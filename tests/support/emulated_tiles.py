@@ -17,6 +17,8 @@ import numpy as np
 from llvmlite import ir
 
 from shmllm_kernels.cpu import Kernel, expert_tiles, gated_tiles
+from shmllm_kernels.cpu.attention_in_tiles import ATTEND_IN_TILES, attend_by
+from shmllm_kernels.cpu.attention_pieces import num_pieces
 from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
 from shmllm_kernels.cpu.matrix_tiles import MULTIPLY, count_pieces, multiply_by
 from shmllm_kernels.cpu.memory import floats, number, put_word, short_words, word
@@ -252,3 +254,12 @@ EMULATED_DOWN = {
     kinds: Kernel(expert_tiles.count_down, _down, *kinds[1:]) for kinds in expert_tiles.DOWN
 }
 """The kernels of `expert_tiles` with EMULATED instead of AMX."""
+
+
+@compiled
+def _attend(operands: Any, piece: Any, thread: Any, num_threads: Any, kind: Any) -> None:
+    attend_by(EMULATED, operands, piece, thread, num_threads, kind)
+
+
+EMULATED_ATTEND = {kinds: Kernel(num_pieces, _attend, kinds[1]) for kinds in ATTEND_IN_TILES}
+"""The kernels of `attention_in_tiles.ATTEND_IN_TILES` with EMULATED instead of AMX."""

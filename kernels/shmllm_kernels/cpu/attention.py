@@ -8,19 +8,24 @@ processed in chunks that begin at fixed positions, with an online softmax. So a 
 depends, to the last bit, only on its query and on the keys and values that it attends to: not on
 the other requests in the batch, nor on the step that wrote the keys, nor on what is a piece.
 
-This module owns the division into pieces and the start of a tile's rows. It must not know how keys
-were written, which is the task of `heads`.
+This module owns the start of a tile's rows, and the order of chunks. It must not know how keys were
+written, which is the task of `heads`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shmllm_kernels.cpu import cache_layout as at
-from shmllm_kernels.cpu.attention_blocks import QueryTile, find_key_chunk
+from shmllm_kernels.cpu.attention_blocks import find_key_chunk
+from shmllm_kernels.cpu.attention_in_tiles import ATTEND_IN_TILES
+from shmllm_kernels.cpu.attention_job import scratch_bytes_in_tiles
+from shmllm_kernels.cpu.attention_pieces import (
+    MAX_SPLITS,
+    find_tile,
+    num_pieces,
+    queries_per_tile,
+)
 from shmllm_kernels.cpu.attention_rows import (
     ATTEND_GROUP,
     FACTORS_BYTES,
@@ -49,13 +54,6 @@ from shmllm_kernels.cpu.memory import (
 )
 from shmllm_kernels.cpu.simd import LANES
 
-ROWS_PER_TILE = 48
-"""The largest number of query rows in a tile, which share a chunk of keys while it is in the L1 and
-L2 caches."""
-
-MAX_SPLITS = 1024
-"""The largest number of splits in a step that are pieces of their own."""
-
 _attend_6, _attend_4, _attend_3, _attend_2, _attend_1 = (
     ATTEND_GROUP[size] for size in (6, 4, 3, 2, 1)
 )
@@ -74,45 +72,10 @@ class Scratch(NamedTuple):
     scales: int  # table of addresses of its keys' scales
 
 
-@compiled
-def queries_per_tile(heads_per_kv: int) -> int:
-    """Returns the largest number of a request's queries in one tile."""
-    return max(ROWS_PER_TILE // heads_per_kv, 1)
-
-
-def count_pieces(
-    counts: NDArray[np.int64],
-    context_lens: NDArray[np.int64],
-    heads_per_kv: int,
-    tiles: NDArray[np.int64],
-    splits: NDArray[np.int64],
-    split_keys: int = SPLIT_KEYS,
-) -> None:
-    """Divides the requests of a step into pieces for one key-value head: tiles of queries, or
-    splits of the context of a single query.
-
-    Args:
-        counts: [requests], the number of each request's tokens in the step.
-        context_lens: [requests], the position of its last token, plus one.
-        heads_per_kv: the number of query heads that share a key-value head.
-        tiles: [requests + 1]; gets the number of pieces before each request, and the total.
-        splits: [requests + 1]; gets the index of each request's first split among all splits, or
-            -1 if its pieces are tiles, and at the end the number of requests with splits.
-        split_keys: the number of positions in a split.
-    """
-    queries, size = queries_per_tile(heads_per_kv), len(counts)
-    of_context = -(-context_lens // split_keys)
-    of_context[(counts != 1) | (of_context < 2)] = 0
-    ends = np.cumsum(of_context)
-    has_splits = (of_context > 0) & (ends <= MAX_SPLITS)
-    splits[:size] = np.where(has_splits, ends - of_context, -1)
-    splits[size] = np.count_nonzero(has_splits)
-    tiles[0] = 0
-    np.cumsum(np.where(has_splits, of_context, -(-counts // queries)), out=tiles[1 : size + 1])
-
-
 def scratch_bytes(layout: CacheLayout, num_heads: int) -> int:
     """Returns the size of one thread's scratch memory."""
+    if layout.is_tiled:
+        return scratch_bytes_in_tiles(layout, num_heads)
     per_kv = num_heads // layout.num_kv_heads
     rows = queries_per_tile(per_kv) * per_kv
     sizes = [4 * rows * layout.head_dim, *[state_bytes(rows, layout.values_shape[1])] * 2]
@@ -137,51 +100,6 @@ def _divide_scratch(address, rows, head_dim, padded):
     values = keys + cache_lines(8 * KEY_VECTORS)
     return Scratch(
         address, total, state, scores, factors, keys, values, values + cache_lines(16 * KEY_VECTORS)
-    )
-
-
-@compiled
-def _pieces(operands, piece, thread, num_threads):
-    num_requests = word(word(operands, 0), 1)
-    return word(word(word(operands, 1), 6), num_requests) * word(word(operands, 2), at.NUM_KV_HEADS)
-
-
-@compiled
-def _find_tile(step, requests, heads, window, ends, piece):
-    """Returns the tile of queries of a piece."""
-    num_kv_heads = word(heads, at.NUM_KV_HEADS)
-    index, kv_head = piece // num_kv_heads, piece % num_kv_heads
-    before = word(requests, 6)
-    request, end = 0, word(step, 1)
-    while end - request > 1:
-        middle = (request + end) // 2
-        if word(before, middle) <= index:
-            request = middle
-        else:
-            end = middle
-    index -= word(before, request)
-    has_splits = word(word(requests, 7), request) >= 0
-    per_tile = queries_per_tile(word(heads, at.NUM_HEADS) // num_kv_heads)
-    first = 0 if has_splits else index * per_tile
-    count = word(word(requests, 1), request)
-    num_queries = min(per_tile, count - first)
-    position = word(word(requests, 2), request) - count + first
-    first_token = word(word(requests, 0), request) + first
-    first_key = max(position - window + 1, 0) if window > 0 else 0
-    last_key = position + num_queries - 1
-    if ends != 0:
-        ends += 8 * first_token
-        last_key = word(ends, num_queries - 1) - 1
-    return QueryTile(
-        first_token,
-        position,
-        num_queries,
-        kv_head,
-        word(requests, 4) + word(word(requests, 3), request) * word(requests, 5) * 4,
-        max(first_key, index * SPLIT_KEYS) if has_splits else first_key,
-        min(last_key, (index + 1) * SPLIT_KEYS - 1) if has_splits else last_key,
-        word(word(requests, 7), request) + index if has_splits else -1,
-        ends,
     )
 
 
@@ -265,7 +183,7 @@ def _attend_split(scratch, state, rows, padded, tile, heads, cache, window, cap,
 def _attend(operands, piece, thread, num_threads, stored, kind):
     step, requests, heads = word(operands, 0), word(operands, 1), word(operands, 2)
     cache, window = word(operands, 7), word(operands, 8)
-    tile = _find_tile(step, requests, heads, window, word(operands, 14), piece)
+    tile = find_tile(step, requests, heads, window, word(operands, 14), piece)
     head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
     per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
     rows = tile.num_queries * per_kv
@@ -328,14 +246,14 @@ def _merge_splits(operands, piece, thread, num_threads, stored, kind):
     )  # fmt: skip
 
 
-ATTEND = {kinds: Kernel(_pieces, _attend, *kinds) for kinds in at.KINDS}
+ATTEND = {kinds: Kernel(num_pieces, _attend, *kinds) for kinds in at.KINDS} | ATTEND_IN_TILES
 """Kernels by the dtype names of the cache and of the sinks. Every token attends to its
 request's keys in the cache.
 
 Operands (addresses, if not marked as numbers; strides in bytes):
 
     0  step: int64 words, the number of tokens and the number of requests
-    1  requests: words, see `request_words`
+    1  requests: words, see `attention_pieces.request_words`
     2  heads: words, see `cache_layout.head_words`
     3  qkv: float32 rows, which begin with the query heads
     4  the stride of qkv (a number)
@@ -354,32 +272,9 @@ Operands (addresses, if not marked as numbers; strides in bytes):
        own position and none behind it
 """
 
-MERGE_SPLITS = {kinds: Kernel(_count_merges, _merge_splits, *kinds) for kinds in at.KINDS}
+MERGE_SPLITS = {
+    (stored, kind): Kernel(_count_merges, _merge_splits, at.dtype_of(stored), kind)
+    for stored, kind in [*at.KINDS, *at.TILE_KINDS]
+}
 """Kernels by the same names, which run after ATTEND and write the output of requests whose splits
 were pieces of their own. They have the same operands."""
-
-
-def request_words(
-    first_tokens: int,
-    counts: int,
-    context_lens: int,
-    rows: int,
-    block_table: int,
-    max_blocks: int,
-    tiles: int,
-    splits: int,
-) -> NDArray[np.int64]:
-    """Returns the description of a step's requests for ATTEND.
-
-    Args:
-        first_tokens: address of int64 [requests]: the index of each request's first token in the
-            step.
-        counts: address of int64 [requests]: the number of each request's tokens in the step.
-        context_lens: address of int64 [requests]: the position of its last token, plus one.
-        rows: address of int64 [requests]: the rows of the block table.
-        block_table: address of int32 [rows, max_blocks].
-        max_blocks: the number of columns of the block table.
-        tiles, splits: addresses of int64 [requests + 1], which `count_pieces` filled.
-    """
-    words = first_tokens, counts, context_lens, rows, block_table, max_blocks, tiles, splits
-    return np.array(words, np.int64)

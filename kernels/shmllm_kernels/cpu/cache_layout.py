@@ -6,9 +6,16 @@ A block contains, for each key-value head, its keys and after them its values:
     values  [block_size, head_dim padded to whole vectors]
     scales  [2, block_size padded to whole vectors] float32, of keys and values, if these are int8
 
-Keys are transposed, so that a vector holds one dimension of consecutive keys. A head's part of a
-block is contiguous, which helps prefetching and copying. Padding stays zero. Each token has a scale
-of its own: one for the whole block would change what earlier tokens were rounded to.
+Keys are transposed, so that a vector holds one dimension of consecutive keys. For tile instructions
+(IN_TILES) pairs of bfloat16 are the elements of such matrices, as the second operand of a product
+has them:
+
+    keys    [head_dim padded to whole tiles / 2, block_size, 2 dimensions]
+    values  [block_size / 2, head_dim padded to whole tiles, 2 tokens]
+
+A head's part of a block is contiguous, which helps prefetching and copying. Padding stays zero.
+Each token has a scale of its own: one for the whole block would change what earlier tokens were
+rounded to.
 """
 
 from __future__ import annotations
@@ -23,12 +30,25 @@ from shmllm_kernels.cpu.memory import word_of_float
 from shmllm_kernels.cpu.simd import LANES, STORED
 
 DTYPES = ("float32", "float16", "bfloat16")
+IN_TILES = "bfloat16 tiles"
+"""What the dtype of a cache for tile instructions is called."""
+TILE_KEYS = 16
+"""The number of keys in a tile; a multiple of it is a block of such a cache."""
+TILE_DIMS = 32
+"""The number of dimensions of a key in a tile; values have half as many."""
 KINDS = [(stored, dtype) for stored in (*DTYPES, "int8") for dtype in DTYPES]
 """The dtype names of the cache and of the model's weights that kernels exist for."""
+TILE_KINDS = [(IN_TILES, dtype) for dtype in DTYPES]
+"""Those that use tile instructions."""
 
 
-def _padded(count: int) -> int:
-    return -(-count // LANES) * LANES
+def _padded(count: int, whole: int = LANES) -> int:
+    return -(-count // whole) * whole
+
+
+def dtype_of(stored: str) -> str:
+    """Returns the dtype name of the numbers in a cache."""
+    return "bfloat16" if stored == IN_TILES else stored
 
 
 @dataclass(frozen=True)
@@ -39,7 +59,8 @@ class CacheLayout:
         num_kv_heads: the number of key-value heads.
         head_dim: the size of a head; even.
         block_size: the number of tokens in a block; a power of two.
-        stored: the dtype name of the cache: float32, float16, bfloat16 or int8.
+        stored: the dtype name of the cache: float32, float16, bfloat16 or int8; or IN_TILES, whose
+            blocks have whole tiles.
     """
 
     num_kv_heads: int
@@ -52,20 +73,29 @@ class CacheLayout:
             raise ValueError(f"block_size must be a power of two, not {self.block_size}")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim must be even, not {self.head_dim}")
+        if self.is_tiled and self.block_size % TILE_KEYS:
+            raise ValueError(f"block_size {self.block_size} is no multiple of {TILE_KEYS}")
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the cache is for tile instructions."""
+        return self.stored == IN_TILES
 
     @property
     def itemsize(self) -> int:
-        return STORED[self.stored][1]
+        return STORED[dtype_of(self.stored)][1]
 
     @property
     def keys_shape(self) -> tuple[int, int]:
-        """The shape of one head's keys in a block."""
+        """The shape of one head's keys in a block, which lie in pairs if they are in tiles."""
+        if self.is_tiled:
+            return _padded(self.head_dim, TILE_DIMS), self.block_size
         return self.head_dim, _padded(self.block_size)
 
     @property
     def values_shape(self) -> tuple[int, int]:
-        """The shape of one head's values in a block."""
-        return self.block_size, _padded(self.head_dim)
+        """The shape of one head's values in a block, likewise."""
+        return self.block_size, _padded(self.head_dim, TILE_DIMS // 2 if self.is_tiled else LANES)
 
     @property
     def key_bytes(self) -> int:
@@ -94,7 +124,7 @@ class CacheLayout:
 
     @property
     def keys_per_vector(self) -> int:
-        return min(LANES, self.block_size)
+        return TILE_KEYS if self.is_tiled else min(LANES, self.block_size)
 
 
 def head_words(
@@ -115,7 +145,7 @@ def head_words(
     if num_heads % layout.num_kv_heads:
         raise ValueError(f"{num_heads} heads cannot share {layout.num_kv_heads} key-value heads")
     scale = layout.head_dim**-0.5 if scale is None else scale
-    vectors_per_block = layout.keys_shape[1] // LANES
+    vectors_per_block = max(layout.block_size // layout.keys_per_vector, 1)
     words = [
         layout.num_kv_heads,
         layout.head_dim,
@@ -139,13 +169,13 @@ def head_words(
     NUM_KV_HEADS,
     HEAD_DIM,
     BLOCK_SHIFT,  # log2 of the block size
-    VECTOR_SHIFT,  # log2 of the vectors that hold one dimension of a block's keys
+    VECTOR_SHIFT,  # log2 of the vectors that hold one dimension of a block's keys, or of its tiles
     KEYS_PER_VECTOR,
     BLOCK_STRIDE,  # from one block to the next
     HEAD_BYTES,
     KEY_BYTES,
-    DIMENSION_BYTES,  # from one dimension of the keys to the next
-    VALUE_ROW_BYTES,  # from one value to the next
+    DIMENSION_BYTES,  # from one dimension of the keys to the next; in tiles half of that of a pair
+    VALUE_ROW_BYTES,  # from one value to the next, likewise
     NUM_HEADS,  # query heads
     SCALE,  # the bits of the float32 scale * log2(e), the factor of queries
     SCALES_AT,  # from a head's keys to the scales of its keys

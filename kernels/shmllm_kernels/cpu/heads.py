@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shmllm_kernels.cpu import cache_layout as at
+from shmllm_kernels.cpu.cache_layout import IN_TILES, TILE_KEYS
+from shmllm_kernels.cpu.head_tiles import store_tile, store_token_in_tiles
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import (
@@ -180,14 +182,38 @@ def _store_vector(heads, row, stride, slot, cache):
 
 
 @compiled
-def _fill_vector(heads, slots, token, end):
-    """Whether the tokens from `token` on fill a vector of a block's keys."""
-    if token + LANES > end:
+def _fill_vector(heads, slots, token, end, count):
+    """Whether the tokens from `token` on fill a vector, or a tile, of `count` of a block's keys."""
+    if token + count > end:
         return False
     slot = word(slots, token)
-    is_run = word(slots, token + LANES - 1) == slot + LANES - 1  # slots of a block ascend
-    same = slot >> word(heads, at.BLOCK_SHIFT) == (slot + LANES - 1) >> word(heads, at.BLOCK_SHIFT)
-    return is_run & same & (slot % LANES == 0) & (word(heads, at.HEAD_DIM) % LANES == 0)
+    is_run = word(slots, token + count - 1) == slot + count - 1  # slots of a block ascend
+    same = slot >> word(heads, at.BLOCK_SHIFT) == (slot + count - 1) >> word(heads, at.BLOCK_SHIFT)
+    return is_run & same & (slot % count == 0)
+
+
+@compiled
+def _store_tokens(heads, row, stride, slots, token, end, cache, kind):
+    """Writes the keys and values of some tokens from `token` on; returns the token behind them.
+    row: address of the first key head of this token."""
+    slot = word(slots, token)
+    if kind == IN_TILES:
+        if _fill_vector(heads, slots, token, end, TILE_KEYS):
+            store_tile(heads, row, stride, slot, cache)
+            return token + TILE_KEYS
+        store_token_in_tiles(heads, row, slot, cache)
+        return token + 1
+    is_whole = word(heads, at.HEAD_DIM) % LANES == 0
+    if (
+        CAN_TRANSPOSE
+        and kind == "float32"
+        and is_whole
+        and _fill_vector(heads, slots, token, end, LANES)
+    ):
+        _store_vector(heads, row, stride, slot, cache)
+        return token + LANES
+    _store_token(heads, row, slot, cache, kind)
+    return token + 1
 
 
 @compiled
@@ -233,16 +259,11 @@ def _store(operands, piece, thread, num_threads, stored, kind):
                 rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
     token, slots = begin, word(operands, 6)
     while cache != 0 and token < end:
-        keys, slot = qkv + token * qkv_stride + 4 * num_heads * head_dim, word(slots, token)
-        if CAN_TRANSPOSE and stored == "float32" and _fill_vector(heads, slots, token, end):
-            _store_vector(heads, keys, qkv_stride, slot, cache)
-            token += LANES
-        else:
-            _store_token(heads, keys, slot, cache, stored)
-            token += 1
+        keys = qkv + token * qkv_stride + 4 * num_heads * head_dim
+        token = _store_tokens(heads, keys, qkv_stride, slots, token, end, cache, stored)
 
 
-STORE_HEADS = {kinds: Kernel(_pieces, _store, *kinds) for kinds in at.KINDS}
+STORE_HEADS = {kinds: Kernel(_pieces, _store, *kinds) for kinds in [*at.KINDS, *at.TILE_KINDS]}
 """Kernels by the dtype names of the cache and of the norms' weights. They leave the normalised and
 rotated queries in the rows of qkv. int8 is rounded to the nearest, ties up, each key and each value
 with a scale of its own, its largest magnitude / 127.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmllm_kernels.cpu.attention import MAX_SPLITS, queries_per_tile
+from shmllm_kernels.cpu.attention_pieces import MAX_SPLITS, queries_per_tile
 from shmllm_kernels.cpu.attention_state import (
     LOG2_E,
     cache_lines,

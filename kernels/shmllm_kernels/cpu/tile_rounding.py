@@ -18,6 +18,7 @@ import numpy as np
 from llvmlite import ir
 
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, round_pairs
+from shmllm_kernels.cpu.bfloat16 import round_to_shorts
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, put_word, word
@@ -89,12 +90,7 @@ def _as_bfloat16(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
     for zero, which the CPU's instruction makes of them."""
     if HAS_BFLOAT16:
         return round_pairs(e, low, high)
-    halves, shorts = [], ir.VectorType(ir.IntType(16), e.lanes)
-    for values in (low, high):
-        bits = e.builder.bitcast(values, e.integers)
-        odd = e.builder.and_(e.builder.lshr(bits, e.splat_int(16)), e.splat_int(1))
-        rounded = e.builder.add(e.builder.add(bits, e.splat_int(0x7FFF)), odd)
-        halves.append(e.builder.trunc(e.builder.lshr(rounded, e.splat_int(16)), shorts))
+    halves = [round_to_shorts(e, values) for values in (low, high)]
     return e.builder.bitcast(_joined(e, *halves), e.integers)
 
 

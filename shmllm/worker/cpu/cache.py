@@ -12,8 +12,21 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 from shmllm.worker.memory import CacheShape
-from shmllm_kernels.cpu.cache_layout import CacheLayout
+from shmllm_kernels.cpu.cache_layout import IN_TILES, TILE_KEYS, CacheLayout, dtype_of
 from shmllm_kernels.cpu.latent_layout import LatentLayout
+
+
+def stored_as(dtype: str, block_size: int, uses_tiles: bool) -> str:
+    """Return what keys and values are stored as: a dtype name, or IN_TILES, by which their layout
+    and the kernels of attention are chosen.
+
+    Args:
+        dtype: the dtype name of the cache.
+        block_size: tokens in a block.
+        uses_tiles: whether products use AMX.
+    """
+    fits = dtype == dtype_of(IN_TILES) and block_size % TILE_KEYS == 0
+    return IN_TILES if uses_tiles and fits else dtype
 
 
 def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout | LatentLayout:
@@ -22,10 +35,10 @@ def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout | Lat
     Args:
         heads: the layer's keys and values.
         block_size: tokens in a block.
-        stored: the dtype name of the cache.
+        stored: what `stored_as` returned; latents are stored as a dtype.
     """
     if not heads.value_dim:
-        return LatentLayout(heads.key_dim, block_size, stored)
+        return LatentLayout(heads.key_dim, block_size, dtype_of(stored))
     return CacheLayout(heads.count, heads.key_dim, block_size, stored)
 
 
@@ -66,7 +79,7 @@ class CpuKVCache:
 
     Args:
         model: the model's configuration.
-        stored: the dtype name of keys and values.
+        stored: what keys and values are stored as, see `stored_as`.
         shape: the groups of layers.
         num_blocks: the number of blocks of keys and values.
         arena: the arena to allocate them in.

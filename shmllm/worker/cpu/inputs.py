@@ -9,7 +9,7 @@ from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.group import Alone, SharedArrays
 from shmllm_kernels.cpu import latent_attention
-from shmllm_kernels.cpu.attention import count_pieces
+from shmllm_kernels.cpu.attention_pieces import count_pieces
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
 
 COUNTS = ("num_tokens", "num_requests", "num_samples", "num_state_copies")

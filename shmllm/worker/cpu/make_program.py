@@ -105,6 +105,14 @@ def make_head(model: Model, num_threads: int) -> CpuHead | None:
     return CpuHead(model.head, model.config.hidden_size, num_threads)
 
 
+def multiplies_in_tiles(loaded: LoadedModel) -> bool:
+    """Return whether the products of a loaded model use AMX; torch computes those of a module of
+    transformers."""
+    if not isinstance(loaded.model, DecoderModel):
+        return False
+    return uses_tiles(loaded.load, activation_dtype(loaded.load, loaded.dtype_name, loaded.packed))
+
+
 def make_program(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -128,7 +136,7 @@ def make_program(
     model, max_tokens = loaded.model, config.scheduler.max_num_batched_tokens
     if isinstance(model, DecoderModel):
         activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
-        in_tiles = uses_tiles(loaded.load, activations)
+        in_tiles = multiplies_in_tiles(loaded)
         if group is not None and group.num_stages > 1:
             size = config.cache.block_size
             return CpuPipeline(

@@ -42,10 +42,10 @@ from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import (
     ATTEND,
     MERGE_SPLITS,
-    request_words,
     scratch_bytes,
     split_states_bytes,
 )
+from shmllm_kernels.cpu.attention_pieces import request_words
 from shmllm_kernels.cpu.attention_state import LOG2_E
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS

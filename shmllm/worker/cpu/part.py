@@ -12,11 +12,17 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
-from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
+from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of, stored_as
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.instructions import auto_dtype
 from shmllm.worker.cpu.lora import CpuLora
-from shmllm.worker.cpu.make_program import Program, check_model, make_lora, make_program
+from shmllm.worker.cpu.make_program import (
+    Program,
+    check_model,
+    make_lora,
+    make_program,
+    multiplies_in_tiles,
+)
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
@@ -38,7 +44,8 @@ class CpuPart:
         pool: the memory of this process.
         loaded: the model, or the part of it.
         draft: the model that drafts, or None.
-        stored: the dtype name of keys and values.
+        kv_cache_dtype: the dtype name of keys and values.
+        stored: what they are stored as, see `stored_as`.
         shape: the division of the KV cache.
         kv_cache: the arena of the KV cache, after `build`, as the following.
         cache: the KV cache.
@@ -76,7 +83,8 @@ class CpuPart:
         self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_progress, divide)
         self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
         wanted, block_size = load.kv_cache_dtype, config.cache.block_size
-        self.stored = self.loaded.dtype_name if wanted == "auto" else wanted
+        self.kv_cache_dtype = self.loaded.dtype_name if wanted == "auto" else wanted
+        self.stored = stored_as(self.kv_cache_dtype, block_size, multiplies_in_tiles(self.loaded))
         self.shape = CacheShape.of(
             config,
             self.loaded.config,

@@ -174,7 +174,7 @@ class CpuRunner(LoadedRunner):
             load_seconds=time.monotonic() - began,
             deterministic=self._program.deterministic,
             activation_dtype=self._program.activation_dtype,
-            kv_cache_dtype=part.stored,
+            kv_cache_dtype=part.kv_cache_dtype,
             instructions=self._program.instructions,
             num_ranks=ranks.memory.shard.size,
             num_stages=ranks.memory.num_stages,
@@ -208,7 +208,7 @@ class CpuRunner(LoadedRunner):
         return []
 
     def numerics(self) -> dict[str, Any]:
-        return super().numerics() | {"kernels": version()}
+        return super().numerics() | {"kernels": version(), "cache": self._part.stored}
 
     @property
     def block_parts(self) -> tuple[tuple[int, int], tuple[int, int]]:

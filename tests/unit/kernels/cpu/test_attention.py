@@ -7,18 +7,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.emulated_tiles import EMULATED_ATTEND
 from support.variants import diagonal, slow
 
-from shmllm_kernels.cpu import attention
+from shmllm_kernels.cpu import attention_pieces
+from shmllm_kernels.cpu.amx import HAS_AMX
 from shmllm_kernels.cpu.attention import (
     ATTEND,
     MERGE_SPLITS,
-    count_pieces,
-    request_words,
     scratch_bytes,
     split_states_bytes,
 )
-from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
+from shmllm_kernels.cpu.attention_pieces import count_pieces, request_words
+from shmllm_kernels.cpu.cache_layout import IN_TILES, TILE_KEYS, CacheLayout, dtype_of, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.memory import word_of_float
@@ -26,16 +27,31 @@ from shmllm_kernels.cpu.memory import word_of_float
 EPS = 1e-6
 MAX_TOKENS, MAX_REQUESTS, MAX_BLOCKS, NUM_THREADS = 2100, 8, 300, 2
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-STORED = [*DTYPES, "int8"]
+TILES = ["emulated tiles", *(["tiles"] if HAS_AMX else [])]
+STORED = [*DTYPES, "int8", *TILES]
+UNIT = 2**-9
+"""The largest relative error of a number that is rounded to bfloat16."""
+
+
+class Emulated(CacheLayout):
+    """The layout of a cache for tile instructions that are emulated."""
+
+
+def made(num_kv_heads: int, head_dim: int, block_size: int, stored: str) -> CacheLayout:
+    """A layout, by a name in STORED."""
+    kind = Emulated if stored == "emulated tiles" else CacheLayout
+    return kind(num_kv_heads, head_dim, block_size, IN_TILES if stored in TILES else stored)
 
 
 def kinds_of(layout: CacheLayout) -> tuple[str, str]:
     """The dtype names of the cache and of the weights, float32 beside int8."""
-    return layout.stored, layout.stored if layout.stored in DTYPES else "float32"
+    dtype = dtype_of(layout.stored)
+    return layout.stored, dtype if dtype in DTYPES else "float32"
 
 
 def rounded(heads: torch.Tensor, stored: str) -> torch.Tensor:
     """What the cache holds of keys or values, [tokens, heads, head_dim] float64."""
+    stored = dtype_of(stored)
     if stored != "int8":
         return heads.to(DTYPES[stored]).double()
     scales = heads.abs().amax(-1, keepdim=True) / 127
@@ -127,7 +143,8 @@ class Layer:
             0 if self.sinks is None else self.sinks.data_ptr(), at(states),
             0 if self.ends is None else at(self.seen),
         ]  # fmt: skip
-        for kernels in (ATTEND, MERGE_SPLITS):
+        attend = EMULATED_ATTEND if isinstance(self.layout, Emulated) else ATTEND
+        for kernels in (attend, MERGE_SPLITS):
             kernel = kernels[kinds_of(self.layout)]
             self.program.record(kernel, operands, [requests, scratch, states])
 
@@ -169,6 +186,16 @@ class Layer:
 
     def expected(self, request: Request) -> torch.Tensor:
         """Returns the attention of all the request's tokens, computed in float64."""
+        return self.expected_and_bound(request)[0]
+
+    def expected_and_bound(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the attention of all the request's tokens, computed in float64, and how far it
+        may differ, to the first order, if queries and weights are rounded to bfloat16.
+
+        The share w of a key then changes by w times UNIT times (1 + scale * the sum of |q * k|):
+        no cap makes a difference of scores larger. The weighted mean o of the values v changes by
+        the sum of (v - o) times these changes.
+        """
         layout, length = self.layout, len(request.qkv)
         dim, kv = layout.head_dim, layout.num_kv_heads
         heads = request.qkv.double().view(length, -1, dim)
@@ -188,6 +215,7 @@ class Layer:
         key, value = (part.repeat_interleave(self.num_heads // kv, 1) for part in (key, value))
         scale = dim**-0.5 if self.scale is None else self.scale
         scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+        errors = UNIT * (1 + torch.einsum("qhd,khd->hqk", query.abs(), key.abs()) * scale)
         if self.cap:
             scores = self.cap * torch.tanh(scores / self.cap)
         distance = torch.arange(length)[:, None] - torch.arange(length)
@@ -198,20 +226,36 @@ class Layer:
             sinks = self.sinks.double()[:, None, None].expand(-1, length, 1)
             scores = torch.cat([scores, sinks], -1)
         weights = scores.softmax(-1)[..., :length]
-        return torch.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
+        out = torch.einsum("hqk,khd->qhd", weights, value)
+        bound = torch.stack(
+            [
+                torch.einsum("hk,khd->hd", weights[:, q] * errors[:, q], (value - out[q]).abs())
+                for q in range(length)
+            ]
+        )
+        return out.reshape(length, -1), bound.reshape(length, -1)
 
 
 def check(layer: Layer, request: Request) -> None:
+    if layer.layout.is_tiled:
+        expected, bound = layer.expected_and_bound(request)
+        # Keys that are turned in float32 may round to the other side than in float64.
+        assert ((request.out.double() - expected).abs() <= 1.1 * bound + 1e-5).all()
+        return
     torch.testing.assert_close(request.out.double(), layer.expected(request), rtol=0, atol=1e-5)
 
 
-SHAPES = diagonal([(4, 2), (9, 3), (8, 8), (8, 1)], [16, 20, 64, 80, 128], [8, 16, 32, 64, 128])
+ALL_HEADS, HEAD_DIMS = [(4, 2), (9, 3), (8, 8), (8, 1)], [16, 20, 64, 80, 128]
+SHAPES = [
+    *diagonal(ALL_HEADS, HEAD_DIMS, [8, 16, 32, 64, 128], ["float32"]),
+    *diagonal(ALL_HEADS, [*HEAD_DIMS, 96, 256], [16, 32, 128], TILES),
+]
 
 
-@pytest.mark.parametrize(("heads", "head_dim", "block_size"), SHAPES)
-def test_prefill_and_decode(heads, head_dim, block_size):
+@pytest.mark.parametrize(("heads", "head_dim", "block_size", "stored"), SHAPES)
+def test_prefill_and_decode(heads, head_dim, block_size, stored):
     num_heads, num_kv_heads = heads
-    layout = CacheLayout(num_kv_heads, head_dim, block_size, "float32")
+    layout = made(num_kv_heads, head_dim, block_size, stored)
     layer = Layer(num_heads, layout)
     lengths = [1, 15, 16, 17, 150, 300]
     requests = [Request(n, num_heads, layout, seed) for seed, n in enumerate(lengths)]
@@ -221,11 +265,12 @@ def test_prefill_and_decode(heads, head_dim, block_size):
         check(layer, request)
 
 
+@pytest.mark.parametrize("stored", ["float32", *TILES])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(14, 2, 64), (5, 1, 2), (2, 2, 256), (64, 1, 32)]
+    ("num_heads", "num_kv_heads", "head_dim"), [(14, 2, 64), (5, 1, 2), (2, 2, 256), (71, 1, 32)]
 )
-def test_other_shapes(num_heads, num_kv_heads, head_dim):
-    layout = CacheLayout(num_kv_heads, head_dim, 16, "float32")
+def test_other_shapes(num_heads, num_kv_heads, head_dim, stored):
+    layout = made(num_kv_heads, head_dim, 16, stored)
     layer = Layer(num_heads, layout)
     requests = [Request(n, num_heads, layout, n) for n in (40, 200)]
     layer.run([(request, len(request.qkv) - 1) for request in requests])
@@ -235,9 +280,11 @@ def test_other_shapes(num_heads, num_kv_heads, head_dim):
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 200])
-@pytest.mark.parametrize("block_size", [8, 16, 64])
-def test_window(window, block_size):
-    layout = CacheLayout(2, 32, block_size, "float32")
+@pytest.mark.parametrize(
+    ("block_size", "stored"), [(8, "float32"), (16, "float32"), (64, "float32"), (16, TILES[-1])]
+)
+def test_window(window, block_size, stored):
+    layout = made(2, 32, block_size, stored)
     layer = Layer(6, layout, window)
     requests = [Request(n, 6, layout, n) for n in (5, 450, 130)]
     layer.run([(request, len(request.qkv) - 1) for request in requests])
@@ -248,12 +295,12 @@ def test_window(window, block_size):
 
 @pytest.mark.parametrize("stored", STORED)
 def test_dtypes_and_norms(stored):
-    layout = CacheLayout(2, 64, 16, stored)
+    layout = made(2, 64, 16, stored)
     layer = Layer(4, layout, normed=True)
     request = Request(270, 4, layout, 1)
     layer.run([(request, 200)])
     layer.run([(request, 70)])
-    if stored == "float32":
+    if stored in ("float32", *TILES):
         check(layer, request)
     else:  # a key near the middle between two representable numbers may be rounded either way
         bound = 1e-2 if stored == "int8" else 2e-3
@@ -271,16 +318,16 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("stored", ["float32", slow("bfloat16"), slow("float16"), "int8"])
+@pytest.mark.parametrize("stored", ["float32", slow("bfloat16"), slow("float16"), "int8", *TILES])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_scale_cap_and_sinks(options, stored):
-    layout = CacheLayout(2, 32, 16, stored)
+    layout = made(2, 32, 16, stored)
     layer = Layer(6, layout, **options)
     requests = [Request(n, 6, layout, n) for n in (1, 5, 300, 130)]
     layer.run([(request, max(len(request.qkv) - 1, 1)) for request in requests])
     layer.run([(request, 1) for request in requests[1:]])
     for request in requests:
-        if stored == "float32":
+        if stored in ("float32", *TILES):
             check(layer, request)
         else:
             torch.testing.assert_close(
@@ -297,15 +344,15 @@ def test_long_context():
     check(layer, request)
 
 
-@pytest.mark.parametrize("stored", ["float32", "int8"])
+@pytest.mark.parametrize("stored", ["float32", "int8", *TILES])
 @pytest.mark.parametrize("options", [{}, {"has_sinks": True, "window": 1100, "cap": 3.0}])
 def test_pieces_of_a_context_change_no_bit(options, stored, monkeypatch):
     """Computes the last tokens in a chunk, whose pieces are tiles of queries, and one by one, whose
     pieces are splits; with and without room for these, and beside other requests."""
-    layout = CacheLayout(2, 20, 16, stored)
+    layout = made(2, 20, 16, stored)
 
-    def computed(chunks, others=0, max_splits=attention.MAX_SPLITS):
-        monkeypatch.setattr(attention, "MAX_SPLITS", max_splits)
+    def computed(chunks, others=0, max_splits=attention_pieces.MAX_SPLITS):
+        monkeypatch.setattr(attention_pieces, "MAX_SPLITS", max_splits)
         layer = Layer(4, layout, **options)
         request = Request(2090, 4, layout, 7)
         neighbours = [Request(100, 4, layout, 8 + n) for n in range(others)]
@@ -323,7 +370,7 @@ def test_pieces_of_a_context_change_no_bit(options, stored, monkeypatch):
 
 
 def test_contexts_are_divided_while_there_is_room(monkeypatch):
-    monkeypatch.setattr(attention, "MAX_SPLITS", 5)
+    monkeypatch.setattr(attention_pieces, "MAX_SPLITS", 5)
     counts = np.array([1, 1, 5, 1, 1])
     contexts = np.array([1024, 3000, 9000, 4096, 1025])
     tiles, splits = np.zeros(6, np.int64), np.zeros(6, np.int64)
@@ -340,7 +387,7 @@ def test_results_have_the_same_bits_in_any_batch(options, shape, stored):
     """Computes a request in one chunk, in several chunks beside other requests and token by token,
     with one thread and with two, and with NaN in unused cache slots."""
     num_heads, block_size, dim = shape
-    layout = CacheLayout(2, dim, block_size, stored)
+    layout = made(2, dim, max(block_size, TILE_KEYS if stored in TILES else 1), stored)
     length = 290
 
     def computed(chunks, others, num_threads, poison=None):
@@ -364,7 +411,9 @@ def test_results_have_the_same_bits_in_any_batch(options, shape, stored):
     assert torch.equal(alone, computed([length], 3, 2))
     assert torch.equal(alone, computed([1] * length, 0, 2))
     assert torch.equal(alone, computed([30, *[1] * (length - 30)], 2, 2))
-    nan = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}.get(stored, 0x7FC00000)
+    nan = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}.get(
+        dtype_of(layout.stored), 0x7FC00000
+    )
     assert torch.equal(alone, computed([100, 190], 1, 2, poison=nan))
 
 
@@ -386,12 +435,15 @@ def test_tokens_see_keys_behind_them_up_to_their_ends(
     heads: tuple[int, int], window: int, ahead: str, stored: str
 ) -> None:
     num_heads, kv_heads = heads
-    layout = CacheLayout(kv_heads, 32, 16, stored)
+    layout = made(kv_heads, 32, 16, stored)
     layer = Layer(num_heads, layout, window, ends=AHEADS[ahead], cap=20.0 * (window > 0))
     requests = [Request(length, num_heads, layout, i) for i, length in enumerate(LENGTHS)]
     layer.run([(request, len(request.qkv)) for request in requests], num_threads=2)
     for request in requests:
-        if stored == "float32":  # in others a key may round to the other side than in float64
+        if stored in (
+            "float32",
+            *TILES,
+        ):  # in others a key may round to the other side than in float64
             check(layer, request)
         alone = Request(len(request.qkv), num_heads, layout, requests.index(request))
         layer.run([(alone, len(alone.qkv))])
@@ -407,3 +459,41 @@ def test_chunks_that_end_behind_an_image_give_the_same_bits() -> None:
         layer.run([(chunked, count)])
     check(layer, whole)
     assert torch.equal(whole.out, chunked.out)
+
+
+@pytest.mark.skipif(not HAS_AMX, reason="the CPU lacks AMX, or Linux refuses it")
+@pytest.mark.parametrize("heads", [(9, 3), (4, 1)])
+def test_amx_computes_what_the_emulation_computes(heads: tuple[int, int]) -> None:
+    num_heads, num_kv_heads = heads
+    results = []
+    for stored in TILES:
+        layout = made(num_kv_heads, 80, 32, stored)
+        layer, request = Layer(num_heads, layout), Request(300, num_heads, layout, 5)
+        layer.run([(request, 250)])
+        for _ in range(50):
+            layer.run([(request, 1)])
+        results.append(request.out)
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("head_dim", [64, 20, 96])
+def test_a_tile_of_tokens_is_stored_as_single_tokens_are(head_dim: int, block_size: int) -> None:
+    layout = made(2, head_dim, block_size, "emulated tiles")
+    caches = []
+    for chunks in ([70], [1] * 70, [16, 3, 29, 22]):
+        layer, request = Layer(4, layout), Request(70, 4, layout, 3)
+        for count in chunks:
+            layer.run([(request, count)])
+        caches.append(torch.from_numpy(layer.cache[request.blocks]))
+    assert torch.equal(caches[0], caches[1])
+    assert torch.equal(caches[0], caches[2])
+    keys = caches[0][:, : layout.key_bytes].contiguous().view(torch.bfloat16)
+    keys = keys.view(-1, layout.keys_shape[0] // 2, block_size, 2).transpose(1, 2).flatten(2)
+    assert not keys[..., head_dim:].any(), "padding is not zero"
+    assert keys.flatten(0, 1)[:70, :head_dim].any(-1).all()
+
+
+def test_tiles_need_whole_blocks() -> None:
+    with pytest.raises(ValueError, match="block_size 8 is no multiple of 16"):
+        CacheLayout(2, 64, 8, IN_TILES)

@@ -9,7 +9,7 @@ from support.variants import slow
 from torch import Tensor
 
 from shmllm_kernels.cpu import latent_attention
-from shmllm_kernels.cpu.attention import count_pieces, request_words
+from shmllm_kernels.cpu.attention_pieces import count_pieces, request_words
 from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.latent_attention import (
     ATTEND_LATENTS,
@@ -205,7 +205,7 @@ def test_results_have_the_same_bits_in_any_batch(heads, sizes, stored, monkeypat
     length = 2 * SPLIT_KEYS + 40
 
     def computed(chunks, others=0, num_threads=NUM_THREADS, max_splits=1024):
-        monkeypatch.setattr("shmllm_kernels.cpu.attention.MAX_SPLITS", max_splits)
+        monkeypatch.setattr("shmllm_kernels.cpu.attention_pieces.MAX_SPLITS", max_splits)
         layer = Layer(heads, sizes, 16, stored)
         request = Request(length, layer, 77)
         neighbours = [Request(80, layer, n) for n in range(others)]
