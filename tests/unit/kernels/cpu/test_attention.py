@@ -227,6 +227,8 @@ class Layer:
             scores = torch.cat([scores, sinks], -1)
         weights = scores.softmax(-1)[..., :length]
         out = torch.einsum("hqk,khd->qhd", weights, value)
+        if not layout.is_tiled:
+            return out.reshape(length, -1), torch.zeros(length, 1)
         bound = torch.stack(
             [
                 torch.einsum("hk,khd->hd", weights[:, q] * errors[:, q], (value - out[q]).abs())
