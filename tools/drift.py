@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bfloat16, activations bfloat16": {"dtype": "bfloat16", "activation_dtype": "bfloat16"},
     "int8, activations float32": {"quantization": "int8", "activation_dtype": "float32"},
     "int8, activations bfloat16": {"quantization": "int8", "activation_dtype": "bfloat16"},
+    "int8, activations int16": {"quantization": "int8", "activation_dtype": "int16"},
     "int8, activations int8": {"quantization": "int8", "activation_dtype": "int8"},
     "as packed, activations bfloat16": {"activation_dtype": "bfloat16"},
     "as packed, activations int8": {"activation_dtype": "int8"},

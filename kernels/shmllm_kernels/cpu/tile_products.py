@@ -44,7 +44,12 @@ from shmllm_kernels.cpu.unpacking import (
 )
 
 SUMS_BYTES = 4 * TILE_BYTES
-"""The size of the sums of two tiles of weights and two blocks."""
+"""The size of the sums of two tiles of weights and two blocks, or one of two digits."""
+
+
+BYTES_AT_ONCE = 8 * LINE_BYTES
+"""The part of the rows of two tiles of weights that stays in the L1 cache while several blocks of
+activations pass it, beside two of these."""
 
 
 class Job(NamedTuple):
@@ -89,15 +94,12 @@ class Part(NamedTuple):
     num_bytes: its size in each row of weights.
     is_first, is_last: its place.
     is_packed: whether the weights are a panel of unpacked ones, which lies in a cache.
-    sums_stride: the bytes from the sums of two blocks to those of the next, 0 if they need not be
-        kept for further parts.
     """
 
     num_bytes: Any
     is_first: Any
     is_last: Any
     is_packed: bool
-    sums_stride: Any
 
 
 @compiled
@@ -111,7 +113,8 @@ def begin(tiles, put, activation, weights, x_kind, apart, columns, num_rows, x_s
         x_stride: the bytes from one row of activations to the next.
         tiles, put, activation, x_kind, apart, out_stride: see `Job`.
     """
-    sums, tail = on_stack(ROWS_AT_ONCE // (2 * BLOCK_ROWS) * SUMS_BYTES), on_stack(2 * TILE_BYTES)
+    num_sums = ROWS_AT_ONCE // (2 * BLOCK_ROWS) * num_digits(x_kind)
+    sums, tail = on_stack(num_sums * SUMS_BYTES), on_stack(2 * TILE_BYTES)
     configure(tiles, sums, columns, min(num_rows, BLOCK_ROWS))
     line, block = line_bytes(num_rows), BLOCK_ROWS * x_stride
     if is_unpacked(weights.kind, x_kind):
@@ -225,7 +228,7 @@ def _multiply_part(job, w, part, weights, column, x, out, num_rows, num_w):
                 _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, num_w)
             if part.is_last:
                 job.put(job, weights, column, sums, to, rows, num_w, 1)
-        x, row, sums = x + at_once // BLOCK_ROWS * job.block, row + at_once, sums + part.sums_stride
+        x, row, sums = x + at_once // BLOCK_ROWS * job.block, row + at_once, sums + SUMS_BYTES
 
 
 @compiled
@@ -248,7 +251,8 @@ def _unpack_tiles(job, weights, column, begin, depth, out, num_w):
 def multiply_tiles(job, weights, column, x, out, num_rows, num_w):
     """Multiplies all rows of a piece with `num_w` tiles of weights.
 
-    Packed weights are unpacked a part of k after the other: their panel stays in the L1 cache.
+    Several blocks multiply a part of k after the other, which stays in the L1 cache. The sums wait
+    in memory meanwhile: they have the same bits. So do packed weights, which are unpacked there.
 
     Args:
         job: the `Job`.
@@ -258,17 +262,21 @@ def multiply_tiles(job, weights, column, x, out, num_rows, num_w):
         out: see `Job.put`.
     """
     k, kind, x_kind = weights.k, weights.kind, job.kind
-    size = itemsize(digit(x_kind))
+    size, words = itemsize(digit(x_kind)), job.line * num_digits(x_kind)
     if is_unpacked(kind, x_kind):
         depth, unpacked = part_depth(k, part_step(kind)), panel(num_w * LINES, kind, x_kind)
         for index in range(num_parts(k)):
             first = index * depth
             some = min(depth, k - first)
             _unpack_tiles(job, weights, column, first, some, unpacked, num_w)
-            part = Part(some * size, index == 0, first + some == k, True, SUMS_BYTES)
-            at = x + (first * size >> 2) * job.line
+            part = Part(some * size, index == 0, first + some == k, True)
+            at = x + (first * size >> 2) * words
             _multiply_part(job, unpacked, part, weights, column, at, out, num_rows, num_w)
     else:
-        w = weights.address + column * row_bytes(k, kind)
-        whole = Part(k * size, True, True, False, 0)
-        _multiply_part(job, w, whole, weights, column, x, out, num_rows, num_w)
+        w, num_bytes = weights.address + column * row_bytes(k, kind), k * size
+        depth = num_bytes if num_rows <= 2 * BLOCK_ROWS else BYTES_AT_ONCE
+        for first in range(0, num_bytes, depth):
+            some = min(depth, num_bytes - first)
+            own = Part(some, first == 0, first + some == num_bytes, False)
+            at = x + (first >> 2) * words
+            _multiply_part(job, w + first, own, weights, column, at, out, num_rows, num_w)
