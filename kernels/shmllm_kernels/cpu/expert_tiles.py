@@ -15,6 +15,7 @@ from shmllm_kernels.cpu.memory import itemsize, on_stack, put_word, word
 from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights
 from shmllm_kernels.cpu.routing import BLOCK_WORDS
 from shmllm_kernels.cpu.tile_instructions import AMX
+from shmllm_kernels.cpu.tile_products import following_chunk
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, line_bytes, round_rows, tiled
 from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 
@@ -104,6 +105,7 @@ def gate_and_up_by(tiles, operands, piece, num_threads, kind, name):
     gated_tiles.multiply_chunk(
         tiles, "bfloat16", name, weights, inner, part * width,
         inner if part == per_chunk - 1 else (part + 1) * width,
+        following_chunk(part, per_chunk, num_threads, False) * width,
         word(operands, 2) + row * x_stride, x_stride, word(operands, 4) + row * out_stride,
         out_stride, count, count,
     )  # fmt: skip
@@ -148,6 +150,7 @@ def down_by(tiles, operands, piece, num_threads, kind, bias_kind):
     matrix_tiles.multiply_chunk(
         tiles, "bfloat16", weights, part * width,
         columns if part == per_chunk - 1 else (part + 1) * width,
+        following_chunk(part, per_chunk, num_threads, False) * width,
         word(operands, 2) + _first_row(chunk, first) * x_stride, x_stride,
         word(operands, 4) + first * out_stride, out_stride, count, count,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from shmllm_kernels.cpu.memory import floats, word
 from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights, width_in
 from shmllm_kernels.cpu.rows import activation
 from shmllm_kernels.cpu.tile_instructions import AMX, LINES, TILE_BYTES, W0X0, W0X1, W1X0, W1X1
-from shmllm_kernels.cpu.tile_products import begin, multiply_tiles
+from shmllm_kernels.cpu.tile_products import begin, following_chunk, multiply_tiles
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, WORD_BYTES, put_pairs, tiled
 from shmllm_kernels.cpu.unpacking import has_column_scales
 
@@ -73,8 +73,8 @@ def count_pieces(operands, piece, thread, num_threads):
 
 @compiled
 def multiply_chunk(
-    tiles, x_kind, name, weights, inner, first, end, x, x_stride, out, out_stride, all_rows,
-    num_rows,
+    tiles, x_kind, name, weights, inner, first, end, following, x, x_stride, out, out_stride,
+    all_rows, num_rows,
 ):  # fmt: skip
     """Writes the activation of the columns [first, end) of gate and up.
 
@@ -82,13 +82,15 @@ def multiply_chunk(
         name: the name of the activation.
         inner: the number of columns of gate.
         out, out_stride: the first row's block of the result; the bytes from row to row.
-        tiles, x_kind, weights, x, x_stride, all_rows, num_rows: see `matrix_tiles.multiply_chunk`.
+        tiles, x_kind, weights, following, x, x_stride, all_rows, num_rows: see
+            `matrix_tiles.multiply_chunk`.
     """
     job = begin(
         tiles, _put, name, weights, x_kind, inner, LINES, all_rows, x_stride, out_stride
     )  # fmt: skip
     for column in range(first, end, LINES):
-        multiply_tiles(job, weights, column, x, out, num_rows, 2)
+        soon = following if column + LINES >= end else column + LINES
+        multiply_tiles(job, weights, column, soon, x, out, num_rows, 2)
     tiles.release()
 
 
@@ -104,8 +106,9 @@ def multiply_by(tiles, operands, piece, num_threads, x_kind, kind, name):
     num_chunks = inner // width
     row, chunk = piece // num_chunks * ROWS_AT_ONCE, piece % num_chunks
     end = inner if chunk == num_chunks - 1 else (chunk + 1) * width
+    following = following_chunk(chunk, num_chunks, num_threads, row + ROWS_AT_ONCE < all_rows)
     multiply_chunk(
-        tiles, x_kind, name, weights, inner, chunk * width, end,
+        tiles, x_kind, name, weights, inner, chunk * width, end, following * width,
         word(operands, 1) + row * x_stride, x_stride, word(operands, 3) + row * out_stride,
         out_stride, all_rows, min(ROWS_AT_ONCE, all_rows - row),
     )  # fmt: skip

@@ -204,11 +204,11 @@ def _fill_tails(job, w, num_bytes, num_w):
 
 
 @compiled
-def _multiply_part(job, w, part, weights, column, x, out, num_rows, num_w):
-    """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k."""
+def _multiply_part(job, w, ahead, part, weights, column, x, out, num_rows, num_w):
+    """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k, and
+    prefetches those at `ahead`."""
     _fill_tails(job, w, part.num_bytes, num_w)
-    row, sums, width = 0, job.sums, job.columns * (num_w if job.apart == 0 else 1)
-    ahead, at_once = w + width * job.stride, 2 * BLOCK_ROWS // num_digits(job.kind)
+    row, sums, at_once = 0, job.sums, 2 * BLOCK_ROWS // num_digits(job.kind)
     while row < num_rows:
         rows, to = min(num_rows - row, at_once), out + row * job.out_stride
         if rows > BLOCK_ROWS or num_digits(job.kind) == 2:
@@ -248,7 +248,15 @@ def _unpack_tiles(job, weights, column, begin, depth, out, num_w):
 
 
 @compiled
-def multiply_tiles(job, weights, column, x, out, num_rows, num_w):
+def following_chunk(chunk, num_chunks, num_threads, has_more):
+    """Returns the chunk of columns that a thread most likely multiplies next, since threads take
+    chunks in turns; the same one if it was the last. has_more: whether further rows follow."""
+    after = chunk + num_threads
+    return after % num_chunks if has_more | (after < num_chunks) else chunk
+
+
+@compiled
+def multiply_tiles(job, weights, column, following, x, out, num_rows, num_w):
     """Multiplies all rows of a piece with `num_w` tiles of weights.
 
     Several blocks multiply a part of k after the other, which stays in the L1 cache. The sums wait
@@ -258,6 +266,7 @@ def multiply_tiles(job, weights, column, x, out, num_rows, num_w):
         job: the `Job`.
         weights: the `products.Weights`.
         column: the first column of the first tile.
+        following: that of the tiles that this thread multiplies next, which are prefetched.
         x: the address of the first row's block.
         out: see `Job.put`.
     """
@@ -271,12 +280,15 @@ def multiply_tiles(job, weights, column, x, out, num_rows, num_w):
             _unpack_tiles(job, weights, column, first, some, unpacked, num_w)
             part = Part(some * size, index == 0, first + some == k, True)
             at = x + (first * size >> 2) * words
-            _multiply_part(job, unpacked, part, weights, column, at, out, num_rows, num_w)
+            _multiply_part(job, unpacked, unpacked, part, weights, column, at, out, num_rows, num_w)
     else:
         w, num_bytes = weights.address + column * row_bytes(k, kind), k * size
+        ahead = weights.address + following * row_bytes(k, kind)
         depth = num_bytes if num_rows <= 2 * BLOCK_ROWS else BYTES_AT_ONCE
         for first in range(0, num_bytes, depth):
             some = min(depth, num_bytes - first)
             own = Part(some, first == 0, first + some == num_bytes, False)
             at = x + (first >> 2) * words
-            _multiply_part(job, w + first, own, weights, column, at, out, num_rows, num_w)
+            _multiply_part(
+                job, w + first, ahead + first, own, weights, column, at, out, num_rows, num_w
+            )
