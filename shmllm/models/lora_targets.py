@@ -1,5 +1,5 @@
-"""The modules of a model that low-rank adapters can change: those that `Ops.linear`, `Ops.route`
-and `Ops.experts` compute.
+"""The modules of a model that low-rank adapters can change: those that `Ops.linear`, `Ops.mlp`,
+`Ops.route` and `Ops.experts` compute.
 
 This module owns the way from a parameter's name in transformers to columns of a fused product, or
 of a product for each expert. It must not know the files of adapters, nor devices.
@@ -22,7 +22,7 @@ from torch import Tensor
 from shmllm.models.build import without_memory
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.experts import ExpertLinear, MoE
-from shmllm.models.layers import Linear
+from shmllm.models.layers import MLP, Linear
 from shmllm.models.matrices import (
     Destination,
     Matrix,
@@ -167,6 +167,9 @@ class _Collector:
     def linear(self, x: object, linear: Linear) -> object:
         return self._keep(linear)
 
+    def mlp(self, x: object, mlp: MLP) -> object:
+        return self._keep(mlp.gate_up_proj, mlp.down_proj)
+
     def route(self, x: object, moe: MoE) -> object:
         return self._keep(moe.router)
 
@@ -182,8 +185,8 @@ class _Collector:
 
 
 def computed_linears(model: DecoderModel) -> list[Computed]:
-    """Returns the projections that a step computes by `Ops.linear`, `Ops.route` and `Ops.experts`,
-    in their order."""
+    """Returns the projections that a step computes by `Ops.linear`, `Ops.mlp`, `Ops.route` and
+    `Ops.experts`, in their order."""
     collector = _Collector()
     model.forward(cast(Ops, collector))
     return list(collector.linears.values())

@@ -84,7 +84,8 @@ class Adapted:
             SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True),
             lora=None if adapter is None else self.loras[adapter],
         )
-        assert engine.core.add(0, request) is None
+        refusal = engine.core.add(0, request)
+        assert refusal is None, refusal
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,8 @@ class LoraEngineConformance:
             SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True),
             lora=LoRARequest("0", 1),
         )
-        assert engine.core.add(0, request) is None
+        refusal = engine.core.add(0, request)
+        assert refusal is None, refusal
         engine.run()
         assert engine.tokens[0] == adapted.wanted[0]
         assert engine.tokens[9] == adapted.wanted[1]
