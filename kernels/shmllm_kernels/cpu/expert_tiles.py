@@ -8,6 +8,8 @@ and some columns. A pair's result has the bits that a product of its expert alon
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from shmllm_kernels.cpu import gated_tiles, matrix_tiles
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
@@ -15,7 +17,7 @@ from shmllm_kernels.cpu.memory import itemsize, on_stack, put_word, word
 from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights
 from shmllm_kernels.cpu.routing import BLOCK_WORDS
 from shmllm_kernels.cpu.tile_instructions import AMX
-from shmllm_kernels.cpu.tile_products import following_chunk
+from shmllm_kernels.cpu.tile_products import Columns, columns_of
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, line_bytes, round_rows, tiled
 from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 
@@ -92,22 +94,46 @@ def count_gated(operands, piece, thread, num_threads):
     return word(word(operands, 0), 0) * (inner // gated_tiles.chunk_width(inner, num_threads))
 
 
+class _Piece(NamedTuple):
+    """A piece of work.
+
+    expert: the expert.
+    first, count: the first pair of the chunk, and the number of its pairs.
+    row: where their rounded rows begin.
+    columns: the columns.
+    """
+
+    expert: Any
+    first: Any
+    count: Any
+    row: Any
+    columns: Columns
+
+
+@compiled
+def _piece_of(operands, piece, width, num_threads):
+    """Returns the chunk of rows and the columns of a piece of GATE_AND_UP or DOWN."""
+    num_columns = word(operands, 7)
+    per_chunk = num_columns // width
+    chunk = piece // per_chunk
+    first = _chunk_word(operands, chunk, 1)
+    return _Piece(
+        _chunk_word(operands, chunk, 0), first, _chunk_word(operands, chunk, 2),
+        _first_row(chunk, first),
+        columns_of(piece % per_chunk, width, num_columns, num_threads, False),
+    )  # fmt: skip
+
+
 @compiled
 def gate_and_up_by(tiles, operands, piece, num_threads, kind, name):
     """Does a piece of GATE_AND_UP with these instructions on tiles."""
     inner, x_stride, out_stride = word(operands, 7), word(operands, 3), word(operands, 5)
-    width = gated_tiles.chunk_width(inner, num_threads)
-    per_chunk = inner // width
-    chunk, part = piece // per_chunk, piece % per_chunk
-    count = _chunk_word(operands, chunk, 2)
-    row = _first_row(chunk, _chunk_word(operands, chunk, 1))
-    weights = _of_expert(operands, _chunk_word(operands, chunk, 0), 2 * inner, kind, 0, kind)
+    own = _piece_of(operands, piece, gated_tiles.chunk_width(inner, num_threads), num_threads)
+    weights = _of_expert(operands, own.expert, 2 * inner, kind, 0, kind)
     gated_tiles.multiply_chunk(
-        tiles, "bfloat16", name, weights, inner, part * width,
-        inner if part == per_chunk - 1 else (part + 1) * width,
-        following_chunk(part, per_chunk, num_threads, False) * width,
-        word(operands, 2) + row * x_stride, x_stride, word(operands, 4) + row * out_stride,
-        out_stride, count, count,
+        tiles, "bfloat16", name, weights, inner, own.columns,
+        word(operands, 2) + own.row * x_stride, x_stride,
+        word(operands, 4) + own.row * out_stride, out_stride, own.count, own.count,
     )  # fmt: skip
 
 
@@ -140,19 +166,13 @@ def count_down(operands, piece, thread, num_threads):
 @compiled
 def down_by(tiles, operands, piece, num_threads, kind, bias_kind):
     """Does a piece of DOWN with these instructions on tiles."""
-    columns, x_stride, out_stride = word(operands, 7), word(operands, 3), word(operands, 5)
-    width = matrix_tiles.chunk_width(columns, num_threads)
-    per_chunk = columns // width
-    chunk, part = piece // per_chunk, piece % per_chunk
-    first, count = _chunk_word(operands, chunk, 1), _chunk_word(operands, chunk, 2)
-    expert = _chunk_word(operands, chunk, 0)
-    weights = _of_expert(operands, expert, columns, kind, word(operands, 10), bias_kind)
+    num_columns, x_stride, out_stride = word(operands, 7), word(operands, 3), word(operands, 5)
+    width = matrix_tiles.chunk_width(num_columns, num_threads)
+    own = _piece_of(operands, piece, width, num_threads)
+    weights = _of_expert(operands, own.expert, num_columns, kind, word(operands, 10), bias_kind)
     matrix_tiles.multiply_chunk(
-        tiles, "bfloat16", weights, part * width,
-        columns if part == per_chunk - 1 else (part + 1) * width,
-        following_chunk(part, per_chunk, num_threads, False) * width,
-        word(operands, 2) + _first_row(chunk, first) * x_stride, x_stride,
-        word(operands, 4) + first * out_stride, out_stride, count, count,
+        tiles, "bfloat16", weights, own.columns, word(operands, 2) + own.row * x_stride, x_stride,
+        word(operands, 4) + own.first * out_stride, out_stride, own.count, own.count,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from shmllm_kernels.cpu.memory import floats, word
 from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights, width_in
 from shmllm_kernels.cpu.rows import activation
 from shmllm_kernels.cpu.tile_instructions import AMX, LINES, TILE_BYTES, W0X0, W0X1, W1X0, W1X1
-from shmllm_kernels.cpu.tile_products import begin, following_chunk, multiply_tiles
+from shmllm_kernels.cpu.tile_products import begin, columns_of, count_pieces_of, multiply_tiles
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, WORD_BYTES, put_pairs, tiled
 from shmllm_kernels.cpu.unpacking import has_column_scales
 
@@ -67,29 +67,25 @@ def chunk_width(inner, num_threads):
 def count_pieces(operands, piece, thread, num_threads):
     """Returns the number of pieces of work."""
     num_rows, inner = word(word(operands, 0), 0), word(operands, 6)
-    num_chunks = inner // chunk_width(inner, num_threads)
-    return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * num_chunks
+    return count_pieces_of(num_rows, chunk_width(inner, num_threads), inner)
 
 
 @compiled
 def multiply_chunk(
-    tiles, x_kind, name, weights, inner, first, end, following, x, x_stride, out, out_stride,
-    all_rows, num_rows,
+    tiles, x_kind, name, weights, inner, columns, x, x_stride, out, out_stride, all_rows, num_rows
 ):  # fmt: skip
-    """Writes the activation of the columns [first, end) of gate and up.
+    """Writes the activation of some columns of gate and up.
 
     Args:
         name: the name of the activation.
         inner: the number of columns of gate.
         out, out_stride: the first row's block of the result; the bytes from row to row.
-        tiles, x_kind, weights, following, x, x_stride, all_rows, num_rows: see
+        tiles, x_kind, weights, columns, x, x_stride, all_rows, num_rows: see
             `matrix_tiles.multiply_chunk`.
     """
-    job = begin(
-        tiles, _put, name, weights, x_kind, inner, LINES, all_rows, x_stride, out_stride
-    )  # fmt: skip
-    for column in range(first, end, LINES):
-        soon = following if column + LINES >= end else column + LINES
+    job = begin(tiles, _put, name, weights, x_kind, inner, LINES, all_rows, x_stride, out_stride)
+    for column in range(columns.first, columns.end, LINES):
+        soon = columns.following if column + LINES >= columns.end else column + LINES
         multiply_tiles(job, weights, column, soon, x, out, num_rows, 2)
     tiles.release()
 
@@ -105,10 +101,9 @@ def multiply_by(tiles, operands, piece, num_threads, x_kind, kind, name):
     width = chunk_width(inner, num_threads)
     num_chunks = inner // width
     row, chunk = piece // num_chunks * ROWS_AT_ONCE, piece % num_chunks
-    end = inner if chunk == num_chunks - 1 else (chunk + 1) * width
-    following = following_chunk(chunk, num_chunks, num_threads, row + ROWS_AT_ONCE < all_rows)
     multiply_chunk(
-        tiles, x_kind, name, weights, inner, chunk * width, end, following * width,
+        tiles, x_kind, name, weights, inner,
+        columns_of(chunk, width, inner, num_threads, row + ROWS_AT_ONCE < all_rows),
         word(operands, 1) + row * x_stride, x_stride, word(operands, 3) + row * out_stride,
         out_stride, all_rows, min(ROWS_AT_ONCE, all_rows - row),
     )  # fmt: skip

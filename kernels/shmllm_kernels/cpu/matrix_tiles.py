@@ -18,7 +18,7 @@ from shmllm_kernels.cpu.tile_instructions import (
     W1X1,
     put_tile,
 )
-from shmllm_kernels.cpu.tile_products import begin, following_chunk, multiply_tiles
+from shmllm_kernels.cpu.tile_products import begin, columns_of, count_pieces_of, multiply_tiles
 from shmllm_kernels.cpu.tile_rounding import (
     BLOCK_ROWS,
     WORD_BYTES,
@@ -75,12 +75,12 @@ def _put(job, weights, column, sums, out, num_rows, num_w, num_x):
 
 
 @compiled
-def _multiply_columns(job, weights, first, end, following, x, out, num_rows, num_w):
-    """Multiplies all rows of a piece with the columns [first, end), `num_w` tiles at a time."""
-    column, width = first, num_w * job.columns
+def _multiply_columns(job, weights, columns, x, out, num_rows, num_w):
+    """Multiplies all rows of a piece with its columns, `num_w` tiles at a time."""
+    column, width, end = columns.first, num_w * job.columns, columns.end
     while column < end:
         column = min(column, end - width)  # the last tile overlaps the one before
-        soon = following if column + width >= end else min(column + width, end - width)
+        soon = columns.following if column + width >= end else min(column + width, end - width)
         multiply_tiles(job, weights, column, soon, x, out, num_rows, num_w)
         column += width
 
@@ -107,36 +107,35 @@ def chunk_width(num_columns, num_threads):
 def count_pieces(operands, piece, thread, num_threads):
     """Returns the number of pieces of a product."""
     num_rows, num_columns = word(word(operands, 0), 0), word(operands, 6)
-    num_chunks = num_columns // chunk_width(num_columns, num_threads)
-    return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * num_chunks
+    return count_pieces_of(num_rows, chunk_width(num_columns, num_threads), num_columns)
 
 
 @compiled
 def multiply_chunk(
-    tiles, x_kind, weights, columns, end, following, x, x_stride, out, out_stride, all_rows,
-    num_rows,
+    tiles, x_kind, weights, columns, x, x_stride, out, out_stride, all_rows, num_rows
 ):  # fmt: skip
-    """Multiplies rows with the columns [columns, end).
+    """Multiplies rows with some columns.
 
     Args:
         tiles: the instructions.
         x_kind: the dtype name of the activations.
         weights: the `products.Weights`.
-        following: the first column of the piece that this thread most likely does next.
+        columns: the `tile_products.Columns`.
         x, x_stride: the first row's block; the bytes from row to row.
         out, out_stride: the first row of the result, float32; the bytes from row to row.
         all_rows: the number of rows that were rounded together.
         num_rows: the number of rows, at most ROWS_AT_ONCE.
     """
-    width = min(end - columns, LINES)
+    num_columns = columns.end - columns.first
+    width = min(num_columns, LINES)
     job = begin(tiles, _put, "", weights, x_kind, 0, width, all_rows, x_stride, out_stride)
-    if end - columns >= 2 * LINES:
-        _multiply_columns(job, weights, columns, end, following, x, out, num_rows, 2)
+    if num_columns >= 2 * LINES:
+        _multiply_columns(job, weights, columns, x, out, num_rows, 2)
     else:
-        _multiply_columns(job, weights, columns, end, following, x, out, num_rows, 1)
+        _multiply_columns(job, weights, columns, x, out, num_rows, 1)
     tiles.release()
     if has_column_scales(weights.kind) or weights.bias != 0:
-        _finish(x, x_stride, job, out, num_rows, columns, end - columns, weights)
+        _finish(x, x_stride, job, out, num_rows, columns.first, num_columns, weights)
 
 
 @compiled
@@ -150,11 +149,9 @@ def multiply_by(tiles, operands, piece, num_threads, x_kind, kind, bias_kind):
     width = chunk_width(all_columns, num_threads)
     num_chunks = all_columns // width
     row, chunk = piece // num_chunks * ROWS_AT_ONCE, piece % num_chunks
-    columns = chunk * width
-    end = all_columns if chunk == num_chunks - 1 else columns + width
-    following = following_chunk(chunk, num_chunks, num_threads, row + ROWS_AT_ONCE < all_rows)
     multiply_chunk(
-        tiles, x_kind, weights, columns, end, following * width,
+        tiles, x_kind, weights,
+        columns_of(chunk, width, all_columns, num_threads, row + ROWS_AT_ONCE < all_rows),
         word(operands, 1) + row * x_stride, x_stride, word(operands, 3) + row * out_stride,
         out_stride, all_rows, min(ROWS_AT_ONCE, all_rows - row),
     )  # fmt: skip

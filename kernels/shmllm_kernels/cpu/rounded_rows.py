@@ -30,14 +30,11 @@ def _count_pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _first_row(operands, piece, num_threads):
-    return piece * _rows_at_once(word(word(operands, 0), 0), num_threads)
-
-
-@compiled
-def _end_row(operands, piece, num_threads):
+def _rows_of_piece(operands, piece, num_threads):
+    """Returns the bounds [begin, end) of a piece's rows."""
     num_rows = word(word(operands, 0), 0)
-    return min((piece + 1) * _rows_at_once(num_rows, num_threads), num_rows)
+    size = _rows_at_once(num_rows, num_threads)
+    return piece * size, min((piece + 1) * size, num_rows)
 
 
 @compiled
@@ -52,7 +49,7 @@ def _round(operands, begin, end, source, width, out, stride, x_kind):
 
 @compiled
 def _add_rms_norm(operands, piece, thread, num_threads, kind, x_kind):
-    begin, end = _first_row(operands, piece, num_threads), _end_row(operands, piece, num_threads)
+    begin, end = _rows_of_piece(operands, piece, num_threads)
     add_rms_norm(operands, begin, end, kind)
     _round(
         operands, begin, end, word(operands, 4), word(operands, 5), word(operands, 9),
@@ -73,7 +70,7 @@ Operands: those of `norms.ADD_RMS_NORM`, then the address of the rounded rows, a
 
 @compiled
 def _activate(operands, piece, thread, num_threads, name, is_gated, x_kind):
-    begin, end = _first_row(operands, piece, num_threads), _end_row(operands, piece, num_threads)
+    begin, end = _rows_of_piece(operands, piece, num_threads)
     activate(operands, begin, end, name, is_gated)
     _round(
         operands, begin, end, word(operands, 2), word(operands, 3), word(operands, 4),

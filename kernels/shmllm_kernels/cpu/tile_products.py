@@ -46,7 +46,6 @@ from shmllm_kernels.cpu.unpacking import (
 SUMS_BYTES = 4 * TILE_BYTES
 """The size of the sums of two tiles of weights and two blocks, or one of two digits."""
 
-
 BYTES_AT_ONCE = 8 * LINE_BYTES
 """The part of the rows of two tiles of weights that stays in the L1 cache while several blocks of
 activations pass it, beside two of these."""
@@ -93,13 +92,11 @@ class Part(NamedTuple):
 
     num_bytes: its size in each row of weights.
     is_first, is_last: its place.
-    is_packed: whether the weights are a panel of unpacked ones, which lies in a cache.
     """
 
     num_bytes: Any
     is_first: Any
     is_last: Any
-    is_packed: bool
 
 
 @compiled
@@ -206,28 +203,24 @@ def _fill_tails(job, w, num_bytes, num_w):
 @compiled
 def _multiply_part(job, w, ahead, part, weights, column, x, out, num_rows, num_w):
     """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k, and
-    prefetches those at `ahead`."""
+    prefetches those at `ahead`. (`unpack` does that for packed weights.)"""
     _fill_tails(job, w, part.num_bytes, num_w)
     row, sums, at_once = 0, job.sums, 2 * BLOCK_ROWS // num_digits(job.kind)
+    num_ahead = 0 if is_unpacked(weights.kind, job.kind) else num_w
     while row < num_rows:
         rows, to = min(num_rows - row, at_once), out + row * job.out_stride
-        if rows > BLOCK_ROWS or num_digits(job.kind) == 2:
-            if part.is_packed:
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, 0)
-            elif num_rows <= at_once:
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, num_w)
+        if rows <= BLOCK_ROWS and num_digits(job.kind) == 1:
+            _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, num_ahead)
+            if part.is_last:
+                job.put(job, weights, column, sums, to, rows, num_w, 1)
+        else:
+            if num_rows <= at_once:
+                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, num_ahead)
             else:  # the first two blocks prefetch one tile, the next two the other
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, 1)
+                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, min(num_ahead, 1))
             ahead = ahead + job.second if row == 0 else w
             if part.is_last:
                 job.put(job, weights, column, sums, to, rows, num_w, 2)
-        else:
-            if part.is_packed:
-                _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, 0)
-            else:
-                _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, num_w)
-            if part.is_last:
-                job.put(job, weights, column, sums, to, rows, num_w, 1)
         x, row, sums = x + at_once // BLOCK_ROWS * job.block, row + at_once, sums + SUMS_BYTES
 
 
@@ -247,12 +240,29 @@ def _unpack_tiles(job, weights, column, begin, depth, out, num_w):
         unpack(w, stride, scale, scale_stride, job.columns, depth, to, kind, x_kind)
 
 
+class Columns(NamedTuple):
+    """The columns [first, end) of a piece of work, and the first one of the piece that its thread
+    most likely does next, since threads take pieces in turns; the same one if there is none."""
+
+    first: Any
+    end: Any
+    following: Any
+
+
 @compiled
-def following_chunk(chunk, num_chunks, num_threads, has_more):
-    """Returns the chunk of columns that a thread most likely multiplies next, since threads take
-    chunks in turns; the same one if it was the last. has_more: whether further rows follow."""
-    after = chunk + num_threads
-    return after % num_chunks if has_more | (after < num_chunks) else chunk
+def columns_of(chunk, width, num_columns, num_threads, has_more):
+    """Returns the `Columns` of a chunk: `width` columns, and the rest for the last chunk. has_more:
+    whether the chunks of further rows follow."""
+    num_chunks, after = num_columns // width, chunk + num_threads
+    following = after % num_chunks if has_more | (after < num_chunks) else chunk
+    end = num_columns if chunk == num_chunks - 1 else (chunk + 1) * width
+    return Columns(chunk * width, end, following * width)
+
+
+@compiled
+def count_pieces_of(num_rows, width, num_columns):
+    """Returns the number of pieces of a product: chunks of columns for ROWS_AT_ONCE rows each."""
+    return (num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE * (num_columns // width)
 
 
 @compiled
@@ -278,7 +288,7 @@ def multiply_tiles(job, weights, column, following, x, out, num_rows, num_w):
             first = index * depth
             some = min(depth, k - first)
             _unpack_tiles(job, weights, column, first, some, unpacked, num_w)
-            part = Part(some * size, index == 0, first + some == k, True)
+            part = Part(some * size, index == 0, first + some == k)
             at = x + (first * size >> 2) * words
             _multiply_part(job, unpacked, unpacked, part, weights, column, at, out, num_rows, num_w)
     else:
@@ -287,7 +297,7 @@ def multiply_tiles(job, weights, column, following, x, out, num_rows, num_w):
         depth = num_bytes if num_rows <= 2 * BLOCK_ROWS else BYTES_AT_ONCE
         for first in range(0, num_bytes, depth):
             some = min(depth, num_bytes - first)
-            own = Part(some, first == 0, first + some == num_bytes, False)
+            own = Part(some, first == 0, first + some == num_bytes)
             at = x + (first >> 2) * words
             _multiply_part(
                 job, w + first, ahead + first, own, weights, column, at, out, num_rows, num_w
