@@ -184,7 +184,8 @@ def _attend_tile(job, own, first_tile):
     total = state_at(job.scratch.total, rows, padded)
     address = job.scratch.total if split == last_split else job.scratch.state
     state = state_at(own if job.tile.split >= 0 else address, rows, padded)
-    clear(total, rows, padded)
+    if split < last_split:
+        clear(total, rows, padded)
     while first_tile * TILE_KEYS <= job.tile.last_key:
         first_tile = _attend_split(job, state, first_tile)
         if split < last_split:

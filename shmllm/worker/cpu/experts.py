@@ -57,6 +57,8 @@ class ExpertBuffers:
         firsts: [experts] int64, scratch of the sorting.
         blocks: see `routing.SORT`.
         activated: [pairs, inner] float32, memory for the output of the activation.
+        rounded, rounded_inner: memory for what tiles read instead, the inputs of the pairs and
+            those outputs, bytes.
         rows: [pairs, hidden] float32, the outputs of the experts.
         out: [max_tokens, hidden] float32, their sums.
     """
@@ -79,6 +81,11 @@ class ExpertBuffers:
         self.tokens, self.firsts = words(pairs), words(experts)
         self.blocks = words(max_blocks(max_tokens, spec.top_k, experts), BLOCK_WORDS)
         self.activated, self.rows = floats(pairs, spec.inner), floats(pairs, hidden)
+        num_rounded = num_rounded_rows(pairs, len(self.blocks))
+        self.rounded, self.rounded_inner = (
+            allocate((num_rounded, row_bytes(width, "bfloat16")), torch.uint8)
+            for width in (hidden, spec.inner)
+        )
         self.out = floats(max_tokens, hidden)
         self.shared_gates = self.logits[:, experts] if spec.shared_gate else None
 
@@ -111,7 +118,6 @@ class ExpertOps:
         self._buffers = buffers
         self._lora = lora
         self._exact: dict[MoESpec, Tensor] = {}  # activations that adapters read
-        self._rounded: dict[tuple[MoESpec, bool], Tensor] = {}  # those that tiles read
         size = SCRATCH_BYTES if buffers else 0
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
 
@@ -158,7 +164,7 @@ class ExpertOps:
     def _record_by_tiles(self, x: Tensor, moe: MoE, blocks: Sequence[int], has_bias: bool) -> None:
         """Record both products by AMX."""
         spec, buffers = moe.spec, self._buffers[moe.spec]
-        source, activated = self._rounded_rows(moe, False), self._rounded_rows(moe, True)
+        source, activated = _rows(buffers.rounded), _rows(buffers.rounded_inner)
         listed = [*_rows(x), buffers.tokens.data_ptr(), source[0], x.shape[1], source[1]]
         self._kernels.record(expert_tiles.ROUND_PAIRS, [*blocks, *listed], label="round")
         kinds = self._products.expert_kinds(moe.gate_up_proj.weight)
@@ -170,16 +176,6 @@ class ExpertOps:
         weights = _weights(moe.down_proj, buffers.rows.shape[1], has_bias)
         operands = [*blocks, *activated, *_rows(buffers.rows), *weights]
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
-
-    def _rounded_rows(self, moe: MoE, is_inner: bool) -> tuple[int, int]:
-        """Return the memory for the rounded rows of all pairs: its address and its stride."""
-        spec, buffers = moe.spec, self._buffers[moe.spec]
-        width = spec.inner if is_inner else moe.down_proj.weight.shape[1]
-        rows, stride = len(buffers.tokens), row_bytes(width, "bfloat16")
-        size = num_rounded_rows(rows, len(buffers.blocks)) * stride
-        if (spec, is_inner) not in self._rounded:
-            self._rounded[spec, is_inner] = torch.empty(size, dtype=torch.uint8)
-        return self._rounded[spec, is_inner].data_ptr(), stride
 
     def _record_gate_and_up(
         self, x: Tensor, moe: MoE, blocks: Sequence[int]

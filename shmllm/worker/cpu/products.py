@@ -78,21 +78,22 @@ class Products:
             is_grouped: whether it is a product of experts, or with a matrix for each head. Their
                 activations are not rounded to 8 bits: each has to know its largest.
         """
-        dtype, wanted = kind_of(weight), self._activation_dtype
+        dtype = kind_of(weight)
         stored = weight.kind if isinstance(weight, QuantizedMatrix) else dtype
-        if wanted == "int16":
-            if stored == "int8" and not is_exact and not is_grouped:
-                return tiled(wanted), stored, dtype
-            wanted = "bfloat16"
-        is_exact |= wanted == "int8" and is_grouped
-        if wanted == "int8":
-            wanted = group_products.X_KINDS.get(stored, wanted)
-        if is_exact or (wanted, stored, dtype) not in MULTIPLY:
-            return "float32", stored, dtype
-        in_tiles = self._uses_tiles and not is_grouped
-        if in_tiles and (tiled(wanted), stored, dtype) in MULTIPLY:
-            wanted = tiled(wanted)
-        return wanted, stored, dtype
+        wanted = [] if is_exact else self._wanted(stored, is_grouped)
+        possible = (each for each in wanted if (each, stored, dtype) in MULTIPLY)
+        return next(possible, "float32"), stored, dtype
+
+    def _wanted(self, stored: str, is_grouped: bool) -> list[str]:
+        """Return the kinds of activations for weights of a kind, the best first."""
+        of_dtype: dict[str, list[str]] = {
+            "int16": ["int16", "bfloat16"],
+            "int8": [] if is_grouped else [group_products.X_KINDS.get(stored, "int8")],
+        }
+        kinds = of_dtype.get(self._activation_dtype, [self._activation_dtype])
+        if self._uses_tiles and not is_grouped:
+            return [name for kind in kinds for name in (tiled(kind), kind)]
+        return kinds
 
     def activations(self, num_rows: int, x: Tensor, kind: str) -> tuple[int, int]:
         """Record the rounding of activations, unless they stay float32.
