@@ -140,13 +140,19 @@ def prefetch_lines(builder, address, stride):
         e.prefetch(e.at(address, builder.mul(stride, e.const(i))))
 
 
-def _sums(e: Emitter, address: ir.Value, line: ir.Value, kind: str) -> list[ir.Value]:
-    """Loads the lines of a tile of sums as float32; sums of int8 are int32."""
-    lines = [e.at(address, e.builder.mul(line, e.const(i))) for i in range(LINES)]
+def _as_floats(e: Emitter, address: ir.Value, kind: str) -> ir.Value:
+    """Loads LANES sums as float32; those of int8 are int32."""
     if kind != "int8":
-        return [e.load(line) for line in lines]
-    pointers = [e.builder.inttoptr(line, e.integers.as_pointer()) for line in lines]
-    return [e.builder.sitofp(e.builder.load(each, align=4), e.vector) for each in pointers]
+        return e.load(address)
+    pointer = e.builder.inttoptr(address, e.integers.as_pointer())
+    return e.builder.sitofp(e.builder.load(pointer, align=4), e.vector)
+
+
+def _sums(e: Emitter, address: ir.Value, line: ir.Value, kind: str) -> list[ir.Value]:
+    """Loads the lines of a tile of sums as float32."""
+    return [
+        _as_floats(e, e.at(address, e.builder.mul(line, e.const(i))), kind) for i in range(LINES)
+    ]
 
 
 @emitted
@@ -161,6 +167,19 @@ def put_tile(builder, sums, line, out, out_stride, num_rows, num_columns, kind):
         kind: the dtype name of what was multiplied.
     """
     e = Emitter(builder, LINES)
+    is_line = builder.icmp_signed("==", line, e.const(4))
+    with builder.if_else(is_line) as (then, otherwise):
+        with then:
+            e.store_first(_as_floats(e, sums, kind), out, num_columns)
+        with otherwise:
+            _put_rows(e, sums, line, out, out_stride, num_rows, num_columns, kind)
+
+
+def _put_rows(
+    e: Emitter, sums: ir.Value, line: ir.Value, out: ir.Value, out_stride: ir.Value,
+    num_rows: ir.Value, num_columns: ir.Value, kind: str,
+) -> None:  # fmt: skip
+    builder = e.builder
     for i, row in enumerate(transposed(e, _sums(e, sums, line, kind))):
         # No row is written twice: those after the last one get no lane.
         is_row = builder.icmp_signed("<", e.const(i), num_rows)

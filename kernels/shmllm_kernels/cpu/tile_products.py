@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from shmllm_kernels.cpu.codes import RUN
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import itemsize, on_stack
-from shmllm_kernels.cpu.products import ROWS_AT_ONCE, num_parts, part_depth
+from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 from shmllm_kernels.cpu.tile_instructions import (
     LINE_BYTES,
     LINES,
@@ -32,23 +33,25 @@ from shmllm_kernels.cpu.tile_instructions import (
     copy_line,
     prefetch_lines,
 )
+from shmllm_kernels.cpu.tile_panels import (
+    PANEL_STRIDE,
+    PART_BYTES,
+    Packed,
+    place_in_panel,
+    unpack_ahead,
+    widen_columns,
+)
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, digit, line_bytes, num_digits
 from shmllm_kernels.cpu.unpacking import (
+    MAX_DEPTH,
+    SCALES_BYTES,
     is_unpacked,
-    panel,
-    panel_stride,
-    part_step,
     row_bytes,
-    scale_bytes,
-    unpack,
+    run_scales_bytes,
 )
 
 SUMS_BYTES = 4 * TILE_BYTES
 """The size of the sums of two tiles of weights and two blocks, or one of two digits."""
-
-BYTES_AT_ONCE = 8 * LINE_BYTES
-"""The part of the rows of two tiles of weights that stays in the L1 cache while several blocks of
-activations pass it, beside two of these."""
 
 
 class Job(NamedTuple):
@@ -115,8 +118,7 @@ def begin(tiles, put, activation, weights, x_kind, apart, columns, num_rows, x_s
     configure(tiles, sums, columns, min(num_rows, BLOCK_ROWS))
     line, block = line_bytes(num_rows), BLOCK_ROWS * x_stride
     if is_unpacked(weights.kind, x_kind):
-        stride = panel_stride(x_kind)
-        second = columns * stride
+        stride, second = PANEL_STRIDE, columns * PANEL_STRIDE
     else:
         stride = row_bytes(weights.k, weights.kind)
         second = max(apart, columns) * stride
@@ -164,21 +166,47 @@ def _begin(job, sums, is_first, num_w, num_x):
 
 
 @compiled
-def _multiply_blocks(job, w, part, x, sums, num_w, num_x, ahead, num_ahead):
-    """Multiplies `num_w` tiles of weights with `num_x` blocks, over a part of k, and prefetches
-    `num_ahead` tiles of weights from the address `ahead` on."""
-    tiles, whole = job.tiles, part.num_bytes // LINE_BYTES * LINE_BYTES
-    words = job.line * num_digits(job.kind)
-    _begin(job, sums, part.is_first, num_w, num_x)
-    for at in range(0, whole, LINE_BYTES):
+def _place(job, packed, at):
+    """Returns where tiles find a byte of a part's rows."""
+    return place_in_panel(at) if is_unpacked(packed.kind, job.kind) else at
+
+
+@compiled
+def _look_ahead(job, packed, w, part, at, num_w, ahead, num_ahead, begins):
+    """Brings near what is multiplied behind a byte of a part."""
+    if is_unpacked(packed.kind, job.kind):
+        if begins:
+            unpack_ahead(job, packed, at, part.num_bytes, w, num_w)
+    else:
         if num_ahead > 0:
             prefetch_lines(ahead + at, job.stride)
         if num_ahead == 2:
             prefetch_lines(ahead + job.second + at, job.stride)
-        _step(job, w + at, job.second, job.stride, x + (at >> 2) * words, num_w, num_x)
+
+
+@compiled
+def _multiply_blocks(job, packed, w, part, x, sums, num_w, num_x, ahead, num_ahead, begins):
+    """Multiplies `num_w` tiles of weights with `num_x` blocks, over a part of k.
+
+    Args:
+        packed: the `Packed` columns.
+        w: the address of the rows of weights, or of the panel where packed ones are unpacked.
+        ahead, num_ahead: the address of further tiles, and how many of them are prefetched.
+        begins: whether the blocks are the first ones: they have the panel and the tails filled.
+    """
+    tiles, whole = job.tiles, part.num_bytes // LINE_BYTES * LINE_BYTES
+    words = job.line * num_digits(job.kind)
+    _begin(job, sums, part.is_first, num_w, num_x)
+    for at in range(0, whole, LINE_BYTES):
+        _look_ahead(job, packed, w, part, at, num_w, ahead, num_ahead, begins)
+        place = w + _place(job, packed, at)
+        _step(job, place, job.second, job.stride, x + (at >> 2) * words, num_w, num_x)
     if whole < part.num_bytes:
-        at = x + (whole >> 2) * words
-        _step(job, job.tail, TILE_BYTES, LINE_BYTES, at, num_w, num_x)
+        if begins:
+            if whole == 0:
+                _look_ahead(job, packed, w, part, 0, num_w, ahead, 0, begins)
+            _fill_tails(job, w + _place(job, packed, whole), part.num_bytes - whole, num_w)
+        _step(job, job.tail, TILE_BYTES, LINE_BYTES, x + (whole >> 2) * words, num_w, num_x)
     tiles.store(W0X0, sums + TILE_BYTES * W0X0, job.line)
     if num_x == 2:
         tiles.store(W0X1, sums + TILE_BYTES * W0X1, job.line)
@@ -189,55 +217,39 @@ def _multiply_blocks(job, w, part, x, sums, num_w, num_x, ahead, num_ahead):
 
 
 @compiled
-def _fill_tails(job, w, num_bytes, num_w):
-    """Copies what is left of the rows of weights after whole steps."""
-    rest = num_bytes % LINE_BYTES
-    if rest != 0:
-        for i in range(job.columns):
-            copy_line(w + i * job.stride + num_bytes - rest, rest, job.tail + i * LINE_BYTES)
-            if num_w == 2:
-                second = w + job.second + i * job.stride + num_bytes - rest
-                copy_line(second, rest, job.tail + TILE_BYTES + i * LINE_BYTES)
+def _fill_tails(job, w, rest, num_w):
+    """Copies the last `rest` bytes of rows of weights, which begin at w."""
+    for i in range(job.columns):
+        copy_line(w + i * job.stride, rest, job.tail + i * LINE_BYTES)
+        if num_w == 2:
+            second = w + job.second + i * job.stride
+            copy_line(second, rest, job.tail + TILE_BYTES + i * LINE_BYTES)
 
 
 @compiled
-def _multiply_part(job, w, ahead, part, weights, column, x, out, num_rows, num_w):
+def _multiply_part(job, packed, w, ahead, part, weights, column, x, out, num_rows, num_w):
     """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k, and
-    prefetches those at `ahead`. (`unpack` does that for packed weights.)"""
-    _fill_tails(job, w, part.num_bytes, num_w)
+    prefetches those at `ahead`, or those of packed weights."""
     row, sums, at_once = 0, job.sums, 2 * BLOCK_ROWS // num_digits(job.kind)
     num_ahead = 0 if is_unpacked(weights.kind, job.kind) else num_w
     while row < num_rows:
         rows, to = min(num_rows - row, at_once), out + row * job.out_stride
         if rows <= BLOCK_ROWS and num_digits(job.kind) == 1:
-            _multiply_blocks(job, w, part, x, sums, num_w, 1, ahead, num_ahead)
+            _multiply_blocks(job, packed, w, part, x, sums, num_w, 1, ahead, num_ahead, row == 0)
             if part.is_last:
                 job.put(job, weights, column, sums, to, rows, num_w, 1)
         else:
             if num_rows <= at_once:
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, num_ahead)
+                _multiply_blocks(
+                    job, packed, w, part, x, sums, num_w, 2, ahead, num_ahead, row == 0
+                )
             else:  # the first two blocks prefetch one tile, the next two the other
-                _multiply_blocks(job, w, part, x, sums, num_w, 2, ahead, min(num_ahead, 1))
+                one = min(num_ahead, 1)
+                _multiply_blocks(job, packed, w, part, x, sums, num_w, 2, ahead, one, row == 0)
             ahead = ahead + job.second if row == 0 else w
             if part.is_last:
                 job.put(job, weights, column, sums, to, rows, num_w, 2)
         x, row, sums = x + at_once // BLOCK_ROWS * job.block, row + at_once, sums + SUMS_BYTES
-
-
-@compiled
-def _unpack_tiles(job, weights, column, begin, depth, out, num_w):
-    """Unpacks a part of the rows of `num_w` tiles."""
-    k, kind, x_kind = weights.k, weights.kind, job.kind
-    stride, scale_stride = row_bytes(k, kind), scale_bytes(k, kind)
-    w = weights.address + column * stride + row_bytes(begin, kind)
-    scale = weights.scale + column * scale_stride + scale_bytes(begin, kind)
-    if job.apart == 0:
-        width = num_w * job.columns
-        unpack(w, stride, scale, scale_stride, width, depth, out, kind, x_kind)
-    else:
-        unpack(w, stride, scale, scale_stride, job.columns, depth, out, kind, x_kind)
-        w, scale, to = w + job.apart * stride, scale + job.apart * scale_stride, out + job.second
-        unpack(w, stride, scale, scale_stride, job.columns, depth, to, kind, x_kind)
 
 
 class Columns(NamedTuple):
@@ -266,6 +278,27 @@ def count_pieces_of(num_rows, width, num_columns):
 
 
 @compiled
+def _multiply_packed(job, weights, column, following, x, out, num_rows, num_w):
+    """As `multiply_tiles`, of packed weights."""
+    k, kind, size = weights.k, weights.kind, itemsize(digit(job.kind))
+    stride = row_bytes(k, kind)
+    source, ahead = weights.address + column * stride, weights.address + following * stride
+    panel, scales = on_stack(num_w * LINES * PANEL_STRIDE), on_stack(num_w * LINES * SCALES_BYTES)
+    for first in range(0, k, MAX_DEPTH):
+        end = min(first + MAX_DEPTH, k)
+        widen_columns(job, weights, column, following, first, end - first, scales, num_w)
+        depth = MAX_DEPTH if num_rows <= 2 * BLOCK_ROWS else PART_BYTES // size
+        for begin in range(first, end, depth):
+            some, codes = min(depth, end - begin), row_bytes(begin, kind)
+            own = scales + (begin - first) // RUN * run_scales_bytes(kind)
+            _multiply_part(
+                job, Packed(source + codes, ahead + codes, stride, own, kind), panel, panel,
+                Part(some * size, begin == 0, begin + some == k), weights, column,
+                x + (begin * size >> 2) * (job.line * num_digits(job.kind)), out, num_rows, num_w,
+            )  # fmt: skip
+
+
+@compiled
 def multiply_tiles(job, weights, column, following, x, out, num_rows, num_w):
     """Multiplies all rows of a piece with `num_w` tiles of weights.
 
@@ -280,25 +313,17 @@ def multiply_tiles(job, weights, column, following, x, out, num_rows, num_w):
         x: the address of the first row's block.
         out: see `Job.put`.
     """
-    k, kind, x_kind = weights.k, weights.kind, job.kind
-    size, words = itemsize(digit(x_kind)), job.line * num_digits(x_kind)
-    if is_unpacked(kind, x_kind):
-        depth, unpacked = part_depth(k, part_step(kind)), panel(num_w * LINES, kind, x_kind)
-        for index in range(num_parts(k)):
-            first = index * depth
-            some = min(depth, k - first)
-            _unpack_tiles(job, weights, column, first, some, unpacked, num_w)
-            part = Part(some * size, index == 0, first + some == k)
-            at = x + (first * size >> 2) * words
-            _multiply_part(job, unpacked, unpacked, part, weights, column, at, out, num_rows, num_w)
+    k, kind, words = weights.k, weights.kind, job.line * num_digits(job.kind)
+    if is_unpacked(kind, job.kind):
+        _multiply_packed(job, weights, column, following, x, out, num_rows, num_w)
     else:
-        w, num_bytes = weights.address + column * row_bytes(k, kind), k * size
+        w, num_bytes = weights.address + column * row_bytes(k, kind), k * itemsize(digit(job.kind))
         ahead = weights.address + following * row_bytes(k, kind)
-        depth = num_bytes if num_rows <= 2 * BLOCK_ROWS else BYTES_AT_ONCE
+        depth = num_bytes if num_rows <= 2 * BLOCK_ROWS else PART_BYTES
         for first in range(0, num_bytes, depth):
             some = min(depth, num_bytes - first)
-            own = Part(some, first == 0, first + some == num_bytes)
-            at = x + (first >> 2) * words
             _multiply_part(
-                job, w + first, ahead + first, own, weights, column, at, out, num_rows, num_w
-            )
+                job, Packed(0, 0, 0, 0, kind), w + first, ahead + first,
+                Part(some, first == 0, first + some == num_bytes), weights, column,
+                x + (first >> 2) * words, out, num_rows, num_w,
+            )  # fmt: skip

@@ -48,7 +48,7 @@ from shmllm_kernels.cpu.codes import (
     of_6_bits,
     splat,
 )
-from shmllm_kernels.cpu.language import compiled, emitted
+from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
 from shmllm_kernels.cpu.memory import itemsize, on_stack
 from shmllm_kernels.cpu.parameters import STORED, stored_bytes, widen
 from shmllm_kernels.cpu.simd import LANES, Emitter, function
@@ -144,12 +144,13 @@ class Packing:
         return e.builder.call(look_up, [table, self.codes.read(e, source, first, e.integers)])
 
     def _look_up_bfloat16(self, e: Emitter, source: ir.Value, scales: ir.Value) -> list[ir.Value]:
-        """Looks codes up in a table of the weights of all codes for the first half of the run, and
-        then of those for the second. A register has a table of 32 entries."""
+        """Looks codes up in a table of the weights of all codes for the second half of the run, and
+        then of those for the first. A register has a table of 32 entries. (The first half's codes
+        have to be cut out of bytes, which also moves them to the second table.)"""
         b, numbers, words = e.builder, self.codes.table, ir.VectorType(_WORD, 2 * LANES)
         entries = [
             self._weights(e, scales, half, ir.Constant(e.vector, numbers[i : i + LANES]))
-            for half in (0, RUN // 2)
+            for half in (RUN // 2, 0)
             for i in range(0, len(numbers), LANES)
         ]
         # LLVM joins reads of the same bytes, but not across `round_pairs`.
@@ -160,7 +161,7 @@ class Packing:
         look_up = function(b, "llvm.x86.avx512.permvar.hi.512", words, [words, words])
         out = []
         for half in (0, 1):
-            table, place = divmod(half * len(numbers), words.count)
+            table, place = divmod((1 - half) * len(numbers), words.count)
             places = b.or_(codes[half], splat(words, place))
             out.append(b.bitcast(b.call(look_up, [tables[table], places]), e.integers))
         return out
@@ -249,6 +250,12 @@ def scale_bytes(k, kind):
     return 0
 
 
+@compiled
+def run_scales_bytes(kind):
+    """Returns the size of a run's parameters in float32."""
+    return 4 * _num_scales(kind)
+
+
 @emitted
 def _unpack_run(builder, source, scales, out, kind, x_kind):
     e = Emitter(builder)
@@ -296,6 +303,32 @@ def whole_run(builder, source, num_elements, kind):
     return copy
 
 
+@compiled_noinline
+def unpack_run(
+    source, ahead, stride, scales, num_columns, num_elements, out, out_stride, kind, x_kind
+):  # fmt: skip
+    """Unpacks a run of each of some columns, and prefetches one of other columns.
+
+    Args:
+        source, ahead, stride: the run in the first column, and in the first one of the others; the
+            bytes from one column to the next.
+        scales: the parameters of the first column's run in float32, SCALES_BYTES before those of
+            the next.
+        num_columns: the number of columns.
+        num_elements: how many elements the run has, unless it is whole.
+        out, out_stride: memory for whole runs; the bytes from one column's to the next one's.
+    """
+    for column in range(num_columns):
+        at, own, to = (
+            source + column * stride, scales + column * SCALES_BYTES, out + column * out_stride,
+        )  # fmt: skip
+        prefetch(ahead + column * stride)
+        if num_elements < RUN:
+            _unpack_run(whole_run(at, num_elements, kind), own, to, kind, x_kind)
+        else:
+            _unpack_run(at, own, to, kind, x_kind)
+
+
 @compiled
 def unpack(source, stride, scales, scale_stride, num_columns, depth, out, kind, x_kind):
     """Unpacks columns into a panel, and prefetches as many columns behind them.
@@ -315,7 +348,7 @@ def unpack(source, stride, scales, scale_stride, num_columns, depth, out, kind, 
             at = row + run * _run_bytes(kind)
             prefetch(at + num_columns * stride)
             _unpack_run(
-                at, own + 4 * _num_scales(kind) * run, target + run * RUN * itemsize(x_kind),
+                at, own + run_scales_bytes(kind) * run, target + run * RUN * itemsize(x_kind),
                 kind, x_kind,
             )  # fmt: skip
         rest = depth % RUN
@@ -323,6 +356,6 @@ def unpack(source, stride, scales, scale_stride, num_columns, depth, out, kind, 
             run = depth // RUN
             _unpack_run(
                 whole_run(row + run * _run_bytes(kind), rest, kind),
-                own + 4 * _num_scales(kind) * run, target + run * RUN * itemsize(x_kind),
+                own + run_scales_bytes(kind) * run, target + run * RUN * itemsize(x_kind),
                 kind, x_kind,
             )  # fmt: skip
