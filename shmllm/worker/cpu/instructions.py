@@ -114,8 +114,8 @@ def activation_dtype(load: LoadConfig, dtype: str, packed: Collection[str] = ())
     wanted = load.activation_dtype
     if wanted == "auto":  # 8 bits change too much to be the default
         digits = DOT_PRODUCTS["int16"]
-        if digits.exists and load.rounding == "int8" and load.cpu_instructions != "vectors":
-            return "int16"
+        if digits.exists and load.rounding and load.cpu_instructions != "vectors":
+            return "int16"  # for the LM head at least, which has 8 bits
         pairs = DOT_PRODUCTS["bfloat16"]
         rounds = pairs.exists and (load.rounding or dtype) in pairs.weights
         return "bfloat16" if rounds else "float32"

@@ -23,9 +23,10 @@ from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.heads import CpuHead
 from shmllm.worker.cpu.inputs import CpuInputs
-from shmllm.worker.cpu.instructions import activation_dtype, uses_tiles
+from shmllm.worker.cpu.instructions import activation_dtype, instruction_of, uses_tiles
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.pipeline import CpuPipeline
+from shmllm.worker.cpu.products import dtype_name
 from shmllm.worker.group import Group
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
@@ -42,13 +43,11 @@ class Program(Protocol):
         observe: if set, each kernel runs inside the context manager that this makes of its label;
             steps take longer then.
         activation_dtype: the dtype name that products round activations to.
-        instructions: what products are computed by, for display.
         deterministic: whether a request's bits depend on its own tokens only.
     """
 
     observe: Observe | None
     activation_dtype: str
-    instructions: str
     deterministic: bool
 
     @property
@@ -111,6 +110,17 @@ def multiplies_in_tiles(loaded: LoadedModel) -> bool:
     if not isinstance(loaded.model, DecoderModel):
         return False
     return uses_tiles(loaded.load, activation_dtype(loaded.load, loaded.dtype_name, loaded.packed))
+
+
+def describe_products(loaded: LoadedModel) -> tuple[str, str]:
+    """Return the dtype name that the products of layers round activations to, and by what they are
+    computed, for display."""
+    if not isinstance(loaded.model, DecoderModel):
+        return dtype_name(loaded.model.dtype), "torch"
+    activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
+    if activations == "int16" and loaded.load.rounding != "int8":
+        activations = "bfloat16"  # int16 is for the LM head alone
+    return activations, instruction_of(activations, multiplies_in_tiles(loaded))
 
 
 def make_program(

@@ -22,7 +22,6 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Link
 from shmllm.worker.cpu.inputs import CpuInputs, Division
-from shmllm.worker.cpu.instructions import instruction_of
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Group, Kind
@@ -161,7 +160,6 @@ class CpuPipeline:
     ) -> None:
         self.observe: Observe | None = None
         self.activation_dtype = activation_dtype
-        self.instructions = instruction_of(activation_dtype, uses_tiles)
         self._group = group
         self._batch = batch
         self._block_size = block_size

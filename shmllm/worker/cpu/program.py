@@ -17,7 +17,7 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.inputs import CpuInputs, Division
-from shmllm.worker.cpu.instructions import activation_dtype, instruction_of, uses_tiles
+from shmllm.worker.cpu.instructions import activation_dtype, uses_tiles
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
 from shmllm.worker.cpu.products import Products
@@ -81,7 +81,6 @@ class CpuProgram:
         self._group = group = group or Alone()
         self.observe: Observe | None = None
         self.activation_dtype = activation_dtype
-        self.instructions = instruction_of(activation_dtype, uses_tiles)
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.all_attentions}
         aheads = {each.ahead for each in model.config.attentions}

@@ -25,7 +25,7 @@ from shmllm.worker.background import BackgroundThread
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
-from shmllm.worker.cpu.make_program import make_head
+from shmllm.worker.cpu.make_program import describe_products, make_head
 from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
@@ -165,6 +165,7 @@ class CpuRunner(LoadedRunner):
         )
         self.memory = ranks.owners(own)
         self._scores_probabilities = config.logprobs.mode.endswith("logprobs")
+        activations, instructions = describe_products(loaded)
         self.info = make_info(
             config,
             loaded,
@@ -173,9 +174,9 @@ class CpuRunner(LoadedRunner):
             num_threads=ranks.num_threads * ranks.memory.size,
             load_seconds=time.monotonic() - began,
             deterministic=self._program.deterministic,
-            activation_dtype=self._program.activation_dtype,
+            activation_dtype=activations,
             kv_cache_dtype=part.kv_cache_dtype,
-            instructions=self._program.instructions,
+            instructions=instructions,
             num_ranks=ranks.memory.shard.size,
             num_stages=ranks.memory.num_stages,
             weight_bytes=weight_bytes,

@@ -35,7 +35,6 @@ class CpuTransformersProgram:
     """
 
     deterministic = False
-    instructions = "torch"
 
     def __init__(
         self,
