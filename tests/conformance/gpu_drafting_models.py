@@ -126,7 +126,7 @@ class DraftModelConformance:
     @pytest.mark.parametrize(
         ("mode", "is_right", "names"),
         [
-            ("FULL_AND_PIECEWISE", True, SOME),
+            slow("FULL_AND_PIECEWISE", True, SOME),
             slow("NONE", False, SOME),
             *(slow(mode, False, ALL) for mode in ("FULL_AND_PIECEWISE", "PIECEWISE", "FULL")),
             *(slow(mode, True, ALL) for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY")),

@@ -127,7 +127,7 @@ def visible(length: int, window: int | None, ahead: int | None) -> torch.Tensor:
 
 
 class EncoderStepsConformance:
-    @pytest.mark.parametrize("mode", [NONE, PIECEWISE, FULL])
+    @pytest.mark.parametrize("mode", [slow(NONE), PIECEWISE, slow(FULL)])
     def test_hidden_states_equal_those_of_transformers(self, gpu_device, encoders, mode) -> None:
         """Texts of a step do not see each other; replays equal launches bit for bit."""
         model, directory = encoders(BertModel)
@@ -217,7 +217,9 @@ def vectors_of(engine: Engine, **options: Any) -> list[torch.Tensor]:
 
 
 class EncoderEngineConformance:
-    @pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+    @pytest.mark.parametrize(
+        "mode", ["FULL_AND_PIECEWISE", *map(slow, ("NONE", "FULL", "FULL_DECODE_ONLY"))]
+    )
     def test_vectors_equal_those_of_transformers(self, gpu_device, encoders, mode) -> None:
         model, directory = encoders(BertModel)
         engine = Engine(encoder_config(directory, mode), gpu_device)

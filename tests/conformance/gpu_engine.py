@@ -410,6 +410,7 @@ class EngineConformance:
         found = [np.concatenate([p.logprobs for p in part]) for part in (mine, theirs)]
         assert found[0] == pytest.approx(found[1], abs=1e-4)
 
+    @pytest.mark.slow
     def test_custom_processors_work_as_on_a_cpu(self, model: Any, gpu_device: Device) -> None:
         """Each is the only one or beside others, with penalties and masks; one request fails, and
         two are as they are without processors. A sharpened draw is the most likely token."""

@@ -243,7 +243,7 @@ class ProgramConformance:
             difference = float((logits - want).abs().max() / want.abs().max())
             assert difference < TOLERANCES[dtype]
 
-    @pytest.mark.parametrize("name", ["qwen2", "gpt_oss"])
+    @pytest.mark.parametrize("name", ["qwen2", slow("gpt_oss")])
     def test_full_and_piecewise(self, gpu_device, models, name) -> None:
         """Experts are chosen within a piecewise graph, for the tokens of any number of requests."""
         reference, directory = models(name)

@@ -167,6 +167,7 @@ def test_two_ranks_equal_one(
     assert mine == pytest.approx(theirs, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_two_ranks_encode_as_one(encoders: Any, make: Any, gpu_device: FakeGpu) -> None:
     _, directory = encoders(BertForSequenceClassification)
     config = encoder_config(directory)
