@@ -344,6 +344,7 @@ class FurtherLayerConformance:
         assert num_drafted(ours)[0] > 40
         assert_same(ours, plain)
 
+    @pytest.mark.slow
     def test_steps_without_room_for_drafts(self, further: Path, gpu_device: Device) -> None:
         """The layer runs behind each step, so that steps do not overlap."""
         config = latent_config(further, "NONE", budget=1)

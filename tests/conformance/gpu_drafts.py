@@ -246,6 +246,7 @@ class DraftsConformance:
         assert 7 in ours.tokens[len(names)]
         assert_same(ours, plain)
 
+    @pytest.mark.slow
     def test_states_go_back_behind_wrong_drafts(self, gpu_device: Device, tmp_path: Path) -> None:
         made = save(reference_model("mamba", **PROGRAM_SHAPE | VARIANTS["mamba"]), tmp_path)
         names = ["greedy", "drawn with penalties"]

@@ -26,6 +26,7 @@ from support.programs import (
     start_source,
 )
 from support.traces import Request, Trace, load
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm.tracing.layout import Type
@@ -77,7 +78,9 @@ def lanes_by_role(trace: Trace) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("options", [("--num-threads", "1"), ("--engines", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [slow(("--num-threads", "1")), ("--engines", "2")], ids=" ".join
+)
 def test_a_command_s_trace_has_every_request_once(options: tuple[str, ...], tmp_path: Path) -> None:
     source, target, path = (tmp_path / n for n in ("in.jsonl", "out.jsonl", "trace.json"))
     rows = [{"prompt": "x = 1\n" * n, "sampling_params": {"max_tokens": n}} for n in range(1, 20)]

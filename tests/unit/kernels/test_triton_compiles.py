@@ -112,14 +112,12 @@ def check_packed(kernel: Kernel, capability: int) -> None:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
-    return launches(
-        90,
-        tmp_path_factory.mktemp("cache"),
-        "rows",
-        "some-attention",
-        "some-latents",
-        "some-packed",
-    )
+    return launches(90, tmp_path_factory.mktemp("cache"), "rows", "some-attention")
+
+
+@pytest.fixture(scope="module")
+def more_compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+    return launches(90, tmp_path_factory.mktemp("cache"), "some-latents", "some-packed")
 
 
 def is_of_attention(kernel: Kernel) -> bool:
@@ -159,8 +157,9 @@ def test_ranks_meet_with_the_memory_order_of_the_whole_system(compiled: list[Ker
     assert [kernel["wide_loads"] for kernel in halves] == [2, 2, 8, 8]
 
 
-def test_some_kernels_that_read_packed_weights_compile(compiled: list[Kernel]) -> None:
-    found = [kernel for kernel in compiled if "kind" in kernel]
+@pytest.mark.slow
+def test_some_kernels_that_read_packed_weights_compile(more_compiled: list[Kernel]) -> None:
+    found = [kernel for kernel in more_compiled if "kind" in kernel]
     assert {kernel["kernel"] for kernel in found} == {
         "_unpack_rows",
         "_linear",
@@ -178,8 +177,9 @@ def test_some_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None
     check(found, 90)
 
 
-def test_latent_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None:
-    found = [kernel for kernel in compiled if "heads" in kernel]
+@pytest.mark.slow
+def test_latent_attention_compiles_and_loads_ahead(more_compiled: list[Kernel]) -> None:
+    found = [kernel for kernel in more_compiled if "heads" in kernel]
     assert {kernel["kernel"] for kernel in found} == {
         "_write_latents",
         "attend_latents",

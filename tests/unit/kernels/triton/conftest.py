@@ -12,6 +12,7 @@ import os
 
 import pytest
 import torch
+from support.variants import slow
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from support import fast_interpreter
@@ -28,7 +29,7 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-@pytest.fixture(params=[torch.float32, torch.float16], ids=["f32", "f16"])
+@pytest.fixture(params=[slow(torch.float32), torch.float16], ids=["f32", "f16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     kind: torch.dtype = request.param
     return kind

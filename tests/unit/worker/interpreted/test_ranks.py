@@ -199,6 +199,7 @@ def test_greedy_tokens_equal_those_of_transformers(
     assert ("graph" in gpu_device.launched) == (mode != "NONE")
 
 
+@pytest.mark.slow
 def test_a_decode_step_meets_the_others_once_outside_of_its_graph(
     llama: Any, make: Any, gpu_device: FakeGpu
 ) -> None:
@@ -285,6 +286,7 @@ def test_new_weights_come_through_memory_of_the_first_gpu(
     assert engine.tokens[0] != expected(reference, PROMPTS[1], 4)
 
 
+@pytest.mark.slow
 def test_functions_run_on_each_rank(llama: Any, make: Any) -> None:
     engine = make(make_config(llama[1], mode="NONE"))
     call = RpcCall(lambda worker: worker.rank, (), {})
