@@ -109,13 +109,12 @@ def main(
         max_model_len=tokens // requests + 2,
         **load,
     )
-    program = runner._program
     compute(core, 0, requests, tokens)
     seconds = min(compute(core, 100 * (1 + i), requests, tokens) for i in range(repeats))
     kernels = kernel_times(core, runner, repeats, requests, tokens)
     flops = product_flops(list(kernels), runner.model.config.num_layers, tokens)
     flops.pop(f"multiply {core.info.vocab_size}x{runner.model.config.hidden_size}", None)
-    dtype = torch.bfloat16 if program.activation_dtype != "float32" else torch.float32
+    dtype = torch.bfloat16 if runner.info.activation_dtype != "float32" else torch.float32
     rate, work = torch_rate(dtype, repeats), sum(flops.values())
     products = work / sum(kernels[label] for label in flops)
     result = {

@@ -47,6 +47,7 @@ class Tiles(NamedTuple):
     release: Any
 
 
+_SUM_BYTES = 4
 _BYTE = ir.IntType(8)
 _DOTS = {"bfloat16": "llvm.x86.tdpbf16ps", "int8": "llvm.x86.tdpbssd"}
 
@@ -167,9 +168,9 @@ def put_tile(builder, sums, line, out, out_stride, num_rows, num_columns, kind):
         kind: the dtype name of what was multiplied.
     """
     e = Emitter(builder, LINES)
-    is_line = builder.icmp_signed("==", line, e.const(4))
-    with builder.if_else(is_line) as (then, otherwise):
-        with then:
+    is_row = builder.icmp_signed("==", line, e.const(_SUM_BYTES))
+    with builder.if_else(is_row) as (then, otherwise):
+        with then:  # the sums of the only row lie in order
             e.store_first(_as_floats(e, sums, kind), out, num_columns)
         with otherwise:
             _put_rows(e, sums, line, out, out_stride, num_rows, num_columns, kind)
@@ -179,6 +180,7 @@ def _put_rows(
     e: Emitter, sums: ir.Value, line: ir.Value, out: ir.Value, out_stride: ir.Value,
     num_rows: ir.Value, num_columns: ir.Value, kind: str,
 ) -> None:  # fmt: skip
+    """Writes the transpose of a tile; see `put_tile`."""
     builder = e.builder
     for i, row in enumerate(transposed(e, _sums(e, sums, line, kind))):
         # No row is written twice: those after the last one get no lane.

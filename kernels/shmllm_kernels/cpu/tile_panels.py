@@ -32,16 +32,16 @@ PANEL_STRIDE = PART_BYTES + LINE_BYTES
 """The bytes from one column of a panel to the next."""
 
 
-class Packed(NamedTuple):
-    """Columns of packed weights, from the first element of a part of k on.
+class Stored(NamedTuple):
+    """Columns of weights as they are stored, from the first element of a part of k on.
 
-    source, ahead: the codes of the first column, and of the first of those that are prefetched.
+    address, ahead: the first column, and the first of those that are prefetched.
     stride: the bytes from one column to the next.
-    scales: their parameters as `widen_columns` writes them.
-    kind: how they are packed, a key of `unpacking.PACKINGS`.
+    scales: the parameters of packed ones as `widen_columns` writes them; others have none.
+    kind: the dtype name, or how they are packed.
     """
 
-    source: Any
+    address: Any
     ahead: Any
     stride: Any
     scales: Any
@@ -76,34 +76,34 @@ def widen_columns(job, weights, column, following, begin, depth, out, num_w):
 
 
 @compiled
-def _unpack(job, packed, at, num_bytes, panel, num_w):
+def _unpack(job, stored, at, num_bytes, panel, num_w):
     """Unpacks the run of the columns of `num_w` tiles that begins at a byte of the part."""
-    size, kind, apart = itemsize(digit(job.kind)), packed.kind, max(job.apart, job.columns)
+    size, kind, apart = itemsize(digit(job.kind)), stored.kind, max(job.apart, job.columns)
     element = at // size
     codes, scales = row_bytes(element, kind), element // RUN * run_scales_bytes(kind)
     for tile in range(num_w):
-        first = codes + tile * apart * packed.stride
+        first = codes + tile * apart * stored.stride
         unpack_run(
-            packed.source + first, packed.ahead + first, packed.stride,
-            packed.scales + scales + tile * job.columns * SCALES_BYTES, job.columns,
+            stored.address + first, stored.ahead + first, stored.stride,
+            stored.scales + scales + tile * job.columns * SCALES_BYTES, job.columns,
             (num_bytes - at) // size, panel + tile * job.second + place_in_panel(at), PANEL_STRIDE,
             kind, job.kind,
         )  # fmt: skip
 
 
 @compiled
-def unpack_ahead(job, packed, at, num_bytes, panel, num_w):
+def unpack_ahead(job, stored, at, num_bytes, panel, num_w):
     """Before the first products with a run, unpacks the next one; the first run just before.
 
     Args:
         job: the `tile_products.Job`.
-        packed: the `Packed` columns.
+        stored: the packed columns, `Stored`.
         at, num_bytes: the byte of the part at which products are; the size of the part.
         panel: the panel.
         num_w: the number of tiles.
     """
     run_bytes = RUN * itemsize(digit(job.kind))
     if at == 0:
-        _unpack(job, packed, 0, num_bytes, panel, num_w)
+        _unpack(job, stored, 0, num_bytes, panel, num_w)
     if (at % run_bytes == 0) & (at + run_bytes < num_bytes):
-        _unpack(job, packed, at + run_bytes, num_bytes, panel, num_w)
+        _unpack(job, stored, at + run_bytes, num_bytes, panel, num_w)

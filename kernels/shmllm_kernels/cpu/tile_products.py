@@ -36,7 +36,7 @@ from shmllm_kernels.cpu.tile_instructions import (
 from shmllm_kernels.cpu.tile_panels import (
     PANEL_STRIDE,
     PART_BYTES,
-    Packed,
+    Stored,
     place_in_panel,
     unpack_ahead,
     widen_columns,
@@ -166,46 +166,46 @@ def _begin(job, sums, is_first, num_w, num_x):
 
 
 @compiled
-def _place(job, packed, at):
+def _place(job, stored, at):
     """Returns where tiles find a byte of a part's rows."""
-    return place_in_panel(at) if is_unpacked(packed.kind, job.kind) else at
+    return place_in_panel(at) if is_unpacked(stored.kind, job.kind) else at
 
 
 @compiled
-def _look_ahead(job, packed, w, part, at, num_w, ahead, num_ahead, begins):
-    """Brings near what is multiplied behind a byte of a part."""
-    if is_unpacked(packed.kind, job.kind):
+def _look_ahead(job, stored, w, part, at, num_w, ahead, num_ahead, begins):
+    """Brings near what is multiplied behind a byte of a part; see `_multiply_blocks`."""
+    if is_unpacked(stored.kind, job.kind):
         if begins:
-            unpack_ahead(job, packed, at, part.num_bytes, w, num_w)
+            unpack_ahead(job, stored, at, part.num_bytes, w, num_w)
     else:
-        if num_ahead > 0:
-            prefetch_lines(ahead + at, job.stride)
+        prefetch_lines(ahead + at, job.stride)
         if num_ahead == 2:
             prefetch_lines(ahead + job.second + at, job.stride)
 
 
 @compiled
-def _multiply_blocks(job, packed, w, part, x, sums, num_w, num_x, ahead, num_ahead, begins):
+def _multiply_blocks(job, stored, w, part, x, sums, num_w, num_x, ahead, num_ahead, begins):
     """Multiplies `num_w` tiles of weights with `num_x` blocks, over a part of k.
 
     Args:
-        packed: the `Packed` columns.
-        w: the address of the rows of weights, or of the panel where packed ones are unpacked.
-        ahead, num_ahead: the address of further tiles, and how many of them are prefetched.
+        stored: the `Stored` columns.
+        w: the address of the rows that tiles load: the same, or the panel of packed weights.
+        ahead, num_ahead: the address of one or two further tiles, which are prefetched unless
+            weights are packed.
         begins: whether the blocks are the first ones: they have the panel and the tails filled.
     """
     tiles, whole = job.tiles, part.num_bytes // LINE_BYTES * LINE_BYTES
     words = job.line * num_digits(job.kind)
     _begin(job, sums, part.is_first, num_w, num_x)
     for at in range(0, whole, LINE_BYTES):
-        _look_ahead(job, packed, w, part, at, num_w, ahead, num_ahead, begins)
-        place = w + _place(job, packed, at)
+        _look_ahead(job, stored, w, part, at, num_w, ahead, num_ahead, begins)
+        place = w + _place(job, stored, at)
         _step(job, place, job.second, job.stride, x + (at >> 2) * words, num_w, num_x)
     if whole < part.num_bytes:
         if begins:
             if whole == 0:
-                _look_ahead(job, packed, w, part, 0, num_w, ahead, 0, begins)
-            _fill_tails(job, w + _place(job, packed, whole), part.num_bytes - whole, num_w)
+                _look_ahead(job, stored, w, part, 0, num_w, ahead, num_ahead, begins)
+            _fill_tails(job, w + _place(job, stored, whole), part.num_bytes - whole, num_w)
         _step(job, job.tail, TILE_BYTES, LINE_BYTES, x + (whole >> 2) * words, num_w, num_x)
     tiles.store(W0X0, sums + TILE_BYTES * W0X0, job.line)
     if num_x == 2:
@@ -227,25 +227,21 @@ def _fill_tails(job, w, rest, num_w):
 
 
 @compiled
-def _multiply_part(job, packed, w, ahead, part, weights, column, x, out, num_rows, num_w):
+def _multiply_part(job, stored, w, part, weights, column, x, out, num_rows, num_w):
     """Multiplies `num_w` tiles of weights with all rows of a piece, over a part of k, and
-    prefetches those at `ahead`, or those of packed weights."""
-    row, sums, at_once = 0, job.sums, 2 * BLOCK_ROWS // num_digits(job.kind)
-    num_ahead = 0 if is_unpacked(weights.kind, job.kind) else num_w
+    prefetches others. stored, w: see `_multiply_blocks`."""
+    row, sums, at_once, ahead = 0, job.sums, 2 * BLOCK_ROWS // num_digits(job.kind), stored.ahead
     while row < num_rows:
-        rows, to = min(num_rows - row, at_once), out + row * job.out_stride
+        rows, to, begins = min(num_rows - row, at_once), out + row * job.out_stride, row == 0
         if rows <= BLOCK_ROWS and num_digits(job.kind) == 1:
-            _multiply_blocks(job, packed, w, part, x, sums, num_w, 1, ahead, num_ahead, row == 0)
+            _multiply_blocks(job, stored, w, part, x, sums, num_w, 1, ahead, num_w, begins)
             if part.is_last:
                 job.put(job, weights, column, sums, to, rows, num_w, 1)
         else:
             if num_rows <= at_once:
-                _multiply_blocks(
-                    job, packed, w, part, x, sums, num_w, 2, ahead, num_ahead, row == 0
-                )
+                _multiply_blocks(job, stored, w, part, x, sums, num_w, 2, ahead, num_w, begins)
             else:  # the first two blocks prefetch one tile, the next two the other
-                one = min(num_ahead, 1)
-                _multiply_blocks(job, packed, w, part, x, sums, num_w, 2, ahead, one, row == 0)
+                _multiply_blocks(job, stored, w, part, x, sums, num_w, 2, ahead, 1, begins)
             ahead = ahead + job.second if row == 0 else w
             if part.is_last:
                 job.put(job, weights, column, sums, to, rows, num_w, 2)
@@ -282,7 +278,7 @@ def _multiply_packed(job, weights, column, following, x, out, num_rows, num_w):
     """As `multiply_tiles`, of packed weights."""
     k, kind, size = weights.k, weights.kind, itemsize(digit(job.kind))
     stride = row_bytes(k, kind)
-    source, ahead = weights.address + column * stride, weights.address + following * stride
+    first_column, ahead = weights.address + column * stride, weights.address + following * stride
     panel, scales = on_stack(num_w * LINES * PANEL_STRIDE), on_stack(num_w * LINES * SCALES_BYTES)
     for first in range(0, k, MAX_DEPTH):
         end = min(first + MAX_DEPTH, k)
@@ -292,7 +288,7 @@ def _multiply_packed(job, weights, column, following, x, out, num_rows, num_w):
             some, codes = min(depth, end - begin), row_bytes(begin, kind)
             own = scales + (begin - first) // RUN * run_scales_bytes(kind)
             _multiply_part(
-                job, Packed(source + codes, ahead + codes, stride, own, kind), panel, panel,
+                job, Stored(first_column + codes, ahead + codes, stride, own, kind), panel,
                 Part(some * size, begin == 0, begin + some == k), weights, column,
                 x + (begin * size >> 2) * (job.line * num_digits(job.kind)), out, num_rows, num_w,
             )  # fmt: skip
@@ -323,7 +319,7 @@ def multiply_tiles(job, weights, column, following, x, out, num_rows, num_w):
         for first in range(0, num_bytes, depth):
             some = min(depth, num_bytes - first)
             _multiply_part(
-                job, Packed(0, 0, 0, 0, kind), w + first, ahead + first,
+                job, Stored(w + first, ahead + first, job.stride, 0, kind), w + first,
                 Part(some, first == 0, first + some == num_bytes), weights, column,
                 x + (first >> 2) * words, out, num_rows, num_w,
             )  # fmt: skip

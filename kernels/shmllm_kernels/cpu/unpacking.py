@@ -303,6 +303,15 @@ def whole_run(builder, source, num_elements, kind):
     return copy
 
 
+@compiled
+def _unpack_some(source, num_elements, scales, out, kind, x_kind):
+    """Unpacks a run that has `num_elements`, unless it is whole."""
+    if num_elements < RUN:
+        _unpack_run(whole_run(source, num_elements, kind), scales, out, kind, x_kind)
+    else:
+        _unpack_run(source, scales, out, kind, x_kind)
+
+
 @compiled_noinline
 def unpack_run(
     source, ahead, stride, scales, num_columns, num_elements, out, out_stride, kind, x_kind
@@ -323,10 +332,7 @@ def unpack_run(
             source + column * stride, scales + column * SCALES_BYTES, out + column * out_stride,
         )  # fmt: skip
         prefetch(ahead + column * stride)
-        if num_elements < RUN:
-            _unpack_run(whole_run(at, num_elements, kind), own, to, kind, x_kind)
-        else:
-            _unpack_run(at, own, to, kind, x_kind)
+        _unpack_some(at, num_elements, own, to, kind, x_kind)
 
 
 @compiled
@@ -344,18 +350,10 @@ def unpack(source, stride, scales, scale_stride, num_columns, depth, out, kind, 
     for column in range(num_columns):
         row, target = source + column * stride, out + column * panel_stride(x_kind)
         widen_scales(scales + column * scale_stride, depth, own, kind)
-        for run in range(depth // RUN):
+        for run in range((depth + RUN - 1) // RUN):
             at = row + run * _run_bytes(kind)
             prefetch(at + num_columns * stride)
-            _unpack_run(
-                at, own + run_scales_bytes(kind) * run, target + run * RUN * itemsize(x_kind),
-                kind, x_kind,
-            )  # fmt: skip
-        rest = depth % RUN
-        if rest > 0:
-            run = depth // RUN
-            _unpack_run(
-                whole_run(row + run * _run_bytes(kind), rest, kind),
-                own + run_scales_bytes(kind) * run, target + run * RUN * itemsize(x_kind),
-                kind, x_kind,
+            _unpack_some(
+                at, depth - run * RUN, own + run_scales_bytes(kind) * run,
+                target + run * RUN * itemsize(x_kind), kind, x_kind,
             )  # fmt: skip

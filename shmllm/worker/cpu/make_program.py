@@ -42,12 +42,10 @@ class Program(Protocol):
         embeds: [max_tokens, hidden] float32, which may be filled with embeddings before a step.
         observe: if set, each kernel runs inside the context manager that this makes of its label;
             steps take longer then.
-        activation_dtype: the dtype name that products round activations to.
         deterministic: whether a request's bits depend on its own tokens only.
     """
 
     observe: Observe | None
-    activation_dtype: str
     deterministic: bool
 
     @property
@@ -104,23 +102,24 @@ def make_head(model: Model, num_threads: int) -> CpuHead | None:
     return CpuHead(model.head, model.config.hidden_size, num_threads)
 
 
-def multiplies_in_tiles(loaded: LoadedModel) -> bool:
-    """Return whether the products of a loaded model use AMX; torch computes those of a module of
-    transformers."""
+def arithmetic_of(loaded: LoadedModel) -> tuple[str, bool]:
+    """Return the dtype name that the products of a loaded model round activations to, and whether
+    they use AMX; torch computes those of a module of transformers."""
     if not isinstance(loaded.model, DecoderModel):
-        return False
-    return uses_tiles(loaded.load, activation_dtype(loaded.load, loaded.dtype_name, loaded.packed))
+        return dtype_name(loaded.model.dtype), False
+    activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
+    return activations, uses_tiles(loaded.load, activations)
 
 
 def describe_products(loaded: LoadedModel) -> tuple[str, str]:
     """Return the dtype name that the products of layers round activations to, and by what they are
     computed, for display."""
+    activations, in_tiles = arithmetic_of(loaded)
     if not isinstance(loaded.model, DecoderModel):
-        return dtype_name(loaded.model.dtype), "torch"
-    activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
+        return activations, "torch"
     if activations == "int16" and loaded.load.rounding != "int8":
         activations = "bfloat16"  # int16 is for the LM head alone
-    return activations, instruction_of(activations, multiplies_in_tiles(loaded))
+    return activations, instruction_of(activations, in_tiles)
 
 
 def make_program(
@@ -145,8 +144,7 @@ def make_program(
     """
     model, max_tokens = loaded.model, config.scheduler.max_num_batched_tokens
     if isinstance(model, DecoderModel):
-        activations = activation_dtype(loaded.load, loaded.dtype_name, loaded.packed)
-        in_tiles = multiplies_in_tiles(loaded)
+        activations, in_tiles = arithmetic_of(loaded)
         if group is not None and group.num_stages > 1:
             size = config.cache.block_size
             return CpuPipeline(

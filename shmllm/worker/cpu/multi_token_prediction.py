@@ -15,8 +15,7 @@ from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs, Division
-from shmllm.worker.cpu.instructions import uses_tiles
-from shmllm.worker.cpu.make_program import Program
+from shmllm.worker.cpu.make_program import Program, arithmetic_of
 from shmllm.worker.cpu.ops import CpuOps
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.cpu.sampler import CpuSampler
@@ -124,7 +123,6 @@ def make_multi_token_prediction(
     """
     model = loaded.model
     assert isinstance(model, DecoderModel), "the options refuse it for others"
-    activations = program.activation_dtype
     steps = CpuFurtherSteps(
         model,
         cache,
@@ -133,7 +131,6 @@ def make_multi_token_prediction(
         program.compute_logits,
         config.scheduler.max_num_batched_tokens,
         num_threads,
-        activations,
-        uses_tiles(loaded.load, activations),
+        *arithmetic_of(loaded),
     )
     return MultiTokenPrediction(steps, batch), steps.buffers

@@ -18,10 +18,10 @@ from shmllm.worker.cpu.instructions import auto_dtype
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.make_program import (
     Program,
+    arithmetic_of,
     check_model,
     make_lora,
     make_program,
-    multiplies_in_tiles,
 )
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.roomy_arena import RoomyArena
@@ -84,7 +84,8 @@ class CpuPart:
         self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
         wanted, block_size = load.kv_cache_dtype, config.cache.block_size
         self.kv_cache_dtype = self.loaded.dtype_name if wanted == "auto" else wanted
-        self.stored = stored_as(self.kv_cache_dtype, block_size, multiplies_in_tiles(self.loaded))
+        _, in_tiles = arithmetic_of(self.loaded)
+        self.stored = stored_as(self.kv_cache_dtype, block_size, in_tiles)
         self.shape = CacheShape.of(
             config,
             self.loaded.config,

@@ -159,7 +159,6 @@ class CpuPipeline:
         group: Group,
     ) -> None:
         self.observe: Observe | None = None
-        self.activation_dtype = activation_dtype
         self._group = group
         self._batch = batch
         self._block_size = block_size

@@ -80,7 +80,6 @@ class CpuProgram:
     ) -> None:
         self._group = group = group or Alone()
         self.observe: Observe | None = None
-        self.activation_dtype = activation_dtype
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.all_attentions}
         aheads = {each.ahead for each in model.config.attentions}

@@ -17,7 +17,7 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.ops import CpuOps
-from shmllm.worker.cpu.products import Products, dtype_name
+from shmllm.worker.cpu.products import Products
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.transformers_attention import PagedAttention
 from shmllm_kernels.cpu import KernelProgram
@@ -45,7 +45,6 @@ class CpuTransformersProgram:
         num_threads: int,
     ) -> None:
         self.observe: Observe | None = None
-        self.activation_dtype = dtype_name(model.dtype)
         self._model = model
         max_requests = batch.block_tables.shape[1]
         divisions = {Division.of(each) for each in model.config.attentions}
