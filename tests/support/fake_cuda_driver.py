@@ -292,8 +292,9 @@ class FakeDriver:
 
     def _require_accessible(self, address: int, size: int) -> None:
         while size > 0:
-            require(address in self._accessible, "memory is there")
-            length = self._mapped[address][0]
+            begins = [b for b in self._accessible if b <= address < b + self._mapped[b][0]]
+            require(len(begins) == 1, "memory is there")
+            length = begins[0] + self._mapped[begins[0]][0] - address
             address, size = address + length, size - length
 
     @property

@@ -278,5 +278,5 @@ class GpuSteps:
         """Fill the buffers with NaN, since a step must not read what an earlier one left there."""
         parts = [*vars(self.buffers).values(), *self.buffers._products.values()]
         for part in parts:
-            if isinstance(part, Tensor):
+            if isinstance(part, Tensor) and part.is_floating_point():
                 part.fill_(math.nan)

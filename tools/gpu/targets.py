@@ -11,9 +11,9 @@ from gpu.settings import Settings
 from gpu.shapes import NAMES
 from gpu.tests_part import SHARDS
 
-DECODE_ONE = {"8b": 0.70, "1b": 0.50}
-DECODE_MANY = 0.60
-PREFILL = {"8b": 0.55}
+DECODE_ONE = {"8b": 0.85, "1b": 0.75}
+DECODE_MANY = 0.75
+PREFILL = {"8b": 0.65}
 IDLE = 0.03
 START_S = 20.0
 SLEEP_S = 1.0

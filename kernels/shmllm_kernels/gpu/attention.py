@@ -28,19 +28,24 @@ class AttentionScratch:
     Attributes:
         sums: [tokens, num_heads, splits, dim] float32, sums of weighted values.
         stats: [tokens, num_heads, splits, 2] float32, the largest score and the sum of weights.
+        counters: int32, one for each request and kv head, 0 between launches: how many parts of a
+            decode's context have been summed up.
     """
 
     sums: Tensor
     stats: Tensor
+    counters: Tensor
 
     @classmethod
     def allocate(
         cls, tokens: int, num_heads: int, splits: int, head_dim: int, device: torch.device
     ) -> AttentionScratch:
-        """Allocates 4 * tokens * num_heads * splits * (head_dim + 2) bytes."""
+        """Allocates 4 * tokens * num_heads * (splits * (head_dim + 2) + 1) bytes."""
         shape = (tokens, num_heads, splits)
         sums = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
-        return cls(sums, torch.empty((*shape, 2), dtype=torch.float32, device=device))
+        stats = torch.empty((*shape, 2), dtype=torch.float32, device=device)
+        counters = torch.zeros(tokens * num_heads, dtype=torch.int32, device=device)
+        return cls(sums, stats, counters)
 
 
 def paged_attention(

@@ -33,77 +33,79 @@ def find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _attend_tiles(
-    sums,
-    peak,
-    total,
-    query,
-    positions,
-    last_keys,
-    first_tile,
-    last_tile,
-    keys_begin,
-    keys_end,
-    key_ptr,
-    value_ptr,
-    table_ptr,
-    block_stride,
-    token_stride,
-    scale,
-    cap,
-    window,
-    IS_MASKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-):
+def load_tile(
+    keys, keys_begin, keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride,
+    IS_MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Returns the keys [DIM_PADDED, TILE] and values [TILE, DIM_PADDED] at some positions."""
+    dims = tl.arange(0, DIM_PADDED)
+    if IS_MASKED:
+        # Slots without a token are not read: they may contain NaN, and 0 times NaN is NaN.
+        present = (keys >= keys_begin) & (keys < keys_end)
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+    else:
+        blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
+    slots = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * token_stride
+    key_places = key_ptr + slots[None, :] + dims[:, None]
+    value_places = value_ptr + slots[:, None] + dims[None, :]
+    if IS_MASKED:
+        wanted = present[None, :] & (dims < DIM)[:, None]
+        key = tl.load(key_places, mask=wanted, other=0.0)
+        wanted = present[:, None] & (dims < DIM)[None, :]
+        value = tl.load(value_places, mask=wanted, other=0.0)
+    elif DIM == DIM_PADDED:
+        key = tl.load(key_places)
+        value = tl.load(value_places)
+    else:
+        key = tl.load(key_places, mask=(dims < DIM)[:, None], other=0.0)
+        value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0.0)
+    return key, value
+
+
+@triton.jit
+def attend_to_tile(
+    sums, peak, total, query, key, value, keys, positions, last_keys, keys_begin, keys_end, scale,
+    cap, window, IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+):  # fmt: skip
+    """Updates the online softmax of all rows with the keys of one tile."""
+    scores = tl.dot(query, key, input_precision="ieee") * scale
+    if HAS_CAP:
+        scores = cap * tanh(scores)
+    if IS_MASKED:
+        visible = ((keys >= keys_begin) & (keys < keys_end))[None, :]
+        visible &= keys[None, :] <= last_keys[:, None]
+        if HAS_WINDOW:
+            visible &= keys[None, :] > positions[:, None] - window
+        scores = tl.where(visible, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    # In a row whose keys were all masked so far, subtract 0 from minus infinity.
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if IS_MASKED else new_peak
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(peak - base)
+    total = total * shrink + tl.sum(weights, axis=1)
+    sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
+    return sums, new_peak, total
+
+
+@triton.jit
+def attend_tiles(
+    sums, peak, total, query, positions, last_keys, first_tile, last_tile, keys_begin, keys_end,
+    key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+    IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
     """Updates the online softmax of all rows with the keys of some tiles. Without IS_MASKED every
     row attends to all these keys. A row's last key is at its own position, or behind it."""
-    dims = tl.arange(0, DIM_PADDED)
     for tile in range(first_tile, last_tile):
         keys = tile * TILE + tl.arange(0, TILE)
-        if IS_MASKED:
-            # Slots without a token are not read: they may contain NaN, and 0 times NaN is NaN.
-            present = (keys >= keys_begin) & (keys < keys_end)
-            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
-        else:
-            blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
-        slots = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * token_stride
-        key_places = key_ptr + slots[None, :] + dims[:, None]
-        value_places = value_ptr + slots[:, None] + dims[None, :]
-        if IS_MASKED:
-            wanted = present[None, :] & (dims < DIM)[:, None]
-            key = tl.load(key_places, mask=wanted, other=0.0)
-            wanted = present[:, None] & (dims < DIM)[None, :]
-            value = tl.load(value_places, mask=wanted, other=0.0)
-        elif DIM == DIM_PADDED:
-            key = tl.load(key_places)
-            value = tl.load(value_places)
-        else:
-            key = tl.load(key_places, mask=(dims < DIM)[:, None], other=0.0)
-            value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0.0)
-
-        scores = tl.dot(query, key, input_precision="ieee") * scale
-        if HAS_CAP:
-            scores = cap * tanh(scores)
-        if IS_MASKED:
-            visible = present[None, :] & (keys[None, :] <= last_keys[:, None])
-            if HAS_WINDOW:
-                visible &= keys[None, :] > positions[:, None] - window
-            scores = tl.where(visible, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        # In a row whose keys were all masked so far, subtract 0 from minus infinity.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if IS_MASKED else new_peak
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(peak - base)
-        total = total * shrink + tl.sum(weights, axis=1)
-        sums = tl.dot(
-            weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee"
-        )
-        peak = new_peak
+        key, value = load_tile(
+            keys, keys_begin, keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride,
+            IS_MASKED, BLOCK_SIZE, DIM, DIM_PADDED,
+        )  # fmt: skip
+        sums, peak, total = attend_to_tile(
+            sums, peak, total, query, key, value, keys, positions, last_keys, keys_begin, keys_end,
+            scale, cap, window, IS_MASKED, HAS_WINDOW, HAS_CAP,
+        )  # fmt: skip
     return sums, peak, total
 
 
@@ -211,7 +213,7 @@ def attend(
         if HAS_WINDOW:
             from_tile = tl.cdiv(tl.maximum(positions_end - window, 0), TILE)
             from_tile = tl.minimum(tl.maximum(from_tile, lowest), highest)
-            sums, peak, total = _attend_tiles(
+            sums, peak, total = attend_tiles(
                 sums, peak, total, query, positions, last_keys, lowest, from_tile, keys_begin,
                 keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
                 window, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
@@ -219,11 +221,11 @@ def attend(
         if HAS_ENDS:
             common_end = tl.min(tl.where(is_row, ends, keys_end), axis=0)
         to_tile = tl.minimum(tl.maximum(common_end // TILE, from_tile), highest)
-        sums, peak, total = _attend_tiles(
+        sums, peak, total = attend_tiles(
             sums, peak, total, query, positions, last_keys, from_tile, to_tile, keys_begin,
             keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
             False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
-    sums, peak, total = _attend_tiles(
+    sums, peak, total = attend_tiles(
         sums, peak, total, query, positions, last_keys, to_tile, highest, keys_begin, keys_end,
         key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
         True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)

@@ -100,6 +100,29 @@ _FLOAT32_PRODUCT = {16: (16, 32, 32, 4, 3), 64: (32, 64, 32, 4, 3)}
 # a line of memory. Weights pass through registers, so that the tiles of many rows are smaller.
 _PACKED_PRODUCT = {16: (16, 32, 256, 4, 4), 64: (64, 64, 128, 4, 3), 128: (128, 64, 64, 8, 3)}
 _FLOAT32_PACKED_PRODUCT = {16: (16, 32, 64, 4, 3), 64: (32, 64, 64, 4, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRowConfig:
+    """The tile of a program of the product of one row.
+
+    Attributes:
+        block_n: the number of columns of a program, of both halves of a gated product together; a
+            power of two.
+        block_k: the number of elements of a row in one iteration, likewise.
+        num_warps: the number of warps of a program.
+    """
+
+    block_n: int
+    block_k: int
+    num_warps: int
+
+
+_SINGLE_ROW = {
+    # elements of a row up to: config
+    2048: (4, 1024, 4), 4096: (4, 1024, 4), 65_536: (4, 1024, 4),
+}  # fmt: skip
+
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""
 
@@ -128,6 +151,17 @@ def packed_config(rows: int, dtype: torch.dtype) -> ProductConfig:
         dtype: the dtype of the rows. float32 uses no tensor cores.
     """
     return _entry(_FLOAT32_PACKED_PRODUCT if dtype is torch.float32 else _PACKED_PRODUCT, rows)
+
+
+def single_row_config(k: int) -> SingleRowConfig:
+    """Returns the tile of the product of one row with a matrix whose rows have k elements."""
+    fitting = [most for most in _SINGLE_ROW if most >= k]
+    return SingleRowConfig(*_SINGLE_ROW[min(fitting, default=max(_SINGLE_ROW))])
+
+
+def has_dependent_launches(device: torch.device) -> bool:
+    """Returns whether a launch on the device can begin before the one before it has ended."""
+    return device.type == "cuda" and _capability(device.index or 0)[0] >= 9
 
 
 def _entry(by_rows: dict[int, tuple[int, int, int, int, int]], rows: int) -> ProductConfig:

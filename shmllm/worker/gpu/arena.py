@@ -23,7 +23,7 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.arena import BumpAllocator, Contents
 from shmllm.worker.gpu.host_copy import HostCopy
 
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = 512 * 2**20
 MIB = 2**20
 
 
@@ -113,7 +113,7 @@ class CudaArena:
             with self._current():
                 self._call("cuCtxSynchronize")  # kernels may still use it
                 if keep:
-                    self._kept = HostCopy(self._call, self._address, self.num_bytes)
+                    self._kept = HostCopy(self._call, self._current, self._address, self.num_bytes)
                 self._unmap_all()
             self.contents = Contents.KEPT if keep else Contents.LOST
         elif self.contents is Contents.KEPT and not keep:

@@ -31,7 +31,8 @@ class GpuBuffers:
     Attributes:
         max_requests: as given.
         attention: chooses the launches of attention, for which there is scratch memory.
-        arena: the arena of the buffers; no step needs contents that an earlier step left there.
+        arena: the arena of the buffers; no step needs contents that an earlier step left there,
+            but for the counters of attention, which are 0, as in a new arena.
         hidden: [max_tokens, hidden], the residual stream.
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
@@ -103,6 +104,8 @@ class GpuBuffers:
         self._part_sums, self._part_stats = (
             allocate((size,), torch.float32) for size in self._scratch_sizes
         )
+        most = max((spec.num_kv_heads for spec in config.attentions), default=0)
+        self._counters = allocate((self.max_requests * most,), torch.int32)
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
@@ -135,4 +138,5 @@ class GpuBuffers:
         return AttentionScratch(
             self._part_sums[: count * dim].view(*shape, dim),
             self._part_stats[: count * 2].view(*shape, 2),
+            self._counters,
         )

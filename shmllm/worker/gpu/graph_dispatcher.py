@@ -80,6 +80,14 @@ class GraphDispatcher:
         self._verify_sizes = tuple(size for size in mixed_sizes if 1 < size <= most_verified)
         self._mixed_sizes = tuple(mixed_sizes) if mixed is not CudaGraphMode.NONE else ()
 
+    @property
+    def has_piecewise_decodes(self) -> bool:
+        """Whether a step of decodes may be replayed PIECEWISE."""
+        if self.mode.mixed_mode is not CudaGraphMode.PIECEWISE:
+            return False
+        most = min(self._max_num_seqs, max(self._mixed_sizes, default=0))
+        return max(self._decode_sizes, default=0) < most
+
     def captures(self) -> list[tuple[CudaGraphMode, BatchDescriptor]]:
         """Return the graphs to capture, the largest first, so that smaller graphs reuse the memory
         of larger ones. A PIECEWISE graph serves any number of requests."""

@@ -6,11 +6,19 @@ must not know the layers in front of the logits.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
 from shmllm.models.layers import Linear
 from shmllm.worker.gpu.group import NoMeetings
-from shmllm.worker.gpu.products import GpuProducts
+
+
+class Products(Protocol):
+    """Launches matrix products."""
+
+    def linear(self, out: Tensor, x: Tensor, linear: Linear) -> None:
+        """Compute ``out = x @ weight.T + bias``."""
 
 
 class GpuLogitsOps:
@@ -23,7 +31,7 @@ class GpuLogitsOps:
     """
 
     def __init__(
-        self, logits: Tensor, products: GpuProducts, meetings: NoMeetings | None = None
+        self, logits: Tensor, products: Products, meetings: NoMeetings | None = None
     ) -> None:
         self._logits = logits
         self._products = products

@@ -22,6 +22,7 @@ from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -42,15 +43,12 @@ from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.activation import activate
-from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
-from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
-from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.step import LearnedRows
 
 
@@ -71,10 +69,13 @@ class GpuOps:
         device: the device.
         lora: launches what adapters add to products; None: nothing.
         meetings: launches sums over the ranks of a group; None: the process is alone.
+        rotates_apart: see `AttentionOps`.
 
     Attributes:
         products: launches matrix products.
         meetings: as given.
+        can_fuse: whether a product can be launched with what follows it: nothing adds to it.
+        has_one_token: whether that is so, and the step has one token.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class GpuOps:
         device: torch.device,
         lora: GpuLora | None = None,
         meetings: NoMeetings | None = None,
+        rotates_apart: bool = False,
     ) -> None:
         self._lora = lora
         self.meetings = meetings or NoMeetings()
@@ -96,6 +98,8 @@ class GpuOps:
         self._latents = LatentAttentionOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
+        self.can_fuse = lora is None and not self.meetings.are_needed
+        self._attends = AttentionOps(cache, inputs, buffers, device, self.norm, rotates_apart)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)
 
@@ -116,8 +120,12 @@ class GpuOps:
         """
         self.meetings.restart()
         self._descriptor = descriptor
+        self.has_one_token = self.can_fuse and descriptor.num_tokens == 1
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
+        self._attends.begin(
+            AttentionStep(descriptor, self._attention, launch_attention, self.has_one_token)
+        )
 
     def variants(
         self, max_tokens: int, max_requests: int, has_packed: bool
@@ -134,7 +142,8 @@ class GpuOps:
             rows = self._experts.rows_of_experts(step.num_tokens)
             if has_packed:
                 rows += [step.num_tokens, step.num_samples]
-            return tuple(self.products.tile(count) for count in rows)
+            is_fused = step.num_tokens == 1
+            return (is_fused, *(self.products.tile(count) for count in rows))
 
         return self._buffers.attention.variants(max_tokens, max_requests, tiles)
 
@@ -224,40 +233,7 @@ class GpuOps:
         return out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
-        spec, num_tokens = attention.spec, len(qkv)
-        rows = qkv.unflatten(1, (-1, spec.head_dim))
-        num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
-        heads = rows[:, : spec.num_heads + num_stored]
-        query = heads[:, : spec.num_heads]  # rotated in place
-        norms = self._norms_of_heads(qkv, attention)
-        group, keys, values = self._cache.layers[attention.layer]
-        slots = self._inputs.step.slots[group, :num_tokens]
-        cos, sin, is_interleaved = None, None, False
-        if spec.rope is not None:
-            cos, sin = self._angles(spec.rope, num_tokens)
-            is_interleaved = spec.rope.interleaved
-        rope_and_write(query, keys, values, heads, cos, sin, slots, norms, is_interleaved)
-        out = self._buffers.attended(spec.width)[:num_tokens]
-        attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
-        self._launch_attention(partial(self._attend, attended, query, attention))
-        if spec.gated:
-            out.mul_(qkv[:, spec.in_width - spec.width :].sigmoid_())
-        return out
-
-    def _norms_of_heads(self, qkv: Tensor, attention: AttentionHeads) -> HeadNorms | None:
-        """Return the norms that `rope_and_write` applies to each head, after applying those over
-        all heads side by side."""
-        spec, q_norm, k_norm = attention.spec, attention.q_norm, attention.k_norm
-        if q_norm is None:
-            return None
-        if spec.qk_norm == "row":
-            self.norm(qkv[:, : spec.width], q_norm)
-            if k_norm is not None:
-                self.norm(qkv[:, spec.width : spec.width + spec.kv_width], k_norm)
-            return None
-        of_keys = None if k_norm is None else k_norm.weight
-        kind = q_norm.spec
-        return HeadNorms(q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm)
+        return self._attends.attend(qkv, attention)
 
     def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
         self._latents.store(x, attention)
@@ -344,28 +320,3 @@ class GpuOps:
     def _angles(self, rope: RopeConfig, num_tokens: int) -> tuple[Tensor, Tensor]:
         cos, sin = self._buffers.angles[rope]
         return cos[:num_tokens], sin[:num_tokens]
-
-    def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:
-        inputs, num_reqs = self._inputs, self._descriptor.num_reqs
-        heads = HeadShape.of(attention.spec)
-        launch = self._attention[heads]
-        num_tokens = num_reqs if self._descriptor.uniform else len(query)
-        group, keys, values = self._cache.layers[attention.layer]
-        paged_attention(
-            out[:num_tokens],
-            query[:num_tokens],
-            keys,
-            values,
-            inputs.block_tables[group, :num_reqs],
-            inputs.step.query_starts[: num_reqs + 1],
-            inputs.step.context_lens[:num_reqs],
-            launch.config,
-            attention.spec.scale,
-            window=attention.spec.window,
-            soft_cap=attention.spec.soft_cap,
-            sinks=attention.sinks,
-            num_splits=launch.num_splits,
-            scratch=self._buffers.scratch(heads, num_tokens, launch.num_splits),
-            masks_all=launch.masks_all,
-            ends=inputs.ends(attention.spec.ahead, num_tokens),
-        )

@@ -7,7 +7,7 @@ which mode a step is run with.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -17,10 +17,12 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
+from shmllm.models.ops import Ops
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.capture import CaptureReport, capture_graphs
 from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.fused_ops import FusedOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
@@ -28,6 +30,7 @@ from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
+from shmllm.worker.gpu.single_row import SingleRowProducts, is_plain
 from shmllm.worker.loading import Progress
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
@@ -154,7 +157,12 @@ class GpuProgram:
         self._device = device
         self._dispatcher = dispatcher
         where = device.torch_device
-        self._ops = GpuOps(model.config, cache, inputs, buffers, where, lora, meetings)
+        rotates_apart = dispatcher.has_piecewise_decodes
+        self._ops = GpuOps(
+            model.config, cache, inputs, buffers, where, lora, meetings, rotates_apart
+        )
+        self._single_row = SingleRowProducts(where)
+        self._fused = FusedOps(self._ops, buffers, self._single_row)
         # A model without a final norm leaves its result in the residual stream.
         self._hidden = buffers.hidden if model.norm is None else buffers.normed
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
@@ -202,7 +210,7 @@ class GpuProgram:
             self._piecewise[descriptor.num_tokens].replay()
             hidden = self._hidden[: descriptor.num_tokens]
         else:
-            hidden = self._model.forward(self._ops)
+            hidden = self._forward()
         if not self._inputs.num_samples or not self._model.config.lm_head:
             return hidden, self._buffers.logits[:0]
         return hidden, self._compute_sample_logits(hidden)
@@ -210,14 +218,24 @@ class GpuProgram:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         width = self._model.config.vocab_size if self._meetings.has_rest else 0
         logits = hidden.new_empty(len(hidden), width)
-        return self._model.logits(
-            GpuLogitsOps(logits, self._ops.products, self._meetings), hidden
-        ).float()
+        return self._model.logits(self._logits_ops(logits), hidden).float()
 
     def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
-        logits = self._buffers.logits[: len(rows)]
-        return self._model.logits(GpuLogitsOps(logits, self._ops.products, self._meetings), rows)
+        return self._model.logits(self._logits_ops(self._buffers.logits[: len(rows)]), rows)
+
+    def _logits_ops(self, logits: Tensor) -> GpuLogitsOps:
+        head = self._model.embedding.head
+        is_fused = self._ops.can_fuse and len(logits) == 1
+        if is_fused and head is not None and is_plain(head.weight):
+            return GpuLogitsOps(logits, self._single_row)
+        return GpuLogitsOps(logits, self._ops.products, self._meetings)
+
+    def _forward(self) -> Tensor:
+        """Launch the layers of the step. Returns the hidden states, [tokens, hidden]."""
+        if self._ops.has_one_token:
+            return cast(Tensor, self._fused.value(self._model.forward(cast(Ops, self._fused))))
+        return self._model.forward(self._ops)
 
     def _capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
         graph = PiecewiseGraph(self._device)
@@ -226,7 +244,7 @@ class GpuProgram:
         self._inputs.idle(descriptor)
         self._ops.begin(descriptor, descriptor.num_tokens, launch)
         graph.begin()
-        hidden = self._model.forward(self._ops)
+        hidden = self._forward()
         if is_full:
             if self._model.config.lm_head:
                 self._compute_sample_logits(hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
+from conformance.decode_attention_kernel import DecodeAttentionConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
@@ -15,6 +16,7 @@ from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
+from conformance.single_row_kernel import SingleRowConformance
 from conformance.step_kernels import StepConformance
 
 __all__ = ["short_lists"]
@@ -28,6 +30,10 @@ class TestAttentionTiles(AttentionTilesConformance):
     pass
 
 
+class TestDecodeAttention(DecodeAttentionConformance):
+    pass
+
+
 class TestDeltaNet(DeltaNetConformance):
     pass
 
@@ -37,6 +43,10 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestExpertLora(ExpertLoraConformance):
+    pass
+
+
+class TestSingleRow(SingleRowConformance):
     pass
 
 

@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 import torch
-from support.fake_cuda_driver import FakeDriver
+from support.fake_cuda_driver import Code, FakeDriver
 
 from shmllm.worker.gpu import host_copy
 from shmllm.worker.gpu.arena import CudaArena
@@ -18,11 +18,13 @@ NUM_BYTES = 11 * mmap.PAGESIZE
 class Driver(FakeDriver):
     """Counts the pages that exist when memory is registered."""
 
+    num_present = 0
+
     def cuMemHostRegister(self, address, size, flags):
         pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
         length = ctypes.c_size_t(size)
         assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), length, pages) == 0
-        self.num_present = sum(byte & 1 for byte in pages.raw[: len(pages)])
+        self.num_present += sum(byte & 1 for byte in pages.raw[: len(pages)])
         return super().cuMemHostRegister(address, size, flags)
 
 
@@ -37,4 +39,23 @@ def test_the_pages_exist_before_the_driver_registers_them(monkeypatch, part_byte
     assert driver.num_present == NUM_BYTES // mmap.PAGESIZE
     arena.restore()
     assert torch.equal(tensor, (torch.arange(NUM_BYTES) % 251).byte())
+    arena.close()
+
+
+def test_a_refusal_in_the_middle_leaves_nothing_registered(monkeypatch):
+    monkeypatch.setattr(host_copy, "PART_BYTES", mmap.PAGESIZE)
+
+    class Refusing(FakeDriver):
+        def cuMemHostRegister(self, address, size, flags):
+            if len(self._registered) == 3:
+                return (Code.CUDA_ERROR_OUT_OF_MEMORY,)
+            return super().cuMemHostRegister(address, size, flags)
+
+    driver = Refusing()
+    arena = CudaArena(NUM_BYTES, "a test", torch.device("cpu"), driver)
+    tensor = arena.allocate((NUM_BYTES,), torch.uint8).fill_(7)
+    with pytest.raises(MemoryError):
+        arena.release(keep=True)
+    assert not driver._registered
+    assert (tensor == 7).all()
     arena.close()

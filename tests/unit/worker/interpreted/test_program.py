@@ -26,9 +26,10 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.decoder import FurtherLayer
 from shmllm.models.layers import Storage
-from shmllm.worker.gpu import ops
+from shmllm.worker.gpu import attention
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
+from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.program import check_model
 from shmllm_kernels.reference.norm import rms_norm
 
@@ -51,7 +52,7 @@ def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
             gpu_device.launched.clear()
             steps.program.run(step.mode, step.descriptor, step.max_query_len)
             launched.append(list(gpu_device.launched))
-    attention, logits = ["attend", "merge_splits"], ["_copy_rows", "aten::mm"]
+    attention, logits = ["attend", "merge_splits"], ["_copy_rows", "multiply_single_row"]
     pieces = ["graph", *attention, "graph", *attention, "graph", *logits]
     assert launched == [["graph"], pieces]
 
@@ -61,11 +62,12 @@ def test_small_steps_are_split_and_warm_up_runs_all_their_variants(
 ) -> None:
     """Each number of splits is a kernel variant, and no request should wait for its compilation."""
     found: list[tuple[int, bool]] = []
-    monkeypatch.setattr(
-        ops,
-        "paged_attention",
-        lambda *_, num_splits, masks_all, **__: found.append((num_splits, masks_all)),
-    )
+
+    def note(*_, num_splits, masks_all=True, **__) -> None:
+        found.append((num_splits, masks_all))
+
+    for name in ("paged_attention", "decode_attention"):
+        monkeypatch.setattr(attention, name, note)
     steps = GpuSteps(gpu_device, models("llama")[1])
     steps.program.warm_up()
     warm = set(found)
@@ -171,7 +173,7 @@ def test_a_layer_behind_joins_embeddings_and_hidden_states(gpu_device, models) -
     drawn = lambda shape, dtype: torch.randn(shape, dtype=dtype, device=where)  # noqa: E731
     layer = FurtherLayer(config, config.num_layers, Storage(drawn, torch.float32))
     buffers = GpuBuffers(config, torch.float32, 24, 4, 4, gpu_device)
-    computed_by = ops.GpuOps(config, steps.cache, steps.inputs, buffers, where)
+    computed_by = GpuOps(config, steps.cache, steps.inputs, buffers, where)
     norms = layer.embedding_norm, layer.hidden_norm
     embeds, hidden = buffers.hidden[:5].normal_(), drawn((5, config.hidden_size), torch.float32)
     parts = [

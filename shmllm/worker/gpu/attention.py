@@ -1,0 +1,209 @@
+"""Launches the attention of heads, with the norms, the rotation and the cache writes before it.
+
+This module owns which kernels that takes. It must not know what else a layer computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shmllm.models.layers import AttentionHeads, Norm
+from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
+from shmllm.worker.gpu.buffers import GpuBuffers
+from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.piecewise_graph import Call
+from shmllm_kernels.gpu.attention import paged_attention
+from shmllm_kernels.gpu.configs import has_dependent_launches
+from shmllm_kernels.gpu.decode_attention import decode_attention
+from shmllm_kernels.gpu.rope_write import rope_and_write
+from shmllm_kernels.reference.rope_write import HeadNorms
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """The sizes of a step, as attention needs them.
+
+    Attributes:
+        descriptor: the padded sizes.
+        launches: the tile sizes and splits, by the heads of a layer.
+        launch: called with each launch of attention, at once or to launch it in each replay.
+        has_one_token: see `GpuOps`; then launches begin before those before them have ended.
+    """
+
+    descriptor: BatchDescriptor
+    launches: dict[HeadShape, AttentionLaunch]
+    launch: Callable[[Call], None]
+    has_one_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """What is computed of queries and keys before they are compared.
+
+    Attributes:
+        cos, sin: [tokens, rotary_dim], or None: nothing is rotated.
+        norms: the norms of each head, or None.
+        interleaved: whether neighbouring elements are rotated together.
+    """
+
+    cos: Tensor | None
+    sin: Tensor | None
+    norms: HeadNorms | None
+    interleaved: bool
+
+
+class AttentionOps:
+    """Launches the attention of layers.
+
+    Args:
+        cache: the KV cache.
+        inputs: the step's inputs.
+        buffers: the buffers for the results.
+        device: the device.
+        norm: normalises rows in place.
+        rotates_apart: whether decodes, too, are rotated and written by a launch of their own. In a
+            piecewise graph, which serves all steps of its size, they are, and the bits of a decode
+            must not depend on whether it is replayed.
+    """
+
+    def __init__(
+        self,
+        cache: GpuKVCache,
+        inputs: GpuInputs,
+        buffers: GpuBuffers,
+        device: torch.device,
+        norm: Callable[[Tensor, Norm], Tensor],
+        rotates_apart: bool,
+    ) -> None:
+        self._cache = cache
+        self._inputs = inputs
+        self._buffers = buffers
+        self._norm = norm
+        self._rotates_apart = rotates_apart
+        self._is_dependent = has_dependent_launches(device)
+
+    def begin(self, step: AttentionStep) -> None:
+        """Set the sizes of the next forward pass. Launches that a graph keeps out of itself use the
+        latest ones, except for the number of tokens."""
+        self._step = step
+
+    def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
+        """See `models.ops.Ops.attend`."""
+        spec, num_tokens = attention.spec, len(qkv)
+        rows = qkv.unflatten(1, (-1, spec.head_dim))
+        num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
+        heads = rows[:, : spec.num_heads + num_stored]
+        cos, sin = (None, None) if spec.rope is None else self._buffers.angles[spec.rope]
+        rotation = _Heads(
+            None if cos is None else cos[:num_tokens],
+            None if sin is None else sin[:num_tokens],
+            self._norms_of_heads(qkv, attention),
+            spec.rope is not None and spec.rope.interleaved,
+        )
+        out = self._buffers.attended(spec.width)[:num_tokens]
+        attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
+        is_plain = spec.source is None and spec.ahead == 0
+        if self._step.descriptor.uniform and is_plain and not self._rotates_apart:
+            attend = partial(self._attend_decodes, attended, heads, attention, rotation)
+        else:
+            query = heads[:, : spec.num_heads]  # rotated in place
+            self._rotate_and_write(query, heads, attention, rotation)
+            attend = partial(self._attend, attended, query, attention)
+        self._step.launch(attend)
+        if spec.gated:
+            out.mul_(qkv[:, spec.in_width - spec.width :].sigmoid_())
+        return out
+
+    def _norms_of_heads(self, qkv: Tensor, attention: AttentionHeads) -> HeadNorms | None:
+        """Return the norms of each head, after applying those over all heads side by side."""
+        spec, q_norm, k_norm = attention.spec, attention.q_norm, attention.k_norm
+        if q_norm is None:
+            return None
+        if spec.qk_norm == "row":
+            self._norm(qkv[:, : spec.width], q_norm)
+            if k_norm is not None:
+                self._norm(qkv[:, spec.width : spec.width + spec.kv_width], k_norm)
+            return None
+        of_keys = None if k_norm is None else k_norm.weight
+        kind = q_norm.spec
+        return HeadNorms(q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm)
+
+    def _rotate_and_write(
+        self, query: Tensor, heads: Tensor, attention: AttentionHeads, rotation: _Heads
+    ) -> None:
+        group, keys, values = self._cache.layers[attention.layer]
+        slots = self._inputs.step.slots[group, : len(heads)]
+        rope_and_write(
+            query,
+            keys,
+            values,
+            heads,
+            rotation.cos,
+            rotation.sin,
+            slots,
+            rotation.norms,
+            rotation.interleaved,
+        )
+
+    def _attend_decodes(
+        self, out: Tensor, heads: Tensor, attention: AttentionHeads, rotation: _Heads
+    ) -> None:
+        inputs, num_reqs = self._inputs, self._step.descriptor.num_reqs
+        shape = HeadShape.of(attention.spec)
+        launch = self._step.launches[shape]
+        group, keys, values = self._cache.layers[attention.layer]
+        decode_attention(
+            out,
+            heads,
+            keys,
+            values,
+            inputs.block_tables[group, :num_reqs],
+            inputs.step.query_starts[: num_reqs + 1],
+            inputs.step.context_lens[:num_reqs],
+            inputs.step.slots[group, : len(heads)],
+            launch.config,
+            attention.spec.scale,
+            rotation.cos,
+            rotation.sin,
+            rotation.norms,
+            rotation.interleaved,
+            window=attention.spec.window,
+            soft_cap=attention.spec.soft_cap,
+            sinks=attention.sinks,
+            num_splits=launch.num_splits,
+            scratch=self._buffers.scratch(shape, len(out), launch.num_splits),
+            is_dependent=self._is_dependent and self._step.has_one_token,
+        )
+
+    def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:
+        inputs, descriptor = self._inputs, self._step.descriptor
+        num_reqs = descriptor.num_reqs
+        heads = HeadShape.of(attention.spec)
+        launch = self._step.launches[heads]
+        num_tokens = num_reqs if descriptor.uniform else len(query)
+        group, keys, values = self._cache.layers[attention.layer]
+        paged_attention(
+            out[:num_tokens],
+            query[:num_tokens],
+            keys,
+            values,
+            inputs.block_tables[group, :num_reqs],
+            inputs.step.query_starts[: num_reqs + 1],
+            inputs.step.context_lens[:num_reqs],
+            launch.config,
+            attention.spec.scale,
+            window=attention.spec.window,
+            soft_cap=attention.spec.soft_cap,
+            sinks=attention.sinks,
+            num_splits=launch.num_splits,
+            scratch=self._buffers.scratch(heads, num_tokens, launch.num_splits),
+            masks_all=launch.masks_all,
+            ends=inputs.ends(attention.spec.ahead, num_tokens),
+        )

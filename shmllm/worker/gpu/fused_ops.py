@@ -1,0 +1,169 @@
+"""The operations of steps of one token, several of them in one launch.
+
+Norms and products are not launched when the decoder calls them, but together with what reads their
+result: a norm with the products that read it, a product with the addition to the residual stream.
+This module owns what is launched together; `GpuOps` launches what has no such neighbour. The bits
+of a result do not depend on what it is launched with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from shmllm.models.delta_net import DeltaNet
+from shmllm.models.experts import MoE
+from shmllm.models.latent_attention import LatentAttention
+from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.ops import Routing
+from shmllm.models.per_layer import LayerInput, PerLayerInputs
+from shmllm.worker.gpu.buffers import GpuBuffers
+from shmllm.worker.gpu.ops import GpuOps
+from shmllm.worker.gpu.single_row import SingleRowProducts, is_plain
+from shmllm_kernels.gpu.single_row import Activation
+
+
+@dataclass(slots=True, eq=False)
+class _Normed:
+    """A norm of the residual stream that has not been launched, or has been: then it has a value.
+    The stream must not change before that."""
+
+    residual: Tensor
+    norm: Norm
+    value: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Product:
+    """A product that has not been launched."""
+
+    x: Tensor | _Normed
+    linear: Linear
+
+
+class FusedOps:
+    """Launches the operations of `models.ops.Ops` for a step of one token, as `GpuOps` does,
+    whose sizes of the step it uses. Its results are passed to it again, or to
+    `value`; they are no tensors.
+
+    Args:
+        ops: launches everything else. The step has no adapters, and there are no other ranks.
+        buffers: the buffers for the results.
+        products: launches products.
+    """
+
+    def __init__(self, ops: GpuOps, buffers: GpuBuffers, products: SingleRowProducts) -> None:
+        self._ops = ops
+        self._buffers = buffers
+        self._products = products
+        self._normed: _Normed | None = None
+
+    def value(self, x: Any) -> Any:
+        """Launch what a result is waiting for. Returns a tensor, or None for None."""
+        if isinstance(x, _Normed):
+            if x.value is None:
+                x.value = self._ops.add_norm(None, x.residual, x.norm, 1.0)
+            return x.value
+        if isinstance(x, _Product):
+            read, norm = self._read(x.x)
+            out = self._buffers.product(x.linear.weight.shape[0])[: len(read)]
+            self._products.multiply(out, read, x.linear, norm)
+            return out
+        return x
+
+    def _read(self, x: Any) -> tuple[Tensor, Norm | None]:
+        """Return what a product reads, and the norm that it computes before."""
+        if isinstance(x, _Normed) and x.value is None:
+            return x.residual, x.norm
+        return self.value(x), None
+
+    def embed(self, embedding: TokenEmbedding) -> Tensor:
+        self._normed = None
+        return self._ops.embed(embedding)
+
+    def receive(self) -> Tensor:
+        return self._ops.receive()
+
+    def add_norm(self, x: Any, residual: Any, norm: Norm | None, scale: float) -> Any:
+        residual = self.value(residual)
+        if x is not None:
+            if norm is None and self._normed is not None and self._normed.residual is residual:
+                self.value(self._normed)  # which may still be read
+            self._add(x, residual, scale)
+        if norm is None:
+            return residual
+        if norm.spec.kind != "rms":
+            return self._ops.add_norm(None, residual, norm, 1.0)
+        self._normed = _Normed(residual, norm)
+        return self._normed
+
+    def _add(self, x: Any, residual: Tensor, scale: float) -> None:
+        """Add to the residual stream, in place."""
+        if isinstance(x, _Product):
+            read, norm = self._read(x.x)
+            if norm is None and read is not residual:
+                self._products.multiply(residual, read, x.linear, adds=True, scale=scale)
+                return
+        self._ops.add_norm(self.value(x), residual, None, scale)
+
+    def norm_sum(self, x: Any, residual: Any, norm: Norm, scale: float) -> Tensor:
+        residual = self.value(residual)
+        self._add(x, residual, scale)
+        return self._ops.norm(residual, norm)
+
+    def linear(self, x: Any, linear: Linear) -> Any:
+        if is_plain(linear.weight):
+            return _Product(x, linear)
+        return self._ops.linear(self.value(x), linear)
+
+    def mlp(self, x: Any, mlp: MLP) -> Any:
+        if not is_plain(mlp.gate_up_proj.weight):
+            return self._ops.mlp(self.value(x), mlp)
+        read, norm = self._read(x)
+        out, spec = self._buffers.activated(mlp.spec.inner)[: len(read)], mlp.spec
+        activation = Activation(spec.activation, spec.gated)
+        self._products.multiply(out, read, mlp.gate_up_proj, norm, activation)
+        return self.linear(out, mlp.down_proj)
+
+    def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:
+        return self._ops.join(self.value(embeds), self.value(hidden), norms, projection)
+
+    def norm(self, x: Any, norm: Norm) -> Tensor:
+        return self._ops.norm(self.value(x), norm)
+
+    def scale(self, x: Any, factor: float, weight: Tensor | None = None) -> Tensor:
+        return self._ops.scale(self.value(x), factor, weight)
+
+    def embed_per_layer(self, hidden: Any, inputs: PerLayerInputs) -> None:
+        self._ops.embed_per_layer(self.value(hidden), inputs)
+
+    def gate_layer_input(self, x: Any, layer: LayerInput) -> Tensor:
+        return self._ops.gate_layer_input(self.value(x), layer)
+
+    def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
+        return self._ops.attend(self.value(qkv), attention)
+
+    def store_latents(self, x: Any, attention: LatentAttention) -> None:
+        self._ops.store_latents(self.value(x), attention)
+
+    def attend_to_latents(self, query: Any, attention: LatentAttention) -> Tensor:
+        return self._ops.attend_to_latents(self.value(query), attention)
+
+    def delta_net(self, x: Any, net: DeltaNet) -> Tensor:
+        return self._ops.delta_net(self.value(x), net)
+
+    def mamba2(self, x: Any, mixer: Mamba2) -> Tensor:
+        return self._ops.mamba2(self.value(x), mixer)
+
+    def mamba(self, x: Any, mixer: Mamba) -> Tensor:
+        return self._ops.mamba(self.value(x), mixer)
+
+    def route(self, x: Any, moe: MoE) -> Routing:
+        return self._ops.route(self.value(x), moe)
+
+    def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Tensor:
+        return self._ops.experts(self.value(x), routing, moe, self.value(shared))

@@ -1,0 +1,188 @@
+"""The tests of the attention of decodes with rotation, write and join: it equals the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from conformance.attention_kernels import FEATURES, SMALL
+from support.kernel_helpers import assert_close, poisoned
+
+from shmllm_kernels.gpu.attention import AttentionScratch
+from shmllm_kernels.gpu.configs import AttentionConfig
+from shmllm_kernels.gpu.decode_attention import decode_attention
+from shmllm_kernels.reference.attention import paged_attention
+from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
+
+CONTEXTS = (1, 15, 16, 17, 33, 2)
+EPS = 1e-6
+
+
+def tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the absolute and the relative tolerance: a rotated query or key may be rounded to the
+    next number of the dtype."""
+    return {
+        torch.float32: (1e-5, 1e-5),
+        torch.float16: (6e-3, 4e-3),
+        torch.bfloat16: (4e-2, 3e-2),
+    }[dtype]
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """The shapes of a step and of a model; see `attention_kernels.Case`.
+
+    Attributes:
+        contexts: the context length of each request, its new token included.
+        rotary_dim: how many elements of a head are rotated; None: nothing is.
+        norm: "", "offset", or "values", which is a norm of queries, keys and values.
+    """
+
+    contexts: tuple[int, ...] = CONTEXTS
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 16
+    block_size: int = 8
+    rotary_dim: int | None = 16
+    interleaved: bool = False
+    norm: str | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    num_splits: int = 1
+    config: AttentionConfig = SMALL
+    padding: int = 0
+
+
+class Step:
+    """The tensors of a step, with shuffled blocks, and NaN in slots without a token."""
+
+    def __init__(self, draw, dtype, case: Decodes) -> None:
+        self.case = case
+        requests, padded = len(case.contexts), len(case.contexts) + case.padding
+        blocks = [-(-context // case.block_size) for context in case.contexts]
+        order = draw.permutation(sum(blocks) + 2).int().cpu()
+        table = torch.full((padded, max(blocks) + 2), 2**30, dtype=torch.int32)
+        cache = poisoned(
+            2, len(order), case.block_size, case.kv_heads, case.dim, dtype=dtype, device="cpu"
+        )
+        slots, taken = [], 0
+        for row, (count, context) in enumerate(zip(blocks, case.contexts, strict=True)):
+            ids = order[taken : taken + count]
+            taken += count
+            table[row, :count] = ids
+            places = (ids[:, None] * case.block_size + torch.arange(case.block_size)).flatten()
+            before = places[: context - 1].long()
+            for half in cache:
+                half.view(-1, case.kv_heads, case.dim)[before] = draw.normal(
+                    context - 1, case.kv_heads, case.dim, dtype=dtype
+                ).cpu()
+            slots.append(int(places[context - 1]))
+        self.cache, self.table = cache.to(draw.device), table.to(draw.device)
+        self.slots = torch.tensor(slots + [-1] * case.padding, device=draw.device)
+        ones = [1] * requests + [0] * case.padding
+        self.starts = torch.tensor([0, *ones]).cumsum(0).to(draw.device, torch.int32)
+        contexts = [*case.contexts, *([0] * case.padding)]
+        self.contexts = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
+        width = case.heads + 2 * case.kv_heads
+        self.heads = draw.normal(padded, width + 1, case.dim, dtype=dtype)[:, :width]
+        self.heads[requests:] = torch.nan
+        self.cos = self.sin = None
+        if case.rotary_dim is not None:
+            angles = draw.normal(padded, case.rotary_dim // 2, scale=3.0)
+            self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
+            self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+        self.norms = None
+        if case.norm is not None:
+            weights = (draw.normal(case.dim, dtype=dtype) for _ in range(2))
+            offset = 1.0 if case.norm == "offset" else 0.0
+            self.norms = HeadNorms(*weights, EPS, offset, case.norm == "values")
+        self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
+        self.scale = 1.3 * case.dim**-0.5
+        shape = padded, case.heads, case.dim
+        self.out = poisoned(*shape, dtype=dtype, device=draw.device)
+        self.scratch = None
+        if case.num_splits > 1:
+            sizes = padded + 1, case.heads, case.num_splits, case.dim
+            self.scratch = AttentionScratch.allocate(*sizes, draw.device)
+            self.scratch.sums.fill_(torch.nan)
+            self.scratch.stats.fill_(torch.nan)
+
+    def run(self) -> torch.Tensor:
+        case, step = self.case, (self.table, self.starts, self.contexts, self.slots)
+        rotation = self.cos, self.sin, self.norms, case.interleaved
+        rules = case.window, case.soft_cap, self.sinks, case.num_splits, self.scratch
+        decode_attention(
+            self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules
+        )
+        return self.out
+
+    def want(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output, and the cache."""
+        case, cache = self.case, self.cache.clone()
+        query = torch.empty_like(self.out)
+        tables = (None, None) if self.cos is None else (self.cos[:, None], self.sin[:, None])
+        rope_and_write(query, *cache, self.heads, *tables, self.slots, self.norms, case.interleaved)
+        step = self.table, self.starts, self.contexts
+        rules = case.window, case.soft_cap, self.sinks
+        return paged_attention(query, *cache, *step, self.scale, *rules), cache
+
+    def check(self) -> torch.Tensor:
+        (wanted, cache), requests = self.want(), len(self.case.contexts)
+        got = self.run()
+        limits = tolerances(got.dtype)
+        assert got[requests:].isnan().all(), "a padded token was written"
+        assert_close(got[:requests], wanted[:requests], *limits)
+        assert torch.equal(self.cache.isnan(), cache.isnan()), "another slot was written"
+        assert_close(self.cache.nan_to_num(), cache.nan_to_num(), *limits)
+        if self.scratch is not None:
+            assert not self.scratch.counters.any(), "a counter was left"
+        return got
+
+
+class DecodeAttentionConformance:
+    @pytest.mark.parametrize("splits", [1, 4])
+    @pytest.mark.parametrize("feature", FEATURES)
+    def test_decodes(self, draw, dtype, feature, splits):
+        Step(draw, dtype, Decodes(num_splits=splits, **FEATURES[feature])).check()
+
+    @pytest.mark.parametrize("norm", [None, "", "offset", "values"])
+    @pytest.mark.parametrize(
+        ("rotary_dim", "interleaved"),
+        [(None, False), (24, False), (8, False), (24, True), (8, True)],
+    )
+    def test_norms_and_rotations(self, draw, dtype, norm, rotary_dim, interleaved):
+        case = Decodes((9, 3), dim=24, norm=norm, rotary_dim=rotary_dim, interleaved=interleaved)
+        Step(draw, dtype, case).check()
+
+    @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (16, 1)])
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_groups_of_heads(self, draw, dtype, heads, kv_heads, splits):
+        Step(draw, dtype, Decodes((18, 40), heads, kv_heads, num_splits=splits)).check()
+
+    @pytest.mark.parametrize("dim", [64, 80, 128])
+    def test_head_sizes(self, draw, dtype, dim):
+        config = replace(SMALL, tile=32)
+        Step(draw, dtype, Decodes((70, 5), dim=dim, rotary_dim=dim, config=config)).check()
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_padding_is_skipped(self, draw, dtype, splits):
+        Step(draw, dtype, Decodes((9, 5), num_splits=splits, padding=3)).check()
+
+    @pytest.mark.parametrize("splits", [2, 8])
+    def test_a_second_launch_finds_its_counters(self, draw, dtype, splits):
+        step = Step(draw, dtype, Decodes((40, 33), num_splits=splits))
+        first = step.check().clone()
+        assert torch.equal(step.run(), first)
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_a_requests_bits_do_not_depend_on_the_batch(self, draw, dtype, splits):
+        step = Step(draw, dtype, Decodes(num_splits=splits, window=20))
+        whole = step.run().clone()
+        for index in range(len(CONTEXTS)):
+            alone = Step(draw, dtype, replace(step.case, contexts=CONTEXTS[index : index + 1]))
+            alone.cache, alone.table = step.cache, step.table[index : index + 1]
+            alone.slots, alone.heads = step.slots[index : index + 1], step.heads[index : index + 1]
+            alone.cos, alone.sin = step.cos[index : index + 1], step.sin[index : index + 1]
+            assert torch.equal(alone.run(), whole[index : index + 1])

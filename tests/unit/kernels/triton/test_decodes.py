@@ -1,0 +1,14 @@
+"""Tests the kernels of decode steps under Triton's interpreter."""
+
+from __future__ import annotations
+
+from conformance.decode_attention_kernel import DecodeAttentionConformance
+from conformance.single_row_kernel import SingleRowConformance
+
+
+class TestSingleRow(SingleRowConformance):
+    pass
+
+
+class TestDecodeAttention(DecodeAttentionConformance):
+    pass
