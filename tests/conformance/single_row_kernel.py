@@ -81,7 +81,7 @@ class SingleRowConformance:
     @pytest.mark.parametrize("activation", ["none", "gated"])
     def test_the_configs_of_production(self, draw, dtype, k, activation):
         row = Row(draw, dtype, 8, k, ACTIVATIONS[activation], norm_offset=0.0)
-        assert_close(row.run(single_row_config(k)), row.want(), *tolerances(dtype))
+        assert_close(row.run(single_row_config(len(row.weight), k)), row.want(), *tolerances(dtype))
 
     @pytest.mark.parametrize("scale", [1.0, 0.25])
     def test_the_sum_with_the_residual_stream(self, draw, dtype, scale):

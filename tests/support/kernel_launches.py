@@ -35,9 +35,11 @@ from shmllm_kernels.gpu.configs import (
     latent_entry,
     packed_config,
     product_entry,
+    single_row_config,
     table_entry,
 )
 from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
+from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
@@ -53,6 +55,7 @@ from shmllm_kernels.gpu.routing import combine, route, scale_chosen
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
+from shmllm_kernels.gpu.single_row import Activation, RowNorm, multiply_row
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference.moe import Choice
@@ -143,6 +146,13 @@ def spills_in_loops(sass: str) -> int:
     return len(spilled)
 
 
+def early_loads(ptx: str) -> int | None:
+    """Return how many loads of 16 bytes a dependent launch issues before it waits for the launch
+    before; None: it is none."""
+    before, wait, _ = ptx.rpartition("griddepcontrol.wait")  # the others are those of no work
+    return before.count("ld.global.v4") if wait else None
+
+
 def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -172,6 +182,7 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "releases": ptx.count("atom.global.sys.release"),
         "acquires": ptx.count("ld.global.sys.acquire"),
         "wide_loads": ptx.count("ld.global.v4"),
+        "early_loads": early_loads(ptx),
     }
     print(json.dumps(line), flush=True)
 
@@ -497,6 +508,49 @@ def attention(
     )  # fmt: skip
 
 
+def decodes(facts: dict[str, Any], key: str, capability: int) -> None:
+    """Launch attention of decodes, split and not, and, as the engine does from 9.0 on, dependent on
+    the launch before."""
+    for (heads, kv_heads, dim), splits in itertools.product(SHAPES[:4], (1, 8)):
+        config = table_entry(key, dim, heads // kv_heads, 1, torch.bfloat16, splits > 1)
+        facts |= {"shape": (heads, kv_heads, dim), "splits": splits} | asdict(config)
+        rows = empty(4, heads + 2 * kv_heads, dim)
+        cache, angles = empty(2, 8, 16, kv_heads, dim), empty(4, dim)
+        table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
+        scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
+        decode_attention(
+            empty(4, heads, dim), rows, cache[0], cache[1], table, starts, starts[1:],
+            empty(4, dtype=torch.int64), config, 0.1, angles, angles, num_splits=splits,
+            scratch=scratch, is_dependent=capability >= 90 and splits > 1,
+        )  # fmt: skip
+    facts.clear()
+
+
+def single_rows(facts: dict[str, Any], capability: int) -> None:
+    """Launch the products of one row of Llama-3.2-1B and Llama-3.1-8B."""
+    for hidden, inner in ((2048, 8192), (4096, 14_336)):
+        norm = RowNorm(empty(hidden), 1e-5, 0.0)
+        for n, k, options in (
+            (hidden + hidden // 2, hidden, {"norm": norm}),
+            (hidden, hidden, {"adds": True}),
+            (inner, hidden, {"norm": norm, "activation": Activation("silu", True)}),
+            (hidden, inner, {"adds": True}),
+            (VOCAB_SIZE, hidden, {}),
+        ):
+            rows = 2 * n if "activation" in options else n
+            config = single_row_config(rows, k)
+            facts |= {"n": n, "k": k} | asdict(config)
+            multiply_row(
+                empty(1, n),
+                empty(1, k),
+                torch.empty(rows, k, dtype=torch.bfloat16),
+                config,
+                is_dependent=capability >= 90,
+                **options,
+            )
+    facts.clear()
+
+
 def latents(facts: dict[str, Any], key: str, takes_all: bool) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
@@ -537,6 +591,9 @@ def main() -> None:
         routers()
         meetings()
         latents(facts, key, "all-attention" in parts)
+    if "decodes" in parts:
+        decodes(facts, key, capability)
+        single_rows(facts, capability)
     chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]

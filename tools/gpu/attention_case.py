@@ -79,8 +79,10 @@ class AttentionCase:
         """Returns the config and the number of splits that `configs` has for the step."""
         sizes, heads = self.sizes, (self.sizes.heads, self.sizes.kv_heads)
         per_kv, tokens = sizes.heads // sizes.kv_heads, sizes.requests * sizes.query
-        config = attention_config(self._device, sizes.head_dim, per_kv, sizes.query, self._dtype)
-        return config, num_splits(self._device, config, tokens, sizes.requests, *heads)
+        shape = sizes.head_dim, per_kv, sizes.query, self._dtype
+        config = attention_config(self._device, *shape)
+        splits = num_splits(self._device, config, tokens, sizes.requests, *heads)
+        return attention_config(self._device, *shape, is_split=splits > 1), splits
 
     def seconds(self, config: AttentionConfig, splits: int) -> float:
         """Measures one launch."""

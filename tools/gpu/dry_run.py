@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,7 +212,9 @@ class Launches:
         """Compiles the kernel of a launch, if it is new and chosen."""
         self._current, began = "", time.monotonic()
         try:
-            run(*args, **options | {"warmup": True})
+            kernel = run(*args, **options | {"warmup": True})
+            if kernel is not None:
+                _build_launcher(kernel)
         except Exception as problem:  # the compiler raises many types
             if not self._current:
                 raise
@@ -219,6 +222,15 @@ class Launches:
             self.errors[self._current] = f"{type(problem).__name__}: {line}"
         if self._current:
             self.seconds[self._current] = time.monotonic() - began
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Compiles the C code that launches a kernel, which Triton before 3.7 has for each one. That
+    takes the driver's library: a machine without a GPU has none."""
+    nvidia: Any = import_module("triton.backends.nvidia.driver")
+    if hasattr(nvidia, "make_launcher"):
+        with contextlib.suppress(AssertionError, ImportError):
+            nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Tables of tile sizes and numbers of warps, by device and shape.
 
 There is no autotuning: it can run neither in Triton's interpreter nor during the capture of a
-graph. The entries are estimates from the sizes of shared memory and register files, to be replaced
-by measured ones (`tools/gpu_check --only tune`).
+graph. The entries for decodes and for single rows at 9.0 were measured on an H200
+(docs/results/gpu-h200-tiles.json). The others are estimates from the sizes of shared memory and
+register files, to be replaced by measured ones (`tools/gpu_check --only tune`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class AttentionConfig:
         num_warps: the number of warps of a program.
         num_stages: the stages of the compiler's pipeline. Keys and values get (num_stages - 1) // 2
             buffers, since their addresses come from a load of the block table; with fewer than two,
-            no load is in flight while a tile is computed.
+            no load of a program is in flight while it computes a tile, but those of others are.
     """
 
     block_m: int
@@ -45,13 +46,20 @@ class AttentionConfig:
 
 # Shared memory: 227 KiB for a multiprocessor at 9.0, and 99 KiB at 8.6, 8.9 and 12.0.
 # Decodes wait for memory: 4.3 TB/s times a latency of 1.5 us are 48 KiB in flight for each of 132
-# multiprocessors. Two to four programs fit, each with one or two tiles of 16 or 32 KiB in flight.
+# multiprocessors. On an H200 many programs with few buffers have them in flight better than few
+# programs with many: 256 decodes of heads of 128 take 281 us with (16, 64, 4, 3), 0.95 of the time
+# of a copy, and 300 and 340 us with 5 and 7 stages.
 # Prompts read tiles from the L2 cache: at 600 TFLOP/s, programs of 128 rows read 4.7 TB/s, and
 # programs of 64 rows would read more than the cache delivers.
 _DECODE = {
     # head_dim up to: config
-    "sm90": {64: (16, 64, 4, 7), 128: (16, 32, 4, 7), 256: (16, 32, 4, 5), 512: (16, 16, 4, 5)},
+    "sm90": {64: (16, 64, 2, 5), 128: (16, 64, 4, 3), 256: (16, 32, 4, 5), 512: (16, 16, 4, 5)},
     "any": {64: (16, 64, 4, 5), 128: (16, 32, 4, 5), 256: (16, 16, 4, 5), 512: (16, 16, 4, 5)},
+}
+# Decodes so few that their contexts are split: what counts is how long one program takes.
+_SPLIT_DECODE = {
+    "sm90": _DECODE["sm90"] | {64: (16, 64, 2, 3), 128: (16, 128, 4, 5)},
+    "any": _DECODE["any"],
 }
 _PREFILL = {
     "sm90": {64: (128, 64, 8, 5), 128: (128, 64, 8, 5), 256: (128, 32, 8, 5), 512: (64, 16, 8, 5)},
@@ -120,8 +128,10 @@ class SingleRowConfig:
 
 _SINGLE_ROW = {
     # elements of a row up to: config
-    2048: (4, 1024, 4), 4096: (4, 1024, 4), 65_536: (4, 1024, 4),
+    2048: (4, 1024, 2), 4096: (4, 512, 4), 8192: (4, 1024, 8), 16_384: (2, 1024, 4),
 }  # fmt: skip
+_TALL = 65_536
+_SINGLE_ROW_TALL = (4, 1024, 2)  # a matrix of at least _TALL rows
 
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""
@@ -153,8 +163,10 @@ def packed_config(rows: int, dtype: torch.dtype) -> ProductConfig:
     return _entry(_FLOAT32_PACKED_PRODUCT if dtype is torch.float32 else _PACKED_PRODUCT, rows)
 
 
-def single_row_config(k: int) -> SingleRowConfig:
-    """Returns the tile of the product of one row with a matrix whose rows have k elements."""
+def single_row_config(n: int, k: int) -> SingleRowConfig:
+    """Returns the tile of the product of one row with a matrix of n rows of k elements."""
+    if n >= _TALL:
+        return SingleRowConfig(*_SINGLE_ROW_TALL)
     fitting = [most for most in _SINGLE_ROW if most >= k]
     return SingleRowConfig(*_SINGLE_ROW[min(fitting, default=max(_SINGLE_ROW))])
 
@@ -188,14 +200,24 @@ def _num_multiprocessors(index: int) -> int:
 
 
 def attention_config(
-    device: torch.device, head_dim: int, heads_per_kv: int, max_query_len: int, dtype: torch.dtype
+    device: torch.device,
+    head_dim: int,
+    heads_per_kv: int,
+    max_query_len: int,
+    dtype: torch.dtype,
+    is_split: bool = False,
 ) -> AttentionConfig:
     """Returns the `table_entry` of a device."""
-    return table_entry(device_key(device), head_dim, heads_per_kv, max_query_len, dtype)
+    return table_entry(device_key(device), head_dim, heads_per_kv, max_query_len, dtype, is_split)
 
 
 def table_entry(
-    key: str, head_dim: int, heads_per_kv: int, max_query_len: int, dtype: torch.dtype
+    key: str,
+    head_dim: int,
+    heads_per_kv: int,
+    max_query_len: int,
+    dtype: torch.dtype,
+    is_split: bool = False,
 ) -> AttentionConfig:
     """Returns the tile sizes of a launch whose longest query has ``max_query_len`` tokens.
 
@@ -206,8 +228,11 @@ def table_entry(
         max_query_len: 1 for a batch of decodes. The host must know it at capture.
         dtype: the dtype of query and cache. float32 gets smaller tiles, because it takes twice the
             memory and uses no tensor cores.
+        is_split: whether contexts are split into parts.
     """
-    table = _DECODE if max_query_len == 1 else _PREFILL
+    table = _PREFILL
+    if max_query_len == 1:
+        table = _SPLIT_DECODE if is_split else _DECODE
     by_size = table[key]
     block_m, tile, num_warps, num_stages = by_size[
         min(size for size in by_size if size >= head_dim)

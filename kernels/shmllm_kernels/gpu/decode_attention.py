@@ -34,62 +34,97 @@ JOINED_ELEMENTS = 8192
 
 
 @triton.jit
-def _rotated(
-    rows,
-    is_row,
-    weight_ptr,
-    cos_ptr,
-    sin_ptr,
-    eps,
-    offset,
-    dtype: tl.constexpr,
-    ROTARY_HALF: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-):
-    """Returns normalised and rotated heads, [rows, DIM_PADDED] float32, given by their addresses.
-    It rounds where the reference does, but not the result."""
+def _partners(ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, DIM_PADDED: tl.constexpr):
+    """Returns, for each element of a head that is rotated, the one it is rotated with, their number
+    as a pair, and whether it is the second of them."""
     dims = tl.arange(0, DIM_PADDED)
-    inside = is_row[:, None] & (dims < DIM)[None, :]
-    x = tl.load(rows[:, None] + dims[None, :], mask=inside, other=0.0).to(tl.float32)
-    scale = x
+    if IS_INTERLEAVED:
+        pair, is_second = dims // 2, dims % 2 == 1
+        partner = tl.where(is_second, dims - 1, dims + 1)
+    else:
+        half: tl.constexpr = max(ROTARY_HALF, 1)
+        pair, is_second = dims % half, dims >= half
+        partner = tl.where(is_second, dims - half, dims + half)
+    return partner, pair, is_second
+
+
+@triton.jit
+def _load_heads(
+    rows, is_row, partner, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr
+):
+    """Returns heads given by their addresses, [rows, DIM_PADDED], and for each element its
+    partner."""
+    dims = tl.arange(0, DIM_PADDED)
+    x = tl.load(
+        rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < DIM)[None, :], other=0.0
+    )
+    other = x
+    if ROTARY_HALF:
+        wanted = is_row[:, None] & (dims < 2 * ROTARY_HALF)[None, :]
+        other = tl.load(rows[:, None] + partner[None, :], mask=wanted, other=0.0)
+    return x.to(tl.float32), other.to(tl.float32)
+
+
+@triton.jit
+def _load_weights(
+    weight_ptr, partner, offset,
+    HAS_NORM: tl.constexpr, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Returns a norm's weight for each element of a head and for its partner, or 1."""
+    weight, other = 1.0, 1.0
+    if HAS_NORM:
+        dims = tl.arange(0, DIM_PADDED)
+        weight = tl.load(weight_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32) + offset
+        other = weight
+        if ROTARY_HALF:
+            is_rotated = dims < 2 * ROTARY_HALF
+            other = (
+                tl.load(weight_ptr + partner, mask=is_rotated, other=0.0).to(tl.float32) + offset
+            )
+    return weight, other
+
+
+@triton.jit
+def _rotated(
+    x, other, weight, other_weight, cos, sin, eps,
+    dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Returns normalised and rotated heads, float32. It rounds where the reference does, but not
+    the result. The sine has the sign with which the partner counts."""
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
-        x = _scaled(x, scale, weight_ptr + dims, dims < DIM, offset, dtype, HAS_OFFSET)
+        x = _scaled(x, scale, weight, dtype, HAS_OFFSET)
+        other = _scaled(other, scale, other_weight, dtype, HAS_OFFSET)
     if ROTARY_HALF:
-        is_rotated = dims < 2 * ROTARY_HALF
-        if IS_INTERLEAVED:
-            pair, is_second = dims // 2, dims % 2 == 1
-            partner = tl.where(is_second, dims - 1, dims + 1)
-        else:
-            pair, is_second = dims % ROTARY_HALF, dims >= ROTARY_HALF
-            partner = tl.where(is_second, dims - ROTARY_HALF, dims + ROTARY_HALF)
-        wanted = is_row[:, None] & is_rotated[None, :]
-        other = tl.load(rows[:, None] + partner[None, :], mask=wanted, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            places = weight_ptr + partner
-            other = _scaled(other, scale, places, is_rotated, offset, dtype, HAS_OFFSET)
-        # The second half of each table has the sign of the cosine or sine itself.
-        angle = ROTARY_HALF + pair
-        cos = tl.load(cos_ptr + angle, mask=is_rotated, other=1.0).to(tl.float32)
-        sin = tl.load(sin_ptr + angle, mask=is_rotated, other=0.0).to(tl.float32)
-        x = x * cos[None, :] + other * tl.where(is_second, sin, -sin)[None, :]
+        x = x * cos[None, :] + other * sin[None, :]
     return x
 
 
 @triton.jit
-def _scaled(x, scale, places, inside, offset, dtype: tl.constexpr, HAS_OFFSET: tl.constexpr):
+def _scaled(x, scale, weight, dtype: tl.constexpr, HAS_OFFSET: tl.constexpr):
     """Returns heads times their scale and the norm's weight."""
-    weight = tl.load(places, mask=inside, other=0.0).to(tl.float32)
     x *= scale
-    if HAS_OFFSET:
-        weight += offset
-    else:
+    if not HAS_OFFSET:
         x = x.to(dtype).to(tl.float32)
     return (x * weight[None, :]).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _load_angles(
+    cos_ptr, sin_ptr, pair, is_second, ROTARY_HALF: tl.constexpr, DIM_PADDED: tl.constexpr
+):
+    """Returns the cosine for each element of a head, and the sine with the sign with which its
+    partner counts."""
+    cos, sin = 1.0, 0.0
+    if ROTARY_HALF:
+        is_rotated = tl.arange(0, DIM_PADDED) < 2 * ROTARY_HALF
+        # The second half of each table has the sign of the cosine or sine itself.
+        angle = ROTARY_HALF + pair
+        cos = tl.load(cos_ptr + angle, mask=is_rotated, other=1.0).to(tl.float32)
+        sin = tl.load(sin_ptr + angle, mask=is_rotated, other=0.0).to(tl.float32)
+        sin = tl.where(is_second, sin, -sin)
+    return cos, sin
 
 
 @triton.jit
@@ -158,12 +193,8 @@ def _join_parts(
 
 
 @triton.jit
-def _new_value(
-    place, eps, dtype: tl.constexpr, HAS_NORM: tl.constexpr, DIM, DIM_PADDED: tl.constexpr
-):
-    """Returns the value head at an address, [1, DIM_PADDED], as the cache stores it."""
-    dims = tl.arange(0, DIM_PADDED)[None, :]
-    value = tl.load(place + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+def _normed_value(value, eps, dtype: tl.constexpr, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
+    """Returns a value head, [1, DIM_PADDED] float32, as the cache stores it."""
     if HAS_NORM:
         value *= tl.rsqrt(tl.sum(value * value, axis=1) / DIM + eps)[:, None]
     return stored(value, dtype)
@@ -257,6 +288,16 @@ def attend_decodes(
     key_ptr += kv_head * kv_head_stride
     value_ptr += kv_head * kv_head_stride
     dtype: tl.constexpr = heads_ptr.dtype.element_ty
+    rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PADDED)
+    is_row = rows < HEADS_PER_KV
+    partner, pair, is_second = _partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
+    query_weights = _load_weights(
+        query_weight_ptr, partner, offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
+    )
+    key_weights = _load_weights(
+        key_weight_ptr, partner, offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
+    )
+    slot = tl.load(slots_ptr + token)
     first_keys = lowest * TILE + tl.arange(0, TILE)
     if IS_DEPENDENT:
         first_key, first_value = load_tile(
@@ -265,31 +306,32 @@ def attend_decodes(
         )  # fmt: skip
         gdc_wait()
 
-    rows = tl.arange(0, BLOCK_M)
-    is_row = rows < HEADS_PER_KV
+    # All loads come before what is computed of them: each round trip takes 0.6 us.
     heads = kv_head * HEADS_PER_KV + rows
-    dims = tl.arange(0, DIM_PADDED)
     source = heads_ptr + token * heads_token_stride
-    cos_ptr += token * cos_stride
-    sin_ptr += token * sin_stride
-    query = _rotated(
-        source + heads * DIM, is_row, query_weight_ptr, cos_ptr, sin_ptr, eps, offset, dtype,
-        ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET, DIM, DIM_PADDED,
-    ).to(dtype)  # fmt: skip
     one = tl.arange(0, 1)
     own = source + (NUM_KV_HEADS * HEADS_PER_KV + kv_head) * DIM + one
-    new_key = stored(
-        _rotated(
-            own, one == 0, key_weight_ptr, cos_ptr, sin_ptr, eps, offset, dtype,
-            ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET, DIM, DIM_PADDED,
-        ),
-        dtype,
+    query, other_query = _load_heads(
+        source + heads * DIM, is_row, partner, ROTARY_HALF, DIM, DIM_PADDED
+    )
+    key, other_key = _load_heads(own, one == 0, partner, ROTARY_HALF, DIM, DIM_PADDED)
+    value_place = own[:, None] + NUM_KV_HEADS * DIM + dims[None, :]
+    value = tl.load(value_place, mask=(dims < DIM)[None, :], other=0.0).to(tl.float32)
+    cos, sin = _load_angles(
+        cos_ptr + token * cos_stride, sin_ptr + token * sin_stride, pair, is_second,
+        ROTARY_HALF, DIM_PADDED,
     )  # fmt: skip
-    value_place = own[:, None] + NUM_KV_HEADS * DIM
-    new_value = _new_value(value_place, eps, dtype, HAS_VALUE_NORM, DIM, DIM_PADDED)
-    is_first = split == 0
-    slot = tl.load(slots_ptr + token)
+    query = _rotated(
+        query, other_query, *query_weights, cos, sin, eps, dtype, ROTARY_HALF, HAS_NORM, HAS_OFFSET,
+        DIM,
+    ).to(dtype)  # fmt: skip
+    key = _rotated(
+        key, other_key, *key_weights, cos, sin, eps, dtype, ROTARY_HALF, HAS_NORM, HAS_OFFSET, DIM
+    )
+    new_key = stored(key, dtype)
+    new_value = _normed_value(value, eps, dtype, HAS_VALUE_NORM, DIM)
     place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride + dims[None, :]
+    is_first = split == 0
     is_written = (dims < DIM)[None, :] & (slot >= 0) & is_first
     tl.store(key_ptr + place, new_key, mask=is_written)
     tl.store(value_ptr + place, new_value, mask=is_written)

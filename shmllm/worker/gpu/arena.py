@@ -113,7 +113,7 @@ class CudaArena:
             with self._current():
                 self._call("cuCtxSynchronize")  # kernels may still use it
                 if keep:
-                    self._kept = HostCopy(self._call, self._current, self._address, self.num_bytes)
+                    self._kept = HostCopy(self._call, self._address, self.num_bytes)
                 self._unmap_all()
             self.contents = Contents.KEPT if keep else Contents.LOST
         elif self.contents is Contents.KEPT and not keep:

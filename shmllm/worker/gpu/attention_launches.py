@@ -112,14 +112,20 @@ class AttentionLaunches:
             kv_heads = -(-heads // per_program)  # a group of heads has programs of its own
             heads = kv_heads * per_program
         else:
-            config = attention_config(
-                self.device, shape.head_dim, heads // kv_heads, longest, self.dtype
-            )
+            config = self._config(shape, longest, is_split=self.deterministic)
         if self.deterministic:
             return AttentionLaunch(config, DETERMINISTIC_SPLITS if is_decode else 1, True)
         tokens = descriptor.num_reqs if is_decode else descriptor.num_tokens
         sizes = tokens, descriptor.num_reqs, heads, kv_heads
-        return AttentionLaunch(config, num_splits(self.device, config, *sizes), is_decode)
+        splits = num_splits(self.device, config, *sizes)
+        if splits > 1 and not shape.is_latent:
+            config = self._config(shape, longest, is_split=True)
+        return AttentionLaunch(config, splits, is_decode)
+
+    def _config(self, shape: HeadShape, longest: int, is_split: bool) -> AttentionConfig:
+        per_kv = shape.num_heads // shape.num_kv_heads
+        sizes = shape.head_dim, per_kv, longest, self.dtype
+        return attention_config(self.device, *sizes, is_split)
 
     def scratch_sizes(self, max_tokens: int, max_requests: int) -> tuple[int, int]:
         """Return the numbers of elements of `AttentionScratch.sums` and `stats` that serve every

@@ -313,6 +313,8 @@ class GpuOps:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of
         samples."""
         num_samples = self._descriptor.num_samples
+        if len(hidden) == num_samples == 1:
+            return hidden
         out = self._buffers.sampled[:num_samples]
         gather_rows(out, hidden, self._inputs.step.sample_tokens[:num_samples])
         return out

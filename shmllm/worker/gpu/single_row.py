@@ -63,7 +63,7 @@ class SingleRowProducts:
             out,
             x,
             weight,
-            single_row_config(weight.shape[1]),
+            single_row_config(*weight.shape),
             linear.bias,
             before,
             activation,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -35,8 +37,11 @@ def capability(request, monkeypatch):
 @pytest.mark.parametrize("max_query_len", [1, 2, 4096])
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 192, 256])
 def test_every_shape_has_a_valid_entry(capability, head_dim, max_query_len, dtype):
-    for heads_per_kv in (1, 3, 8, 71):
-        config = attention_config(GPU, head_dim, heads_per_kv, max_query_len, dtype)
+    for heads_per_kv, is_split in itertools.product((1, 3, 8, 71), (False, True)):
+        sizes = head_dim, heads_per_kv, max_query_len, dtype
+        config = attention_config(GPU, *sizes, is_split)
+        whole = attention_config(GPU, *sizes)
+        assert config.block_m == whole.block_m, "the number of splits depends on it"
         for size in (config.block_m, config.tile, config.num_warps):
             assert size == next_power_of_two(size)
         assert config.block_m >= max(heads_per_kv, 16)

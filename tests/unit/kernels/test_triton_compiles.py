@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.variants import slow
 
 from shmllm_kernels.gpu.packings import PACKINGS
 
 TESTS = Path(__file__).resolve().parents[2]
-SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024}
+SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """The shared memory of a multiprocessor. The table for 8.0 is that for 8.6, 8.9 and 12.0, too."""
 SYSTEM_BYTES = 1024
 """The shared memory that each program takes in addition."""
@@ -28,6 +29,11 @@ ONE_PROGRAM_BEYOND = 256
 """Of wider heads, two buffers for keys and values leave no room for a second program but on 9.0."""
 GROUPS_PER_TILE = 3
 """The table's entries, the keys and the values of a tile are copied as one group each."""
+
+LEAST_STAGES = 5
+"""With fewer stages, a program of attention waits for its own loads."""
+LOADED = 8
+"""The elements of bfloat16 in a load of 16 bytes."""
 
 Kernel = dict[str, Any]
 
@@ -72,6 +78,9 @@ def check_attention(kernel: Kernel, capability: int) -> None:
     num_loops = 1 if has_one_loop else 2 if kernel["window"] is None else 3
     assert len(kernel["loops"]) == len(kernel["waits"]) == num_loops
     for loop, waits in zip(kernel["loops"], kernel["waits"], strict=True):
+        if kernel["num_stages"] < LEAST_STAGES:
+            assert is_decode, "programs of prompts are too few to hide each other's loads"
+            continue
         assert len(loop["buffers"]) == 2, "one for keys, one for values"
         assert min(loop["buffers"]) >= max((kernel["num_stages"] - 1) // 2, 2)
         assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
@@ -107,6 +116,24 @@ def check_packed(kernel: Kernel, capability: int) -> None:
     assert min(loop["buffers"]) >= 2
     loads_a_run = 3  # the codes, and the halves of the rows
     assert min(waits) >= loads_a_run * kernel["block_k"] // 64
+
+
+def check_decodes(found: list[Kernel], capability: int) -> None:
+    """Nothing spills, and dependent launches have loaded a tile before they wait."""
+    check(found, capability)
+    for kernel in found:
+        threads = 32 * kernel["num_warps"]
+        programs = 4 if kernel["kernel"] == "multiply_single_row" else 2
+        assert programs * kernel["registers"] * threads <= REGISTERS
+        if capability < 90 or kernel["early_loads"] is None:
+            assert capability < 90 or kernel.get("splits") == 1
+            continue
+        if kernel["kernel"] == "multiply_single_row":
+            tile = kernel["block_n"] * kernel["block_k"]
+            assert kernel["early_loads"] == tile // (LOADED * threads)
+        else:
+            _, _, dim = kernel["shape"]
+            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (LOADED * threads)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +213,15 @@ def test_latent_attention_compiles_and_loads_ahead(more_compiled: list[Kernel]) 
         "merge_splits",
     }
     check(found, 90)
+
+
+@pytest.mark.parametrize("capability", [slow(80), 90, slow(100)])
+def test_the_kernels_of_a_decode_step_load_before_they_wait(
+    capability: int, tmp_path: Path
+) -> None:
+    found = launches(capability, tmp_path, "decodes")
+    assert {kernel["kernel"] for kernel in found} == {"attend_decodes", "multiply_single_row"}
+    check_decodes(found, capability)
 
 
 @pytest.mark.slow
