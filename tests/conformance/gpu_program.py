@@ -162,6 +162,8 @@ MIXED = (
     {2: 1, 0: 1, 3: 1},
     {2: 1, 0: 1, 3: 1},
     {0: 1, 1: 3},
+    {0: 1},
+    {1: 1},
 )
 """For each step the number of tokens of each row: prompt chunks and decodes, or decodes only."""
 

@@ -1,7 +1,7 @@
 """The attention of one step, which can be launched repeatedly with any configuration.
 
 Each launch of a case has its own keys and values, like each layer of a model, so that no launch
-finds them in the device's cache.
+finds them in the device's cache. Decodes have the kernel that writes their keys and values, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from torch import Tensor
 from gpu.clock import seconds_each
 from gpu.settings import Settings
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
-from shmllm_kernels.gpu.configs import AttentionConfig, attention_config, num_splits
+from shmllm_kernels.gpu.configs import (
+    AttentionConfig,
+    attention_config,
+    has_dependent_launches,
+    num_splits,
+)
+from shmllm_kernels.gpu.decode_attention import decode_attention
 
 BLOCK_SIZE = 16
 MOST_LAUNCHES = 64
@@ -69,8 +75,11 @@ class AttentionCase:
         order = torch.randperm(num_blocks, device=self._device, dtype=torch.int32)
         self._tables = order.view(self._count, sizes.requests, blocks)
         tokens = sizes.requests * sizes.query
-        self._query = self._random(tokens, sizes.heads, sizes.head_dim)
+        self._rows = self._random(tokens, sizes.heads + 2 * sizes.kv_heads, sizes.head_dim)
+        self._query = self._rows[:, : sizes.heads].contiguous()
         self.out = torch.empty_like(self._query)
+        last = self._tables[..., -1].long() * BLOCK_SIZE
+        self._slots = last + (sizes.context - 1) % BLOCK_SIZE
         starts = torch.arange(sizes.requests + 1, device=self._device, dtype=torch.int32)
         self._starts = starts * sizes.query
         self._contexts = torch.full_like(starts[1:], sizes.context)
@@ -98,6 +107,29 @@ class AttentionCase:
                 tokens, sizes.heads, splits, sizes.head_dim, self._device
             )
 
+        if sizes.query == 1:
+            is_dependent = sizes.requests == 1 and has_dependent_launches(self._device)
+
+            def decode(table: Tensor, slots: Tensor) -> None:
+                decode_attention(
+                    self.out,
+                    self._rows,
+                    self._keys,
+                    self._values,
+                    table,
+                    self._starts,
+                    self._contexts,
+                    slots,
+                    config,
+                    sizes.head_dim**-0.5,
+                    num_splits=splits,
+                    scratch=scratch,
+                    is_dependent=is_dependent,
+                )
+
+            pairs = zip(self._tables, self._slots, strict=True)
+            return [partial(decode, table, slots) for table, slots in pairs]
+
         def launch(table: Tensor) -> None:
             paged_attention(
                 self.out,
@@ -111,13 +143,13 @@ class AttentionCase:
                 sizes.head_dim**-0.5,
                 num_splits=splits,
                 scratch=scratch,
-                masks_all=sizes.query == 1,
             )
 
         return [partial(launch, table) for table in self._tables]
 
     def expected(self, number: int) -> Tensor:
-        """Returns what launch `number` has to give, in float32, computed by torch."""
+        """Returns what launch `number` has to give, in float32, computed by torch. A decode must
+        have been launched: it writes its key and value."""
         sizes, blocks = self.sizes, self._tables[number].long()
         per_kv = sizes.heads // sizes.kv_heads
 

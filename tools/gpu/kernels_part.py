@@ -5,7 +5,7 @@ Together with the profile of the engine's steps this shows which kernels are far
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,24 @@ from gpu.clock import seconds_each
 from gpu.figures import Figures
 from gpu.settings import Settings
 from gpu.shapes import Shape
+from shmllm_kernels.gpu.configs import has_dependent_launches, single_row_config
+from shmllm_kernels.gpu.single_row import multiply_row
 
 SIZES = ("1b", "8b")
 
 Product = Callable[[Tensor, Tensor, Tensor], object]
-PRODUCTS: dict[str, Product] = {
-    # name: function of (out [rows, outputs], x [rows, inputs], weight [outputs, inputs]).
-    # Add a Triton product for few rows here to compare it with cuBLAS.
-    "torch.mm": lambda out, x, weight: torch.mm(x, weight.t(), out=out),
+
+
+def _single_row(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    is_dependent = has_dependent_launches(weight.device)
+    multiply_row(out, x, weight, single_row_config(*weight.shape), is_dependent=is_dependent)
+
+
+PRODUCTS: dict[str, tuple[int | None, Product]] = {
+    # name: the most rows that it takes, and a function of (out [rows, outputs],
+    # x [rows, inputs], weight [outputs, inputs]).
+    "torch.mm": (None, lambda out, x, weight: torch.mm(x, weight.t(), out=out)),
+    "single row": (1, _single_row),
 }
 
 
@@ -81,8 +91,11 @@ def time_products(settings: Settings, shape: Shape) -> dict[str, Any]:
     return found
 
 
-def time_rows(settings: Settings, weights: list[Tensor], rows: int) -> dict[str, Any]:
-    """Measures a product with each of `weights` [outputs, inputs] in turn.
+def time_rows(
+    settings: Settings, weights: list[Tensor], rows: int, names: Iterable[str] = PRODUCTS
+) -> dict[str, Any]:
+    """Measures products with each of `weights` [outputs, inputs] in turn: those of `PRODUCTS` with
+    these names that take so many rows.
 
     Returns:
         By product: microseconds, and bytes of the matrix per second.
@@ -91,7 +104,10 @@ def time_rows(settings: Settings, weights: list[Tensor], rows: int) -> dict[str,
     x = torch.randn(rows, inputs, device=weights[0].device).to(weights[0].dtype)
     out = torch.empty(rows, outputs, device=x.device, dtype=x.dtype)
     found = {}
-    for name, product in PRODUCTS.items():
+    for name in names:
+        most_rows, product = PRODUCTS[name]
+        if most_rows is not None and rows > most_rows:
+            continue
         works = [partial(product, out, x, weight) for weight in weights]
         took = seconds_each(works, x.device, settings.rounds)
         found[name] = {"us": took * 1e6, "bytes_per_s": weights[0].nbytes / took}

@@ -122,7 +122,8 @@ def time_baseline(settings: Settings, shape: tuple[int, int]) -> dict[str, Any]:
     one = _random(settings, *shape)
     weights = [one, *(one.clone() for _ in range(_copies(settings, one.nbytes) - 1))]
     return {
-        str(rows): time_rows(settings, weights, rows)[BASELINE] for rows in settings.packed_rows
+        str(rows): time_rows(settings, weights, rows, (BASELINE,))[BASELINE]
+        for rows in settings.packed_rows
     }
 
 

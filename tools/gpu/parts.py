@@ -124,6 +124,13 @@ PARTS = (
         interpreted=True,
     ),
     Part(
+        "tune-rows",
+        "tune_rows:run",
+        90,
+        "tiles of products of one row, with what is fused with them",
+        interpreted=True,
+    ),
+    Part(
         "tune",
         "tune:run",
         540,

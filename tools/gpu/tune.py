@@ -1,6 +1,7 @@
 """An optional part of gpu_check: measures attention configs and proposes entries for the tables.
 
-For decode and for prefill, and for each head size, all candidates run on a few cases. The candidate
+For decodes with whole and with split contexts and for prefill, and for each head size, all
+candidates run on a few cases. The candidate
 with the best times over all cases is proposed, with its speedup over the current entry. A candidate
 that does not fit the device, or whose results differ, is left out. A run that was out of time goes
 on with the next head size.
@@ -28,8 +29,12 @@ from gpu.settings import Settings, settings_for
 from shmllm_kernels.gpu.configs import MAX_SPLITS, AttentionConfig, device_key, next_power_of_two
 
 HEADS = {64: (32, 8), 128: (32, 8), 256: (16, 8)}
-DECODES = ((1, 1, 1024), (64, 1, 1024), (4, 1, 16_384))  # requests, query, context
-PREFILLS = ((1, 4096, 4096), (16, 256, 1024), (1, 64, 32_768))
+TABLES = {"decode": "_DECODE", "split_decode": "_SPLIT_DECODE", "prefill": "_PREFILL"}
+STEPS = {  # requests, query, context
+    "decode": ((64, 1, 1024), (256, 1, 1024)),
+    "split_decode": ((1, 1, 1024), (8, 1, 1024), (4, 1, 16_384)),
+    "prefill": ((1, 4096, 4096), (16, 256, 1024), (1, 64, 32_768)),
+}
 STAGES = (3, 5, 7)
 """Buffers for one, two and three tiles, since keys are loaded by a table's entries."""
 
@@ -42,7 +47,7 @@ DEFAULT_S = 600.0
 def run(settings: Settings, figures: Figures) -> None:
     ends = time.monotonic() + float(os.environ.get("GPU_CHECK_SECONDS", DEFAULT_S)) - RESERVE_S
     results: dict[str, Any] = figures.get("entries") or {}
-    jobs = [(kind, dim) for dim in head_dims(settings) for kind in ("decode", "prefill")]
+    jobs = [(kind, dim) for dim in head_dims(settings) for kind in TABLES]
     jobs = [(kind, dim) for kind, dim in jobs if f"{kind} {dim}" not in results]
     compile_all(settings, jobs)
     for kind, dim in jobs:
@@ -61,7 +66,7 @@ def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]
     """Returns the configs to measure, without the current entry."""
     if settings.rehearsal:
         return [AttentionConfig(16, tile, 4, 1) for tile in (16, 32)]
-    if kind == "decode":
+    if kind != "prefill":
         tiles = (32, 64, 128) if dim < 256 else (16, 32, 64)
         return [AttentionConfig(16, *each) for each in itertools.product(tiles, (2, 4, 8), STAGES)]
     tiles, rows = ((32, 64, 128), (64, 128)) if dim < 256 else ((16, 32, 64), (64, 128))
@@ -72,9 +77,9 @@ def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]
 def cases(settings: Settings, kind: str, dim: int) -> Iterator[AttentionCase]:
     """Yields the steps on which the candidates are measured."""
     heads, kv_heads = HEADS.get(dim, (4, 2))
-    steps: tuple[tuple[int, int, int], ...] = DECODES if kind == "decode" else PREFILLS
+    steps: tuple[tuple[int, int, int], ...] = STEPS[kind]
     if settings.rehearsal:
-        steps = ((2, 1, 40),) if kind == "decode" else ((1, 20, 20),)
+        steps = ((1, 20, 20),) if kind == "prefill" else ((2, 1, 40),)
     for step in steps:
         sizes = AttentionSizes(heads, kv_heads, dim, *step)
         yield AttentionCase(sizes, settings)
@@ -119,7 +124,7 @@ def compile_all(settings: Settings, jobs: list[tuple[str, int]]) -> None:
 def as_python(results: dict[str, Any], key: str) -> str:
     """Returns the proposed entries as lines for configs.py."""
     lines = []
-    for kind, table in (("decode", "_DECODE"), ("prefill", "_PREFILL")):
+    for kind, table in TABLES.items():
         entries = {
             int(name.split()[1]): found
             for name, found in results.items()

@@ -57,6 +57,23 @@ def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
     assert launched == [["graph"], pieces]
 
 
+def test_a_step_of_one_token_is_five_launches_a_layer(gpu_device, models) -> None:
+    """Each waits for the one before: what it waits for is most of a small model's step."""
+    _, directory = models("llama")
+    steps = GpuSteps(gpu_device, directory)
+    steps.program.warm_up()
+    add_prompts(steps, {0: 3})
+    steps.step({0: 2})
+    gpu_device.launched.clear()
+    steps.run(steps.prepare({0: 1}))
+    product = "multiply_single_row"
+    layer = [product, "attend_decodes", *[product] * 3]
+    begin, launched = ["_copy_rows", "_rope_tables"], list(gpu_device.launched)
+    first = launched.index(begin[0])
+    assert launched[first : first + 12] == [*begin, *layer, *layer]
+    assert launched[first + 12 :][:2] == ["_rms_norm", product]
+
+
 def test_small_steps_are_split_and_warm_up_runs_all_their_variants(
     gpu_device, models, monkeypatch
 ) -> None:
