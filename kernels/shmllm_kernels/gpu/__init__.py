@@ -9,8 +9,9 @@ The docstrings state bytes, flops and launches, and the time that these predict 
 bfloat16 (32 layers; hidden size 4,096, MLP 14,336; 32 heads and 8 kv heads of 128 elements) on an
 H200. The predictions assume 4.3 TB/s for bytes read and written, 788 TFLOP/s, and 2 us for a launch
 in a graph that moves little: the gap to the launch before, and a load and a store one after the
-other. An H100 copies about 3.0 TB/s. No measurement has confirmed a prediction. A step has 10
-launches a layer, of which 4 are products and one exists only if contexts are split, and 5 more:
-325. All but products and attention together take 0.3 ms of a decode of one token, and 11 ms of a
-prompt of 8,192 tokens.
+other. An H100 copies about 3.0 TB/s. An H200 confirmed the rates (4.26 TB/s, 793 TFLOP/s) and the
+launches (0.8 to 1.1 us and what they wait for); docs/gpu.md has what a step takes. A decode of one
+token has 5 launches a layer and 8 more. Other decodes have 8 a layer, prompts 9, or 10 if contexts
+are split, of which 4 are products. All but products and attention together take 11 ms of a prompt
+of 8,192 tokens.
 """
