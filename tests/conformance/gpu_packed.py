@@ -38,7 +38,7 @@ from shmllm.frontend.gguf.config import model_config
 from shmllm.models.matrices import MixedMatrix, parts_of
 from shmllm.wire.messages import Method
 
-WORK = ({0: 6}, {0: 2, 1: 3}, {0: 1, 1: 1})
+WORK = ({0: 6}, {0: 2, 1: 3}, {0: 1, 1: 1}, {0: 1})
 NAMES = "model.layers.{}.{}.weight"
 LAYERS = range(2)
 

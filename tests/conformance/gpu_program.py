@@ -255,7 +255,7 @@ class ProgramConformance:
         assert shown == [(0, 3), (1, 3), (2, 3), (3, 3)]
         assert report.num_graphs == 1 + 2 * 3
         add_prompts(steps, PROMPTS)
-        modes = [PIECEWISE] * 3 + [FULL] * 2 + [PIECEWISE]
+        modes = [PIECEWISE] * 3 + [FULL] * 2 + [PIECEWISE] + [FULL] * 2
         for work, mode in zip(MIXED, modes, strict=True):
             step = steps.prepare(work)
             assert step.mode is mode

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conformance.packed_kernels import KINDS, drawn, rows_of, values_of, whole_rows
 from support.kernel_helpers import assert_close, poisoned
+from support.variants import diagonal
 
 from shmllm_kernels.gpu.configs import SingleRowConfig, single_row_config
+from shmllm_kernels.gpu.packed_row import multiply_row_packed
 from shmllm_kernels.gpu.single_row import Activation, RowNorm, multiply_row
 from shmllm_kernels.reference.activation import activate
 
@@ -60,6 +63,47 @@ class Row:
         if self.activation is None:
             return product
         return activate(product, self.activation.name, self.activation.is_gated)
+
+
+class PackedRow(Row):
+    """A row whose matrix is packed."""
+
+    def __init__(self, draw, dtype, kind, n, k, *options):
+        k = whole_rows(kind, k)
+        super().__init__(draw, dtype, n, k, *options)
+        matrix = drawn(draw, kind, len(self.weight), k, dtype=dtype)
+        self.weight, self.packed = values_of(matrix), rows_of(matrix)
+
+    def run(self, **options):
+        operands = self.bias, self.norm, self.activation
+        multiply_row_packed(self.out, self.x, self.packed, *operands, **options)
+        return self.out
+
+
+class PackedRowConformance:
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        diagonal(
+            KINDS,
+            [(None, None, False), (ACTIVATIONS["gated"], 0.0, True), (ACTIVATIONS["alone"], 1.0)],
+        ),
+    )
+    def test_equals_the_product_with_the_values(self, draw, dtype, kind, options):
+        row = PackedRow(draw, dtype, kind, 9, 1300, *options)
+        assert_close(row.run(), row.want(), *tolerances(dtype))
+
+    @pytest.mark.parametrize(("n", "k"), [(1, 64), (4, 1024), (5, 100), (3, 2112), (0, 64)])
+    def test_sizes(self, draw, dtype, n, k):
+        row = PackedRow(draw, dtype, "int4", n, k, None, 0.0)
+        assert_close(row.run(), row.want(), *tolerances(dtype))
+
+    def test_the_sum_with_the_residual_stream(self, draw, dtype):
+        row = PackedRow(draw, dtype, "q8_0", 9, 128)
+        stream = draw.normal(1, 9, dtype=dtype)
+        row.out.copy_(stream)
+        got = row.run(adds=True, scale=0.25)
+        wanted = (stream.float() + 0.25 * row.want().float()).to(dtype)
+        assert_close(got, wanted, *tolerances(dtype))
 
 
 class SingleRowConformance:

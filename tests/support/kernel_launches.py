@@ -34,6 +34,7 @@ from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
     latent_entry,
     packed_config,
+    packed_row_config,
     product_entry,
     single_row_config,
     table_entry,
@@ -47,6 +48,7 @@ from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
+from shmllm_kernels.gpu.packed_row import multiply_row_packed
 from shmllm_kernels.gpu.packings import PackedRows
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.products import linear
@@ -178,11 +180,13 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "loops": pipelines(kernel.asm["ttgir"]),
         "waits": waits_in_loops(ptx),
         "is_double": ".f64" in ptx,
-        "contractions": ptx.count("fma.rn"),
+        # Products of bfloat16 are such operations, too, which add nothing.
+        "contractions": len(re.findall(r"fma\.rn(?:\.ftz)?\.f32", ptx)),
         "releases": ptx.count("atom.global.sys.release"),
         "acquires": ptx.count("ld.global.sys.acquire"),
         "wide_loads": ptx.count("ld.global.v4"),
         "early_loads": early_loads(ptx),
+        "loads_before_wait": ptx.rpartition("griddepcontrol.wait")[0].count("ld.global"),
     }
     print(json.dumps(line), flush=True)
 
@@ -551,6 +555,27 @@ def single_rows(facts: dict[str, Any], capability: int) -> None:
     facts.clear()
 
 
+def packed_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
+    """Launch the products of one row with packed matrices of all kinds, or of two, gated and
+    not."""
+    some = ("int4", "fp8") if "decodes" in parts else ()
+    kinds = FORMATS if "all-packed-rows" in parts else some
+    for kind, k in itertools.product(kinds, (2048, 14_336)):
+        facts |= {"packed": kind, "k": k} | asdict(packed_row_config())
+        matrix = FORMATS[kind].make(
+            (2048, k), torch.bfloat16, lambda size, dtype: torch.empty(size, dtype=dtype)
+        )
+        rows = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, k)
+        norm = RowNorm(empty(k), 1e-5, 0.0)
+        is_dependent = capability >= 90
+        multiply_row_packed(empty(1, 2048), empty(1, k), rows, adds=True, is_dependent=is_dependent)
+        multiply_row_packed(
+            empty(1, 1024), empty(1, k), rows, norm=norm, activation=Activation("silu", True),
+            is_dependent=is_dependent,
+        )  # fmt: skip
+    facts.clear()
+
+
 def latents(facts: dict[str, Any], key: str, takes_all: bool) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
@@ -594,6 +619,7 @@ def main() -> None:
     if "decodes" in parts:
         decodes(facts, key, capability)
         single_rows(facts, capability)
+    packed_rows(facts, capability, parts)
     chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]

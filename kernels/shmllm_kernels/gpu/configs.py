@@ -171,6 +171,12 @@ def single_row_config(n: int, k: int) -> SingleRowConfig:
     return SingleRowConfig(*_SINGLE_ROW[min(fitting, default=max(_SINGLE_ROW))])
 
 
+def packed_row_config() -> SingleRowConfig:
+    """Returns the tile of the product of one row with a packed matrix: whole runs of 64 elements.
+    It is an estimate: 64 runs of 4 bits are 2 KiB, and eight programs fit on a multiprocessor."""
+    return SingleRowConfig(4, 1024, 4)
+
+
 def has_dependent_launches(device: torch.device) -> bool:
     """Returns whether a launch on the device can begin before the one before it has ended."""
     return device.type == "cuda" and _capability(device.index or 0)[0] >= 9

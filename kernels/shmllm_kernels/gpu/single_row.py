@@ -59,7 +59,7 @@ class Activation:
 
 
 @triton.jit
-def _load_if(IS_WANTED: tl.constexpr, places, mask):
+def load_if(IS_WANTED: tl.constexpr, places, mask):
     """Returns what lies there, float32, or 0."""
     found = 0.0
     if IS_WANTED:
@@ -102,6 +102,20 @@ def _activated(x, NAME: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def finished(
+    product, up_product, bias, up_bias, before, scale, dtype: tl.constexpr,
+    NAME: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
+    """Returns what a launch stores of its products."""
+    product = _activated(product + bias, NAME, dtype)
+    if IS_GATED:
+        product *= (up_product + up_bias).to(dtype).to(tl.float32)
+    if ADDS:
+        product = product.to(dtype).to(tl.float32) * scale + before
+    return product
+
+
+@triton.jit
 def multiply_single_row(
     out_ptr,
     x_ptr,
@@ -137,12 +151,12 @@ def multiply_single_row(
     up = weight
     if IS_GATED:
         up = _tile(second, is_column, 0, k, BLOCK_K, IS_WHOLE)
-    bias = _load_if(HAS_BIAS, bias_ptr + columns, is_column)
-    up_bias = _load_if(HAS_BIAS and IS_GATED, bias_ptr + n + columns, is_column)
+    bias = load_if(HAS_BIAS, bias_ptr + columns, is_column)
+    up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + n + columns, is_column)
     if IS_DEPENDENT:
         gdc_wait()
 
-    before = _load_if(ADDS, out_ptr + columns, is_column)
+    before = load_if(ADDS, out_ptr + columns, is_column)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up_total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
@@ -164,14 +178,14 @@ def multiply_single_row(
     factor = 1.0
     if HAS_NORM:
         factor = tl.rsqrt(tl.sum(squares + square, axis=0) / k + eps)
-    product = tl.sum(total + weight.to(tl.float32) * x[None, :], axis=1) * factor + bias
-    product = _activated(product, NAME, dtype)
+    product = tl.sum(total + weight.to(tl.float32) * x[None, :], axis=1) * factor
+    up_product = product
     if IS_GATED:
-        other = tl.sum(up_total + up.to(tl.float32) * x[None, :], axis=1) * factor + up_bias
-        product *= other.to(dtype).to(tl.float32)
-    if ADDS:
-        product = product.to(dtype).to(tl.float32) * scale + before
-    tl.store(out_ptr + columns, product.to(dtype), mask=is_column)
+        up_product = tl.sum(up_total + up.to(tl.float32) * x[None, :], axis=1) * factor
+    result = finished(
+        product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS
+    )
+    tl.store(out_ptr + columns, result.to(dtype), mask=is_column)
 
 
 def multiply_row(

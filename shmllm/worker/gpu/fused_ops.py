@@ -23,7 +23,7 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.ops import GpuOps
-from shmllm.worker.gpu.single_row import SingleRowProducts, is_plain
+from shmllm.worker.gpu.single_row import SingleRowProducts, is_whole
 from shmllm_kernels.gpu.single_row import Activation
 
 
@@ -116,12 +116,12 @@ class FusedOps:
         return self._ops.norm(residual, norm)
 
     def linear(self, x: Any, linear: Linear) -> Any:
-        if is_plain(linear.weight):
+        if is_whole(linear.weight):
             return _Product(x, linear)
         return self._ops.linear(self.value(x), linear)
 
     def mlp(self, x: Any, mlp: MLP) -> Any:
-        if not is_plain(mlp.gate_up_proj.weight):
+        if not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
         read, norm = self._read(x)
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(read)], mlp.spec

@@ -30,7 +30,7 @@ from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
-from shmllm.worker.gpu.single_row import SingleRowProducts, is_plain
+from shmllm.worker.gpu.single_row import SingleRowProducts, is_whole
 from shmllm.worker.loading import Progress
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
@@ -180,7 +180,7 @@ class GpuProgram:
             self.begin()
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
         has_logits = has_packed and self._model.config.lm_head
-        for count in ROWS_OF_PRODUCTS if has_logits else ():
+        for count in (*ROWS_OF_PRODUCTS, 2) if has_logits else ():  # one row has its own kernel
             self.begin()
             self.compute_logits(self._buffers.normed[:count])  # of prompts
 
@@ -227,7 +227,7 @@ class GpuProgram:
     def _logits_ops(self, logits: Tensor) -> GpuLogitsOps:
         head = self._model.embedding.head
         is_fused = self._ops.can_fuse and len(logits) == 1
-        if is_fused and head is not None and is_plain(head.weight):
+        if is_fused and head is not None and is_whole(head.weight):
             return GpuLogitsOps(logits, self._single_row)
         return GpuLogitsOps(logits, self._ops.products, self._meetings)
 

@@ -1,6 +1,6 @@
-"""Products of steps of one token, which a kernel computes together with their neighbours.
+"""Products of steps of one token, which kernels compute together with their neighbours.
 
-This module owns which matrices that kernel takes. It must not know what the products are for.
+This module owns which kernel takes which matrix. It must not know what the products are for.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from shmllm.models.layers import Linear, Norm
-from shmllm.models.matrices import Matrix
+from shmllm.models.matrices import Matrix, MixedMatrix
+from shmllm.worker.gpu.products import rows_of
 from shmllm_kernels.gpu.configs import has_dependent_launches, single_row_config
+from shmllm_kernels.gpu.packed_row import multiply_row_packed
 from shmllm_kernels.gpu.single_row import Activation, RowNorm, multiply_row
 
 
-def is_plain(matrix: Matrix) -> bool:
-    """Return whether the kernel takes a matrix: it is not packed."""
-    return isinstance(matrix, Tensor)
+def is_whole(matrix: Matrix) -> bool:
+    """Return whether a kernel takes a matrix: all of its rows have one format."""
+    return not isinstance(matrix, MixedMatrix)
 
 
 class SingleRowProducts:
@@ -48,26 +50,18 @@ class SingleRowProducts:
         Args:
             out: [1, out], or [1, out / 2] for a gated activation.
             x: [1, in].
-            linear: the weights, which are plain.
+            linear: the weights, of one format.
             norm: an RMSNorm of ``x``, or None.
             activation: the activation of the product, or None.
             adds: whether ``scale`` times the product is added to ``out``.
             scale: that factor.
         """
-        weight = linear.weight
-        assert isinstance(weight, Tensor), "a plain matrix"
-        before = None
+        assert not isinstance(linear.weight, MixedMatrix), "one format"
+        weight, before = rows_of(linear.weight), None
         if norm is not None:
             before = RowNorm(norm.weight, norm.spec.eps, norm.spec.offset)
-        multiply_row(
-            out,
-            x,
-            weight,
-            single_row_config(*weight.shape),
-            linear.bias,
-            before,
-            activation,
-            adds,
-            scale,
-            self._is_dependent,
-        )
+        options = linear.bias, before, activation, adds, scale, self._is_dependent
+        if isinstance(weight, Tensor):
+            multiply_row(out, x, weight, single_row_config(*weight.shape), *options)
+        else:
+            multiply_row_packed(out, x, weight, *options)

@@ -16,7 +16,7 @@ from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
-from conformance.single_row_kernel import SingleRowConformance
+from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 from conformance.step_kernels import StepConformance
 
 __all__ = ["short_lists"]
@@ -63,6 +63,10 @@ class TestLora(LoraConformance):
 
 
 class TestMamba(MambaConformance):
+    pass
+
+
+class TestPackedRow(PackedRowConformance):
     pass
 
 

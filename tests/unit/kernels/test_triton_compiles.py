@@ -136,6 +136,17 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
             assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (LOADED * threads)
 
 
+def check_packed_rows(found: list[Kernel], capability: int) -> None:
+    """Nothing spills, each operation of unpacking is rounded by itself, two programs or more fit on
+    a multiprocessor, and dependent launches have begun to load before they wait."""
+    check(found, capability)
+    for kernel in found:
+        assert not kernel["contractions"]
+        assert 2 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS
+        if capability >= 90:
+            assert kernel["loads_before_wait"]
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
@@ -220,8 +231,21 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait(
     capability: int, tmp_path: Path
 ) -> None:
     found = launches(capability, tmp_path, "decodes")
-    assert {kernel["kernel"] for kernel in found} == {"attend_decodes", "multiply_single_row"}
-    check_decodes(found, capability)
+    packed = [kernel for kernel in found if "packed" in kernel]
+    others = [kernel for kernel in found if "packed" not in kernel]
+    assert {kernel["kernel"] for kernel in others} == {"attend_decodes", "multiply_single_row"}
+    check_decodes(others, capability)
+    check_packed_rows(packed, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_all_products_of_one_row_with_packed_weights_compile(
+    capability: int, tmp_path: Path
+) -> None:
+    found = launches(capability, tmp_path, "all-packed-rows")
+    assert {kernel["packed"] for kernel in found} == set(PACKINGS)
+    check_packed_rows(found, capability)
 
 
 @pytest.mark.slow

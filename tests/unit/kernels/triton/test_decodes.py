@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from conformance.decode_attention_kernel import DecodeAttentionConformance
-from conformance.single_row_kernel import SingleRowConformance
+from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 
 
 class TestSingleRow(SingleRowConformance):
+    pass
+
+
+class TestPackedRow(PackedRowConformance):
     pass
 
 
