@@ -20,7 +20,8 @@ from gpu.kernels_part import PRODUCTS, time_rows
 from gpu.settings import Settings
 from shmllm.models.matrices import FORMATS
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm_kernels.gpu.configs import packed_config
+from shmllm_kernels.gpu.configs import has_dependent_launches, packed_config
+from shmllm_kernels.gpu.packed_row import multiply_row_packed
 from shmllm_kernels.gpu.packings import PackedRows
 from shmllm_kernels.gpu.products import linear
 
@@ -72,7 +73,11 @@ def launches(settings: Settings) -> Iterator[Callable[[], object]]:
 def multiply(out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
     """Writes the product of rows with packed weights, as an engine computes it."""
     weight = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, matrix.shape[-1])
-    linear(out, x, weight, None, packed_config(len(x), x.dtype))
+    if len(x) == 1:
+        is_dependent = has_dependent_launches(x.device)
+        multiply_row_packed(out, x, weight, is_dependent=is_dependent)
+    else:
+        linear(out, x, weight, None, packed_config(len(x), x.dtype))
 
 
 def check(settings: Settings, kind: str, shape: tuple[int, int]) -> float:
