@@ -10,12 +10,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.configs import packed_row_config
 from shmllm_kernels.gpu.packings import RUN, PackedRows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
-from shmllm_kernels.gpu.single_row import Activation, RowNorm, finished, load_if
+from shmllm_kernels.gpu.single_row import (
+    Activation,
+    RowNorm,
+    begin,
+    finished,
+    load_if,
+    rows_of_columns,
+    wait,
+)
 from shmllm_kernels.gpu.unpacking import FLAGS, half_run
 
 
@@ -55,8 +62,12 @@ def multiply_packed_row(
     parameters_ptr,
     bias_ptr,
     norm_ptr,
+    ids_ptr,
+    num_experts,
     n,
     k,
+    height,
+    x_stride,
     codes_stride,
     parameters_stride,
     eps,
@@ -67,38 +78,39 @@ def multiply_packed_row(
     ADDS: tl.constexpr,
     NAME: tl.constexpr,
     IS_GATED: tl.constexpr,
+    HAS_EXPERTS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     PACKING: tl.constexpr,
     BLOCK_N: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    if IS_DEPENDENT:
-        gdc_launch_dependents()
+    first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
+    out_ptr += choice * n
+    x_ptr += choice * x_stride
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < n
+    rows, up_rows = rows_of_columns(first_row, columns, n, NAME)
     pair = tl.arange(0, BLOCK_N * RUNS)
     own = tl.program_id(0) * BLOCK_N + pair // RUNS
     first, is_own = pair % RUNS, own < n
-    codes = codes_ptr + own.to(tl.int64) * codes_stride
-    parameters = parameters_ptr + own.to(tl.int64) * parameters_stride
-    # An activation without a gate has no second half, which then stands for the first one.
-    half_of_rows = n.to(tl.int64) if IS_GATED else 0
-    up_codes = codes + half_of_rows * codes_stride
-    up_parameters = parameters + half_of_rows * parameters_stride
+    own_rows, own_up_rows = rows_of_columns(first_row, own, n, NAME)
+    codes = codes_ptr + own_rows * codes_stride
+    parameters = parameters_ptr + own_rows * parameters_stride
+    up_codes = codes_ptr + own_up_rows * codes_stride
+    up_parameters = parameters_ptr + own_up_rows * parameters_stride
     low = _half_tile(codes, parameters, first, is_own, k, 0, PACKING, dtype)
     high = _half_tile(codes, parameters, first, is_own, k, 1, PACKING, dtype)
-    bias = load_if(HAS_BIAS, bias_ptr + columns, is_column)
-    up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + n + columns, is_column)
-    if IS_DEPENDENT:
-        gdc_wait()
+    bias = load_if(HAS_BIAS, bias_ptr + rows, is_column)
+    up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + up_rows, is_column)
+    wait(IS_DEPENDENT, HAS_EXPERTS)
 
     before = load_if(ADDS, out_ptr + columns, is_column)
     total = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
     up_total = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
     squares = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
-    for begin in range(0, tl.cdiv(k, 64), RUNS):
-        run = begin + first
+    for start in range(0, tl.cdiv(k, 64), RUNS):
+        run = start + first
         x_low, square_low = _half_row(x_ptr, norm_ptr, run, k, offset, 0, HAS_NORM)
         x_high, square_high = _half_row(x_ptr, norm_ptr, run, k, offset, 1, HAS_NORM)
         squares += square_low + square_high
@@ -118,7 +130,7 @@ def multiply_packed_row(
     if IS_GATED:
         up_product = _by_column(up_total, BLOCK_N, RUNS) * factor
     result = finished(
-        product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS
+        product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )
     tl.store(out_ptr + columns, result.to(dtype), mask=is_column)
 
@@ -164,8 +176,12 @@ def multiply_row_packed(
         *memory_of(weight),
         x if bias is None else bias,
         x if norm is None else norm.weight,
+        x,
+        1,
         n,
         width,
+        height,
+        0,
         *strides_of(weight),
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.offset,
@@ -175,6 +191,7 @@ def multiply_row_packed(
         ADDS=adds,
         NAME=None if activation is None else activation.name,
         IS_GATED=is_gated,
+        HAS_EXPERTS=False,
         IS_DEPENDENT=is_dependent,
         PACKING=weight.packing,
         BLOCK_N=config.block_n,

@@ -28,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.activation import active
 from shmllm_kernels.gpu.configs import SingleRowConfig
+from shmllm_kernels.gpu.functions import sigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +103,72 @@ def _activated(x, NAME: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def rows_of_columns(first_row, columns, n, NAME: tl.constexpr):
+    """Returns the rows of a matrix for some columns, and those of their second halves."""
+    if NAME == "gpt_oss":
+        rows = first_row + 2 * columns
+        up_rows = rows + 1
+    else:
+        rows = first_row + columns
+        up_rows = rows + n
+    return rows, up_rows
+
+
+@triton.jit
+def begin(ids_ptr, num_experts, height, IS_DEPENDENT: tl.constexpr, HAS_EXPERTS: tl.constexpr):
+    """Returns the first row of the matrix that a program multiplies with, and its number: those of
+    the expert that was chosen for it, which the launch before may have done, or 0."""
+    choice = tl.program_id(0) * 0
+    first_row = choice.to(tl.int64)
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+    if HAS_EXPERTS:
+        if IS_DEPENDENT:
+            gdc_wait()
+        choice = tl.program_id(1)
+        expert = tl.load(ids_ptr + choice)  # of a padded token it may be anything
+        expert = tl.where((expert >= 0) & (expert < num_experts), expert, 0)
+        first_row = expert.to(tl.int64) * height
+    return first_row, choice
+
+
+@triton.jit
+def wait(IS_DEPENDENT: tl.constexpr, HAS_EXPERTS: tl.constexpr):
+    """Waits for the launch before, unless `begin` has."""
+    if IS_DEPENDENT and not HAS_EXPERTS:
+        gdc_wait()
+
+
+@triton.jit
 def finished(
     product, up_product, bias, up_bias, before, scale, dtype: tl.constexpr,
-    NAME: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr,
+    NAME: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_EXPERTS: tl.constexpr,
 ):  # fmt: skip
     """Returns what a launch stores of its products."""
-    product = _activated(product + bias, NAME, dtype)
-    if IS_GATED:
-        product *= (up_product + up_bias).to(dtype).to(tl.float32)
+    product += bias
+    up_product += up_bias
+    if HAS_EXPERTS:
+        product = _of_expert(product, up_product, NAME, IS_GATED)
+    else:
+        product = _activated(product, NAME, dtype)
+        if IS_GATED:
+            product *= up_product.to(dtype).to(tl.float32)
     if ADDS:
         product = product.to(dtype).to(tl.float32) * scale + before
+    return product
+
+
+@triton.jit
+def _of_expert(product, up_product, NAME: tl.constexpr, IS_GATED: tl.constexpr):
+    """Returns the activation of an expert, which rounds nothing before its result."""
+    if NAME == "gpt_oss":
+        gate = tl.where(product > 7.0, 7.0, product)
+        up = tl.where(up_product > 7.0, 7.0, tl.where(up_product < -7.0, -7.0, up_product))
+        product = gate * sigmoid(1.702 * gate) * (up + 1.0)
+    elif NAME is not None:
+        product = active(product, NAME)
+        if IS_GATED:
+            product *= up_product
     return product
 
 
@@ -122,8 +179,12 @@ def multiply_single_row(
     weight_ptr,
     bias_ptr,
     norm_ptr,
+    ids_ptr,
+    num_experts,
     n,
     k,
+    height,
+    x_stride,
     weight_stride,
     eps,
     offset,
@@ -133,39 +194,41 @@ def multiply_single_row(
     ADDS: tl.constexpr,
     NAME: tl.constexpr,
     IS_GATED: tl.constexpr,
+    HAS_EXPERTS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    if IS_DEPENDENT:
-        gdc_launch_dependents()
+    first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS)
     dtype = out_ptr.dtype.element_ty
+    out_ptr += choice * n
+    x_ptr += choice * x_stride
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < n
-    places = weight_ptr + columns.to(tl.int64)[:, None] * weight_stride
-    places += tl.arange(0, BLOCK_K)[None, :]
+    rows, up_rows = rows_of_columns(first_row, columns, n, NAME)
+    inner = tl.arange(0, BLOCK_K)[None, :]
+    places = weight_ptr + rows[:, None] * weight_stride + inner
     # An activation without a gate has no second half, which then stands for the first one.
-    second = places + (n * weight_stride if IS_GATED else 0)
+    second = weight_ptr + (up_rows if IS_GATED else rows)[:, None] * weight_stride + inner
     weight = _tile(places, is_column, 0, k, BLOCK_K, IS_WHOLE)
     up = weight
     if IS_GATED:
         up = _tile(second, is_column, 0, k, BLOCK_K, IS_WHOLE)
-    bias = load_if(HAS_BIAS, bias_ptr + columns, is_column)
-    up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + n + columns, is_column)
-    if IS_DEPENDENT:
-        gdc_wait()
+    bias = load_if(HAS_BIAS, bias_ptr + rows, is_column)
+    up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + up_rows, is_column)
+    wait(IS_DEPENDENT, HAS_EXPERTS)
 
     before = load_if(ADDS, out_ptr + columns, is_column)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up_total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
-    for begin in range(BLOCK_K, k, BLOCK_K):
-        next_weight = _tile(places, is_column, begin, k, BLOCK_K, IS_WHOLE)
+    for start in range(BLOCK_K, k, BLOCK_K):
+        next_weight = _tile(places, is_column, start, k, BLOCK_K, IS_WHOLE)
         if IS_GATED:
-            next_up = _tile(second, is_column, begin, k, BLOCK_K, IS_WHOLE)
+            next_up = _tile(second, is_column, start, k, BLOCK_K, IS_WHOLE)
         x, square = _elements(
-            x_ptr, norm_ptr, begin - BLOCK_K, k, offset, HAS_NORM, BLOCK_K, IS_WHOLE
+            x_ptr, norm_ptr, start - BLOCK_K, k, offset, HAS_NORM, BLOCK_K, IS_WHOLE
         )
         squares += square
         total += weight.to(tl.float32) * x[None, :]
@@ -183,7 +246,7 @@ def multiply_single_row(
     if IS_GATED:
         up_product = tl.sum(up_total + up.to(tl.float32) * x[None, :], axis=1) * factor
     result = finished(
-        product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS
+        product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )
     tl.store(out_ptr + columns, result.to(dtype), mask=is_column)
 
@@ -236,8 +299,12 @@ def multiply_row(
         weight,
         weight if bias is None else bias,
         weight if norm is None else norm.weight,
+        x,
+        1,
         n,
         k,
+        len(weight),
+        0,
         weight.stride(0),
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.offset,
@@ -247,6 +314,7 @@ def multiply_row(
         ADDS=adds,
         NAME=None if activation is None else activation.name,
         IS_GATED=is_gated,
+        HAS_EXPERTS=False,
         IS_WHOLE=n % block_n == 0 and k % config.block_k == 0,
         IS_DEPENDENT=is_dependent,
         BLOCK_N=block_n,

@@ -13,6 +13,7 @@ from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
+from shmllm_kernels.gpu.expert_rows import multiply_expert_rows
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.routing import combine, route, scale_chosen
@@ -149,6 +150,20 @@ class ExpertOps:
         down(rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last)
         combine(target, rows, routing.weights, shared, routing.shared_gates)
         return meetings.sum_parts(out) if is_partial else out
+
+    def experts_of_one(
+        self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None, is_dependent: bool
+    ) -> Tensor:
+        """Compute the experts of one token, without adapters and other ranks; see `experts`."""
+        spec, buffers, ids = moe.spec, self._buffers[moe.spec], routing.ids[0]
+        activated, rows = buffers.activated[: spec.top_k], buffers.rows[:1]
+        of_first, of_last = (rows_of(each.weight) for each in (moe.gate_up_proj, moe.down_proj))
+        bias, activation = moe.gate_up_proj.bias, spec.activation
+        multiply_expert_rows(activated, x, of_first, ids, bias, activation, is_dependent)
+        bias = moe.down_proj.bias
+        multiply_expert_rows(rows[0], activated, of_last, ids, bias, None, is_dependent)
+        combine(buffers.out[:1], rows, routing.weights, shared, routing.shared_gates)
+        return buffers.out[:1]
 
     def _shrink(
         self, linear: ExpertLinear, x: Tensor, spec: MoESpec, block_m: int, by_token: bool

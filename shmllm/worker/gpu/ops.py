@@ -43,6 +43,7 @@ from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.activation import activate
+from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
@@ -98,6 +99,7 @@ class GpuOps:
         self._latents = LatentAttentionOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
+        self._is_dependent = has_dependent_launches(device)
         self.can_fuse = lora is None and not self.meetings.are_needed
         self._attends = AttentionOps(cache, inputs, buffers, device, self.norm, rotates_apart)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
@@ -307,6 +309,8 @@ class GpuOps:
         return self._experts.route(logits, starts, moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        if self.has_one_token:
+            return self._experts.experts_of_one(x, routing, moe, shared, self._is_dependent)
         return self._experts.experts(x, routing, moe, shared)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:

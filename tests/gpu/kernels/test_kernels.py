@@ -8,6 +8,7 @@ from conformance.decode_attention_kernel import DecodeAttentionConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
+from conformance.expert_rows_kernel import ExpertRowsConformance
 from conformance.group_kernels import GroupConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.lora_kernels import LoraConformance
@@ -47,6 +48,10 @@ class TestExpertLora(ExpertLoraConformance):
 
 
 class TestSingleRow(SingleRowConformance):
+    pass
+
+
+class TestExpertRows(ExpertRowsConformance):
     pass
 
 

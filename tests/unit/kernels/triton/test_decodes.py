@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from conformance.decode_attention_kernel import DecodeAttentionConformance
+from conformance.expert_rows_kernel import ExpertRowsConformance
 from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 
 
 class TestSingleRow(SingleRowConformance):
+    pass
+
+
+class TestExpertRows(ExpertRowsConformance):
     pass
 
 
