@@ -512,10 +512,11 @@ def attention(
     )  # fmt: skip
 
 
-def decodes(facts: dict[str, Any], key: str, capability: int) -> None:
+def decodes(facts: dict[str, Any], key: str, capability: int, takes_all: bool) -> None:
     """Launch attention of decodes, split and not, and, as the engine does from 9.0 on, dependent on
-    the launch before."""
-    for (heads, kv_heads, dim), splits in itertools.product(SHAPES[:4], (1, 8)):
+    the launch before; or only split ones of one shape."""
+    shapes, splits_of_all = (SHAPES[:4], (1, 8)) if takes_all else (SHAPES[1:2], (8,))
+    for (heads, kv_heads, dim), splits in itertools.product(shapes, splits_of_all):
         config = table_entry(key, dim, heads // kv_heads, 1, torch.bfloat16, splits > 1)
         facts |= {"shape": (heads, kv_heads, dim), "splits": splits} | asdict(config)
         rows = empty(4, heads + 2 * kv_heads, dim)
@@ -530,9 +531,9 @@ def decodes(facts: dict[str, Any], key: str, capability: int) -> None:
     facts.clear()
 
 
-def single_rows(facts: dict[str, Any], capability: int) -> None:
-    """Launch the products of one row of Llama-3.2-1B and Llama-3.1-8B."""
-    for hidden, inner in ((2048, 8192), (4096, 14_336)):
+def single_rows(facts: dict[str, Any], capability: int, takes_all: bool) -> None:
+    """Launch the products of one row of Llama-3.2-1B, or also of Llama-3.1-8B."""
+    for hidden, inner in ((2048, 8192), (4096, 14_336))[: 2 if takes_all else 1]:
         norm = RowNorm(empty(hidden), 1e-5, 0.0)
         for n, k, options in (
             (hidden + hidden // 2, hidden, {"norm": norm}),
@@ -556,11 +557,11 @@ def single_rows(facts: dict[str, Any], capability: int) -> None:
 
 
 def packed_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
-    """Launch the products of one row with packed matrices of all kinds, or of two, gated and
+    """Launch the products of one row with packed matrices of all kinds, or of one, gated and
     not."""
-    some = ("int4", "fp8") if "decodes" in parts else ()
-    kinds = FORMATS if "all-packed-rows" in parts else some
-    for kind, k in itertools.product(kinds, (2048, 14_336)):
+    takes_all = "all-packed-rows" in parts
+    kinds = FORMATS if takes_all else ("int4",) if "some-decodes" in parts else ()
+    for kind, k in itertools.product(kinds, (2048, 14_336)[: 2 if takes_all else 1]):
         facts |= {"packed": kind, "k": k} | asdict(packed_row_config())
         matrix = FORMATS[kind].make(
             (2048, k), torch.bfloat16, lambda size, dtype: torch.empty(size, dtype=dtype)
@@ -616,9 +617,9 @@ def main() -> None:
         routers()
         meetings()
         latents(facts, key, "all-attention" in parts)
-    if "decodes" in parts:
-        decodes(facts, key, capability)
-        single_rows(facts, capability)
+    for part in {"some-decodes", "decodes"} & set(parts):
+        decodes(facts, key, capability, part == "decodes")
+        single_rows(facts, capability, part == "decodes")
     packed_rows(facts, capability, parts)
     chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
