@@ -297,7 +297,7 @@ class FurtherLayerConformance:
     @pytest.mark.parametrize(
         ("mode", "count", "budget"),
         [
-            ("FULL_AND_PIECEWISE", 1, 32),
+            slow("FULL_AND_PIECEWISE", 1, 32),
             slow("NONE", 3, 6),
             slow("FULL_AND_PIECEWISE", 3, 32),
             slow("PIECEWISE", 3, 32),

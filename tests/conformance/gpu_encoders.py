@@ -49,7 +49,7 @@ TEXTS = {0: 11, 1: 1, 2: 9}
 SECOND_SEGMENTS = {0: 6, 2: 1}
 """By row, where the second text begins."""
 LONGER_TEXTS = {0: 33, 1: 1, 3: 20}
-FAMILIES = ["roberta", slow("distilbert"), "modernbert", slow("gemma3"), slow("llama")]
+FAMILIES = ["roberta", *map(slow, ("distilbert", "modernbert", "gemma3", "llama"))]
 TOLERANCE = 1e-5
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,

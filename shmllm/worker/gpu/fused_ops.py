@@ -2,8 +2,7 @@
 
 Norms and products are not launched when the decoder calls them, but together with what reads their
 result: a norm with the products that read it, a product with the addition to the residual stream.
-This module owns what is launched together; `GpuOps` launches what has no such neighbour. The bits
-of a result do not depend on what it is launched with.
+This module owns what is launched together; `GpuOps` launches what has no such neighbour.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class _Product:
 
 
 class FusedOps:
-    """Launches the operations of `models.ops.Ops` for a step of one token, as `GpuOps` does,
-    whose sizes of the step it uses. Its results are passed to it again, or to
-    `value`; they are no tensors.
+    """Launches the operations of `models.ops.Ops` for a step of one token, as `GpuOps` does, whose
+    sizes of the step it uses. Its results are passed to it again, or to `value`: they need not be
+    tensors.
 
     Args:
         ops: launches everything else. The step has no adapters, and there are no other ranks.

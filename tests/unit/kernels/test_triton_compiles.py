@@ -149,7 +149,7 @@ def check_packed_rows(found: list[Kernel], capability: int) -> None:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
-    return launches(90, tmp_path_factory.mktemp("cache"), "rows", "some-attention")
+    return launches(90, tmp_path_factory.mktemp("cache"), "some-rows", "some-attention")
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ def test_nothing_is_compiled_while_serving(
     check(make_config(model[1], mode=mode, num_seqs=num_seqs), gpu_device)
 
 
+@pytest.mark.slow
 def test_no_product_with_packed_weights_is_compiled_while_serving(
     gpu_device: FakeGpu, tmp_path: Path
 ) -> None:
