@@ -53,6 +53,7 @@ class Decodes:
     num_splits: int = 1
     config: AttentionConfig = SMALL
     padding: int = 0
+    loads_first: bool = False
 
 
 class Step:
@@ -114,8 +115,9 @@ class Step:
         rotation = self.cos, self.sin, self.norms, case.interleaved
         rules = case.window, case.soft_cap, self.sinks, case.num_splits, self.scratch
         decode_attention(
-            self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules
-        )
+            self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules,
+            loads_first=case.loads_first,
+        )  # fmt: skip
         return self.out
 
     def want(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,10 +144,12 @@ class Step:
 
 
 class DecodeAttentionConformance:
+    @pytest.mark.parametrize("loads_first", [False, True])
     @pytest.mark.parametrize("splits", [1, 4])
     @pytest.mark.parametrize("feature", FEATURES)
-    def test_decodes(self, draw, dtype, feature, splits):
-        Step(draw, dtype, Decodes(num_splits=splits, **FEATURES[feature])).check()
+    def test_decodes(self, draw, dtype, feature, splits, loads_first):
+        options = {"num_splits": splits, "loads_first": loads_first, **FEATURES[feature]}
+        Step(draw, dtype, Decodes(**options)).check()
 
     @pytest.mark.parametrize("norm", [None, "", "offset", "values"])
     @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
+    loads_first: bool = False,
     is_dependent: bool = False,
 ) -> None:
     """Computes ``reference.rope_write.rope_and_write`` and the causal
@@ -66,6 +67,8 @@ def decode_attention(
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits, whose
             counters are 0, as the launch leaves them; None if ``num_splits`` is 1.
+        loads_first: whether a program loads its first keys and values before its queries. A
+            dependent launch does so before it waits.
         is_dependent: whether the launch may begin before the launch before it has ended, from
             compute capability 9.0 on. Everything but ``heads`` and the angles must be complete by
             then.
@@ -139,6 +142,7 @@ def decode_attention(
         DIM=dim,
         DIM_PADDED=dim_padded,
         HEADS_AT_ONCE=heads_at_once,
+        LOADS_FIRST=loads_first or is_dependent,
         IS_DEPENDENT=is_dependent,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -253,6 +253,7 @@ def attend_decodes(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr,
+    LOADS_FIRST: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     if IS_DEPENDENT:
@@ -286,11 +287,12 @@ def attend_decodes(
     )
     slot = tl.load(slots_ptr + token)
     first_keys = lowest * TILE + tl.arange(0, TILE)
-    if IS_DEPENDENT:
+    if LOADS_FIRST:
         first_key, first_value = load_tile(
             first_keys, keys_begin, position, key_ptr, value_ptr, table_ptr, block_stride,
             token_stride, True, BLOCK_SIZE, DIM, DIM_PADDED,
         )  # fmt: skip
+    if IS_DEPENDENT:
         gdc_wait()
 
     # All loads come before what is computed of them: each round trip takes 0.6 us.
@@ -332,7 +334,7 @@ def attend_decodes(
         peak = tl.where(is_first, sinks, float("-inf"))
         total = tl.where(is_first, 1.0, total)
     positions = tl.zeros((BLOCK_M,), tl.int32) + position
-    if IS_DEPENDENT:
+    if LOADS_FIRST:
         sums, peak, total = attend_to_tile(
             sums, peak, total, query, first_key, first_value, first_keys, positions, positions,
             keys_begin, position, scale, cap, window, True, HAS_WINDOW, HAS_CAP,
