@@ -587,9 +587,12 @@ def packed_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> Non
     facts.clear()
 
 
-def latents(facts: dict[str, Any], key: str, takes_all: bool) -> None:
+def latents(facts: dict[str, Any], key: str, parts: list[str]) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
+    if not {"rows", "some-latents"} & set(parts):
+        return
+    takes_all = "all-attention" in parts
     dtypes = (*HALVES, torch.float32) if takes_all else HALVES[:1]
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
     for dtype, heads in itertools.product(dtypes, (16, 20, 128) if takes_all else (16,)):
@@ -626,7 +629,7 @@ def main() -> None:
         adapters_of_experts(facts, key)
         routers()
         meetings()
-        latents(facts, key, "all-attention" in parts)
+    latents(facts, key, parts)
     for part in {"some-decodes", "decodes"} & set(parts):
         decodes(facts, key, capability, part == "decodes")
         single_rows(facts, capability, part == "decodes")
