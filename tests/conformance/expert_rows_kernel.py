@@ -8,9 +8,14 @@ from conformance.expert_kernels import ACTIVATIONS, BY_SOFTMAX, SMALL, placed, r
 from conformance.packed_kernels import drawn, rows_of, values_of
 from support.kernel_helpers import assert_close, poisoned
 
-from shmllm_kernels.gpu.expert_rows import multiply_expert_rows
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.pairs import sort_pairs
+from shmllm_kernels.gpu.single_row import Activation, config_of, multiply_row
+
+
+def multiply(out, x, weight, ids, bias=None, activation=None):
+    made = None if activation is None else Activation(activation, activation != "relu_squared")
+    multiply_row(out, x, weight, config_of(weight), bias, None, made, ids=ids)
 
 
 class ExpertRowsConformance:
@@ -32,11 +37,11 @@ class ExpertRowsConformance:
         # The sorted pairs of one token are in the order of its experts, as its choices are.
         got, want = poisoned(2, top_k, inner, dtype=dtype, device=draw.device)
         gate_and_up(want, x, first, biases[0], activation, top_k, pairs, SMALL)
-        multiply_expert_rows(got, x, first, ids[0], biases[0], activation)
+        multiply(got, x, first, ids[0], biases[0], activation)
         assert_close(got, want, *tolerances(dtype))
         rows, wanted = poisoned(2, top_k, hidden, dtype=dtype, device=draw.device)
         down(wanted, want, last, biases[1], pairs, SMALL)
-        multiply_expert_rows(rows, want, last, ids[0], biases[1])
+        multiply(rows, want, last, ids[0], biases[1])
         assert_close(rows, wanted, *tolerances(dtype))
 
     @pytest.mark.parametrize("kind", ["mxfp4", "int4", "q6_k", "fp8"])
@@ -48,14 +53,14 @@ class ExpertRowsConformance:
         matrix = drawn(draw, kind, 5, width, hidden, dtype=dtype)
         ids = torch.tensor([1, 4], dtype=torch.int32, device=draw.device)
         got, want = poisoned(2, 2, inner, dtype=dtype, device=draw.device)
-        multiply_expert_rows(got, x, rows_of(matrix), ids, None, activation)
-        multiply_expert_rows(want, x, values_of(matrix), ids, None, activation)
+        multiply(got, x, rows_of(matrix), ids, None, activation)
+        multiply(want, x, values_of(matrix), ids, None, activation)
         assert_close(got, want, *tolerances(dtype))
 
     def test_an_expert_that_does_not_exist_reads_no_other_memory(self, draw, dtype):
         weight, x = draw.normal(3, 4, 16, dtype=dtype), draw.normal(1, 16, dtype=dtype)
         ids = torch.tensor([-7, 2**30], dtype=torch.int32, device=draw.device)
         out = poisoned(2, 4, dtype=dtype, device=draw.device)
-        multiply_expert_rows(out, x, weight, ids)
+        multiply(out, x, weight, ids)
         assert_close(out[0], (x @ weight[0].t())[0], *tolerances(dtype))
         assert torch.equal(out[0], out[1])

@@ -8,9 +8,8 @@ from conformance.packed_kernels import KINDS, drawn, rows_of, values_of, whole_r
 from support.kernel_helpers import assert_close, poisoned
 from support.variants import diagonal
 
-from shmllm_kernels.gpu.configs import SingleRowConfig, single_row_config
-from shmllm_kernels.gpu.packed_row import multiply_row_packed
-from shmllm_kernels.gpu.single_row import Activation, RowNorm, multiply_row
+from shmllm_kernels.gpu.configs import SingleRowConfig
+from shmllm_kernels.gpu.single_row import Activation, RowNorm, config_of, multiply_row
 from shmllm_kernels.reference.activation import activate
 
 EPS = 1e-5
@@ -76,7 +75,7 @@ class PackedRow(Row):
 
     def run(self, **options):
         operands = self.bias, self.norm, self.activation
-        multiply_row_packed(self.out, self.x, self.packed, *operands, **options)
+        multiply_row(self.out, self.x, self.packed, config_of(self.packed), *operands, **options)
         return self.out
 
 
@@ -125,7 +124,7 @@ class SingleRowConformance:
     @pytest.mark.parametrize("activation", ["none", "gated"])
     def test_the_configs_of_production(self, draw, dtype, k, activation):
         row = Row(draw, dtype, 8, k, ACTIVATIONS[activation], norm_offset=0.0)
-        assert_close(row.run(single_row_config(len(row.weight), k)), row.want(), *tolerances(dtype))
+        assert_close(row.run(config_of(row.weight)), row.want(), *tolerances(dtype))
 
     @pytest.mark.parametrize("scale", [1.0, 0.25])
     def test_the_sum_with_the_residual_stream(self, draw, dtype, scale):

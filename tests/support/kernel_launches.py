@@ -49,7 +49,6 @@ from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
-from shmllm_kernels.gpu.packed_row import multiply_row_packed
 from shmllm_kernels.gpu.packings import PackedRows
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.products import linear
@@ -58,7 +57,7 @@ from shmllm_kernels.gpu.routing import combine, route, scale_chosen
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
-from shmllm_kernels.gpu.single_row import Activation, RowNorm, multiply_row
+from shmllm_kernels.gpu.single_row import Activation, RowNorm, config_of, multiply_row
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference.moe import Choice
@@ -578,10 +577,12 @@ def packed_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> Non
         )
         rows = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, k)
         norm = RowNorm(empty(k), 1e-5, 0.0)
-        is_dependent = capability >= 90
-        multiply_row_packed(empty(1, 2048), empty(1, k), rows, adds=True, is_dependent=is_dependent)
-        multiply_row_packed(
-            empty(1, 1024), empty(1, k), rows, norm=norm, activation=Activation("silu", True),
+        config, is_dependent = config_of(rows), capability >= 90
+        multiply_row(
+            empty(1, 2048), empty(1, k), rows, config, adds=True, is_dependent=is_dependent
+        )
+        multiply_row(
+            empty(1, 1024), empty(1, k), rows, config, None, norm, Activation("silu", True),
             is_dependent=is_dependent,
         )  # fmt: skip
     facts.clear()

@@ -17,8 +17,8 @@ from gpu.clock import seconds_each
 from gpu.figures import Figures
 from gpu.settings import Settings
 from gpu.shapes import Shape
-from shmllm_kernels.gpu.configs import has_dependent_launches, single_row_config
-from shmllm_kernels.gpu.single_row import multiply_row
+from shmllm_kernels.gpu.configs import has_dependent_launches
+from shmllm_kernels.gpu.single_row import config_of, multiply_row
 
 SIZES = ("1b", "8b")
 
@@ -27,7 +27,7 @@ Product = Callable[[Tensor, Tensor, Tensor], object]
 
 def _single_row(out: Tensor, x: Tensor, weight: Tensor) -> None:
     is_dependent = has_dependent_launches(weight.device)
-    multiply_row(out, x, weight, single_row_config(*weight.shape), is_dependent=is_dependent)
+    multiply_row(out, x, weight, config_of(weight), is_dependent=is_dependent)
 
 
 PRODUCTS: dict[str, tuple[int | None, Product]] = {

@@ -21,9 +21,9 @@ from gpu.settings import Settings
 from shmllm.models.matrices import FORMATS
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.gpu.configs import has_dependent_launches, packed_config
-from shmllm_kernels.gpu.packed_row import multiply_row_packed
 from shmllm_kernels.gpu.packings import PackedRows
 from shmllm_kernels.gpu.products import linear
+from shmllm_kernels.gpu.single_row import config_of, multiply_row
 
 BASELINE = next(iter(PRODUCTS))
 LARGEST_ERROR = 1e-5
@@ -75,7 +75,7 @@ def multiply(out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
     weight = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, matrix.shape[-1])
     if len(x) == 1:
         is_dependent = has_dependent_launches(x.device)
-        multiply_row_packed(out, x, weight, is_dependent=is_dependent)
+        multiply_row(out, x, weight, config_of(weight), is_dependent=is_dependent)
     else:
         linear(out, x, weight, None, packed_config(len(x), x.dtype))
 

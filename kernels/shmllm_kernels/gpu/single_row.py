@@ -1,34 +1,23 @@
-"""The product of one row with a matrix, together with the operations around it.
+"""Launches the product of one row with a matrix, or with those of its experts.
 
-A decode step of one request reads each weight once and computes almost nothing with it. What it
-waits for beside its bytes is launches: each begins when the one before has written its last result.
-So a launch computes a product and what would be launches of their own: the norm of the row before
-it, an activation or the addition to the residual stream behind it.
-
-A program computes a few columns, in tiles of some elements of their rows. A dependent launch (from
-compute capability 9.0 on) loads its first tile before it waits for the launch before: weights do
-not depend on any launch of a step. In the loop the next tile is loaded before one is used.
-
-Measured on an H200, which copies 4.26 TB/s: a small dependent launch takes 0.6 us, an independent
-one 0.8 to 1.1 us. A barrier of all programs of a persistent kernel takes 1.06 us with one program
-for each multiprocessor, and 1.9 us with two. So a decoder in one kernel would not be faster than
-dependent launches. A second row in the same program costs about 5 us a launch (its products are not
-on tensor cores), and asking the L2 cache for the matrix that is read next costs 4 us: neither is
-done.
+Weights may be packed. A program reads from device memory which expert it computes: so nothing is
+sorted, and a captured graph serves every choice. `single_row_kernel` says what a launch waits for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.activation import active
-from shmllm_kernels.gpu.configs import SingleRowConfig
-from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.gpu.configs import SingleRowConfig, packed_row_config, single_row_config
+from shmllm_kernels.gpu.packed_row_kernel import multiply_packed_row
+from shmllm_kernels.gpu.packings import RUN, Rows
+from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
+from shmllm_kernels.gpu.single_row_kernel import multiply_single_row
+from shmllm_kernels.gpu.unpacking import FLAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +40,7 @@ class Activation:
     """What is computed of a product.
 
     Attributes:
-        name: as `activation.activate` takes it.
+        name: as `activation.activate` takes it, or one of `experts.ACTIVATIONS`.
         is_gated: whether the first half of the product, activated, is multiplied by the second.
     """
 
@@ -59,202 +48,16 @@ class Activation:
     is_gated: bool
 
 
-@triton.jit
-def load_if(IS_WANTED: tl.constexpr, places, mask):
-    """Returns what lies there, float32, or 0."""
-    found = 0.0
-    if IS_WANTED:
-        found = tl.load(places, mask=mask, other=0.0).to(tl.float32)
-    return found
-
-
-@triton.jit
-def _tile(places, is_column, begin, k, BLOCK_K: tl.constexpr, IS_WHOLE: tl.constexpr):
-    """Returns some elements of some rows of a matrix, [BLOCK_N, BLOCK_K]."""
-    if IS_WHOLE:
-        return tl.load(places + begin)
-    else:
-        inside = begin + tl.arange(0, BLOCK_K) < k
-        return tl.load(places + begin, mask=is_column[:, None] & inside[None, :], other=0.0)
-
-
-@triton.jit
-def _elements(
-    x_ptr, norm_ptr, begin, k, offset,
-    HAS_NORM: tl.constexpr, BLOCK_K: tl.constexpr, IS_WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Returns some elements of the row times those of the norm's weight, and their squares."""
-    ks = begin + tl.arange(0, BLOCK_K)
-    mask = None if IS_WHOLE else ks < k
-    x = tl.load(x_ptr + ks, mask=mask, other=None if IS_WHOLE else 0.0).to(tl.float32)
-    squares = x * x
-    if HAS_NORM:
-        factors = tl.load(norm_ptr + ks, mask=mask, other=None if IS_WHOLE else 0.0)
-        x *= factors.to(tl.float32) + offset
-    return x, squares
-
-
-@triton.jit
-def _activated(x, NAME: tl.constexpr, dtype: tl.constexpr):
-    """Returns the activation of a product, which is rounded before and after it."""
-    if NAME is not None:
-        x = active(x.to(dtype).to(tl.float32), NAME).to(dtype).to(tl.float32)
-    return x
-
-
-@triton.jit
-def rows_of_columns(first_row, columns, n, NAME: tl.constexpr):
-    """Returns the rows of a matrix for some columns, and those of their second halves."""
-    if NAME == "gpt_oss":
-        rows = first_row + 2 * columns
-        up_rows = rows + 1
-    else:
-        rows = first_row + columns
-        up_rows = rows + n
-    return rows, up_rows
-
-
-@triton.jit
-def begin(ids_ptr, num_experts, height, IS_DEPENDENT: tl.constexpr, HAS_EXPERTS: tl.constexpr):
-    """Returns the first row of the matrix that a program multiplies with, and its number: those of
-    the expert that was chosen for it, which the launch before may have done, or 0."""
-    choice = tl.program_id(0) * 0
-    first_row = choice.to(tl.int64)
-    if IS_DEPENDENT:
-        gdc_launch_dependents()
-    if HAS_EXPERTS:
-        if IS_DEPENDENT:
-            gdc_wait()
-        choice = tl.program_id(1)
-        expert = tl.load(ids_ptr + choice)  # of a padded token it may be anything
-        expert = tl.where((expert >= 0) & (expert < num_experts), expert, 0)
-        first_row = expert.to(tl.int64) * height
-    return first_row, choice
-
-
-@triton.jit
-def wait(IS_DEPENDENT: tl.constexpr, HAS_EXPERTS: tl.constexpr):
-    """Waits for the launch before, unless `begin` has."""
-    if IS_DEPENDENT and not HAS_EXPERTS:
-        gdc_wait()
-
-
-@triton.jit
-def finished(
-    product, up_product, bias, up_bias, before, scale, dtype: tl.constexpr,
-    NAME: tl.constexpr, IS_GATED: tl.constexpr, ADDS: tl.constexpr, HAS_EXPERTS: tl.constexpr,
-):  # fmt: skip
-    """Returns what a launch stores of its products."""
-    product += bias
-    up_product += up_bias
-    if HAS_EXPERTS:
-        product = _of_expert(product, up_product, NAME, IS_GATED)
-    else:
-        product = _activated(product, NAME, dtype)
-        if IS_GATED:
-            product *= up_product.to(dtype).to(tl.float32)
-    if ADDS:
-        product = product.to(dtype).to(tl.float32) * scale + before
-    return product
-
-
-@triton.jit
-def _of_expert(product, up_product, NAME: tl.constexpr, IS_GATED: tl.constexpr):
-    """Returns the activation of an expert, which rounds nothing before its result."""
-    if NAME == "gpt_oss":
-        gate = tl.where(product > 7.0, 7.0, product)
-        up = tl.where(up_product > 7.0, 7.0, tl.where(up_product < -7.0, -7.0, up_product))
-        product = gate * sigmoid(1.702 * gate) * (up + 1.0)
-    elif NAME is not None:
-        product = active(product, NAME)
-        if IS_GATED:
-            product *= up_product
-    return product
-
-
-@triton.jit
-def multiply_single_row(
-    out_ptr,
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    norm_ptr,
-    ids_ptr,
-    num_experts,
-    n,
-    k,
-    height,
-    x_stride,
-    weight_stride,
-    eps,
-    offset,
-    scale,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ADDS: tl.constexpr,
-    NAME: tl.constexpr,
-    IS_GATED: tl.constexpr,
-    HAS_EXPERTS: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS)
-    dtype = out_ptr.dtype.element_ty
-    out_ptr += choice * n
-    x_ptr += choice * x_stride
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_column = columns < n
-    rows, up_rows = rows_of_columns(first_row, columns, n, NAME)
-    inner = tl.arange(0, BLOCK_K)[None, :]
-    places = weight_ptr + rows[:, None] * weight_stride + inner
-    # An activation without a gate has no second half, which then stands for the first one.
-    second = weight_ptr + (up_rows if IS_GATED else rows)[:, None] * weight_stride + inner
-    weight = _tile(places, is_column, 0, k, BLOCK_K, IS_WHOLE)
-    up = weight
-    if IS_GATED:
-        up = _tile(second, is_column, 0, k, BLOCK_K, IS_WHOLE)
-    bias = load_if(HAS_BIAS, bias_ptr + rows, is_column)
-    up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + up_rows, is_column)
-    wait(IS_DEPENDENT, HAS_EXPERTS)
-
-    before = load_if(ADDS, out_ptr + columns, is_column)
-    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    up_total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    squares = tl.zeros((BLOCK_K,), tl.float32)
-    for start in range(BLOCK_K, k, BLOCK_K):
-        next_weight = _tile(places, is_column, start, k, BLOCK_K, IS_WHOLE)
-        if IS_GATED:
-            next_up = _tile(second, is_column, start, k, BLOCK_K, IS_WHOLE)
-        x, square = _elements(
-            x_ptr, norm_ptr, start - BLOCK_K, k, offset, HAS_NORM, BLOCK_K, IS_WHOLE
-        )
-        squares += square
-        total += weight.to(tl.float32) * x[None, :]
-        weight = next_weight
-        if IS_GATED:
-            up_total += up.to(tl.float32) * x[None, :]
-            up = next_up
-    last = (k - 1) // BLOCK_K * BLOCK_K
-    x, square = _elements(x_ptr, norm_ptr, last, k, offset, HAS_NORM, BLOCK_K, IS_WHOLE)
-    factor = 1.0
-    if HAS_NORM:
-        factor = tl.rsqrt(tl.sum(squares + square, axis=0) / k + eps)
-    product = tl.sum(total + weight.to(tl.float32) * x[None, :], axis=1) * factor
-    up_product = product
-    if IS_GATED:
-        up_product = tl.sum(up_total + up.to(tl.float32) * x[None, :], axis=1) * factor
-    result = finished(
-        product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
-    )
-    tl.store(out_ptr + columns, result.to(dtype), mask=is_column)
+def config_of(weight: Rows) -> SingleRowConfig:
+    """Returns the tile of a product of one row with a matrix, or with several."""
+    *_, height, k = weight.shape
+    return single_row_config(height, k) if isinstance(weight, Tensor) else packed_row_config()
 
 
 def multiply_row(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Rows,
     config: SingleRowConfig,
     bias: Tensor | None = None,
     norm: RowNorm | None = None,
@@ -262,50 +65,67 @@ def multiply_row(
     adds: bool = False,
     scale: float = 1.0,
     is_dependent: bool = False,
+    ids: Tensor | None = None,
 ) -> None:
-    """Computes ``norm(x) @ weight.T + bias``, and the activation of it, for one row.
+    """Computes ``norm(x) @ weight.T + bias``, and the activation of it, for one row, or for one row
+    of each chosen expert.
 
     Products, norm and sums are float32. It rounds the product before the activation, the activation
     before its multiplication, and the addend of the sum, as the operations of their own do; but the
-    normalised row, which they round, stays float32.
+    normalised row, which they round, stays float32. Of experts it rounds the result only, as
+    `experts` does.
 
     Args:
-        out: [1, n], contiguous; not ``x``. With a gated activation n is half of the rows of
-            ``weight``.
-        x: [1, k], contiguous; out's dtype: float32, float16 or bfloat16.
-        weight: [n, k], or [2 * n, k] for a gated activation, each row contiguous, out's dtype.
-        config: the tile sizes, from `configs.single_row_config`.
-        bias: [rows of weight], contiguous, or None.
+        out: [1, n], or [top_k, n] with ``ids``, contiguous; not ``x``. With a gated activation n is
+            half of the rows of ``weight``.
+        x: [1, k], or [top_k, k], a row for each expert, contiguous; out's dtype: float32, float16
+            or bfloat16.
+        weight: [n, k], or [2 * n, k] for a gated activation, out's dtype, with any stride between
+            rows; or packed, and its values are rounded to out's dtype. With ``ids`` [experts, ...]
+            of them, contiguous.
+        config: the tile sizes, from `config_of`.
+        bias: [rows of weight], or [experts, rows] with ``ids``, contiguous, or None.
         norm: the norm of ``x``; None: it has none.
         activation: the activation; None: there is none.
         adds: whether ``scale`` times the product is added to ``out``.
         scale: the factor of the product in that sum.
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0. All weights must be complete by then.
+        ids: [top_k] int32, the experts, which the launch before may choose. One that does not exist
+            stands for the first. None: there are no experts.
 
     Reads ``weight`` once: 7.9 us for 8,192 x 2,048 in bfloat16 at 4.26 TB/s, and about 1.5 us more,
-    from the end of the launch before until the last result is written. 2 flops for each weight.
+    from the end of the launch before until the last result is written; 8 of 128 experts of 2 * 768
+    x 2048, 50 MB, 12 us. 2 flops for each weight.
     """
-    _, k = x.shape
+    num_rows, n = out.shape
+    *experts, height, k = weight.shape
     is_gated = activation is not None and activation.is_gated
-    n = len(weight) // 2 if is_gated else len(weight)
-    _check(out, x, weight, bias, norm, n)
-    if n == 0:
+    assert height == (2 * n if is_gated else n), "weight: rows for each column of out"
+    _check(out, x, weight, bias, norm, ids)
+    if num_rows == 0 or n == 0:
         return
+    memory: tuple[Tensor, ...] = memory_of(weight)
+    strides: tuple[int, ...] = strides_of(weight)
+    tile = _options(weight, config)
     block_n = max(config.block_n // 2, 1) if is_gated else config.block_n
-    multiply_single_row[(triton.cdiv(n, block_n),)](
+    kernel: Any = multiply_packed_row
+    if isinstance(weight, Tensor):
+        kernel, memory, strides = multiply_single_row, memory[:1], (weight.stride(-2),)
+        tile["IS_WHOLE"] = n % block_n == 0 and k % config.block_k == 0
+    kernel[(triton.cdiv(n, block_n), num_rows)](
         out,
         x,
-        weight,
-        weight if bias is None else bias,
-        weight if norm is None else norm.weight,
-        x,
-        1,
+        *memory,
+        x if bias is None else bias,
+        x if norm is None else norm.weight,
+        x if ids is None else ids,
+        experts[0] if experts else 1,
         n,
         k,
-        len(weight),
-        0,
-        weight.stride(0),
+        height,
+        k if len(x) > 1 else 0,
+        *strides,
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.offset,
         scale,
@@ -314,29 +134,54 @@ def multiply_row(
         ADDS=adds,
         NAME=None if activation is None else activation.name,
         IS_GATED=is_gated,
-        HAS_EXPERTS=False,
-        IS_WHOLE=n % block_n == 0 and k % config.block_k == 0,
+        HAS_EXPERTS=ids is not None,
         IS_DEPENDENT=is_dependent,
         BLOCK_N=block_n,
-        BLOCK_K=config.block_k,
         num_warps=config.num_warps,
         num_stages=1,
+        **tile,
         **({"launch_pdl": True} if is_dependent else {}),
     )
 
 
+def _options(weight: Rows, config: SingleRowConfig) -> dict[str, Any]:
+    """Returns the constants of the kernel that depend on how the weights are stored."""
+    if isinstance(weight, Tensor):
+        return {"BLOCK_K": config.block_k}
+    assert config.block_k % RUN == 0, "an iteration takes whole runs"
+    return {"PACKING": weight.packing, "RUNS": config.block_k // RUN, **FLAGS}
+
+
 def _check(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: RowNorm | None, n: int
+    out: Tensor,
+    x: Tensor,
+    weight: Rows,
+    bias: Tensor | None,
+    norm: RowNorm | None,
+    ids: Tensor | None,
 ) -> None:
-    k = weight.shape[1]
-    assert out.shape == (1, n), "out must be [1, n]"
-    assert x.shape == (1, k), "x must be one row, as long as those of weight"
-    assert out.stride(1) == x.stride(1) == weight.stride(1) == 1, "rows must be contiguous"
-    assert out.dtype == x.dtype == weight.dtype, "all tensors have one dtype"
+    *experts, _, k = weight.shape
+    if ids is None:
+        assert len(out) == len(x) == 1, "one row"
+        assert not experts, "a matrix"
+    else:
+        assert ids.shape == (len(out),), "ids: one for each row of out"
+        assert len(x) in (1, len(out)), "x: one row, or one for each expert"
+        assert len(experts) == 1, "weight: a matrix of each expert"
+    assert x.shape[1] == k, "x must be as long as rows of weight"
+    assert out.is_contiguous(), "out must be contiguous"
+    assert x.is_contiguous(), "x must be contiguous"
+    assert out.dtype is x.dtype, "out and x have one dtype"
     assert out.data_ptr() != x.data_ptr() or out.is_meta, "out may not be x"
+    if isinstance(weight, Tensor):
+        assert weight.dtype is x.dtype, "x and weight have one dtype"
+        assert weight.stride(-1) == 1, "rows of weight must be contiguous"
+        assert not experts or weight.is_contiguous(), "experts must lie one after the other"
+    else:
+        check_rows(weight)
     if bias is not None:
-        assert bias.shape == (len(weight),), "bias: one for each row of weight"
-        assert bias.stride(0) == 1, "bias must be contiguous"
+        assert bias.shape == weight.shape[:-1], "bias: one for each row of weight"
+        assert bias.is_contiguous(), "bias must be contiguous"
     if norm is not None:
         assert norm.weight.shape == (k,), "the norm's weight is [k]"
         assert norm.weight.stride(0) == 1, "the norm's weight must be contiguous"

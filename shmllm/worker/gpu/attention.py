@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from shmllm.models.layers import AttentionHeads, Norm
@@ -20,7 +19,6 @@ from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm_kernels.gpu.attention import paged_attention
-from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.reference.rope_write import HeadNorms
@@ -34,13 +32,13 @@ class AttentionStep:
         descriptor: the padded sizes.
         launches: the tile sizes and splits, by the heads of a layer.
         launch: called with each launch of attention, at once or to launch it in each replay.
-        has_one_token: see `GpuOps`; then launches begin before those before them have ended.
+        is_dependent: whether launches begin before those before them have ended.
     """
 
     descriptor: BatchDescriptor
     launches: dict[HeadShape, AttentionLaunch]
     launch: Callable[[Call], None]
-    has_one_token: bool
+    is_dependent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,6 @@ class AttentionOps:
         cache: the KV cache.
         inputs: the step's inputs.
         buffers: the buffers for the results.
-        device: the device.
         norm: normalises rows in place.
         rotates_apart: whether decodes, too, are rotated and written by a launch of their own. In a
             piecewise graph, which serves all steps of its size, they are, and the bits of a decode
@@ -78,7 +75,6 @@ class AttentionOps:
         cache: GpuKVCache,
         inputs: GpuInputs,
         buffers: GpuBuffers,
-        device: torch.device,
         norm: Callable[[Tensor, Norm], Tensor],
         rotates_apart: bool,
     ) -> None:
@@ -87,7 +83,6 @@ class AttentionOps:
         self._buffers = buffers
         self._norm = norm
         self._rotates_apart = rotates_apart
-        self._is_dependent = has_dependent_launches(device)
 
     def begin(self, step: AttentionStep) -> None:
         """Set the sizes of the next forward pass. Launches that a graph keeps out of itself use the
@@ -179,7 +174,7 @@ class AttentionOps:
             sinks=attention.sinks,
             num_splits=launch.num_splits,
             scratch=self._buffers.scratch(shape, len(out), launch.num_splits),
-            is_dependent=self._is_dependent and self._step.has_one_token,
+            is_dependent=self._step.is_dependent,
         )
 
     def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:

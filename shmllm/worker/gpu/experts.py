@@ -13,10 +13,10 @@ from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
-from shmllm_kernels.gpu.expert_rows import multiply_expert_rows
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.routing import combine, route, scale_chosen
+from shmllm_kernels.gpu.single_row import Activation, config_of, multiply_row
 from shmllm_kernels.reference.moe import Choice
 
 SMALLEST_BLOCK = 16
@@ -157,11 +157,14 @@ class ExpertOps:
         """Compute the experts of one token, without adapters and other ranks; see `experts`."""
         spec, buffers, ids = moe.spec, self._buffers[moe.spec], routing.ids[0]
         activated, rows = buffers.activated[: spec.top_k], buffers.rows[:1]
-        of_first, of_last = (rows_of(each.weight) for each in (moe.gate_up_proj, moe.down_proj))
-        bias, activation = moe.gate_up_proj.bias, spec.activation
-        multiply_expert_rows(activated, x, of_first, ids, bias, activation, is_dependent)
-        bias = moe.down_proj.bias
-        multiply_expert_rows(rows[0], activated, of_last, ids, bias, None, is_dependent)
+        activation = Activation(spec.activation, spec.activation != "relu_squared")
+        for out, read, linear, of_it in (
+            (activated, x, moe.gate_up_proj, activation),
+            (rows[0], activated, moe.down_proj, None),
+        ):
+            weight = rows_of(linear.weight)
+            options = linear.bias, None, of_it, False, 1.0, is_dependent, ids
+            multiply_row(out, read, weight, config_of(weight), *options)
         combine(buffers.out[:1], rows, routing.weights, shared, routing.shared_gates)
         return buffers.out[:1]
 

@@ -75,6 +75,8 @@ class GpuOps:
     Attributes:
         products: launches matrix products.
         meetings: as given.
+        is_dependent: whether launches of a step of one token begin before those before them have
+            ended.
         can_fuse: whether a product can be launched with what follows it: nothing adds to it.
         has_one_token: whether that is so, and the step has one token.
     """
@@ -99,9 +101,9 @@ class GpuOps:
         self._latents = LatentAttentionOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
-        self._is_dependent = has_dependent_launches(device)
+        self.is_dependent = has_dependent_launches(device)
         self.can_fuse = lora is None and not self.meetings.are_needed
-        self._attends = AttentionOps(cache, inputs, buffers, device, self.norm, rotates_apart)
+        self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self.begin(BatchDescriptor(1, 1, True), 1)
 
@@ -125,8 +127,9 @@ class GpuOps:
         self.has_one_token = self.can_fuse and descriptor.num_tokens == 1
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
+        is_dependent = self.has_one_token and self.is_dependent
         self._attends.begin(
-            AttentionStep(descriptor, self._attention, launch_attention, self.has_one_token)
+            AttentionStep(descriptor, self._attention, launch_attention, is_dependent)
         )
 
     def variants(
@@ -310,7 +313,7 @@ class GpuOps:
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         if self.has_one_token:
-            return self._experts.experts_of_one(x, routing, moe, shared, self._is_dependent)
+            return self._experts.experts_of_one(x, routing, moe, shared, self.is_dependent)
         return self._experts.experts(x, routing, moe, shared)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ class GpuProgram:
         self._ops = GpuOps(
             model.config, cache, inputs, buffers, where, lora, meetings, rotates_apart
         )
-        self._single_row = SingleRowProducts(where)
+        self._single_row = SingleRowProducts(self._ops.is_dependent)
         self._fused = FusedOps(self._ops, buffers, self._single_row)
         # A model without a final norm leaves its result in the residual stream.
         self._hidden = buffers.hidden if model.norm is None else buffers.normed

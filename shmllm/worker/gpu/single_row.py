@@ -5,15 +5,12 @@ This module owns which kernel takes which matrix. It must not know what the prod
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from shmllm.models.layers import Linear, Norm
 from shmllm.models.matrices import Matrix, MixedMatrix
 from shmllm.worker.gpu.products import rows_of
-from shmllm_kernels.gpu.configs import has_dependent_launches, single_row_config
-from shmllm_kernels.gpu.packed_row import multiply_row_packed
-from shmllm_kernels.gpu.single_row import Activation, RowNorm, multiply_row
+from shmllm_kernels.gpu.single_row import Activation, RowNorm, config_of, multiply_row
 
 
 def is_whole(matrix: Matrix) -> bool:
@@ -25,11 +22,11 @@ class SingleRowProducts:
     """Launches products of one row.
 
     Args:
-        device: the device.
+        is_dependent: whether launches begin before those before them have ended.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._is_dependent = has_dependent_launches(device)
+    def __init__(self, is_dependent: bool) -> None:
+        self._is_dependent = is_dependent
 
     def linear(self, out: Tensor, x: Tensor, linear: Linear) -> None:
         """Compute ``out = x @ weight.T + bias``."""
@@ -61,7 +58,4 @@ class SingleRowProducts:
         if norm is not None:
             before = RowNorm(norm.weight, norm.spec.eps, norm.spec.offset)
         options = linear.bias, before, activation, adds, scale, self._is_dependent
-        if isinstance(weight, Tensor):
-            multiply_row(out, x, weight, single_row_config(*weight.shape), *options)
-        else:
-            multiply_row_packed(out, x, weight, *options)
+        multiply_row(out, x, weight, config_of(weight), *options)

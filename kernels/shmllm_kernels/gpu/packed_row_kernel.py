@@ -1,29 +1,24 @@
-"""The product of one row with a packed matrix, together with the operations around it.
+"""The kernel of the product of one row with a packed matrix, which `single_row` launches.
 
-It is `single_row` for weights that `unpacking` reads. A program computes a few columns, and in each
-iteration some runs of their rows: every pair of a column and a run is unpacked by itself, into [32,
-pairs] values of each half. They are rounded to the row's dtype, as in products of more rows.
+It is `single_row_kernel` for weights that `unpacking` reads. A program computes a few columns, and
+in each iteration some runs of their rows: every pair of a column and a run is unpacked by itself,
+into [32, pairs] values of each half. They are rounded to the row's dtype, as in products of more
+rows.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from shmllm_kernels.gpu.configs import packed_row_config
-from shmllm_kernels.gpu.packings import RUN, PackedRows
-from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
-from shmllm_kernels.gpu.single_row import (
-    Activation,
-    RowNorm,
+from shmllm_kernels.gpu.single_row_kernel import (
     begin,
     finished,
     load_if,
     rows_of_columns,
     wait,
 )
-from shmllm_kernels.gpu.unpacking import FLAGS, half_run
+from shmllm_kernels.gpu.unpacking import half_run
 
 
 @triton.jit
@@ -133,71 +128,3 @@ def multiply_packed_row(
         product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )
     tl.store(out_ptr + columns, result.to(dtype), mask=is_column)
-
-
-def multiply_row_packed(
-    out: Tensor,
-    x: Tensor,
-    weight: PackedRows,
-    bias: Tensor | None = None,
-    norm: RowNorm | None = None,
-    activation: Activation | None = None,
-    adds: bool = False,
-    scale: float = 1.0,
-    is_dependent: bool = False,
-) -> None:
-    """Computes what `single_row.multiply_row` computes, from a packed matrix.
-
-    Args:
-        out: [1, n], contiguous; not ``x``.
-        x: [1, k], contiguous; float32, float16 or bfloat16, as ``out``.
-        weight: [n, k], or [2 * n, k] for a gated activation. Its values are rounded to x's dtype.
-        bias, norm, activation, adds, scale, is_dependent: see `multiply_row`.
-
-    Reads ``weight`` once: in 4 bits with a float16 for each group of 32, 8,192 x 2,048 weights are
-    9.4 MB, 2.2 us at 4.26 TB/s; no measurement has confirmed that.
-    """
-    (height, k), (_, width) = weight.shape, x.shape
-    is_gated = activation is not None and activation.is_gated
-    n = height // 2 if is_gated else height
-    assert out.shape == (1, n), "out must be [1, n]"
-    assert x.shape == (1, k), "x must be one row, as long as those of weight"
-    assert out.stride(1) == x.stride(1) == 1, "rows must be contiguous"
-    assert out.dtype is x.dtype, "out and x have one dtype"
-    assert bias is None or bias.shape == (height,), "bias: one for each row of weight"
-    assert norm is None or norm.weight.shape == (k,), "the norm's weight is [k]"
-    check_rows(weight)
-    if n == 0:
-        return
-    config = packed_row_config()
-    multiply_packed_row[(triton.cdiv(n, config.block_n),)](
-        out,
-        x,
-        *memory_of(weight),
-        x if bias is None else bias,
-        x if norm is None else norm.weight,
-        x,
-        1,
-        n,
-        width,
-        height,
-        0,
-        *strides_of(weight),
-        0.0 if norm is None else norm.eps,
-        0.0 if norm is None else norm.offset,
-        scale,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
-        ADDS=adds,
-        NAME=None if activation is None else activation.name,
-        IS_GATED=is_gated,
-        HAS_EXPERTS=False,
-        IS_DEPENDENT=is_dependent,
-        PACKING=weight.packing,
-        BLOCK_N=config.block_n,
-        RUNS=config.block_k // RUN,
-        num_warps=config.num_warps,
-        num_stages=1,
-        **FLAGS,
-        **({"launch_pdl": True} if is_dependent else {}),
-    )
