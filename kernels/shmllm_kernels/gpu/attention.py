@@ -115,28 +115,18 @@ def paged_attention(
     """
     tokens, num_heads, dim = query.shape
     requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
-    _check(out, query, key_cache, value_cache, block_table, query_starts, context_lens, ends)
+    check_step(out, query, key_cache, value_cache, block_table, query_starts, context_lens, ends)
     per_kv = num_heads // num_kv_heads
-    assert min(config.block_m, config.tile) >= 16, f"{config} is too small"
-    assert config.block_m >= per_kv, f"{config} is too small for {per_kv} heads per kv head"
-    assert num_splits == next_power_of_two(num_splits), "num_splits must be a power of two"
+    check_tiles(config, per_kv, num_splits)
     if tokens == 0 or requests == 0:
         return
     sums, stats = (out, out)
     if num_splits > 1:
-        assert scratch is not None, "split contexts need scratch memory"
-        sums, stats = scratch.sums, scratch.stats
-        assert sums.shape[0] >= tokens, "scratch is for fewer tokens"
-        assert sums.shape[1:] == (num_heads, num_splits, dim), "scratch has another shape"
-        assert sums.is_contiguous(), "scratch must be contiguous"
-        assert stats.is_contiguous(), "scratch must be contiguous"
+        parts = checked(scratch, tokens, num_heads, num_splits, dim)
+        sums, stats = parts.sums, parts.stats
     tiles = tokens // (config.block_m // per_kv) + requests
-    if sinks is not None:
-        assert sinks.shape == (num_heads,), "sinks: one for each head"
-        assert sinks.is_contiguous(), "sinks must be contiguous"
+    check_sinks(sinks, num_heads)
     dim_padded = max(next_power_of_two(dim), 16)
-    log2_e = LOG2_E.value
-    scales = (scale * log2_e, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * log2_e)
     attend[(tiles * num_kv_heads, num_splits)](
         out,
         query,
@@ -150,7 +140,7 @@ def paged_attention(
         out if sinks is None else sinks,
         ends,
         requests,
-        *scales,
+        *scales_of(scale, soft_cap),
         0 if window is None else window,
         *out.stride()[:2],
         *query.stride()[:2],
@@ -187,7 +177,40 @@ def paged_attention(
         )
 
 
-def _check(
+def scales_of(scale: float, soft_cap: float | None) -> tuple[float, float]:
+    """Returns what kernels multiply scores by, so that they are exponents of 2: before the cap, if
+    there is one, and behind it."""
+    log2_e = LOG2_E.value
+    return (scale * log2_e, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * log2_e)
+
+
+def check_tiles(config: AttentionConfig, per_kv: int, num_splits: int) -> None:
+    """Asserts that the sizes fit to the query heads that share a kv head."""
+    assert min(config.block_m, config.tile) >= 16, f"{config} is too small"
+    assert config.block_m >= per_kv, f"{config} is too small for {per_kv} heads per kv head"
+    assert num_splits == next_power_of_two(num_splits), "num_splits must be a power of two"
+
+
+def checked(
+    scratch: AttentionScratch | None, tokens: int, num_heads: int, num_splits: int, dim: int
+) -> AttentionScratch:
+    """Returns the scratch memory of split contexts, after asserting that it is there and fits."""
+    assert scratch is not None, "split contexts need scratch memory"
+    assert scratch.sums.shape[0] >= tokens, "scratch is for fewer tokens"
+    assert scratch.sums.shape[1:] == (num_heads, num_splits, dim), "scratch has another shape"
+    for part in (scratch.sums, scratch.stats, scratch.counters):
+        assert part.is_contiguous(), "scratch must be contiguous"
+    return scratch
+
+
+def check_sinks(sinks: Tensor | None, num_heads: int) -> None:
+    """Asserts that there is a sink for each head, if there are any."""
+    if sinks is not None:
+        assert sinks.shape == (num_heads,), "sinks: one for each head"
+        assert sinks.is_contiguous(), "sinks must be contiguous"
+
+
+def check_step(
     out: Tensor,
     query: Tensor,
     key_cache: Tensor,
@@ -195,8 +218,9 @@ def _check(
     block_table: Tensor,
     query_starts: Tensor,
     context_lens: Tensor,
-    ends: Tensor | None,
+    ends: Tensor | None = None,
 ) -> None:
+    """Asserts that the tensors of a step and those of the cache fit together."""
     _, num_heads, dim = query.shape
     requests = context_lens.shape[0]
     assert dim <= MAX_HEAD_DIM, f"heads of {dim} elements; at most {MAX_HEAD_DIM}"

@@ -12,12 +12,20 @@ waits for the launch before, whose result it needs for queries and the new key o
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from shmllm_kernels.gpu.attention import AttentionScratch
-from shmllm_kernels.gpu.attention_kernels import LOG2_E
+from shmllm_kernels.gpu.attention import (
+    AttentionScratch,
+    check_sinks,
+    check_step,
+    check_tiles,
+    checked,
+    scales_of,
+)
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention_kernel import attend_decodes
+from shmllm_kernels.gpu.rope_write import weights_of
 from shmllm_kernels.reference.rope_write import HeadNorms
 
 JOINED_ELEMENTS = 8192
@@ -79,44 +87,34 @@ def decode_attention(
     """
     tokens, num_heads, dim = out.shape
     requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
-    _check(out, heads, key_cache, value_cache, block_table, query_starts, context_lens, slots)
+    step = key_cache, value_cache, block_table, query_starts, context_lens
+    check_step(out, heads[:, :num_heads], *step)
+    _check(out, heads, num_kv_heads, slots)
     per_kv = num_heads // num_kv_heads
-    assert min(config.block_m, config.tile) >= 16, f"{config} is too small"
-    assert config.block_m >= per_kv, f"{config} is too small for {per_kv} heads per kv head"
-    assert num_splits == next_power_of_two(num_splits), "num_splits must be a power of two"
+    check_tiles(config, per_kv, num_splits)
+    check_sinks(sinks, num_heads)
     if tokens == 0 or requests == 0:
         return
     parts = [out, out, slots]
     if num_splits > 1:
-        assert scratch is not None, "split contexts need scratch memory"
-        assert scratch.sums.shape[0] >= tokens, "scratch is for fewer tokens"
-        assert scratch.sums.shape[1:] == (num_heads, num_splits, dim), "scratch has another shape"
+        scratch = checked(scratch, tokens, num_heads, num_splits, dim)
         assert len(scratch.counters) >= requests * num_kv_heads, "scratch has too few counters"
         parts = [scratch.sums, scratch.stats, scratch.counters]
     tables = (slots, slots) if cos is None or sin is None else (cos, sin)
-    weights = [heads, heads]
-    if norms is not None:
-        assert norms.key is not None, "keys have a norm, too"
-        weights = [norms.query, norms.key]
-    log2_e = LOG2_E.value
-    scales = (scale * log2_e, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * log2_e)
+    assert norms is None or norms.key is not None, "keys have a norm, too"
     dim_padded = max(next_power_of_two(dim), 16)
     most = max(JOINED_ELEMENTS // (num_splits * dim_padded), 1)
     heads_at_once = min(most, next_power_of_two(per_kv))
     attend_decodes[(requests * num_kv_heads, num_splits)](
         out,
         heads,
-        key_cache,
-        value_cache,
-        block_table,
-        query_starts,
-        context_lens,
+        *step,
         slots,
         *tables,
-        *weights,
+        *weights_of(norms, dim, heads),
         out if sinks is None else sinks,
         *parts,
-        *scales,
+        *scales_of(scale, soft_cap),
         0 if window is None else window,
         0.0 if norms is None else norms.eps,
         0.0 if norms is None else norms.offset,
@@ -150,28 +148,10 @@ def decode_attention(
     )
 
 
-def _check(
-    out: Tensor,
-    heads: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    slots: Tensor,
-) -> None:
+def _check(out: Tensor, heads: Tensor, num_kv_heads: int, slots: Tensor) -> None:
     tokens, num_heads, dim = out.shape
-    num_kv_heads, requests = key_cache.shape[2], len(context_lens)
     assert heads.shape == (tokens, num_heads + 2 * num_kv_heads, dim), "heads: query, key, value"
     assert out.stride()[1:] == heads.stride()[1:] == (dim, 1), "heads must be contiguous"
-    assert num_heads % num_kv_heads == 0, "query heads must be a multiple of kv heads"
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
-    assert key_cache.shape == value_cache.shape, "key_cache and value_cache differ in shape"
-    assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"
-    assert key_cache.shape[3] == dim, "the cache has heads of another size"
-    assert key_cache.stride(3) == 1, "the last dimension must be contiguous"
-    for tensor in (out, key_cache, value_cache):
-        assert tensor.dtype is heads.dtype, "all floating tensors have one dtype"
-    assert block_table.shape[0] == requests, "block_table: one row for each request"
-    assert query_starts.shape == (requests + 1,), "query_starts: one more than requests"
     assert slots.shape == (tokens,), "slots: one per token"
+    assert slots.dtype is torch.int64, "slots are int64"

@@ -205,7 +205,7 @@ def rope_and_write(
     _check(query, key_cache, value_cache, heads, *tables, slots)
     if tokens == 0:
         return
-    weights = _weights(norms, dim, heads)
+    weights = weights_of(norms, dim, heads)
     per_program = min(HEADS_PER_PROGRAM, next_power_of_two(num_heads))
     groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
     _rope_write[(tokens, groups)](
@@ -239,7 +239,7 @@ def rope_and_write(
     )
 
 
-def _weights(norms: HeadNorms | None, dim: int, heads: Tensor) -> list[Tensor]:
+def weights_of(norms: HeadNorms | None, dim: int, heads: Tensor) -> list[Tensor]:
     """Returns the weights of the queries' and keys' norms, or others that are not read."""
     if norms is None:
         return [heads, heads]
