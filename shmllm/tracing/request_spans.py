@@ -14,6 +14,9 @@ from shmllm.tracing.layout import REASONS, Event, Type
 from shmllm.tracing.reading import Record, Recording
 from shmllm.tracing.steps import TracedStep, steps_of
 
+UNANSWERED = ("abort", "error")
+"""Ends of which a front end need not record anything: it aborted the request, or has gone."""
+
 STAGE_EVENTS = frozenset({Event.ADMITTED, Event.PREFILL, Event.PREEMPTED, Event.REJECTED})
 
 
@@ -42,7 +45,8 @@ class RequestSpan:
         end_ns: its end, or the end of the trace.
         stages: the stages in order; each begins at or after the end of the one before.
         reason: the finish reason; "" if the trace has no end of the request.
-        is_whole: whether the trace has its beginning and its end.
+        is_whole: whether the trace has its beginning and its end, in the front end too if that
+            was traced when it sent the request.
         num_prompt_tokens: the tokens of its prompt; 0 if the trace has no beginning.
         num_output_tokens: the tokens of its output; 0 if the trace has no end.
         num_cached_tokens: the prefix-cache hit in tokens; None if the trace does not have it.
@@ -149,7 +153,12 @@ def _span(
         span.num_prompt_tokens = first.c
     last = finished or found.get(Event.DISCARDED) or ended
     span.end_ns = max((r.end_ns for r in (last, ended) if r is not None), default=end_ns)
-    span.is_whole = first is not None and first.end_ns >= begin_ns and last is not None
+    is_delivered = (
+        submitted is None or last is not ended or _reason(None, ended, False) in UNANSWERED
+    )
+    span.is_whole = (
+        first is not None and first.end_ns >= begin_ns and last is not None and is_delivered
+    )
     span.reason = _reason(finished, ended, Event.DISCARDED in found)
     for record in (ended, finished):
         if record is not None and record.name in (Event.ENDED, Event.FINISHED):

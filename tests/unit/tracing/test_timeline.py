@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from support.traces import Trace, load
 
 from shmllm.tracing.layout import Direction, Event, RankStep, Slice, Type
@@ -96,6 +97,23 @@ def test_a_span_without_its_end_lasts_until_the_end_of_the_trace(tmp_path: Path)
     assert (request.begin, request.end) == (1100, 9000)
     assert request.facts["whole"] is False
     assert request.facts["finish reason"] == "not in the trace"
+
+
+@pytest.mark.parametrize(("reason", "is_whole"), [(STOP, False), (ABORT, True)])
+def test_a_trace_that_stops_before_the_front_end_has_the_end(
+    reason: int, is_whole: bool, tmp_path: Path
+) -> None:
+    trace = written(
+        tmp_path,
+        front(event(Event.SUBMITTED, 1000, RING, 7, 3)),
+        engine(
+            event(Event.QUEUED, 1100, 0, 7, 3),
+            event(Event.ADMITTED, 1200, 0, 7, 0),
+            event(Event.ENDED, 6000, 0, 7, reason, 3),
+        ),
+    )
+    (request,) = trace.requests.values()
+    assert request.facts["whole"] is is_whole
 
 
 def test_the_timeline_begins_with_the_trace(tmp_path: Path) -> None:
