@@ -8,6 +8,7 @@ requests and rows a step in flight still uses. It must not know how tokens are c
 from __future__ import annotations
 
 from shmllm.config.engine import SchedulerConfig
+from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 
 PIPELINED_TOKENS = 128
@@ -23,6 +24,7 @@ class Batches:
         count: how many batches there are.
         longest_whole: the longest prompt that a step computes as a whole; 0: prompts are computed
             in chunks of any length.
+        longest_span: the most tokens that a step must not divide; 0: it may divide all.
 
     Attributes:
         are_several: whether there is more than one: the steps of a pipeline.
@@ -31,7 +33,13 @@ class Batches:
         longest_chunk: the largest number of a request's tokens in a batch.
     """
 
-    def __init__(self, config: SchedulerConfig, count: int, longest_whole: int = 0) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        count: int,
+        longest_whole: int = 0,
+        longest_span: int = 0,
+    ) -> None:
         self._count = count
         self._last_applied = -1
         self.are_several = count > 1
@@ -40,8 +48,9 @@ class Batches:
         self.budget = config.max_num_batched_tokens
         if self.are_several:
             self.budget = min(self.budget, max(PIPELINED_TOKENS, self.max_requests))
-        self.budget = max(self.budget, longest_whole)
-        self.longest_chunk = config.long_prefill_token_threshold or self.budget
+        self.budget = max(self.budget, longest_whole, longest_span)
+        longest = config.long_prefill_token_threshold or self.budget
+        self.longest_chunk = max(longest, longest_span)
         self._are_whole = longest_whole > 0
 
     @property
@@ -63,6 +72,10 @@ class Batches:
         if self._are_whole:
             return num_tokens if num_tokens <= room else 0
         return min(num_tokens, self.longest_chunk, room)
+
+    def has_room(self, plan: StepPlan, most_requests: int) -> bool:
+        """Whether a batch with at most so many requests has room for another one."""
+        return plan.num_tokens < self.budget and len(plan.requests) < most_requests
 
     def most_requests(self, count: int) -> int:
         """The largest number of requests in the next step, if the batches share `count`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from shmllm.core.block_pool import BlockPool, KVBlock
 from shmllm.core.block_table import BlockTable
 from shmllm.core.kv_groups import ONE_GROUP, KVGroup
-from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
+from shmllm.core.prefix_cache import PrefixCache, hash_blocks
 from shmllm.core.request import Request
 from shmllm.core.shared_blocks import BlockCopy, Lender, StepCounts
 
@@ -88,9 +88,7 @@ class KVCacheManager:
         """The cached blocks of the request's longest known prefix. The prefix excludes the
         request's last token, which must be computed because its logits choose the next token."""
         if self.enable_prefix_caching and request.params.reads_prefix_cache:
-            extend_block_hashes(
-                request.block_hashes, request.token_ids, self.block_size, request.cache_salt
-            )
+            hash_blocks(request, self.block_size)
             if self._lender is not None:
                 self._lender.refresh()
             for _ in range(LOOKUPS):
@@ -280,9 +278,7 @@ class KVCacheManager:
         if not self.enable_prefix_caching or request.num_cached_blocks == NO_MORE_BLOCKS:
             return
         size, table = self._sizes[group], request.block_tables[group]
-        extend_block_hashes(
-            request.block_hashes, request.token_ids, self.block_size, request.cache_salt
-        )
+        hash_blocks(request, self.block_size)
         for index in range(
             max(first, table.first_kept), min(end, self._num_known(request) // size)
         ):

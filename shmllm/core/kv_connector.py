@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.plan import ExternalStep, StepPlan, StepResult
-from shmllm.core.prefix_cache import BlockObserver, extend_block_hashes
+from shmllm.core.prefix_cache import BlockObserver, hash_blocks
 from shmllm.core.request import Request, RequestStatus
 from shmllm.errors import RequestError
 from shmllm.plugins.kv_connector import (
@@ -230,9 +230,7 @@ class SchedulerConnector(NoConnector, BlockObserver):
             self._on_problem(problem)
 
     def _view(self, request: Request) -> RequestView:
-        extend_block_hashes(
-            request.block_hashes, request.token_ids, self._block_size, request.cache_salt
-        )
+        hash_blocks(request, self._block_size)
         return RequestView(
             request.client,
             request.number,

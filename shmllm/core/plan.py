@@ -17,6 +17,7 @@ from shmllm.core.request import Request
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.outputs.columns import Piece
 from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.params.items import Item, Span
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.params.thinking import ThinkingBudget
@@ -40,6 +41,7 @@ class NewRequest:
         thinking: the limit of its reasoning; None without one.
         embeds: a (tokens, hidden) tensor that replaces the first tokens' embeddings, or None.
         second_segment: the index of the first token of the second text of a pair; 0: there is none.
+        items: the images of the prompt, in order.
     """
 
     row: int
@@ -54,6 +56,7 @@ class NewRequest:
     thinking: ThinkingBudget | None = None
     embeds: Any = None
     second_segment: int = 0
+    items: tuple[Item, ...] = ()
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -71,6 +74,7 @@ class NewRequest:
             thinking=request.thinking,
             embeds=request.embeds,
             second_segment=0 if request.pooling is None else request.pooling.second_segment,
+            items=request.items,
         )
 
 
@@ -135,6 +139,30 @@ class Pool:
     is_last: bool
 
 
+class Encode(NamedTuple):
+    """An item whose embeddings the step computes, before anything else reads them.
+
+    number: identifies the embeddings until they are forgotten.
+    item: the item.
+    """
+
+    number: int
+    item: Item
+
+
+class ItemUse(NamedTuple):
+    """A request some of whose tokens have the embeddings of an item.
+
+    column: its index in the columns of the plan.
+    number: identifies the embeddings.
+    spans: the positions that have them, in order; see `Item.spans`.
+    """
+
+    column: int
+    number: int
+    spans: tuple[Span, ...]
+
+
 class ExternalStep(NamedTuple):
     """What a step loads from and saves to a KV connector.
 
@@ -180,6 +208,9 @@ class StepPlan:
         block_appends: the blocks that running requests received.
         prompt_scores: the prompt tokens whose log-probabilities were asked for.
         pools: the pooling requests of the step. None of them is in `samples`.
+        forgotten: the numbers of embeddings that no later step uses; they are forgotten first.
+        encodes: the items that are encoded next.
+        item_uses: where the step uses embeddings of items.
         num_tokens: the sum of `counts`.
         is_repeat: the requests and their order are those of the previous step, and each request
             computes the token that the previous step sampled for it.
@@ -204,6 +235,9 @@ class StepPlan:
     block_appends: list[BlockAppend] = field(default_factory=list)
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
+    encodes: list[Encode] = field(default_factory=list)
+    item_uses: list[ItemUse] = field(default_factory=list)
     num_tokens: int = 0
     is_repeat: bool = False
 

@@ -2,7 +2,8 @@
 
 The hash of a block covers the hash of its parent block and its own token ids. Equal hashes
 therefore mean that all tokens from the first one on, and the cache salt, are equal; requests with
-different salts share no block. This module must not know which blocks are free.
+different salts share no block. Where a block has embeddings of an image, its hash also covers the
+image's identity, and which of them are where. This module must not know which blocks are free.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from struct import Struct
 
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_groups import KVRule
+from shmllm.core.request import Request
 from shmllm.core.shared_blocks import Lender
+from shmllm.params.items import Item
+
+PLACE = Struct("<QQQ")
+"""Where embeddings of an image lie: the first and the last position, and the index of the first."""
 
 
 def _root_hash(cache_salt: str) -> bytes:
@@ -22,7 +29,11 @@ def _root_hash(cache_salt: str) -> bytes:
 
 
 def extend_block_hashes(
-    hashes: list[bytes], token_ids: array[int], block_size: int, cache_salt: str
+    hashes: list[bytes],
+    token_ids: array[int],
+    block_size: int,
+    cache_salt: str,
+    items: Sequence[Item] = (),
 ) -> None:
     """Append to `hashes` the missing hashes of the full blocks of `token_ids`."""
     num_full = len(token_ids) // block_size
@@ -31,8 +42,30 @@ def extend_block_hashes(
     parent = hashes[-1] if hashes else _root_hash(cache_salt)
     for index in range(len(hashes), num_full):
         block_ids = token_ids[index * block_size : (index + 1) * block_size]
-        parent = sha256(parent + block_ids.tobytes()).digest()
+        parent = sha256(parent + block_ids.tobytes() + _of_items(items, index, block_size)).digest()
         hashes.append(parent)
+
+
+def _of_items(items: Sequence[Item], index: int, block_size: int) -> bytes:
+    """What the images with tokens in a block add to what its hash covers; nothing without any."""
+    found = b""
+    begin, end = index * block_size, (index + 1) * block_size
+    for item in items:
+        if item.start < end and begin < item.end:
+            num_before = 0
+            for first, last in item.spans:
+                if first < end and begin < last:
+                    place = max(first, begin), min(last, end)
+                    found += item.identity + PLACE.pack(*place, num_before + place[0] - first)
+                num_before += last - first
+    return found
+
+
+def hash_blocks(request: Request, block_size: int) -> None:
+    """Append the missing hashes of a request's full blocks to its `block_hashes`."""
+    extend_block_hashes(
+        request.block_hashes, request.token_ids, block_size, request.cache_salt, request.items
+    )
 
 
 class BlockObserver:

@@ -64,6 +64,7 @@ class Request:
             admitted; None before that.
         block_tables: its blocks in each group of layers; [] unless it is running.
         num_cached_blocks: how many blocks of each table were added to the prefix cache.
+        items: the images of its prompt, in order.
         lora_id: identifies its adapter; 0: it has none.
         adapter: the runner's form of its adapter, from its admission on; None: it has none.
         drafting: what a drafter remembers of the request.
@@ -87,6 +88,7 @@ class Request:
         "drafting",
         "embeds",
         "end_ids",
+        "items",
         "last_step",
         "lora_id",
         "max_tokens",
@@ -149,6 +151,7 @@ class Request:
         self.bad_words = submitted.bad_words
         self.thinking = submitted.thinking
         self.embeds = submitted.embeds
+        self.items = submitted.items
         self.constraint: Constraint | None = None
         self.next_prompt_logprob = 1
         self.status = RequestStatus.WAITING

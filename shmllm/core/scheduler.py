@@ -26,6 +26,7 @@ from shmllm.config.engine import SchedulerConfig
 from shmllm.core.adapter_room import AdapterRoom
 from shmllm.core.batches import Batches
 from shmllm.core.drafts import Drafts
+from shmllm.core.encoder_cache import EncoderCache
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_connector import NoConnector
 from shmllm.core.observer import NULL_OBSERVER, Observer
@@ -50,11 +51,14 @@ class Scheduler:
         max_drafts: the largest number of drafted tokens in a step.
         num_batches: how many batches of a pipeline are under way at a time. A request samples in
             one of them, and each has up to max_num_seqs requests.
-        longest_whole: see `Batches`.
+        longest_whole, longest_span: see `Batches`.
+        encoder_cache: see the attribute; None: no request has items.
 
     Attributes:
+        encoder_cache: has the embeddings of items.
         adapters: the adapters of the running requests.
         connector: loads and saves blocks that another tier has.
+        rows: the rows of the running requests.
         failures: requests that ended with an error; who reports them clears the list.
         observer: the scheduler calls it when a request is queued, admitted, preempted or ended.
         stats: counters.
@@ -68,9 +72,12 @@ class Scheduler:
         max_drafts: int = 0,
         num_batches: int = 1,
         longest_whole: int = 0,
+        longest_span: int = 0,
+        encoder_cache: EncoderCache | None = None,
     ) -> None:
-        self._batches = Batches(config, num_batches, longest_whole)
-        self._rows = Rows(self._batches.num_rows)
+        self._batches = Batches(config, num_batches, longest_whole, longest_span)
+        self.encoder_cache = encoder_cache or EncoderCache(0)
+        self.rows = Rows(self._batches.num_rows)
         self._kv_cache = kv_cache
         self._is_by_priority = config.policy == "priority"
         self._waiting = PriorityQueue() if self._is_by_priority else WaitingQueue()
@@ -84,10 +91,6 @@ class Scheduler:
         self.observer: Observer = NULL_OBSERVER
         self.stats = SchedulerStats()
         self._drafts = Drafts(max_drafts, kv_cache, self.stats)
-
-    def share_rows(self, is_shared: bool) -> None:
-        """See `Rows.share`."""
-        self._rows.share(is_shared)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -195,7 +198,7 @@ class Scheduler:
             self.stats.steps += 1
             plan.loads = self._kv_cache.take_loads()
             plan.saves_after = self._kv_cache.take_saves()
-            plan.left_rows = self._rows.take_left()
+            plan.left_rows = self.rows.take_left()
             self.connector.planned(plan)
         return plan
 
@@ -208,7 +211,7 @@ class Scheduler:
             The columns of each front end for which the step produced anything.
         """
         self._batches.applied(plan.step)
-        self._rows.release(plan.step)
+        self.rows.release(plan.step)
         for request in self.connector.applied(plan, result, self._requests.values()):
             self._fail_computed(request, result.load_failure)
         outputs = self._steady.apply(plan, result)
@@ -237,16 +240,17 @@ class Scheduler:
                 self._kv_cache.stop_registering(request)
 
     def forget_prefixes(self) -> None:
-        """Forget every cached prefix, and register no more blocks of running requests: their
-        keys and values were computed with other weights."""
+        """Forget cached prefixes and items of other weights, also those of running requests."""
         self._kv_cache.reset_prefix_cache()
+        self.encoder_cache.reset()
         for request in self._running:
             self._kv_cache.stop_registering(request)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if rows, queues and blocks are inconsistent."""
         self._kv_cache.check_integrity()
-        rows = [*(request.row for request in self._running), *self._rows.unused]
+        self.encoder_cache.check_integrity()
+        rows = [*(request.row for request in self._running), *self.rows.unused]
         assert len(set(rows)) == len(rows), "a row is used twice"
         assert len(self._requests) == len(self._running) + len(self._waiting)
         assert self._running or not self._kv_cache.has_used_blocks, "blocks leaked"
@@ -268,7 +272,7 @@ class Scheduler:
         """Plan tokens of the running requests. Returns whether a request was preempted."""
         preempted = False
         index = 0
-        while index < len(self._running) and self._has_room(plan, most_requests):
+        while index < len(self._running) and self._batches.has_room(plan, most_requests):
             request = self._running[index]
             index += 1
             if request.client in self._waiting.paused:
@@ -278,6 +282,7 @@ class Scheduler:
             if self._batches.are_several and request.num_in_flight:
                 continue  # its next token comes with another batch
             count = min(request.num_uncomputed_tokens, most)
+            count = self.encoder_cache.cut(request, start, count, plan.step)
             if not count:
                 continue
             drafts: Sequence[int] = ()
@@ -300,12 +305,9 @@ class Scheduler:
             self._plan_tokens(plan, request, count + len(drafts), drafts)
         return preempted
 
-    def _has_room(self, plan: StepPlan, most_requests: int) -> bool:
-        return plan.num_tokens < self._batches.budget and len(plan.requests) < most_requests
-
     def _schedule_waiting(self, plan: StepPlan, most_requests: int) -> None:
-        while self._rows.free and self._has_room(plan, most_requests):
-            excluded = self._rows.clients_with_enough()
+        while self.rows.free and self._batches.has_room(plan, most_requests):
+            excluded = self.rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
             if request is None or self._batches.has(request):
                 break
@@ -322,6 +324,7 @@ class Scheduler:
                 continue
             start = num_hit + num_loaded
             count = self._batches.chunk(request.num_tokens - start, plan.num_tokens)
+            count = self.encoder_cache.cut(request, start, count, plan.step)
             if not count or not self._kv_cache.admit(request, hit, start + count):
                 break
             try:
@@ -340,7 +343,7 @@ class Scheduler:
         """Let a request run. Of its computed tokens, `num_elsewhere` are from outside of the own
         cache."""
         self._steady.end()
-        request.row = self._rows.take(request.client)
+        request.row = self.rows.take(request.client)
         self.adapters.enter(request)
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_computed_tokens
@@ -351,20 +354,15 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
             request.scheduled_ns = monotonic_ns()
-            if request.params.reads_prefix_cache:
-                self.stats.prefix_query_tokens += request.num_prompt_tokens
-                self.stats.prefix_hit_tokens += request.num_cached_tokens
-                if self._kv_cache.is_shared or self.connector.is_on:
-                    num_own = request.num_cached_tokens - num_elsewhere
-                    self.stats.shared_query_tokens += request.num_prompt_tokens - num_own
-                    self.stats.shared_hit_tokens += num_elsewhere
-            self.stats.prompt_tokens += request.num_prompt_tokens
+            is_shared = self._kv_cache.is_shared or self.connector.is_on
+            self.stats.add_admitted(request, num_elsewhere if is_shared else None)
         self.observer.admitted(request)
         plan.new_requests.append(NewRequest.of(request))
 
     def _plan_tokens(
         self, plan: StepPlan, request: Request, count: int, drafts: Sequence[int] = ()
     ) -> None:
+        self.encoder_cache.use(request, request.num_computed_tokens, count, plan)
         request.num_computed_tokens += count
         request.last_step = plan.step
         self._kv_cache.register_full_blocks(request)
@@ -396,5 +394,5 @@ class Scheduler:
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
         last_step = self._batches.last_step_of_row(request)
-        self._rows.give_back(request.row, request.client, last_step)
+        self.rows.give_back(request.row, request.client, last_step)
         self.adapters.leave(request)

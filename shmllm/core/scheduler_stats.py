@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shmllm.config.speculative import MOST_DRAFTED
+from shmllm.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,23 @@ class SchedulerStats:
     accepted_tokens: int = 0
     draft_break_even: float = 0.0
     accepted_at: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTED)
+
+    def add_admitted(self, request: Request, num_elsewhere: int | None) -> None:
+        """Count a request that is admitted for the first time.
+
+        Args:
+            request: the request.
+            num_elsewhere: how many of its cached tokens are from outside of the engine's own cache;
+                None: the engine shares no blocks.
+        """
+        num_prompt, num_cached = request.num_prompt_tokens, request.num_cached_tokens or 0
+        self.prompt_tokens += num_prompt
+        if request.params.reads_prefix_cache:
+            self.prefix_query_tokens += num_prompt
+            self.prefix_hit_tokens += num_cached
+            if num_elsewhere is not None:
+                self.shared_query_tokens += num_prompt - (num_cached - num_elsewhere)
+                self.shared_hit_tokens += num_elsewhere
 
     def add_draft(self, num_drafted: int, num_accepted: int) -> None:
         """Count one draft."""

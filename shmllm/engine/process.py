@@ -278,7 +278,7 @@ class EngineProcess:
 
     def _share_rows(self) -> None:
         if self._core is not None:
-            self._core.scheduler.share_rows(len(self._sessions) > 1)
+            self._core.scheduler.rows.share(len(self._sessions) > 1)
 
     def _send_ready(self, session: Session) -> None:
         assert self._core is not None

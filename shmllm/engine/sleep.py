@@ -324,6 +324,7 @@ class Sleeper:
         if SleepState.KV_CACHE in level.parts:
             self._scheduler.preempt_all()
             self._kv_cache.reset_prefix_cache()
+            self._scheduler.encoder_cache.reset()
         self._states.sleep(level, mode)
         return self._result(before, began, warning)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shmllm.params.items import Item
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
@@ -35,6 +36,8 @@ class EngineCoreRequest:
             there are any; else empty.
         embeds: a (tokens, hidden) tensor that replaces the prompt's token embeddings, or None.
             It is transmitted in a record of its own, ahead of the request.
+        items: the images of the prompt, in order; each is transmitted in a record of its own, ahead
+            of the request.
         lora: the adapter that the request is computed with, or None.
         seed: the 64 bits, as a signed number, from which its random draws follow.
         is_sibling: whether it is a further completion of the prompt of the request before it. The
@@ -51,6 +54,7 @@ class EngineCoreRequest:
     thinking: ThinkingBudget | None = None
     extra_args: str = ""
     embeds: Any = None
+    items: tuple[Item, ...] = ()
     lora: LoRARequest | None = None
     seed: int = 0
     is_sibling: bool = False

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from shmllm.ipc.device_memory import LocalSharing
 from shmllm.outputs.columns import FinishReason, OutputColumns, Piece
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
+from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method, Rejected
@@ -53,6 +55,28 @@ def _read(context: Iterable[int], vocab_size: int) -> int:
     for fingerprint in context:
         total = _mix(total, fingerprint)
     return (total >> 7) % vocab_size
+
+
+def value_of(item: Item, index: int) -> int:
+    """What a runner reads in place of the token that has an item's embedding of this index."""
+    return int.from_bytes(
+        sha256(item.identity + index.to_bytes(4, "little")).digest()[:4], "little"
+    )
+
+
+def positions_of(item: Item) -> Iterator[int]:
+    """The positions that have the item's embeddings, in order."""
+    for begin, end in item.spans:
+        yield from range(begin, end)
+
+
+def as_read(prompt: Sequence[int], items: Iterable[Item]) -> list[int]:
+    """A prompt with what a runner reads in place of placeholders."""
+    tokens = list(prompt)
+    for item in items:
+        for index, position in enumerate(positions_of(item)):
+            tokens[position] = value_of(item, index)
+    return tokens
 
 
 def _first_read(group: KVGroup, position: int) -> int:
@@ -223,6 +247,7 @@ class FakeRunner:
         lent_ids: ids of blocks that other engines share, which steps may read now.
         grammars: what was asked to be compiled; tests give the futures their results.
         num_adapters_read: how often an adapter was read.
+        embeddings: the items whose embeddings it has, by their numbers.
         most_under_way: steps that were submitted and not executed yet, at most.
     """
 
@@ -248,6 +273,8 @@ class FakeRunner:
         self._states: dict[int, int] = {}
         self.memory = FakeMemory(self._slots)
         self._asks: dict[int, int] = {}
+        self.embeddings: dict[int, Item] = {}
+        self._embedded: dict[tuple[int, int], int] = {}
 
     def check(self) -> None:
         pass
@@ -288,6 +315,7 @@ class FakeRunner:
         self.plans.append(plan)
         self._copy_blocks([*plan.saves_before, *plan.loads])
         self._update(plan)
+        self._encode(plan)
         for source, target in plan.state_copies:
             self._slots[-target] = self._slots[-source]
         self._states = {slot: state for slot, state in self._slots.items() if slot < 0}
@@ -376,6 +404,19 @@ class FakeRunner:
                 assert first == len(table), "a block table has a gap or is overwritten"
                 table += ids
 
+    def _encode(self, plan: StepPlan) -> None:
+        """Forget and compute embeddings, and note what the step reads of them."""
+        for number in plan.forgotten:
+            del self.embeddings[number]
+        for number, item in plan.encodes:
+            assert number not in self.embeddings
+            self.embeddings[number] = item
+        self._embedded = {
+            (plan.rows[use.column], position): value_of(self.embeddings[use.number], index)
+            for use in plan.item_uses
+            for index, position in enumerate(positions_of(Item(b"", use.spans, (1, 1, 1))))
+        }
+
     def _copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         size = self.info.block_size
         for section, source, target in copies:
@@ -401,6 +442,7 @@ class FakeRunner:
                     is_state = of_group.rule.interval is not None and is_first
                     before = (self._states if is_state else self._slots)[slot]
                 token_id = self._tokens[row][position]
+                token_id = self._embedded.get((row, position), token_id)
                 self._slots[self._slot(row, group, position)] = _written(before, token_id)
 
     def _sample(self, plan: StepPlan, index: int) -> list[int]:

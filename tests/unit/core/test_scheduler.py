@@ -563,7 +563,7 @@ def test_many_requests_of_one_front_end_do_not_delay_another():
 
 def test_shared_rows_reserve_some_for_front_ends_that_hold_none():
     bench = Bench(num_seqs=8)
-    bench.scheduler.share_rows(True)
+    bench.scheduler.rows.share(True)
     for number in range(20):
         bench.add(number, 4, client=0, max_tokens=30)
     bench.step()
@@ -572,7 +572,7 @@ def test_shared_rows_reserve_some_for_front_ends_that_hold_none():
     bench.add(101, 4, client=1, max_tokens=1)
     assert 100 in sampled(bench.step())
     assert 101 in sampled(bench.step())
-    bench.scheduler.share_rows(False)
+    bench.scheduler.rows.share(False)
     bench.step()
     assert bench.scheduler.num_running == 8
 

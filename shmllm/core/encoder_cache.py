@@ -1,0 +1,170 @@
+"""Which embeddings of items the runner has: a cache of a bounded number of embeddings.
+
+An item is encoded in the step that computes the first of its tokens that is not computed yet, and
+its embeddings stay until others need the room, least recently used first. A step keeps what it
+uses, and nothing is held from one step to the next: an item that was evicted while a request is in
+the middle of it is encoded again. Whatever other requests do, the first one of a step finds the
+whole cache free, so no order of requests can stop all of them.
+
+Steps run in the order in which they are planned, so an entry may be reused by the next plan.
+
+This module must not know how items are encoded, nor what they contain.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shmllm.core.plan import Encode, ItemUse, StepPlan
+from shmllm.core.request import Request
+from shmllm.params.items import Item
+
+
+@dataclass(slots=True)
+class _Entry:
+    """The embeddings of one item.
+
+    Attributes:
+        number: what the runner calls them.
+        size: how many there are.
+        last_step: the last step that uses them.
+    """
+
+    number: int
+    size: int
+    last_step: int
+
+
+class EncoderCache:
+    """
+    Args:
+        capacity: the most embeddings that are kept, and that a step uses; those of the largest
+            item at least.
+        cuts_spans: whether a step may compute a part of a span. In models whose images are attended
+            to both ways it must not.
+
+    Attributes:
+        num_used: how many embeddings are kept.
+        num_hits, num_encoded: how many items were found and encoded.
+    """
+
+    def __init__(self, capacity: int, cuts_spans: bool = True) -> None:
+        self.capacity = capacity
+        self.cuts_spans = cuts_spans
+        self.num_used = self.num_hits = self.num_encoded = 0
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
+        self._forgotten: list[int] = []
+        self._num_made = 0
+        self._step = -1
+        self._num_pinned = 0
+
+    def cut(self, request: Request, start: int, count: int, step: int) -> int:
+        """How many of a request's tokens a step can compute. Changes nothing that lasts.
+
+        Args:
+            request: the request.
+            start: the position of the first token.
+            count: how many tokens there is room for otherwise.
+            step: the number of the step.
+
+        Returns:
+            At most `count`; 0: its next token belongs to an item that has no room in this step.
+        """
+        if not request.items:
+            return count
+        self._begin(step)
+        end, num_pinned, seen = start + count, self._num_pinned, set()
+        for item in _between(request.items, start, end):
+            if self._is_pinned(item) or item.identity in seen:
+                continue
+            seen.add(item.identity)
+            num_pinned += item.num_embeds
+            if num_pinned > self.capacity:
+                end = max(item.start, start)
+                break
+        return self._before_cut_spans(request, start, end) - start
+
+    def _before_cut_spans(self, request: Request, start: int, end: int) -> int:
+        """The last position at most `end` at which no span is cut."""
+        if not self.cuts_spans:
+            for item in _between(request.items, start, end):
+                for first, last in item.spans:
+                    if first < end < last:
+                        return max(first, start)
+        return end
+
+    def use(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
+        """Plan the embeddings of a request's tokens, which `cut` has found room for.
+
+        Args:
+            request: the request, which gets the plan's next column.
+            start: the position of its first token.
+            count: how many tokens the step computes.
+            plan: gets what the runner encodes, forgets and uses.
+        """
+        if not request.items:
+            return
+        self._begin(plan.step)
+        found = list(_between(request.items, start, start + count))
+        for item in found:  # first: making room for one must not evict another one
+            entry = self._entries.get(item.identity)
+            if entry is not None:
+                self._pin(item, entry)
+        for item in found:
+            entry = self._entries.get(item.identity)
+            if entry is None:
+                entry = self._make(item, plan)
+                self._pin(item, entry)
+            else:
+                self.num_hits += 1
+            plan.item_uses.append(ItemUse(len(plan.requests), entry.number, item.spans))
+        plan.forgotten += self._forgotten
+        self._forgotten.clear()
+
+    def reset(self) -> None:
+        """Forget all embeddings: they were computed with other weights."""
+        self._forgotten += [entry.number for entry in self._entries.values()]
+        self._entries.clear()
+        self.num_used = self._num_pinned = 0
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the counts are inconsistent."""
+        sizes = [entry.size for entry in self._entries.values()]
+        assert sum(sizes) == self.num_used <= self.capacity, "embeddings leaked"
+
+    def _begin(self, step: int) -> None:
+        if step != self._step:
+            self._step, self._num_pinned = step, 0
+
+    def _is_pinned(self, item: Item) -> bool:
+        entry = self._entries.get(item.identity)
+        return entry is not None and entry.last_step == self._step
+
+    def _pin(self, item: Item, entry: _Entry) -> None:
+        if entry.last_step != self._step:
+            entry.last_step = self._step
+            self._num_pinned += entry.size
+        self._entries.move_to_end(item.identity)
+
+    def _make(self, item: Item, plan: StepPlan) -> _Entry:
+        size = item.num_embeds
+        while self.num_used + size > self.capacity:
+            _, oldest = self._entries.popitem(last=False)
+            assert oldest.last_step != self._step, "the step has no room for the item"
+            self.num_used -= oldest.size
+            self._forgotten.append(oldest.number)
+        self._num_made += 1
+        entry = self._entries[item.identity] = _Entry(self._num_made, size, -1)
+        self.num_used += size
+        self.num_encoded += 1
+        plan.encodes.append(Encode(entry.number, item))
+        return entry
+
+
+def _between(items: tuple[Item, ...], start: int, end: int) -> Iterator[Item]:
+    """The items that have embeddings between two positions."""
+    for item in items:
+        if any(first < end and start < last for first, last in item.spans):
+            yield item

@@ -1,0 +1,45 @@
+"""Items of a prompt that are no text: images, as a front end submits them to an engine core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Grid = tuple[int, int, int]
+Span = tuple[int, int]
+
+IDENTITY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One image of a prompt.
+
+    Attributes:
+        identity: 32 bytes; items with equal identities have equal pixels and grids.
+        spans: the half-open intervals of the prompt's positions whose embeddings are the item's, in
+            ascending order. The tokens at these positions are placeholders.
+        grid: how the model divides the pixels; its meaning is the family's.
+        pixels: (tiles, height, width, 3) uint8, a numpy array. On the wire it may be left out: the
+            engine has it from an earlier request of the same front end.
+    """
+
+    identity: bytes
+    spans: tuple[Span, ...]
+    grid: Grid
+    pixels: Any = None
+
+    @property
+    def start(self) -> int:
+        """The first of its positions."""
+        return self.spans[0][0]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return self.spans[-1][1]
+
+    @property
+    def num_embeds(self) -> int:
+        """The number of its embeddings."""
+        return sum(end - begin for begin, end in self.spans)
