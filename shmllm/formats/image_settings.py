@@ -1,0 +1,226 @@
+"""Reads how a model's images become numbers: the settings of its image processor.
+
+transformers 5 writes them into processor_config.json, under "image_processor"; older versions into
+preprocessor_config.json. A file may leave fields out; then the defaults of transformers' class
+count. The front end reads what it needs to resize images (`ImageSettings.options`), the engine
+makes its inputs of the resized uint8 pixels with `pixel_table`. This module must not import torch
+or pillow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmllm.errors import EngineStartError
+
+PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
+
+NEAREST, LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = range(6)
+"""The values of "resample" in the files: pillow's filters."""
+
+_HALF = (0.5, 0.5, 0.5)
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_CLIP = {
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+    "resample": BICUBIC,
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+    "crop_size": {"height": 224, "width": 224},
+}
+_IDEFICS3 = {
+    "resample": LANCZOS,
+    "size": {"longest_edge": 4 * 364},
+    "max_image_size": {"longest_edge": 364},
+    "do_image_splitting": True,
+}
+_QWEN2_VL = {
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+    "resample": BICUBIC,
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "CLIPImageProcessor": _CLIP,
+    "LlavaImageProcessor": _CLIP | {"do_pad": False},
+    "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
+    "Idefics3ImageProcessor": _IDEFICS3,
+    "SmolVLMImageProcessor": _IDEFICS3,
+    "Qwen2VLImageProcessor": _QWEN2_VL,
+    "Qwen2_5_VLImageProcessor": _QWEN2_VL,
+    "Gemma3ImageProcessor": {
+        "resample": BILINEAR,
+        "size": {"height": 224, "width": 224},
+        # The processor's defaults: those of the image processor are None.
+        "do_pan_and_scan": False,
+        "pan_and_scan_min_crop_size": 256,
+        "pan_and_scan_max_num_crops": 4,
+        "pan_and_scan_min_ratio_to_activate": 1.2,
+    },
+}
+"""What transformers' classes have where a file is silent. `_COMMON` holds for all of them."""
+_COMMON: dict[str, Any] = {
+    "image_mean": _HALF,
+    "image_std": _HALF,
+    "do_resize": True,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+}
+_OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """The settings of an image processor.
+
+    Attributes:
+        where: the file, for messages.
+        processor: the name of transformers' class, without "Fast" or "Pil".
+        do_rescale: whether pixels are multiplied by `rescale_factor`.
+        rescale_factor: 1/255 in all known files.
+        do_normalize: whether `mean` is subtracted and the difference divided by `std`.
+        mean: of the three channels, after the scaling.
+        std: of the three channels, after the scaling.
+        options: all other fields, among them "do_resize", "size" and "resample"; read-only. A field
+            that is null in the file has the default of transformers' class, or is absent.
+    """
+
+    where: str
+    processor: str
+    do_rescale: bool
+    rescale_factor: float
+    do_normalize: bool
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    options: Mapping[str, Any]
+
+
+def read_image_settings(directory: Path) -> ImageSettings | None:
+    """Reads the settings of the image processor in a model's directory.
+
+    Returns:
+        None if the directory has none.
+
+    Raises:
+        EngineStartError: a file cannot be read, or a field has a wrong type.
+    """
+    for name in (PROCESSOR, PREPROCESSOR):
+        path = directory / name
+        values = _read_object(path)
+        if values is not None and name == PROCESSOR:
+            values = values.get("image_processor")
+        if values is not None:
+            return settings_of(values, str(path))
+    return None
+
+
+def settings_of(values: Any, where: str) -> ImageSettings:
+    """The settings in an object of a file.
+
+    Args:
+        values: the object.
+        where: its name in messages.
+
+    Raises:
+        EngineStartError: it is no object, or a field that `pixel_table` needs has a wrong type.
+    """
+    if not isinstance(values, dict):
+        raise EngineStartError(f"{where}: the image processor must be an object, not {values!r}")
+    processor = _class_name(values, where)
+    fields = _COMMON | _DEFAULTS.get(processor, {})
+    fields |= {name: value for name, value in values.items() if value is not None}
+    return ImageSettings(
+        where=where,
+        processor=processor,
+        do_rescale=_flag(fields, "do_rescale", where),
+        rescale_factor=_number(fields["rescale_factor"], "rescale_factor", where),
+        do_normalize=_flag(fields, "do_normalize", where),
+        mean=_channels(fields, "image_mean", where),
+        std=_channels(fields, "image_std", where),
+        options=MappingProxyType(
+            {name: value for name, value in fields.items() if name not in _OF_THE_TABLE}
+        ),
+    )
+
+
+def pixel_table(settings: ImageSettings) -> NDArray[np.float32]:
+    """The model's inputs for the 256 values of a pixel, float32 of shape [3, 256], by channel.
+
+    The bits are those of transformers' `PilBackend`: a product in float64, rounded to float32, then
+    a subtraction and a division in float32.
+    """
+    values = np.arange(256, dtype=np.float64)
+    if settings.do_rescale:
+        values = values * settings.rescale_factor
+    table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
+    if settings.do_normalize:
+        mean, std = (np.array(each, np.float32)[:, None] for each in (settings.mean, settings.std))
+        table = (table - mean) / std
+    return table
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EngineStartError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise EngineStartError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise EngineStartError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _class_name(values: dict[str, Any], where: str) -> str:
+    """Files of transformers 4.25 and older name a feature extractor."""
+    name = values.get("image_processor_type")
+    if name is None:
+        name = values.get("feature_extractor_type")
+    if not isinstance(name, str):
+        raise EngineStartError(
+            f"{where}: field 'image_processor_type' must be a name, not {name!r}"
+        )
+    name = name.removesuffix("Fast").removesuffix("Pil")
+    stem = name.removesuffix("FeatureExtractor")
+    return name if stem == name else f"{stem}ImageProcessor"
+
+
+def _flag(fields: dict[str, Any], name: str, where: str) -> bool:
+    value = fields[name]
+    if not isinstance(value, bool):
+        raise EngineStartError(f"{where}: {name!r} must be true or false, not {value!r}")
+    return value
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise EngineStartError(f"{where}: {name!r} must consist of finite numbers, not {value!r}")
+    return float(value)
+
+
+def _channels(fields: dict[str, Any], name: str, where: str) -> tuple[float, float, float]:
+    """Three numbers, or one for all channels."""
+    value = fields[name]
+    values = list(value) if isinstance(value, list | tuple) else [value] * 3
+    if len(values) != 3:
+        raise EngineStartError(f"{where}: {name!r} must have 3 numbers, not {len(values)}")
+    red, green, blue = (_number(each, name, where) for each in values)
+    if name == "image_std" and 0 in (red, green, blue):
+        raise EngineStartError(f"{where}: {name!r} must not contain 0")
+    return red, green, blue
