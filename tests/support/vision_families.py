@@ -1,0 +1,238 @@
+"""The recipes of the small models in `vision_models.py`, one for each family that sees images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+VOCAB_SIZE = 512
+IMAGE_SIZE = 64
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": IMAGE_SIZE,
+    "patch_size": 16,
+}
+CLIP = {"model_type": "clip_vision_model", "num_hidden_layers": 3}
+SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
+QWEN: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+}
+CLIP_MEAN = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+HALF_MEAN = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+PREPARED = {
+    "do_convert_rgb": True,
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "rescale_factor": 1 / 255,
+}
+BICUBIC, BILINEAR, LANCZOS = 3, 2, 1
+
+
+class VisionFamily(NamedTuple):
+    """
+    Attributes:
+        model: the name of transformers' class, without its end "ForConditionalGeneration".
+        text, vision, outer: what config.json has beside TEXT, VISION, and the ids of marks.
+        marks: the special tokens; the first one ends an output.
+        image: the mark that a placeholder consists of.
+        ids: the fields of config.json that name marks.
+        chat: what the chat template writes for an image; its text has the turns of ChatML.
+        processor: the type of the images' preparation, and the name of transformers' module.
+        settings: its settings that differ from PREPARED.
+    """
+
+    model: str
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    outer: dict[str, Any]
+    marks: Sequence[str]
+    image: str
+    ids: dict[str, str]
+    chat: str
+    processor: tuple[str, str]
+    settings: dict[str, Any]
+
+
+_CHATML = ("<|im_end|>", "<|im_start|>")
+_PAD_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+_QWEN_IDS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+_ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_TILES = ("<fake_token_around_image>", "<image>", "<global-img>", *_ROWS)
+_SOFT_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
+_SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+
+
+def _llava(
+    vision: dict[str, Any], strategy: str, processor: tuple[str, str], **settings: Any
+) -> VisionFamily:
+    return VisionFamily(
+        model="Llava",
+        text=TEXT | {"model_type": "llama"},
+        vision=VISION | vision,
+        outer={"vision_feature_select_strategy": strategy, "image_seq_length": 16},
+        marks=(*_CHATML, "<image>"),
+        image="<image>",
+        ids={"image_token_index": "<image>"},
+        chat="<image>\\n",
+        processor=processor,
+        settings=settings,
+    )
+
+
+def _tiled(model: str, vision: dict[str, Any], **settings: Any) -> VisionFamily:
+    return VisionFamily(
+        model=model,
+        text=TEXT | {"model_type": "llama"},
+        vision=VISION | vision,
+        outer={"scale_factor": 2},
+        marks=(*_CHATML, *_TILES),
+        image="<image>",
+        ids={"image_token_id": "<image>"},
+        chat="<image>",
+        processor=(model, model.lower()),
+        settings=HALF_MEAN
+        | {
+            "do_pad": True,
+            "do_image_splitting": True,
+            "max_image_size": {"longest_edge": IMAGE_SIZE},
+            "size": {"longest_edge": 3 * IMAGE_SIZE},
+            "resample": LANCZOS,
+        }
+        | settings,
+    )
+
+
+def _qwen(
+    model: str, text: dict[str, Any], vision: dict[str, Any], **settings: Any
+) -> VisionFamily:
+    return VisionFamily(
+        model=model,
+        text=TEXT | text,
+        vision=QWEN | vision,
+        outer={},
+        marks=(*_CHATML, *_PAD_MARKS),
+        image="<|image_pad|>",
+        ids=_QWEN_IDS,
+        chat="<|vision_start|><|image_pad|><|vision_end|>",
+        processor=("Qwen2VL", "qwen2_vl"),
+        settings={
+            "resample": BICUBIC,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        }
+        | settings,
+    )
+
+
+FAMILIES = {
+    "llava": _llava(
+        CLIP,
+        "default",
+        ("CLIP", "clip"),
+        **CLIP_MEAN,
+        do_center_crop=True,
+        resample=BICUBIC,
+        size={"shortest_edge": IMAGE_SIZE},
+        crop_size=_SQUARE,
+    ),
+    "llava-siglip": _llava(
+        SIGLIP,
+        "full",
+        ("Siglip", "siglip"),
+        **HALF_MEAN,
+        resample=BICUBIC,
+        size=_SQUARE,
+    ),
+    "smolvlm": _tiled("SmolVLM", {"model_type": "smolvlm_vision"}),
+    "idefics3": _tiled("Idefics3", {"model_type": "idefics3_vision"}),
+    "qwen2_5_vl": _qwen(
+        "Qwen2_5_VL",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "mrope_section": [2, 3, 3],
+            }
+        },
+        {
+            "patch_size": 14,
+            "window_size": 56,
+            "fullatt_block_indexes": [1, 3],
+            "tokens_per_second": 2,
+        },
+        **CLIP_MEAN,
+        patch_size=14,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    ),
+    "qwen3_vl": _qwen(
+        "Qwen3VL",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e6,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        {
+            "patch_size": 16,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1, 2],
+        },
+        **HALF_MEAN,
+        patch_size=16,
+        size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
+    ),
+    "gemma3": VisionFamily(
+        model="Gemma3",
+        text=TEXT
+        | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 16}
+        | {"query_pre_attn_scalar": 16}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        vision=VISION | SIGLIP | {"patch_size": 8},
+        outer={"mm_tokens_per_image": 16},
+        marks=("<end_of_turn>", "<start_of_turn>", *_SOFT_MARKS),
+        image="<image_soft_token>",
+        ids={
+            "image_token_index": "<image_soft_token>",
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+        },
+        chat="<start_of_image>",
+        processor=("Gemma3", "gemma3"),
+        settings=HALF_MEAN
+        | {
+            "do_pan_and_scan": None,
+            "resample": BILINEAR,
+            "size": _SQUARE,
+            "image_seq_length": 16,
+        },
+    ),
+}

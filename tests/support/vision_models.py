@@ -1,0 +1,202 @@
+"""Small random models that see images, made by transformers, and the tokens that it generates.
+
+A directory has what an engine and its front end read: config, weights, a tokenizer with the marks
+of the family, a chat template, and the settings of the images' preparation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+FIRST_MARK = 440
+"""The id of a family's first mark. Those before it that stand for no byte are never used."""
+VISION_FAMILIES = tuple(FAMILIES)
+"""The names that `make_vision_model` knows."""
+
+
+def make_vision_model(name: str, directory: Path, **text: Any) -> Any:
+    """A random float32 model of transformers' in `directory`.
+
+    Args:
+        name: one of VISION_FAMILIES.
+        directory: where its files are written to.
+        text: further fields of config.json's ``text_config``.
+
+    Returns:
+        The model, with the attribute ``vision_family`` for the other functions here.
+    """
+    family = FAMILIES[name]
+    torch.manual_seed(7)
+    tokenizer = _tokenizer(family)
+    ids = {field: tokenizer.token_to_id(mark) for field, mark in family.ids.items()}
+    end = tokenizer.token_to_id(family.marks[0])
+    config = getattr(transformers, f"{family.model}Config")(
+        text_config=family.text | {"bos_token_id": None, "eos_token_id": end} | text,
+        vision_config=family.vision,
+        tie_word_embeddings=False,
+        **family.outer,
+        **ids,
+    )
+    model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
+    _draw(model, 0.0 if name == "gemma3" else 1.0)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(directory)
+    model.vision_family = name
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write(directory / "generation_config.json", {"eos_token_id": end})
+    _write(directory / "tokenizer_config.json", _tokenizer_config(family))
+    _write(directory / "preprocessor_config.json", image_settings(name))
+    return model
+
+
+def image_settings(name: str) -> dict[str, Any]:
+    """The contents of a family's preprocessor_config.json."""
+    family = FAMILIES[name]
+    kind = f"{family.processor[0]}ImageProcessor"
+    return {"image_processor_type": kind, **PREPARED, **family.settings}
+
+
+def image_processor(name: str, **settings: Any) -> Any:
+    """transformers' preparation of a family's images with pillow and numpy, which is exact.
+
+    Args:
+        name: one of VISION_FAMILIES.
+        settings: take the place of those in preprocessor_config.json.
+    """
+    (kind, module), own = FAMILIES[name].processor, FAMILIES[name].settings
+    found = importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}")
+    return getattr(found, f"{kind}ImageProcessorPil")(**(PREPARED | own | settings))
+
+
+def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8]) -> dict[str, Tensor]:
+    """What transformers' model takes for one image whose tiles are cut and resized already.
+
+    Args:
+        name: one of VISION_FAMILIES.
+        tiles: [tiles, height, width, 3].
+
+    Returns:
+        The arguments of ``get_image_features`` and ``forward`` but for the tokens.
+    """
+    kept = {"do_resize": False, "do_center_crop": False, "do_pan_and_scan": False}
+    if "do_image_splitting" in FAMILIES[name].settings:
+        kept |= {"do_image_splitting": False, "do_pad": False}
+    known = {key: value for key, value in kept.items() if key in image_processor(name).to_dict()}
+    images: Any = [[tile] for tile in tiles] if "do_pad" in known else list(tiles)
+    found = dict(image_processor(name, **known)(images, return_tensors="pt"))
+    pixels = found["pixel_values"]
+    if pixels.dim() == 5:  # one image of several tiles instead of several images
+        found["pixel_values"] = pixels.transpose(0, 1)
+    used = ("pixel_values", "image_grid_thw")
+    return {key: value for key, value in found.items() if key in used}
+
+
+@torch.inference_mode()
+def reference_tokens(
+    model: Any,
+    token_ids: Sequence[int],
+    images: Sequence[npt.NDArray[np.uint8]],
+    max_new_tokens: int = 12,
+) -> list[int]:
+    """transformers' greedy tokens; nothing but their number ends them.
+
+    Args:
+        model: what `make_vision_model` returned.
+        token_ids: the prompt, with as many of the family's image tokens as there are embeddings.
+        images: the tiles of each image, [tiles, height, width, 3].
+        max_new_tokens: how many.
+    """
+    inputs = joined_inputs(model.vision_family, images) if images else {}
+    ids = torch.tensor([list(token_ids)])
+    is_image = (ids == image_token(model)).long()
+    if model.vision_family.startswith("qwen"):
+        inputs["mm_token_type_ids"] = is_image
+    elif model.vision_family == "gemma3":
+        inputs["token_type_ids"] = is_image
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=0,
+        **inputs,
+    )
+    tokens: list[int] = output[0, len(token_ids) :].tolist()
+    return tokens
+
+
+def joined_inputs(name: str, images: Sequence[npt.NDArray[np.uint8]]) -> dict[str, Tensor]:
+    """As `pixel_inputs`, for all images of one prompt."""
+    each = [pixel_inputs(name, tiles) for tiles in images]
+    tiled = each[0]["pixel_values"].dim() == 5
+    return {
+        key: torch.cat([one[key] for one in each], int(tiled and key == "pixel_values"))
+        for key in each[0]
+    }
+
+
+def image_token(model: Any) -> int:
+    """The token of whose embeddings an image's take the place."""
+    found: int = model.config.image_token_id
+    return found
+
+
+def _draw(model: torch.nn.Module, norms: float) -> None:
+    """Draws weights that hide no mistake, and with which images change tokens."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = parameter.ndim == 1 and name.endswith("weight")
+            tower = "language_model" not in name and "text_model" not in name
+            mean = 1.0 if is_norm and tower and "soft_emb" not in name else norms
+            parameter.normal_(mean if is_norm else 0.0, 0.2 if is_norm else 0.12)
+
+
+def _tokenizer(family: VisionFamily) -> Tokenizer:
+    """Bytes, some newlines in one token, and the marks of a family."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    newline = "\u010a"
+    names = [*letters, *(newline * count for count in (2, 3, 4))]
+    names += [f"<unused{number}>" for number in range(FIRST_MARK - len(names))]
+    merges = [(newline, newline), (newline * 2, newline), (newline * 2, newline * 2)]
+    tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(names)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = [AddedToken(mark, normalized=False, special=True) for mark in family.marks]
+    tokenizer.add_special_tokens(marks)
+    assert tokenizer.get_vocab_size() <= VOCAB_SIZE
+    return tokenizer
+
+
+def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
+    end, begin = family.marks[:2]
+    template = (
+        f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
+        "{% if message['content'] is string %}{{ message['content'] }}"
+        "{% else %}{% for part in message['content'] %}"
+        f"{{% if part['type'] == 'image' %}}{{{{ '{family.chat}' }}}}"
+        "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+        f"{end}\n{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{begin}assistant\n{{% endif %}}"
+    )
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "chat_template": template,
+        "image_token": family.image,
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2))
