@@ -31,6 +31,7 @@ from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
+from shmllm.models.vision.specs import VisionSpec
 
 __all__ = ["ModelConfig", "RopeConfig"]
 
@@ -80,6 +81,8 @@ class ModelConfig:
         num_further: how many of them are loaded.
         skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
             model lacks them.
+        vision: what the model computes of images; None: it sees none, and a tower that its
+            checkpoint may have is not loaded.
         shard: the rank whose part of a model this is. The sizes of the layers are those of the
             part, `vocab_size` and `hidden_size` are the model's.
         stage: the stage whose part of a model this is. `layers` are those of all stages.
@@ -116,6 +119,7 @@ class ModelConfig:
     further_layers: tuple[LayerSpec, ...] = ()
     num_further: int = 0
     skipped_prefixes: tuple[str, ...] = ()
+    vision: VisionSpec | None = None
     shard: Shard = WHOLE
     stage: Stage = ONLY
     whole: ModelConfig | None = None
@@ -322,7 +326,8 @@ class ModelConfig:
         of_layers = 0
         if self.per_layer is not None:
             of_layers = self.per_layer.vocab_size * self.per_layer.width * self.num_layers
-        return rows * self.hidden_size + of_layers
+        of_tower = 0 if self.vision is None else self.vision.tower.num_elements
+        return rows * self.hidden_size + of_layers + of_tower
 
     def with_further(self, count: int) -> ModelConfig:
         """Returns the configuration with so many of `further_layers` loaded.

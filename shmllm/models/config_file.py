@@ -62,7 +62,7 @@ def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 def text_fields(fields: Fields) -> Fields:
     """Returns the fields of the language model of a multimodal one, which has them in
-    ``text_config``; those of any other model as they are.
+    ``text_config``, with those around them as ``whole``; those of any other model as they are.
 
     Raises:
         EngineStartError: the language model is of another type than those of the architecture.
@@ -73,15 +73,15 @@ def text_fields(fields: Fields) -> Fields:
     where, architecture = f"{fields.where}: text_config", architecture_name(fields)
     found, expected = nested.get("model_type"), TEXT_MODELS.get(architecture)
     found = MODEL_TYPES.get(str(found), found)
-    if expected is not None and found not in (None, expected):
+    if expected is not None and found not in (None, *expected):
         raise EngineStartError(
             f"{where}: model_type {found!r} is not supported in {architecture}; supported: "
-            f"{expected}"
+            f"{', '.join(expected)}"
         )
     inner = {name: value for name, value in nested.items() if value is not None}
     outer = {name: fields.values.get(name) for name in _OUTER_FIELDS}
     outer = {name: value for name, value in outer.items() if value is not None}
-    return Fields(inner | outer, where)
+    return Fields(inner | outer, where, fields)
 
 
 def architecture_name(fields: Fields) -> str:

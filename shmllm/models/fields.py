@@ -38,11 +38,13 @@ class Fields:
     Attributes:
         values: the object.
         where: the object's name in error messages, usually the file's path.
+        whole: the fields of the object that this one is nested in; of a plain one, these.
     """
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: dict[str, Any], where: str, whole: Fields | None = None) -> None:
         self.values = values
         self.where = where
+        self.whole = self if whole is None else whole
 
     def error(self, message: str) -> EngineStartError:
         """Returns an error about this object; the caller raises it."""
@@ -126,7 +128,11 @@ class Fields:
             names: for each name, the name that the object has, and the value where it is absent.
         """
         found = {ours: self.values.get(name, default) for ours, (name, default) in names.items()}
-        return Fields(self.values | found, self.where)
+        return self.with_values(self.values | found)
+
+    def with_values(self, values: dict[str, Any]) -> Fields:
+        """Returns other values in the same place."""
+        return Fields(values, self.where, None if self.whole is self else self.whole)
 
 
 def _shown(value: object) -> str:

@@ -1,12 +1,14 @@
 """Gemma 3: norms on both sides with weights of 1 + w, and five windows for each full layer.
 
 Layers with a window and full layers have rotations of their own. In EmbeddingGemma tokens attend to
-those before and behind them (``use_bidirectional_attention``).
+those before and behind them (``use_bidirectional_attention``). Models that see images have SigLIP,
+and the tokens of an image attend to all of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isqrt
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
@@ -28,6 +30,8 @@ from shmllm.models.readers import (
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.vision.fields import read_image_token, read_siglip, vision_fields
+from shmllm.models.vision.specs import Gemma3Tower, VisionSpec
 
 NORMS = LayerNorms(
     before_mixer="input_layernorm",
@@ -73,7 +77,31 @@ def configure(fields: Fields) -> ModelConfig:
         )
         for window, kind in zip(windows, types, strict=True)
     ]
-    return gemma_model(fields, layers, positions)
+    config = gemma_model(fields, layers, positions)
+    return replace(config, vision=_read_vision(fields, config.vocab_size))
+
+
+def _read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+    vision = vision_fields(fields, "siglip_vision_model")
+    if vision is None:
+        return None
+    whole, encoder = fields.whole, read_siglip(vision)
+    count = whole.integer("mm_tokens_per_image", 256)
+    side = isqrt(count)
+    size = encoder.side // side
+    if side**2 != count or not size or encoder.side // size != side:
+        raise whole.error(
+            f"mm_tokens_per_image ({count}) is not possible with {encoder.side} patches in a row: "
+            "it is the square of how many means of equal size a row has"
+        )
+    return VisionSpec(
+        image_token=read_image_token(
+            fields, ("image_token_index", "image_token_id"), 262_144, vocab_size
+        ),
+        tower=Gemma3Tower(encoder=encoder, size=size),
+        tile_embeddings=count,
+        both_ways=True,
+    )
 
 
 def _ahead(window: int | None, both_ways: bool) -> int | None:

@@ -1,18 +1,57 @@
-"""The language model of Qwen 3 VL: Qwen 3 with other defaults.
+"""Qwen 3 VL: an encoder for images of any size, whose inner layers give levels of embeddings, too,
+and Qwen 3 with three axes.
 
-Its positions are triples, of time, height and width. Those of text are three equal numbers, so that
-``mrope_section``, which distributes them over the pairs, changes nothing.
+Its positions are triples, of time, height and width. Those of text are three equal numbers.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
 from shmllm.models import qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.vision.fields import read_image_token, read_layer_indices, vision_fields
+from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower
+from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
 
 _DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
+_VISION_DEFAULTS: dict[str, Any] = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "out_hidden_size": 3584,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+_LEVELS = (8, 16, 24)
 
 
 def configure(fields: Fields) -> ModelConfig:
     given = {name: value for name, value in fields.values.items() if value is not None}
-    return qwen3.configure(Fields(_DEFAULTS | given, fields.where))
+    config = qwen3.configure(fields.with_values(_DEFAULTS | given))
+    return replace(config, vision=_read_vision(fields, config))
+
+
+def _read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
+    vision = vision_fields(fields, "qwen3_vl_vision", "qwen3_vl")
+    if vision is None:
+        return None
+    shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
+    positions = vision.integer("num_position_embeddings", 2304)
+    if isqrt(positions) ** 2 != positions:
+        raise vision.error(f"num_position_embeddings ({positions}) must be a square number")
+    levels = read_layer_indices(vision, "deepstack_visual_indexes", _LEVELS, shared["num_layers"])
+    if len(levels) > config.num_layers:
+        raise vision.error(
+            f"deepstack_visual_indexes lists {len(levels)} layers, and the language model has "
+            f"{config.num_layers}"
+        )
+    return VisionSpec(
+        image_token=read_image_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
+        tower=Qwen3Tower(**shared, num_positions=positions, level_layers=levels),
+        num_levels=len(levels),
+        merge_size=shared["merge_size"],
+    )

@@ -34,8 +34,10 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteForCausalLM": "granite",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
     "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
+    "Idefics3ForConditionalGeneration": "idefics3",
     "JambaForCausalLM": "jamba",
     "LlamaForCausalLM": "llama",
+    "LlavaForConditionalGeneration": "llava",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
     "Mistral3ForConditionalGeneration": "mistral",
@@ -49,6 +51,7 @@ ARCHITECTURES: dict[str, str] = {
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
@@ -59,6 +62,7 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
     "RobertaModel": "roberta",
     "SmolLM3ForCausalLM": "smollm3",
+    "SmolVLMForConditionalGeneration": "idefics3",
     "SolarOpenForCausalLM": "solar_open",
     "XLMRobertaModel": "roberta",
     "YoutuForCausalLM": "youtu",
@@ -91,17 +95,22 @@ _PURPOSES = {
 
 _WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
-TEXT_MODELS: dict[str, str] = {
-    "KimiK25ForConditionalGeneration": "deepseek_v3",
-    "Gemma3ForConditionalGeneration": "gemma3_text",
-    "Gemma4ForConditionalGeneration": "gemma4_text",
-    "Mistral3ForConditionalGeneration": "mistral",
-    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
+TEXT_MODELS: dict[str, tuple[str, ...]] = {
+    "KimiK25ForConditionalGeneration": ("deepseek_v3",),
+    "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Gemma4ForConditionalGeneration": ("gemma4_text",),
+    "Idefics3ForConditionalGeneration": ("llama",),
+    "LlavaForConditionalGeneration": ("llama", "mistral", "qwen2"),
+    "Mistral3ForConditionalGeneration": ("mistral",),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
+    "SmolVLMForConditionalGeneration": ("llama",),
 }
-"""For each architecture of a multimodal model, the ``model_type`` that its ``text_config`` must
-have. Other language models in the same architecture are other families."""
+"""For each architecture of a multimodal model, the values that ``model_type`` of its
+``text_config`` may have; the first one if it is absent. Other language models in the same
+architecture are other families."""
 
 MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
 """Other names for a ``model_type``, as the files of the models' authors have them."""

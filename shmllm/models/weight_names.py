@@ -12,6 +12,7 @@ RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "model.text_model.": "model.",
     "backbone.": "model.",
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
     **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
@@ -24,14 +25,24 @@ RENAMED_PREFIXES = {
 """What a prefix of a model's weights stands for. Mamba's is "backbone"; the first files of GPT-2,
 and those of models without an LM head, have none."""
 
+TOWER_PREFIXES = {
+    f"{outer}{name}.{inner}": f"{name}."
+    for name, inners in {
+        "vision_tower": ("vision_model.", ""),
+        "multi_modal_projector": ("",),
+        "visual": ("",),
+        "vision_model": ("",),
+        "connector": ("",),
+    }.items()
+    for outer in ("model.", "")
+    for inner in inners
+}
+"""The prefixes of the weights of towers for images, and what they stand for: files and the modules
+of transformers' versions have other ones."""
+
 SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens
-    "model.visual.",
-    "visual.",
-    "model.vision_tower.",
-    "vision_tower.",
-    "model.multi_modal_projector.",
-    "multi_modal_projector.",
+    *TOWER_PREFIXES,
     "model.mm_projector.",
     "mm_projector.",
     "model.audio_tower.",
@@ -44,7 +55,13 @@ SKIPPED_PREFIXES = (
 BUFFER_SUFFIXES = (".layer_scalar", ".e_score_correction_bias")
 """The ends of the names of weights that transformers' modules have as buffers."""
 
-_SKIPPED_SUFFIXES = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids"
+_SKIPPED_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    "rotary_pos_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".position_ids",
+)
 """The ends of the names of constants: frequencies, the causal masks in GPT-2's first files, and the
 numbers of the positions in BERT's."""
 
@@ -65,6 +82,15 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
     for part, own in parts.items():
         name = name.replace(part, own)
     return name
+
+
+def tower_name(name: str) -> str | None:
+    """Returns the name under which a tower for images knows a checkpoint's tensor; None: the tensor
+    is none of a tower's weights."""
+    if name.endswith(_SKIPPED_SUFFIXES):
+        return None
+    found = ((p, meaning) for p, meaning in TOWER_PREFIXES.items() if name.startswith(p))
+    return next((meaning + name.removeprefix(prefix) for prefix, meaning in found), None)
 
 
 def model_name(name: str, tied: bool) -> str | None:

@@ -104,6 +104,23 @@ def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8]) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
+def reference_embeddings(model: Any, tiles: npt.NDArray[np.uint8]) -> Tensor:
+    """transformers' embeddings of one image.
+
+    Args:
+        model: what `make_vision_model` returned.
+        tiles: [tiles, height, width, 3].
+
+    Returns:
+        [embeddings, (1 + levels) * hidden]: an embedding, and its further levels behind it.
+    """
+    found = model.get_image_features(**pixel_inputs(model.vision_family, tiles))
+    main: Tensor = torch.cat(list(found.pooler_output))
+    levels = getattr(found, "deepstack_features", None) or ()
+    return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)
+
+
+@torch.inference_mode()
 def reference_tokens(
     model: Any,
     token_ids: Sequence[int],

@@ -107,19 +107,22 @@ def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
     text = SIZES | {"head_dim": 16, "rope_parameters": rope}
     vision: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16}
+    outer: dict[str, Any] = {"tie_word_embeddings": False}
     if family == "Qwen3VL":
         vision |= {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "num_position_embeddings": 16}
         vision |= {"deepstack_visual_indexes": [0]}
+        outer |= {"image_token_id": 96}
     elif family == "Gemma3":
         del text["rope_parameters"]
         text |= {"num_hidden_layers": 7, "sliding_window": 2}
         vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+        outer |= {"image_token_index": 96, "mm_tokens_per_image": 1}
     else:
         text |= {"model_type": "mistral", "rope_parameters": {"rope_type": "default"}}
         vision |= {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2}
         vision |= {"image_size": 28, "patch_size": 14}
     make_config = getattr(transformers, f"{family}Config")
-    config = make_config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    config = make_config(text_config=text, vision_config=vision, **outer)
     reference = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
     save(reference, tmp_path)
     ours = our_logits(load(tmp_path), TOKENS)

@@ -25,6 +25,7 @@ FAMILIES = {
 }
 REQUIRED = {
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "gemma3": {"mm_tokens_per_image": 196},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "glm4_moe": {"head_dim": 128},
 }

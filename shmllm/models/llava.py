@@ -1,0 +1,84 @@
+"""LLaVA: CLIP or SigLIP, two projections, and the language model of another family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.vision.fields import (
+    read_clip,
+    read_image_token,
+    read_siglip,
+    read_vision_activation,
+    vision_fields,
+)
+from shmllm.models.vision.specs import EncoderSpec, LlavaTower, VisionSpec
+
+_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"vocab_size": 32000, "intermediate_size": 11008},
+    "mistral": {"vocab_size": 32000, "intermediate_size": 14336},
+    "qwen2": {"vocab_size": 151936, "intermediate_size": 22016},
+}
+"""What files leave out of ``text_config``, by its ``model_type``, which is a family's name."""
+_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
+
+
+def configure(fields: Fields) -> ModelConfig:
+    text = fields.text("model_type", "llama")
+    if text not in _TEXT_DEFAULTS:  # config.json has no text_config
+        raise fields.error(f"model_type {text!r} is not supported; it needs a text_config")
+    given = {name: value for name, value in fields.values.items() if value is not None}
+    family: Any = import_module(f"shmllm.models.{text}")
+    values = _SIZES | _TEXT_DEFAULTS[text] | given
+    config: ModelConfig = family.configure(fields.with_values(values))
+    return replace(config, vision=_read_vision(fields, config.vocab_size))
+
+
+def _read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+    vision = vision_fields(fields, _CLIP, _SIGLIP)
+    if vision is None:
+        return None
+    whole = fields.whole
+    encoder = (
+        read_siglip(vision) if vision.text("model_type", _CLIP) == _SIGLIP else read_clip(vision)
+    )
+    strategy = whole.text("vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full"):
+        raise whole.error(
+            f"vision_feature_select_strategy {strategy!r} is not supported; supported: "
+            "default, full"
+        )
+    drops_first = strategy == "default"
+    tower = LlavaTower(
+        encoder=replace(encoder, num_layers=_num_layers(whole, encoder), final_norm=False),
+        num_stored=encoder.num_layers,
+        drops_first=drops_first,
+        activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
+        bias=whole.flag("multimodal_projector_bias", True),
+    )
+    return VisionSpec(
+        image_token=read_image_token(
+            fields, ("image_token_index", "image_token_id"), 32000, vocab_size
+        ),
+        tower=tower,
+        tile_embeddings=encoder.side**2 + (encoder.kind == "clip") - drops_first,
+    )
+
+
+def _num_layers(whole: Fields, encoder: EncoderSpec) -> int:
+    """Returns the number of layers before the features that ``vision_feature_layer`` chooses: it
+    counts the embeddings, too, from 0, or from the end and -1."""
+    value = whole.values.get("vision_feature_layer")
+    layer = -2 if value is None else value
+    if type(layer) is not int:
+        raise whole.error(f"vision_feature_layer {layer!r} is not supported, only one layer is")
+    num_layers = layer if layer >= 0 else encoder.num_layers + 1 + layer
+    if not 0 <= num_layers <= encoder.num_layers:
+        raise whole.error(
+            f"vision_feature_layer {layer} is none of the {encoder.num_layers} layers"
+        )
+    return num_layers

@@ -1,0 +1,49 @@
+"""Qwen 2.5 VL: an encoder with windows for images of any size, and Qwen 2 with three axes.
+
+Its positions are triples, of time, height and width. Those of text are three equal numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shmllm.models import qwen2
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.vision.fields import read_image_token, read_layer_indices, vision_fields
+from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower
+from shmllm.models.vision.specs import Qwen2_5Tower, VisionSpec
+
+_DEFAULTS = {"num_key_value_heads": 8, "rope_theta": 1e6, "rms_norm_eps": 1e-5}
+_DEFAULTS |= {"max_window_layers": 80}
+_VISION_DEFAULTS: dict[str, Any] = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "intermediate_size": 3420,
+    "out_hidden_size": 3584,
+    "patch_size": 14,
+    "hidden_act": "silu",
+}
+_FULL_LAYERS = (7, 15, 23, 31)
+
+
+def configure(fields: Fields) -> ModelConfig:
+    given = {name: value for name, value in fields.values.items() if value is not None}
+    config = qwen2.configure(fields.with_values(_DEFAULTS | given))
+    return replace(config, vision=_read_vision(fields, config))
+
+
+def _read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
+    vision = vision_fields(fields, "qwen2_5_vl_vision", "qwen2_5_vl")
+    if vision is None:
+        return None
+    shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
+    square = shared["patch_size"] * shared["merge_size"]
+    window = vision.integer("window_size", 112, minimum=square) // square
+    full = read_layer_indices(vision, "fullatt_block_indexes", _FULL_LAYERS, shared["num_layers"])
+    return VisionSpec(
+        image_token=read_image_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
+        tower=Qwen2_5Tower(**shared, window=window, full_layers=full),
+        merge_size=shared["merge_size"],
+    )

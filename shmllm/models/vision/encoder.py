@@ -1,0 +1,106 @@
+"""The encoders of CLIP and SigLIP: what they share, and the weights of both.
+
+Their names are those that transformers' modules have below the encoder.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shmllm.models.vision.specs import EncoderSpec
+from shmllm.models.vision.tower import ACTIVATIONS, Tower, attend, patches_of
+
+
+class Encoder:
+    """An encoder of images of one size.
+
+    Args:
+        spec: what it computes.
+        prefix: of its weights' names, such as "vision_tower.".
+        tower: owns the weights.
+    """
+
+    def __init__(self, spec: EncoderSpec, prefix: str, tower: Tower) -> None:
+        self.spec = spec
+        is_clip, width, size = spec.kind == "clip", spec.hidden_size, spec.patch_size
+        at = f"{prefix}embeddings"
+        self._class = tower.tensor(f"{at}.class_embedding", width) if is_clip else None
+        self._patches = tower.make_dense(
+            f"{at}.patch_embedding", width, 3, size, size, bias=not is_clip
+        )
+        self._positions = tower.tensor(
+            f"{at}.position_embedding.weight", spec.side**2 + is_clip, width
+        )
+        self._first_norm = (
+            tower.make_layer_norm(f"{prefix}pre_layrnorm", width, spec.eps) if is_clip else None
+        )
+        self._layers = [
+            _EncoderLayer(spec, f"{prefix}encoder.layers.{layer}", tower)
+            for layer in range(spec.num_layers)
+        ]
+        self._final_norm = (
+            tower.make_layer_norm(f"{prefix}post_layernorm", width, spec.eps)
+            if spec.final_norm
+            else None
+        )
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Computes the features of one tile: [3, height, width] -> [patches, width], behind the
+        class token if there is one.
+
+        Raises:
+            ValueError: the tile has another size.
+        """
+        size = self.spec.image_size
+        if pixels.shape != (3, size, size):
+            raise ValueError(f"a tile must be [3, {size}, {size}], not {list(pixels.shape)}")
+        x = self._embed(pixels)
+        for layer in self._layers:
+            x = layer(x)
+        return x if self._final_norm is None else self._final_norm(x)
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        patches = patches_of(pixels, self.spec.patch_size).flatten(2).flatten(0, 1)
+        x = self._patches(patches.to(self._positions.dtype))
+        if self._class is not None:
+            x = torch.cat([self._class[None], x])
+        x = x + self._rows_of_positions()
+        return x if self._first_norm is None else self._first_norm(x)
+
+    def _rows_of_positions(self) -> Tensor:
+        """Returns the position embeddings of the patches of a tile."""
+        if not self.spec.nearest_rows:
+            return self._positions
+        side, device = self.spec.side, self._positions.device
+        ends = torch.arange(1 / side, 1.0, 1 / side, device=device)
+        step = 1.0 / torch.tensor(side, device=device)
+        places = (torch.arange(side, dtype=torch.float32, device=device) * step).clamp(max=1 - 1e-6)
+        rows = torch.bucketize(places, ends, right=True)
+        return self._positions[(rows[:, None] * side + rows).flatten()]
+
+
+class _EncoderLayer:
+    """One layer: attention and an MLP, each behind a norm."""
+
+    def __init__(self, spec: EncoderSpec, prefix: str, tower: Tower) -> None:
+        width = spec.hidden_size
+        self._heads = spec.num_heads
+        self._activation = ACTIVATIONS[spec.activation]
+        self._norms = [
+            tower.make_layer_norm(f"{prefix}.layer_norm{number}", width, spec.eps)
+            for number in (1, 2)
+        ]
+        self._qkv = [
+            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width) for name in "qkv"
+        ]
+        self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
+        self._up = tower.make_dense(f"{prefix}.mlp.fc1", spec.inner, width)
+        self._down = tower.make_dense(f"{prefix}.mlp.fc2", width, spec.inner)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Runs the layer: [patches, width] -> [patches, width]."""
+        normed = self._norms[0](x)
+        q, k, v = (dense(normed).view(1, len(x), self._heads, -1) for dense in self._qkv)
+        x = x + self._out(attend(q, k, v).reshape(x.shape))
+        return x + self._down(self._activation(self._up(self._norms[1](x))))

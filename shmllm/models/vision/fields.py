@@ -1,0 +1,146 @@
+"""Reads the fields of ``vision_config`` that families share.
+
+This module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shmllm.models.fields import Fields
+from shmllm.models.vision.specs import EncoderSpec, VisionActivation
+
+MOST_LAYERS = 1024
+"""Ten times those of the largest towers; each layer of a damaged file would take time."""
+
+_ACTIVATIONS: dict[str, VisionActivation] = {
+    "quick_gelu": "quick_gelu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+}
+
+
+def vision_fields(fields: Fields, *model_types: str) -> Fields | None:
+    """Returns the fields of the model's ``vision_config``; None: it has none, and sees no images.
+
+    Args:
+        fields: what `configure` got.
+        model_types: what its ``model_type`` may be; the first one if it is absent.
+    """
+    values = fields.whole.table("vision_config")
+    if not values:
+        return None
+    vision = Fields(values, f"{fields.whole.where}: vision_config")
+    found = vision.text("model_type", model_types[0])
+    if found not in model_types:
+        known = ", ".join(model_types)
+        raise vision.error(f"model_type {found!r} is not supported; supported: {known}")
+    _check_channels(vision)
+    return vision
+
+
+def _check_channels(vision: Fields) -> None:
+    for name in ("num_channels", "in_channels", "in_chans"):
+        if (count := vision.integer(name, 3)) != 3:
+            raise vision.error(f"{name} {count} is not supported; supported: 3")
+
+
+def read_vision_activation(fields: Fields, name: str, default: str) -> VisionActivation:
+    """Returns the activation that the field `name` asks for."""
+    found = fields.text(name, default)
+    if found not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise fields.error(f"{name} {found!r} is not supported; supported: {known}")
+    return _ACTIVATIONS[found]
+
+
+def read_num_heads(vision: Fields, name: str, default: int, hidden_size: int) -> int:
+    """Returns the number of heads, which divides the width of the stream."""
+    num_heads = vision.integer(name, default)
+    if hidden_size % num_heads:
+        raise vision.error(f"{name} ({num_heads}) must divide hidden_size ({hidden_size})")
+    return num_heads
+
+
+def read_clip(vision: Fields) -> EncoderSpec:
+    """Returns the encoder of a ``clip_vision_model``."""
+    return _read_encoder(
+        vision, EncoderSpec(
+            kind="clip", hidden_size=768, num_layers=12, num_heads=12, inner=3072, image_size=224,
+            patch_size=32, activation="quick_gelu", eps=1e-5,
+        ), "quick_gelu",
+    )  # fmt: skip
+
+
+def read_siglip(vision: Fields) -> EncoderSpec:
+    """Returns the encoder of a ``siglip_vision_model``."""
+    return _read_encoder(
+        vision, EncoderSpec(
+            kind="siglip", hidden_size=768, num_layers=12, num_heads=12, inner=3072, image_size=224,
+            patch_size=16, activation="gelu_tanh", eps=1e-6,
+        ), "gelu_pytorch_tanh",
+    )  # fmt: skip
+
+
+def read_idefics3(vision: Fields) -> EncoderSpec:
+    """Returns the encoder of an ``idefics3_vision`` or a ``smolvlm_vision``."""
+    return _read_encoder(
+        vision, EncoderSpec(
+            kind="siglip", hidden_size=1152, num_layers=12, num_heads=16, inner=3072,
+            image_size=224, patch_size=32, activation="gelu_tanh", eps=1e-6, nearest_rows=True,
+        ), "gelu_pytorch_tanh",
+    )  # fmt: skip
+
+
+def _read_encoder(vision: Fields, default: EncoderSpec, activation: str) -> EncoderSpec:
+    hidden_size = vision.integer("hidden_size", default.hidden_size)
+    image_size = vision.integer("image_size", default.image_size)
+    patch_size = vision.integer("patch_size", default.patch_size)
+    if patch_size > image_size:
+        raise vision.error(f"patch_size ({patch_size}) exceeds image_size ({image_size})")
+    return EncoderSpec(
+        kind=default.kind,
+        hidden_size=hidden_size,
+        num_layers=vision.integer("num_hidden_layers", default.num_layers, maximum=MOST_LAYERS),
+        num_heads=read_num_heads(vision, "num_attention_heads", default.num_heads, hidden_size),
+        inner=vision.integer("intermediate_size", default.inner),
+        image_size=image_size,
+        patch_size=patch_size,
+        activation=read_vision_activation(vision, "hidden_act", activation),
+        eps=vision.number("layer_norm_eps", default.eps),
+        nearest_rows=default.nearest_rows,
+    )
+
+
+def read_image_token(fields: Fields, names: Sequence[str], default: int, vocab_size: int) -> int:
+    """Returns the token of whose embeddings an image's take the place.
+
+    Args:
+        fields: what `configure` got.
+        names: the fields that may name it; the first one that is there does.
+        default: its meaning where none is.
+        vocab_size: the number of tokens.
+    """
+    whole = fields.whole
+    name = next((name for name in names if whole.values.get(name) is not None), names[0])
+    token = whole.integer(name, default, minimum=0)
+    if token >= vocab_size:
+        raise whole.error(f"{name} ({token}) is no token of a vocabulary of {vocab_size}")
+    return token
+
+
+def read_layer_indices(
+    vision: Fields, name: str, default: Sequence[int], num_layers: int
+) -> tuple[int, ...]:
+    """Returns the layers that a field lists, in ascending order."""
+    found: Any = vision.values.get(name)
+    layers = list(default) if found is None else found
+    if not isinstance(layers, list) or any(type(each) is not int for each in layers):
+        raise vision.error(f"{name!r} must be a list of layers, not {layers!r}")
+    if any(not 0 <= each < num_layers for each in layers) or layers != sorted(set(layers)):
+        raise vision.error(
+            f"{name!r} must list layers below {num_layers} in ascending order, not {layers!r}"
+        )
+    return tuple(layers)

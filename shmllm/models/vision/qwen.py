@@ -1,0 +1,109 @@
+"""What the towers of Qwen 2.5 VL and Qwen 3 VL share: the order of patches, and rotations.
+
+Patches follow one another square by square, because those of a square become one embedding. Images
+have any size that is a multiple of a square's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shmllm.models.vision.specs import Grid, QwenTower
+from shmllm.models.vision.tower import Dense, attend, patches_of
+
+
+def in_squares(x: Tensor, size: int) -> Tensor:
+    """Returns what patches have, square by square.
+
+    Args:
+        x: [rows, columns, ...].
+        size: the side of a square.
+
+    Returns:
+        [rows * columns, ...].
+    """
+    rows, columns = x.shape[:2]
+    squares = x.reshape(rows // size, size, columns // size, size, *x.shape[2:])
+    return squares.transpose(1, 2).flatten(0, 3)
+
+
+def embed_patches(pixels: Tensor, grid: Grid, spec: QwenTower, projection: Dense) -> Tensor:
+    """Returns the embeddings of an image's patches, [patches, width], square by square.
+
+    Args:
+        pixels: [1, 3, height, width].
+        grid: the shape of the image.
+        spec: what the tower computes.
+        projection: of the pixels of a patch, [width, 3, frames, size, size].
+
+    Raises:
+        ValueError: the image has another shape, or is not made of squares.
+    """
+    frames, rows, columns = grid
+    size, square = spec.patch_size, spec.merge_size
+    if pixels.shape != (1, 3, rows * size, columns * size) or frames != 1:
+        raise ValueError(
+            f"a grid of {list(grid)} patches has images of [1, 3, {rows * size}, "
+            f"{columns * size}] pixels, not {list(pixels.shape)}"
+        )
+    if rows % square or columns % square:
+        raise ValueError(f"a grid of {rows} x {columns} patches has no squares of {square}")
+    patches = in_squares(patches_of(pixels[0], size), square)
+    repeated = patches[:, :, None].expand(-1, -1, spec.num_frames, -1, -1)
+    return projection(repeated.flatten(1).to(projection.weight.dtype))
+
+
+class Rotation:
+    """The rotation of heads by the rows and the columns of patches: the first half of the angles
+    are those of the row (Su et al., 2021; Heo et al., 2024).
+
+    Args:
+        grid: the shape of the image.
+        spec: what the tower computes.
+        device: where it is computed.
+    """
+
+    def __init__(self, grid: Grid, spec: QwenTower, device: torch.device) -> None:
+        _, rows, columns = grid
+        half = spec.hidden_size // spec.num_heads // 2
+        exponents = torch.arange(0, half, 2, dtype=torch.float32, device=device) / half
+        frequencies = 1.0 / spec.theta**exponents
+        places = torch.stack(
+            torch.meshgrid(
+                torch.arange(rows, device=device), torch.arange(columns, device=device),
+                indexing="ij",
+            ), -1,
+        )  # fmt: skip
+        angles = in_squares(places, spec.merge_size)[..., None].float() * frequencies
+        angles = angles.flatten(1)[:, None]
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns ``x`` [patches, heads, head_dim], rotated in float32."""
+        first, second = x.float().chunk(2, -1)
+        turned = first * self._cos - second * self._sin, second * self._cos + first * self._sin
+        return torch.cat(turned, -1).to(x.dtype)
+
+
+def attend_within(x: Tensor, num_heads: int, rotation: Rotation, windows: list[Tensor]) -> Tensor:
+    """Returns what patches read from those of their window.
+
+    Args:
+        x: [patches, 3 * width]: queries, keys and values.
+        num_heads: the number of heads.
+        rotation: of queries and keys.
+        windows: for each size of windows, [windows, patches] the numbers of the patches of each;
+            empty: there is one window.
+
+    Returns:
+        [patches, width].
+    """
+    q, k, v = x.unflatten(1, (3, num_heads, -1)).unbind(1)
+    q, k = rotation(q), rotation(k)
+    if not windows:
+        return attend(q[None], k[None], v[None])[0].flatten(1)
+    out = torch.empty_like(q)
+    for patches in windows:
+        out[patches] = attend(q[patches], k[patches], v[patches])
+    return out.flatten(1)

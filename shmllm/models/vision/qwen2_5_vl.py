@@ -1,0 +1,99 @@
+"""The tower of Qwen 2.5 VL: most layers attend within windows of an image."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shmllm.models.layers import Storage
+from shmllm.models.vision.qwen import Rotation, attend_within, embed_patches
+from shmllm.models.vision.specs import Grid, Qwen2_5Tower
+from shmllm.models.vision.tower import ACTIVATIONS, Tower
+
+_EPS = 1e-6
+
+
+class Qwen2_5(Tower):
+    """See `specs.Qwen2_5Tower`."""
+
+    def __init__(self, spec: Qwen2_5Tower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(storage)
+        self._spec = spec
+        width, size = spec.hidden_size, spec.patch_size
+        self._patches = self.make_dense(
+            "visual.patch_embed.proj", width, 3, spec.num_frames, size, size, bias=False
+        )
+        self._layers = [
+            _Layer(spec, f"visual.blocks.{layer}", self) for layer in range(spec.num_layers)
+        ]
+        merged = width * spec.merge_size**2
+        self._norm = self.make_rms_norm("visual.merger.ln_q", width, _EPS)
+        self._up = self.make_dense("visual.merger.mlp.0", merged, merged)
+        self._down = self.make_dense("visual.merger.mlp.2", hidden_size, merged)
+
+    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
+        spec = self._spec
+        x = embed_patches(pixels, grid, spec, self._patches)
+        rotation = Rotation(grid, spec, x.device)
+        windows = windows_of(grid, spec.merge_size, spec.window, x.device)
+        for index, layer in enumerate(self._layers):
+            x = layer(x, rotation, [] if index in spec.full_layers else windows)
+        merged = self._norm(x).view(-1, self._up.weight.shape[1])
+        return self._down(F.gelu(self._up(merged)))
+
+
+class _Layer:
+    """One layer: attention and an MLP, each behind a norm."""
+
+    def __init__(self, spec: Qwen2_5Tower, prefix: str, tower: Tower) -> None:
+        width = spec.hidden_size
+        self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
+        self._norms = [
+            tower.make_rms_norm(f"{prefix}.norm{number}", width, _EPS) for number in (1, 2)
+        ]
+        self._qkv = tower.make_dense(f"{prefix}.attn.qkv", 3 * width, width)
+        self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)
+        self._gate = tower.make_dense(f"{prefix}.mlp.gate_proj", spec.inner, width)
+        self._up = tower.make_dense(f"{prefix}.mlp.up_proj", spec.inner, width)
+        self._down = tower.make_dense(f"{prefix}.mlp.down_proj", width, spec.inner)
+
+    def __call__(self, x: Tensor, rotation: Rotation, windows: list[Tensor]) -> Tensor:
+        """Runs the layer: [patches, width] -> [patches, width]."""
+        qkv = self._qkv(self._norms[0](x))
+        x = x + self._out(attend_within(qkv, self._heads, rotation, windows))
+        normed = self._norms[1](x)
+        return x + self._down(self._activation(self._gate(normed)) * self._up(normed))
+
+
+def windows_of(grid: Grid, merge_size: int, window: int, device: torch.device) -> list[Tensor]:
+    """Returns the windows of an image, for each of up to four sizes: whole ones, and those that are
+    cut at the right, at the bottom, and at both.
+
+    Args:
+        grid: the shape of the image.
+        merge_size: the side of a square, in patches.
+        window: the side of a window, in squares.
+        device: of the result.
+
+    Returns:
+        For each size [windows, patches], the numbers of the patches, which follow one another
+        square by square.
+    """
+    rows, columns = (count // merge_size for count in grid[1:])
+    numbers = torch.arange(rows * columns * merge_size**2, device=device)
+    squares = numbers.view(rows, columns, -1)
+    found = []
+    for of_rows, height in _stretches(rows, window):
+        for of_columns, width in _stretches(columns, window):
+            part = squares[of_rows, of_columns].unflatten(1, (-1, width)).unflatten(0, (-1, height))
+            found.append(part.transpose(1, 2).flatten(2).flatten(0, 1))
+    return found
+
+
+def _stretches(count: int, size: int) -> list[tuple[slice, int]]:
+    """Returns the part of `count` items that whole windows cover, and the rest, with the sizes of
+    the windows in each."""
+    whole = count // size * size
+    parts = [(slice(0, whole), size), (slice(whole, count), count - whole)]
+    return [(part, length) for part, length in parts if part.stop > part.start]

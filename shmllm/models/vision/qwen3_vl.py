@@ -1,0 +1,115 @@
+"""The tower of Qwen 3 VL: inner layers give levels of embeddings, too (Meng et al., "DeepStack",
+2024)."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shmllm.models.layers import Storage
+from shmllm.models.vision.qwen import Rotation, attend_within, embed_patches, in_squares
+from shmllm.models.vision.specs import Grid, Qwen3Tower
+from shmllm.models.vision.tower import ACTIVATIONS, Tower
+
+_EPS = 1e-6
+
+
+class Qwen3(Tower):
+    """See `specs.Qwen3Tower`."""
+
+    def __init__(self, spec: Qwen3Tower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(storage)
+        self._spec = spec
+        width, size = spec.hidden_size, spec.patch_size
+        self._patches = self.make_dense(
+            "visual.patch_embed.proj", width, 3, spec.num_frames, size, size
+        )
+        self._positions = self.tensor("visual.pos_embed.weight", spec.num_positions, width)
+        self._layers = [
+            _Layer(spec, f"visual.blocks.{layer}", self) for layer in range(spec.num_layers)
+        ]
+        self._merger = _Merger(spec, hidden_size, "visual.merger", self, norms_squares=False)
+        self._levels = {
+            layer: _Merger(
+                spec, hidden_size, f"visual.deepstack_merger_list.{level}", self, norms_squares=True
+            )
+            for level, layer in enumerate(spec.level_layers)
+        }
+
+    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
+        x = embed_patches(pixels, grid, self._spec, self._patches)
+        x = x + self._interpolated(grid).to(x.dtype)
+        rotation = Rotation(grid, self._spec, x.device)
+        levels = []
+        for index, layer in enumerate(self._layers):
+            x = layer(x, rotation)
+            if index in self._levels:
+                levels.append(self._levels[index](x))
+        return torch.cat([self._merger(x), *levels], -1)
+
+    def _interpolated(self, grid: Grid) -> Tensor:
+        """Returns the position embeddings [patches, width] of an image, square by square: those of
+        a square table, whose corners are those of the image, interpolated bilinearly."""
+        side, device = isqrt(self._spec.num_positions), self._positions.device
+        (above, below), of_rows = _neighbours(grid[1], side, device)
+        (left, right), of_columns = _neighbours(grid[2], side, device)
+        places = torch.stack([a[:, None] * side + b for a in (above, below) for b in (left, right)])
+        weights = torch.stack([a[:, None] * b for a in of_rows for b in of_columns])
+        places, weights = (
+            in_squares(each.permute(1, 2, 0), self._spec.merge_size) for each in (places, weights)
+        )
+        return (self._positions[places] * weights[..., None]).sum(1)
+
+
+def _neighbours(
+    count: int, side: int, device: torch.device
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Returns the rows of a table before and behind each of `count` places that divide it evenly,
+    and their weights, each [count]."""
+    at = torch.arange(count, dtype=torch.float32, device=device) * (side - 1) / max(count - 1, 1)
+    before = at.floor()
+    behind = at - before
+    first = before.long()
+    return (first, (first + 1).clamp(max=side - 1)), (1 - behind, behind)
+
+
+class _Layer:
+    """One layer: attention and an MLP, each behind a norm."""
+
+    def __init__(self, spec: Qwen3Tower, prefix: str, tower: Tower) -> None:
+        width = spec.hidden_size
+        self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
+        self._norms = [
+            tower.make_layer_norm(f"{prefix}.norm{number}", width, _EPS) for number in (1, 2)
+        ]
+        self._qkv = tower.make_dense(f"{prefix}.attn.qkv", 3 * width, width)
+        self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)
+        self._up = tower.make_dense(f"{prefix}.mlp.linear_fc1", spec.inner, width)
+        self._down = tower.make_dense(f"{prefix}.mlp.linear_fc2", width, spec.inner)
+
+    def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Runs the layer: [patches, width] -> [patches, width]."""
+        qkv = self._qkv(self._norms[0](x))
+        x = x + self._out(attend_within(qkv, self._heads, rotation, []))
+        return x + self._down(self._activation(self._up(self._norms[1](x))))
+
+
+class _Merger:
+    """Two projections of squares of patches, behind a norm of patches, or of squares."""
+
+    def __init__(
+        self, spec: Qwen3Tower, hidden_size: int, prefix: str, tower: Tower, norms_squares: bool
+    ) -> None:
+        self._width = spec.hidden_size * spec.merge_size**2
+        normed = self._width if norms_squares else spec.hidden_size
+        self._norm = tower.make_layer_norm(f"{prefix}.norm", normed, _EPS)
+        self._up = tower.make_dense(f"{prefix}.linear_fc1", self._width, self._width)
+        self._down = tower.make_dense(f"{prefix}.linear_fc2", hidden_size, self._width)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Computes [embeddings, hidden] of [patches, width]."""
+        squares = self._norm(x.view(-1, *self._norm.weight.shape)).view(-1, self._width)
+        return self._down(F.gelu(self._up(squares)))

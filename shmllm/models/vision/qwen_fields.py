@@ -1,0 +1,55 @@
+"""Reads the fields that the towers of Qwen 2.5 VL and Qwen 3 VL share.
+
+This module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmllm.models.fields import Fields
+from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
+
+IMAGE_TOKEN = 151655
+"""The default of ``image_token_id``."""
+
+
+def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of a `QwenTower`.
+
+    Args:
+        vision: the fields of ``vision_config``.
+        hidden_size: the width of the language model's embeddings.
+        defaults: those of fields that are no numbers of patches or frames.
+    """
+    fields = Fields(defaults | _given(vision), vision.where)
+    width = fields.integer("hidden_size")
+    if (out := fields.integer("out_hidden_size")) != hidden_size:
+        raise fields.error(
+            f"out_hidden_size ({out}) differs from the language model's hidden_size ({hidden_size})"
+        )
+    num_heads = read_num_heads(fields, "num_heads", 16, width)
+    if width // num_heads % 4:
+        raise fields.error(f"heads of {width // num_heads} elements cannot be rotated by two axes")
+    return {
+        "hidden_size": width,
+        "num_layers": fields.integer("depth", maximum=MOST_LAYERS),
+        "num_heads": num_heads,
+        "inner": fields.integer("intermediate_size"),
+        "patch_size": fields.integer("patch_size"),
+        "num_frames": fields.integer("temporal_patch_size", 2),
+        "merge_size": fields.integer("spatial_merge_size", 2),
+        "activation": read_vision_activation(fields, "hidden_act", "silu"),
+        "theta": _read_theta(fields),
+    }
+
+
+def _given(fields: Fields) -> dict[str, Any]:
+    return {name: value for name, value in fields.values.items() if value is not None}
+
+
+def _read_theta(fields: Fields) -> float:
+    rope = Fields(fields.table("rope_parameters"), f"{fields.where}: rope_parameters")
+    if (kind := rope.text("rope_type", "axial")) != "axial":
+        raise rope.error(f"rope type {kind!r} is not supported; supported: axial")
+    return rope.number("rope_theta", 10_000.0)

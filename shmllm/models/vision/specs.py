@@ -1,0 +1,233 @@
+"""What the towers are that make embeddings of images: the values that decide what they compute.
+
+A family's module makes them from config.json, `towers.py` makes towers of them. This module must
+not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
+Grid = tuple[int, int, int]
+"""The shape of a prepared image. Of Qwen's: (1, rows, columns) in patches. Of others: (tiles, rows,
+columns), where rows and columns say how the tiles lie, and are 1 if they do not matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """The encoder of CLIP or SigLIP for images of one size.
+
+    Attributes:
+        kind: "clip": a class token, a norm before the layers and patches without a bias; "siglip":
+            patches with a bias.
+        hidden_size: the width of the stream.
+        num_layers: how many layers are computed.
+        num_heads: the number of heads.
+        inner: the width of the activation's output.
+        image_size: the height and the width of an image, in pixels.
+        patch_size: the same of a patch.
+        activation: the activation of the MLPs.
+        eps: of the norms.
+        final_norm: whether the result of the last layer has a norm.
+        nearest_rows: whether the position of a patch is its row's and its column's fraction of the
+            image, rounded down in float32, as in Idefics3.
+    """
+
+    kind: Literal["clip", "siglip"]
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    inner: int
+    image_size: int
+    patch_size: int
+    activation: VisionActivation
+    eps: float
+    final_norm: bool = True
+    nearest_rows: bool = False
+
+    @property
+    def side(self) -> int:
+        """The number of patches in a row."""
+        return self.image_size // self.patch_size
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_layer = 4 * self.hidden_size + 2 * self.inner
+        of_patches = 3 * self.patch_size**2 + self.side**2
+        return self.hidden_size * (self.num_layers * of_layer + of_patches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaTower:
+    """An encoder, and two projections with an activation between them.
+
+    Attributes:
+        encoder: the encoder, with the layers that are computed.
+        num_stored: how many layers a checkpoint has of it.
+        drops_first: whether the class token is left out.
+        activation: the activation.
+        bias: whether the projections have a bias.
+    """
+
+    encoder: EncoderSpec
+    num_stored: int
+    drops_first: bool
+    activation: VisionActivation
+    bias: bool
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idefics3Tower:
+    """An encoder, and a projection of squares of its results.
+
+    Attributes:
+        encoder: the encoder.
+        factor: the side of a square.
+    """
+
+    encoder: EncoderSpec
+    factor: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Tower:
+    """An encoder, means of squares of its results, a norm and a projection.
+
+    Attributes:
+        encoder: the encoder.
+        size: the side of a square, in patches; a rest at the right and at the bottom is left out.
+    """
+
+    encoder: EncoderSpec
+    size: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenTower:
+    """The encoder of Qwen 2.5 VL or Qwen 3 VL for images of any size, and projections of squares
+    of its results.
+
+    Attributes:
+        hidden_size: the width of the stream.
+        num_layers: the number of layers.
+        num_heads: the number of heads.
+        inner: the width of the activation's output.
+        patch_size: the height and the width of a patch, in pixels.
+        num_frames: how often a patch of an image is repeated: that many frames make one.
+        merge_size: the side of a square, in patches.
+        activation: the activation of the MLPs.
+        theta: the base of the wavelengths of the rotations.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    inner: int
+    patch_size: int
+    num_frames: int
+    merge_size: int
+    activation: VisionActivation
+    theta: float
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_patches = 3 * self.num_frames * self.patch_size**2
+        of_layers = self.num_layers * (4 * self.hidden_size + 3 * self.inner)
+        return self.hidden_size * (of_patches + of_layers + self.merge_size**4 * self.hidden_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2_5Tower(QwenTower):
+    """
+    Attributes:
+        window: the side of the windows that patches attend within, in squares.
+        full_layers: the layers that attend to the whole image.
+    """
+
+    window: int
+    full_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Tower(QwenTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        level_layers: the layers whose results are levels, too, in ascending order.
+    """
+
+    num_positions: int
+    level_layers: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_levels = len(self.level_layers) * (self.merge_size**2 * self.hidden_size) ** 2
+        return (
+            super(Qwen3Tower, self).num_elements + of_levels + self.num_positions * self.hidden_size
+        )
+
+
+TowerSpec = LlavaTower | Idefics3Tower | Gemma3Tower | Qwen2_5Tower | Qwen3Tower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """What a model computes of images.
+
+    An image is one item of a prompt. Its embeddings take the place of those of as many image
+    tokens, which may lie apart.
+
+    Attributes:
+        image_token: the token of whose embeddings an image's take the place.
+        tower: what computes the embeddings.
+        tile_embeddings: how many embeddings a tile has; 0: it depends on the size of the image.
+        num_levels: how many further levels an embedding has: level i is added to the residual
+            stream behind layer i. A row of the tower's result is ``(1 + num_levels) * hidden_size``
+            wide, the embedding first.
+        both_ways: whether the tokens of an image attend to all of it, in all layers.
+        merge_size: the number of patches that an embedding stands for in each direction, for
+            models whose positions have three axes; 0: those of images count on like those of text.
+    """
+
+    image_token: int
+    tower: TowerSpec
+    tile_embeddings: int = 0
+    num_levels: int = 0
+    both_ways: bool = False
+    merge_size: int = 0
+
+    def num_embeddings(self, grid: Grid) -> int:
+        """Returns how many embeddings an image has."""
+        if self.merge_size:
+            return prod(grid) // self.merge_size**2
+        return grid[0] * self.tile_embeddings
+
+    @property
+    def patch_size(self) -> int:
+        """The height and the width of a patch, in pixels."""
+        tower = self.tower
+        return tower.patch_size if isinstance(tower, QwenTower) else tower.encoder.patch_size
+
+    @property
+    def tile_size(self) -> int:
+        """The height and the width of a tile, in pixels; 0: images have any size that is a multiple
+        of ``patch_size * merge_size``."""
+        return 0 if isinstance(self.tower, QwenTower) else self.tower.encoder.image_size

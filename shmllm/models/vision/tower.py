@@ -1,0 +1,196 @@
+"""What all towers have in common: their weights by name, and the operations on them.
+
+An operation is a plain function of torch, so towers run on each kind of device. This module must
+not know families.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shmllm.models.layers import NamedWeights, Storage
+from shmllm.models.vision.specs import Grid, VisionActivation
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[VisionActivation, Callable[[Tensor], Tensor]] = {
+    "quick_gelu": _quick_gelu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": F.silu,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A projection.
+
+    Attributes:
+        weight: [out, in], or a checkpoint's shape [out, ...] of as many elements.
+        bias: [out] or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns [rows, out] of ``x`` [rows, in]."""
+        return F.linear(x, self.weight.flatten(1), self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """A norm (Ba et al., 2016).
+
+    Attributes:
+        weight, bias: [width].
+        eps: added to the variance.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns ``x`` [rows, width], normalised."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """A norm (Zhang and Sennrich, 2019), computed in float32.
+
+    Attributes:
+        weight: [width].
+        eps: added to the mean square.
+        offset: added to the weights.
+    """
+
+    weight: Tensor
+    eps: float
+    offset: float = 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns ``x`` [rows, width], normalised."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (normed * (self.offset + self.weight.float())).to(x.dtype)
+
+
+class Tower(ABC):
+    """A tower. A subclass allocates its weights with `tensor` and the methods that begin with
+    "make"; a weight is known under the name that it is allocated with.
+
+    Args:
+        storage: allocates the weights, none of which is quantized or divided between ranks.
+
+    Attributes:
+        dtype: the dtype of the weights and of the results.
+        named_weights: the destinations of all weights by their names in checkpoints, with the
+            prefixes in `weight_names.TOWER_PREFIXES`.
+        neutral_weights: the weights of norms, with the value that changes nothing.
+        unused: the prefixes of names of weights that a checkpoint has and the tower does not need.
+    """
+
+    unused: tuple[str, ...] = ()
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.dtype = storage.dtype
+        self.named_weights: NamedWeights = {}
+        self.neutral_weights: list[tuple[Tensor, float]] = []
+
+    @abstractmethod
+    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
+        """Computes the embeddings of one image. Its bits depend on this image alone.
+
+        Args:
+            pixels: [tiles, 3, height, width], normalised, on the weights' device, of any floating
+                dtype.
+            grid: the shape of the image, see `specs.Grid`.
+
+        Returns:
+            [embeddings, (1 + num_levels) * hidden], in the weights' dtype.
+
+        Raises:
+            ValueError: the tiles do not have the size that the tower is for, or differ from the
+                grid.
+        """
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """Allocates a weight."""
+        weight = self._storage.tensor(*shape)
+        self.named_weights[name] = (weight,)
+        return weight
+
+    def make_dense(self, name: str, outputs: int, *inputs: int, bias: bool = True) -> Dense:
+        """Allocates a projection; ``inputs`` are the other dimensions that its weight has in
+        checkpoints."""
+        weight = self.tensor(f"{name}.weight", outputs, *inputs)
+        return Dense(weight, self.tensor(f"{name}.bias", outputs) if bias else None)
+
+    def make_layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
+        """Allocates a LayerNorm."""
+        weight = self.tensor(f"{name}.weight", width)
+        self.neutral_weights.append((weight, 1.0))
+        return LayerNorm(weight, self.tensor(f"{name}.bias", width), eps)
+
+    def make_rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
+        """Allocates an RMSNorm."""
+        weight = self.tensor(f"{name}.weight", width)
+        self.neutral_weights.append((weight, 1.0 - offset))
+        return RMSNorm(weight, eps, offset)
+
+
+def tiles_of(pixels: Tensor, grid: Grid) -> Tensor:
+    """Returns the tiles of an image, to be computed one by one, so that their bits depend on
+    nothing else.
+
+    Raises:
+        ValueError: the grid has another number of them.
+    """
+    if len(pixels) != grid[0]:
+        raise ValueError(f"a grid of {grid[0]} tiles has {len(pixels)}")
+    return pixels
+
+
+def patches_of(pixels: Tensor, size: int) -> Tensor:
+    """Returns the patches of an image, row by row; the rest at the right and at the bottom is left
+    out.
+
+    Args:
+        pixels: [3, height, width].
+        size: the height and the width of a patch.
+
+    Returns:
+        [rows, columns, 3, size, size], without a copy.
+    """
+    return pixels.unfold(1, size, size).unfold(2, size, size).permute(1, 2, 0, 3, 4)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Returns what patches read from one another: each attends to all of its sequence.
+
+    Args:
+        q: [sequences, patches, heads, head_dim].
+        k: the same.
+        v: the same.
+
+    Returns:
+        The same.
+    """
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
