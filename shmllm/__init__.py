@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     )
     from shmllm.frontend.async_llm import AsyncLLM, AsyncLLMEngine
     from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
-    from shmllm.frontend.input_processor import EmbedsPrompt, TextPrompt, TokensPrompt
     from shmllm.frontend.llm import LLM
     from shmllm.frontend.prompt_chunks import PromptChunk
+    from shmllm.frontend.prompts import EmbedsPrompt, ImagesPrompt, TextPrompt, TokensPrompt
     from shmllm.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -67,10 +67,11 @@ _IN_FRONT_END = {
     "LLM": "llm",
     "AsyncEngineArgs": "engine_args",
     "EngineArgs": "engine_args",
-    "EmbedsPrompt": "input_processor",
+    "EmbedsPrompt": "prompts",
+    "ImagesPrompt": "prompts",
     "PromptChunk": "prompt_chunks",
-    "TextPrompt": "input_processor",
-    "TokensPrompt": "input_processor",
+    "TextPrompt": "prompts",
+    "TokensPrompt": "prompts",
 }
 _LIGHT_FIRST = ("shmllm.errors", "shmllm.params", "shmllm.outputs")
 """Where the other names are. Only the last of these packages imports numpy."""
@@ -94,6 +95,7 @@ __all__ = [
     "EngineDeadError",
     "EnginePausedError",
     "EngineStartError",
+    "ImagesPrompt",
     "IpcError",
     "IpcTimeoutError",
     "LateChunk",

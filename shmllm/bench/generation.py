@@ -18,8 +18,8 @@ import numpy as np
 from shmllm.bench.steps import StepFollower, StepTable
 
 if TYPE_CHECKING:
-    from shmllm.frontend.input_processor import Prompt
     from shmllm.frontend.llm import LLM
+    from shmllm.frontend.prompts import Prompt
     from shmllm.frontend.request_state import RequestState
     from shmllm.params.sampling import SamplingParams
 

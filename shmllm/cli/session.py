@@ -97,7 +97,7 @@ def _start(engine: dict[str, Any]) -> LLM:
         status.clear()
 
 
-def _attach_to(name: str, engine: dict[str, Any], replies: dict[str, str]) -> LLM:
+def _attach_to(name: str, engine: dict[str, Any], replies: dict[str, Any]) -> LLM:
     """Use a named engine. Options for starting an engine are a usage error."""
     from shmllm.frontend.llm import LLM
 

@@ -14,8 +14,8 @@ from shmllm.compat.vllm_names import LLM, known, usable_priority
 from shmllm.errors import RequestError
 from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S
-from shmllm.frontend.input_processor import as_list
 from shmllm.frontend.priorities import set_priorities
+from shmllm.frontend.prompts import as_list
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_outputs import join_completions, next_output
 from shmllm.frontend.request_state import RequestState

@@ -60,7 +60,7 @@ HOMES = {
     **_at("shmllm", _LATE_PARAMS),
     **_at("shmllm", "PoolingParams PoolerConfig TextPrompt TokensPrompt EmbedsPrompt Logprob"),
     **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams"),
-    "PromptType": "shmllm.frontend.input_processor:Prompt",
+    "PromptType": "shmllm.frontend.prompts:Prompt",
     "VLLMClientError": "shmllm:RequestError",
     "VLLMValidationError": "shmllm:RequestError",
     "VLLMError": "shmllm:ShmLLMError",

@@ -141,12 +141,24 @@ class ClientConfig(Section):
         name="client_timeout",
         in_llm=False,
     )
+    item_cache_gb: float = option(
+        1.0,
+        "GiB of prepared images that a front end keeps, and the engine for it, so that the same "
+        "image is prepared and sent once; 0 keeps none.",
+        Number(unit="GiB", or_zero=True),
+        name="mm_processor_cache_gb",
+    )
     allow_callables: bool = option(
         False,
         "Let every front end run functions of its own in the engine (collective_rpc).",
         Flag(),
         in_llm=False,
     )
+
+    @property
+    def item_cache_bytes(self) -> int:
+        """`item_cache_gb` in bytes."""
+        return int(self.item_cache_gb * 2**30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shmllm.config.options import Flag, Free, Number, Section, Whole, option
+from shmllm.config.options import Flag, Free, JsonObject, Number, Section, Whole, option
 from shmllm.config.parallel import MOST_PROCESSES
 from shmllm.errors import EngineStartError
 
@@ -51,6 +51,25 @@ class FrontEndConfig(Section):
     pooler_config: Any = option(
         None,
         "Defaults of `encode`, `embed` and `score`: a PoolerConfig or a dict.",
+        Free(),
+        flag="",
+    )
+    limit_mm_per_prompt: dict[str, Any] | None = option(
+        None,
+        'Most images of one prompt: {"image": 2}; 0 allows none.',
+        JsonObject(),
+        default_text="999",
+    )
+    mm_processor_kwargs: dict[str, Any] | None = option(
+        None,
+        "How images are prepared where that differs from the model's preprocessor_config.json, "
+        'such as {"max_pixels": 1003520}.',
+        JsonObject(),
+        default_text="the model's",
+    )
+    allowed_local_media_path: str = option(
+        "",
+        "Folder below which image_url may name files as file:///...; empty: nowhere.",
         Free(),
         flag="",
     )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
+from shmllm.config.images import ImageInfo
 from shmllm.config.pooling import PoolingInfo
 from shmllm.config.shared_kv import Role
 
@@ -51,6 +52,7 @@ class EngineInfo:
         shared_kv_cache_bytes: the size of the prefix cache that it shares with other engines; 0: it
             shares none.
         pooling: what it computes of prompts beside tokens, or instead of them.
+        images: which images prompts may have.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -99,6 +101,7 @@ class EngineInfo:
     role: Role = "both"
     shared_kv_cache_bytes: int = 0
     pooling: PoolingInfo = field(default_factory=PoolingInfo)
+    images: ImageInfo = field(default_factory=ImageInfo)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -187,4 +190,5 @@ class EngineInfo:
         for name in ("eos_token_ids", "logits_processors", "extension_methods", "warnings"):
             values[name] = tuple(values[name])
         values["pooling"] = PoolingInfo.from_fields(values["pooling"])
+        values["images"] = ImageInfo(**values["images"])
         return cls(**{each.name: values[each.name] for each in fields(cls)})

@@ -130,6 +130,11 @@ class LoadConfig(Section):
         JsonObject(),
         default_text="none",
     )
+    language_model_only: bool = option(
+        False,
+        "Leave out the part of a multimodal model that sees images: prompts are text.",
+        Flag(),
+    )
 
     @property
     def rounding(self) -> Rounding | None:

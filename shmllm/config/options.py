@@ -160,16 +160,20 @@ class Number:
     Attributes:
         maximum: the largest valid number.
         unit: the unit of the number, for messages; empty for a plain number.
+        or_zero: 0 is valid, too.
     """
 
     maximum: float = float("inf")
     unit: str = ""
+    or_zero: bool = False
 
     def parse(self, name: str, value: Any) -> Any:
-        if _is_number(value) and 0 < value <= self.maximum and value != float("inf"):
+        is_positive = _is_number(value) and 0 < value <= self.maximum and value != float("inf")
+        if is_positive or (self.or_zero and _is_number(value) and value == 0):
             return value
         bound = "" if self.maximum == float("inf") else f" and at most {self.maximum:g}"
-        words = f"a number{self.unit and f' of {self.unit}'} above 0{bound}"
+        least = "of at least 0" if self.or_zero else "above 0"
+        words = f"a number{self.unit and f' of {self.unit}'} {least}{bound}"
         raise EngineStartError(f"{name} must be {words}, got {value!r}")
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from time import perf_counter_ns
 
 from shmllm.config.engine import EngineConfig
+from shmllm.core.encoder_cache import EncoderCache
 from shmllm.core.grammar_queue import GrammarQueue
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.observer import Observer
@@ -92,6 +93,7 @@ class EngineCore:
             groups=runner.kv_groups,
             num_states=self.info.num_states + 1,
         )
+        images = self.info.images
         self.scheduler = Scheduler(
             config.scheduler,
             self._kv_cache,
@@ -99,6 +101,8 @@ class EngineCore:
             max_drafts=config.max_drafts,
             num_batches=config.parallel.pipeline_parallel_size,
             longest_whole=self.info.max_model_len if self.info.pooling.both_ways else 0,
+            longest_span=images.longest_span,
+            encoder_cache=EncoderCache(images.most_embeds, not images.longest_span),
         )
         self.drafting = make_drafting(
             config.speculative, self.scheduler, lambda row: self.runner.keeps_state_of(row)
@@ -170,8 +174,8 @@ class EngineCore:
 
         Raises:
             EnginePausedError: a pause forbids new requests.
-            RequestError: the embeddings do not suit the model, the adapter cannot be used, or a
-                custom logits processor refuses the parameters.
+            RequestError: embeddings or images do not suit the model, the adapter cannot be used,
+                or a custom logits processor refuses the parameters.
         """
         refusal = self._refuse(client, request)
         if refusal is not None:
@@ -181,6 +185,8 @@ class EngineCore:
         if request.embeds is not None:
             length = len(request.prompt_token_ids)
             request.embeds = self.runner.check_embeds(request.embeds, length)
+        for item in request.items:
+            self.runner.check_item(item)
         scheduled = Request(
             client,
             request,

@@ -45,6 +45,7 @@ from shmllm.wire.messages import (
     Hello,
     Method,
     PromptEmbeds,
+    PromptItem,
     RecordKind,
     Rejected,
     Reply,
@@ -331,6 +332,8 @@ class EngineProcess:
                 self._init = message
             case PromptEmbeds() if core is not None:
                 session.keep_embeds(message, core.info.max_embeds_bytes)
+            case PromptItem() if core is not None:
+                session.items.keep(message, core.info.max_model_len, core.info.images.cache_bytes)
             case EngineCoreRequest() if core is not None:
                 self._add(core, session, message)
             case Abort() if core is not None:
@@ -365,6 +368,7 @@ class EngineProcess:
 
     def _add(self, core: EngineCore, session: Session, request: EngineCoreRequest) -> None:
         request.embeds = session.take_embeds(request.number)
+        request.items = session.items.take(request.number)
         rejected: Rejected | None = Rejected(request.number, SHUTTING_DOWN)
         if self._ending.is_running:
             rejected = core.add(session.place, request)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shmllm.config.images import ImageInfo
 from shmllm.config.info import EngineInfo
+from shmllm.params.items import Item
 from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -19,11 +21,33 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
     is_generating = isinstance(params, SamplingParams)
     if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
         return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
+    if problem := _refusal_of_items(request.items, len(ids), info.images):
+        return problem
     if not _are_known(ids, info):
         return f"a token id lies outside the vocabulary of {info.vocab_size:,}"
     if isinstance(params, SamplingParams):
         return _refusal_of_params(params, info)
     return _refusal_of_pooling(params, info)
+
+
+def _refusal_of_items(items: Sequence[Item], num_tokens: int, images: ImageInfo) -> str | None:
+    if items and not images.most_embeds:
+        return "the model takes no images"
+    before = 0
+    for item in items:
+        if not before <= item.start < item.end <= num_tokens:
+            return "the images of the prompt overlap, or lie behind its end"
+        before = item.end
+        if item.num_embeds > images.most_embeds:
+            return (
+                f"an image has {item.num_embeds:,} embeddings, the engine has room for "
+                f"{images.most_embeds:,}: raise max_num_batched_tokens, or prepare it smaller "
+                "(mm_processor_kwargs)"
+            )
+        longest = max(end - begin for begin, end in item.spans)
+        if images.longest_span and longest > images.longest_span:
+            return f"an image has {longest:,} embeddings in a row instead of {images.longest_span}"
+    return None
 
 
 def _refusal_of_pooling(pooling: Pooling, info: EngineInfo) -> str | None:

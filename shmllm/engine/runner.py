@@ -15,6 +15,7 @@ from shmllm.core.grammar_queue import CompiledGrammar
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.engine.sleep import Memory
+from shmllm.params.items import Item
 from shmllm.params.sampling import SamplingParams
 from shmllm.shared_kv.peers import SharedCache
 
@@ -114,6 +115,13 @@ class Runner(Protocol):
 
         Raises:
             RequestError: their shape or dtype does not suit the model.
+        """
+
+    def check_item(self, item: Item) -> None:
+        """Check that the model can encode an image.
+
+        Raises:
+            RequestError: its pixels or its number of embeddings are not those of its grid.
         """
 
     def keeps_state_of(self, row: int) -> bool:

@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 from shmllm.engine.backlog import Backlog
+from shmllm.engine.session_items import SessionItems
 from shmllm.errors import IpcError, NoSpaceError, ProtocolMismatchError, SegmentError
 from shmllm.ipc.client_bell import bell_nonce
 from shmllm.ipc.core_channel import CoreChannel
@@ -100,6 +101,7 @@ class Session:
         connection: the nonce by which the front end names itself in traces; a front end of several
             engines has one at all of them.
         pid: the pid of the front end in its own pid namespace.
+        items: the images that it has sent.
         protocol_error: the error, if the front end wrote invalid bytes into its segment.
         on_error: called with (text, place) for an error that ends no session.
     """
@@ -128,6 +130,7 @@ class Session:
         self._backlog = Backlog(self.channel, self._record_no_room)
         self._tensors = TensorReader(self.channel.slots)
         self._embeds: tuple[int, Any] | None = None
+        self.items = SessionItems(self._tensors)
 
     @property
     def _is_lost(self) -> bool:
@@ -319,6 +322,7 @@ class Session:
 
     def close(self) -> None:
         self._embeds = None  # the garbage collector may take long to find this object
+        self.items.clear()
         self.channel.close()
         self._segment.close()
         if self._bell is not None:

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from shmllm.frontend.async_requests import AsyncRequests
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.io_processing import prompts_of_async, result_of_async
+from shmllm.frontend.prompts import Prompt
 from shmllm.outputs.pooling import PoolingRequestOutput
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import RequestOutputKind, SamplingParams

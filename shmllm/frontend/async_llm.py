@@ -21,13 +21,14 @@ from shmllm.frontend.async_pooling import AsyncPooling
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
+from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.io_processing import PLUGIN_TASK, is_data
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.poll_thread import PollThread
 from shmllm.frontend.pooling import TextOptions
 from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.prompt_chunks import PromptChunk, PromptChunks, prepare_chunk
+from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.text.truncation import Side

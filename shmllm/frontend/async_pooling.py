@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from shmllm.frontend.async_requests import AsyncRequests
-from shmllm.frontend.input_processor import Prompt
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pooling import (
     ABORTED,
@@ -21,6 +20,7 @@ from shmllm.frontend.pooling import (
     pooling_output,
     prepare,
 )
+from shmllm.frontend.prompts import Prompt
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolingParams

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.poll_thread import PollThread
 from shmllm.frontend.prompt_chunks import ChunkReader, PromptChunk, PromptChunks
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_output_queue import RequestOutputQueue
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.scoring import scores_of

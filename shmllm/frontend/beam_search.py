@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.beam_search import BeamSearchOutput, BeamSearchSequence
 from shmllm.outputs.request import RequestOutput

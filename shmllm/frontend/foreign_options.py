@@ -43,7 +43,6 @@ class NoEffect(NamedTuple):
 
 
 _WHOLE = "ranks divide each layer, stages the layers"
-_TEXT = "there are no image, audio or video models"
 _KERNELS = "each device has its own kernels"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
@@ -59,10 +58,10 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
+    "enable_mm_embeds": OnlyValues((False,), "images are given as pixels"),
+    "disable_chunked_mm_input": OnlyValues((False,), "images are divided where the model allows"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
-    "limit_mm_per_prompt": OnlyValues((None, {}), _TEXT),
-    "mm_processor_kwargs": OnlyValues((None, {}), _TEXT),
 }
 
 NO_EFFECT: dict[str, NoEffect] = {
@@ -88,11 +87,11 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_prompt_embeds": NoEffect(False, "prompt_embeds are always accepted"),
     "guided_decoding_backend": NoEffect("auto", "the backend is always llguidance"),
     "served_model_name": NoEffect(None, "there is no server"),
-    "enable_mm_embeds": NoEffect(False, _TEXT),
-    "mm_processor_cache_gb": NoEffect(4, _TEXT),
-    "language_model_only": NoEffect(False, _TEXT),
-    "allowed_local_media_path": NoEffect("", _TEXT),
-    "allowed_media_domains": NoEffect(None, _TEXT),
+    "mm_processor_cache_type": NoEffect("lru", "a known image is never sent again"),
+    "mm_encoder_tp_mode": NoEffect("weights", "one process encodes images"),
+    "skip_mm_profiling": NoEffect(False, "nothing is profiled"),
+    "interleave_mm_strings": NoEffect(False, "images stay where the message has them"),
+    "allowed_media_domains": NoEffect(None, "nothing is fetched"),
     "download_dir": NoEffect(None, "the hub's cache is used; set HF_HOME to move it"),
     "use_tqdm_on_load": NoEffect(True, "`on_load_progress` is called"),
     "disable_log_stats": NoEffect(False, "`get_metrics` costs nothing"),

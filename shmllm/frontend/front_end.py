@@ -11,25 +11,21 @@ import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import EngineClient, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.chat_images import take_images
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
-from shmllm.frontend.input_processor import (
-    InputProcessor,
-    Params,
-    PreparedRequest,
-    Prompt,
-    TokensPrompt,
-    match_params,
-)
+from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import BatchProgress, TextProgress
+from shmllm.frontend.prompt_images import ImageOptions, PromptImages
+from shmllm.frontend.prompts import Prompt, TokensPrompt
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.replies.registry import check_names
@@ -64,9 +60,11 @@ class FrontEnd:
         tracing: records traces of this front end; None creates it.
         structured_outputs: the defaults of structured outputs.
         replies: how the model's replies are read; None finds it out.
+        image_options: the options of images.
 
     Attributes:
         info: what the engine reports about itself and the model.
+        images: prepares images.
     """
 
     def __init__(
@@ -78,6 +76,7 @@ class FrontEnd:
         tracing: FrontEndTracing | None = None,
         structured_outputs: StructuredOutputsDefaults | None = None,
         replies: ReplyFormats | None = None,
+        image_options: ImageOptions | None = None,
     ) -> None:
         self.client = client
         self.info = client.info
@@ -85,8 +84,9 @@ class FrontEnd:
         self.tokenizer = tokenizer
         self.model_defaults = model_defaults
         self._replies = replies or ReplyFormats(tokenizer)
+        self.images = PromptImages(self.info, image_options)
         self.inputs: Inputs = InputProcessor(
-            tokenizer, self.info, structured_outputs, self._replies
+            tokenizer, self.info, structured_outputs, self._replies, self.images
         )
         self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
@@ -104,6 +104,11 @@ class FrontEnd:
         defaults = read_model_defaults(directory, options.generation_config)
         structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
         check_names(options.reasoning_parser, options.tool_parser)
+        image_options = ImageOptions(
+            options.limit_mm_per_prompt or {},
+            options.mm_processor_kwargs or {},
+            options.allowed_local_media_path,
+        )
         client = start_engine(options, config)
         tracing = FrontEndTracing(client)
         try:
@@ -124,6 +129,7 @@ class FrontEnd:
                 tracing,
                 structured_outputs,
                 replies,
+                image_options,
             )
         except BaseException:
             client.close()
@@ -136,6 +142,7 @@ class FrontEnd:
         generation_config: str,
         reasoning_parser: str,
         tool_parser: str,
+        image_options: ImageOptions | None = None,
     ) -> Self:
         """Connect to a named engine that is already running, or to several."""
         check_names(reasoning_parser, tool_parser)
@@ -156,7 +163,15 @@ class FrontEnd:
             tokenizer = Tokenizer.from_directory(directory)
             tracing.record_slice(Slice.LOAD_TOKENIZER)
             replies = ReplyFormats(tokenizer, reasoning_parser, tool_parser)
-            return cls(client, directory, tokenizer, defaults, tracing, replies=replies)
+            return cls(
+                client,
+                directory,
+                tokenizer,
+                defaults,
+                tracing,
+                replies=replies,
+                image_options=image_options,
+            )
         except BaseException:
             client.close()
             raise
@@ -217,14 +232,26 @@ class FrontEnd:
     ) -> TokensPrompt:
         """Turn a conversation into a prompt. The template itself writes the special tokens."""
         self._check_generates("chat")
+        messages, given = take_images(messages, self.images.options.folder)
         text = self.tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=chat_template, **template_options
+            messages,
+            tools=tools,
+            chat_template=chat_template,
+            image_mark=self.images.mark if given.images else None,
+            **template_options,
         )
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        prompt: Any = {"prompt": text}
+        expanded = text
+        if given.images:
+            images = self.images.ready("the conversation", given)
+            expanded = self.images.expand_text("the conversation", text, images)
+            prompt["multi_modal_data"] = {"image": images}
+        prompt["prompt_token_ids"] = self.tokenizer.encode(expanded, add_special_tokens=False)
         source = self.tokenizer.chat_template(chat_template, has_tools=tools is not None)
         reply_format = self._replies.of(text, source, tools, tool_choice)
-        prompt: TokensPrompt = {"prompt": text, "prompt_token_ids": ids}
-        return prompt if reply_format is None else {**prompt, "reply_format": reply_format}
+        if reply_format is not None:
+            prompt["reply_format"] = reply_format
+        return cast(TokensPrompt, prompt)
 
     def _check_generates(self, method: str) -> None:
         """Raise RequestError if the engine computes no tokens."""

@@ -7,57 +7,32 @@ a RequestError that names it, and none of the others has been started.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.prompt_embeds import PLACEHOLDER, check_params, read_embeds, salt_with
+from shmllm.frontend.prompt_images import PromptImages
+from shmllm.frontend.prompts import ParsedPrompt, Prompt, parse_prompt, require_unicode
 from shmllm.frontend.replies.formats import ReplyFormat, ReplyFormats
 from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
+from shmllm.params.items import Item
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsDefaults
 
-
-class TextPrompt(TypedDict, total=False):
-    """A prompt as text. Only requests with the same `cache_salt` share its prefix-cache blocks."""
-
-    prompt: str
-    cache_salt: str
-
-
-class TokensPrompt(TypedDict, total=False):
-    """A prompt as token ids. `prompt` is its text, if known, and is only copied to the output.
-    `reply_format` says how its reply is read; chats set it."""
-
-    prompt_token_ids: Sequence[int]
-    prompt: str
-    cache_salt: str
-    reply_format: ReplyFormat | None
-
-
-class EmbedsPrompt(TypedDict, total=False):
-    """A prompt as embeddings: a (tokens, hidden) torch tensor or numpy array. `prompt` is its
-    text, if known, and is only copied to the output."""
-
-    prompt_embeds: Any
-    prompt: str
-    cache_salt: str
-
-
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 Params = SamplingParams | Sequence[SamplingParams]
 AnyParams = TypeVar("AnyParams", SamplingParams, PoolingParams)
 Priority = int | Sequence[int] | None
 """The argument `priority`: one number for all prompts, or one for each."""
 
 UNNUMBERED = -1
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "reply_format"}
 
 
 @dataclass(slots=True)
@@ -113,40 +88,6 @@ class PreparedRequest:
         return children
 
 
-@dataclass(slots=True)
-class _Parsed:
-    text: str | None
-    token_ids: list[int] | None
-    cache_salt: str
-    embeds: Any = None
-    reply_format: ReplyFormat | None = None
-
-
-def _is_token_ids(value: object) -> bool:
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str | bytes)
-        and bool(value)
-        and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
-    )
-
-
-def _is_empty_list(value: object) -> bool:
-    return isinstance(value, list | tuple) and not value
-
-
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several prompts as a list."""
-    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
-        return [prompts]  # type: ignore[list-item]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
-        raise RequestError(
-            "prompts must be a str, a list of token ids, a dict, or a list of these, got "
-            f"{type(prompts).__name__}"
-        )
-    return list(prompts)  # type: ignore[arg-type]
-
-
 def match_params(
     params: AnyParams | Sequence[AnyParams] | None,
     num_prompts: int,
@@ -197,6 +138,7 @@ class InputProcessor:
         info: the limits of the engine.
         structured_outputs: the defaults of structured outputs.
         replies: how the model's replies are read; None finds it out.
+        images: prepares images; None: as the model's files say.
     """
 
     def __init__(
@@ -205,9 +147,11 @@ class InputProcessor:
         info: EngineInfo,
         structured_outputs: StructuredOutputsDefaults | None = None,
         replies: ReplyFormats | None = None,
+        images: PromptImages | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._info = info
+        self._images = images or PromptImages(info)
         self._checks = SamplingChecks(tokenizer, info, structured_outputs, replies)
 
     def prepare(
@@ -234,7 +178,10 @@ class InputProcessor:
         if names is None:
             names = [f"prompt {i}" for i in range(len(prompts))]
             names = names if len(names) > 1 else ["the prompt"] * len(names)
-        parsed = [_parse(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        parsed = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        for name, item in zip(names, parsed, strict=True):
+            if item.given is not None:
+                self._prepare_images(name, item, truncation)
         tokenized = self._tokenize(names, parsed, min_room, truncation)
         params = [
             own if item.reply_format is None else item.reply_format.constrain(name, own)
@@ -247,6 +194,10 @@ class InputProcessor:
             if item.embeds is not None:
                 self._take_embeds(name, item, own)
                 ids = [PLACEHOLDER] * len(item.embeds)
+            items: tuple[Item, ...] = ()
+            if item.images:
+                ids = self._expanded_ids(name, item, ids)
+                items = self._images.items(name, ids, item.images)
             self._check_token_ids(name, ids, min_room)
             bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
@@ -259,11 +210,29 @@ class InputProcessor:
                 thinking=thinking,
                 extra_args=extra_args,
                 embeds=item.embeds,
+                items=items,
             )
             requests.append(PreparedRequest(item.text, own, submitted, item.reply_format))
         return requests
 
-    def _take_embeds(self, name: str, item: _Parsed, params: SamplingParams) -> None:
+    def _prepare_images(self, name: str, item: ParsedPrompt, truncation: Truncation | None) -> None:
+        """Prepare the images of a prompt, and write their placeholders into its text."""
+        if truncation is not None:
+            raise RequestError(f"{name} has images, so it cannot be truncated")
+        if item.embeds is not None:
+            raise RequestError(f"{name} has both 'prompt_embeds' and images")
+        assert item.given is not None, "the prompt has images"
+        item.images = self._images.ready(name, item.given)
+        if item.token_ids is None:
+            item.expanded = self._images.expand_text(name, item.text or "", item.images)
+
+    def _expanded_ids(self, name: str, item: ParsedPrompt, ids: list[int]) -> list[int]:
+        if item.token_ids is None:
+            return ids
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        return self._images.expand_ids(name, ids, item.images, encode)
+
+    def _take_embeds(self, name: str, item: ParsedPrompt, params: SamplingParams) -> None:
         check_params(name, params)
         item.embeds = read_embeds(name, item.embeds, self._info.hidden_size)
         item.cache_salt = salt_with(item.embeds, item.cache_salt)
@@ -271,12 +240,12 @@ class InputProcessor:
     def _tokenize(
         self,
         names: Sequence[str],
-        parsed: list[_Parsed],
+        parsed: list[ParsedPrompt],
         min_room: int,
         truncation: Truncation | None,
     ) -> list[list[int]]:
         """The token ids of each prompt; none for embeddings."""
-        texts = [p.text or "" for p in parsed if p.token_ids is None]
+        texts = [p.expanded or p.text or "" for p in parsed if p.token_ids is None]
         if truncation is None:
             encoded = iter(self._encode(texts, names, parsed) if texts else ())
             return [next(encoded) if p.token_ids is None else p.token_ids for p in parsed]
@@ -292,13 +261,13 @@ class InputProcessor:
         ]
 
     def _encode(
-        self, texts: list[str], names: Sequence[str], parsed: list[_Parsed], **cut: Any
+        self, texts: list[str], names: Sequence[str], parsed: list[ParsedPrompt], **cut: Any
     ) -> list[list[int]]:
         try:
             return self._tokenizer.encode_batch(texts, **cut)
         except RequestError:
             for name, item in zip(names, parsed, strict=True):
-                _require_unicode(name, item.text or "")
+                require_unicode(name, item.text or "")
             raise
 
     def _check_token_ids(self, name: str, ids: list[int], min_room: int) -> None:
@@ -327,51 +296,3 @@ class InputProcessor:
                 parameter="prompt_token_ids",
                 value=wrong,
             )
-
-
-def _parse(name: str, prompt: object) -> _Parsed:
-    if isinstance(prompt, str):
-        return _Parsed(prompt, None, "")
-    if isinstance(prompt, Mapping):
-        return _parse_mapping(name, prompt)
-    if _is_token_ids(prompt) or _is_empty_list(prompt):
-        return _Parsed(None, list(prompt), "")  # type: ignore[call-overload]
-    raise RequestError(
-        f"{name} must be a str, a list of token ids, or a dict with 'prompt' or "
-        f"'prompt_token_ids', got {type(prompt).__name__}"
-    )
-
-
-def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> _Parsed:
-    unknown = prompt.keys() - _PROMPT_KEYS
-    if unknown:
-        raise RequestError(
-            f"{name} has unknown keys {sorted(map(str, unknown))}; known are {sorted(_PROMPT_KEYS)}"
-        )
-    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-    embeds = prompt.get("prompt_embeds")
-    if text is None and ids is None and embeds is None:
-        raise RequestError(f"{name} has neither 'prompt' nor 'prompt_token_ids'")
-    if embeds is not None and ids is not None:
-        raise RequestError(f"{name} has both 'prompt_embeds' and 'prompt_token_ids'")
-    if text is not None and not isinstance(text, str):
-        raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
-    if ids is not None and not (_is_token_ids(ids) or _is_empty_list(ids)):
-        raise RequestError(f"{name}: 'prompt_token_ids' must be a list of whole numbers")
-    if salt is not None and not isinstance(salt, str):
-        raise RequestError(f"{name}: 'cache_salt' must be a str, got {type(salt).__name__}")
-    _require_unicode(f"{name}: 'cache_salt'", salt or "")
-    if embeds is not None:
-        return _Parsed(text, [], salt or "", embeds)
-    token_ids = None if ids is None else list(ids)
-    return _Parsed(text, token_ids, salt or "", reply_format=prompt.get("reply_format"))
-
-
-def _require_unicode(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"{name} is not valid Unicode: lone surrogate at character {error.start}; remove it, "
-            "or decode the source with errors='replace'"
-        ) from error

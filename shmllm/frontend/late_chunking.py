@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.frontend.input_processor import Prompt
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.pooling import LateChunk, LateChunkingMetadata
 

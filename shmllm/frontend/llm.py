@@ -25,7 +25,7 @@ from shmllm.frontend.engine_options import (
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
-from shmllm.frontend.input_processor import Params, Priority, Prompt, as_list
+from shmllm.frontend.input_processor import Params, Priority
 from shmllm.frontend.io_processing import (
     is_data,
     prompts_of,
@@ -34,6 +34,8 @@ from shmllm.frontend.io_processing import (
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pooling_calls import PoolingCalls
 from shmllm.frontend.priorities import set_priorities
+from shmllm.frontend.prompt_images import ImageOptions
+from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
@@ -92,6 +94,9 @@ class LLM(EngineControls, PoolingCalls):
         generation_config: str = "auto",
         reasoning_parser: str = "auto",
         tool_parser: str = "auto",
+        limit_mm_per_prompt: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        allowed_local_media_path: str = "",
     ) -> Self:
         """Use an engine that `shmllm engine start NAME` started, or several, by a list of names:
         each request goes to the one where it costs least (docs/pool.md). This loads neither a model
@@ -102,7 +107,10 @@ class LLM(EngineControls, PoolingCalls):
         """
         llm = cls.__new__(cls)
         llm.profile_directory = None
-        llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser))
+        images = ImageOptions(
+            limit_mm_per_prompt or {}, mm_processor_kwargs or {}, allowed_local_media_path
+        )
+        llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser, images))
         llm._use_pooling(PoolerConfig())
         llm._tokenizer_name = llm.facts.model_directory
         llm._use_plugins(FrontEndConfig())
@@ -121,8 +129,10 @@ class LLM(EngineControls, PoolingCalls):
 
         Args:
             prompts: a str, a list of token ids, {"prompt": ...}, {"prompt_token_ids":
-                [...]}, or a list of these; or one {"data": ...}, of which an IO processor makes
-                prompts. The list then has one output, whose `outputs` is the processor's result.
+                [...]}, either of these with {"multi_modal_data": {"image": ...}} (see
+                `ImagesPrompt`), or a list of these; or one {"data": ...}, of which an IO
+                processor makes prompts. The list then has one output, whose `outputs` is the
+                processor's result.
             sampling_params: one for all prompts or one for each; None takes the defaults.
             use_tqdm: show a progress bar on stderr.
             priority: one for all prompts or one for each; lower values run first. It needs an

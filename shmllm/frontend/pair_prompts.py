@@ -12,7 +12,7 @@ from typing import Any
 
 from shmllm.config.pooling import PoolingInfo
 from shmllm.errors import RequestError
-from shmllm.frontend.input_processor import Prompt
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
 

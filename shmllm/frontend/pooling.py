@@ -16,12 +16,13 @@ from shmllm.errors import RequestError
 from shmllm.frontend import long_texts
 from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, match_params
+from shmllm.frontend.input_processor import PreparedRequest, match_params
 from shmllm.frontend.late_chunking import chunk_text
 from shmllm.frontend.late_interaction import KeptQueries
 from shmllm.frontend.named_prompts import named_prompt, num_skipped, with_prompt
 from shmllm.frontend.pooled_model import PooledModel
 from shmllm.frontend.pooling_plan import PoolingPlan
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.truncation import AS_MANY_AS_FIT, Side, Truncation
 from shmllm.outputs.columns import FinishReason

@@ -10,11 +10,11 @@ from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.adapters import Adapters
-from shmllm.frontend.input_processor import Prompt, as_list
 from shmllm.frontend.io_processing import PLUGIN_TASK, is_data, prompts_of, result_of
 from shmllm.frontend.late_interaction import KeptQueries
 from shmllm.frontend.pooled_model import PooledModel
 from shmllm.frontend.pooling import Params, TextOptions, adapt, prepare, run
+from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.scoring_calls import ScoringCalls
 from shmllm.frontend.text.truncation import Side
 from shmllm.frontend.text_scores import Scorer

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from shmllm.errors import RequestError
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, TokensPrompt
+from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.prompts import Prompt, TokensPrompt
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.frontend.input_processor import Prompt, as_list
+from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.params.lora import LoRARequest
 from shmllm.params.sampling import SamplingParams
 

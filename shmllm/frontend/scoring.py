@@ -12,7 +12,8 @@ from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_state import RequestState
 from shmllm.params.sampling import SamplingParams
 

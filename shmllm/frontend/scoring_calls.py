@@ -15,8 +15,9 @@ from shmllm.config.info import EngineInfo
 from shmllm.frontend import scoring
 from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt, as_list
+from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.io_processing import make_io_processor
+from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.plugins.io_processor import IOProcessor
 
 

@@ -16,9 +16,10 @@ from shmllm.errors import RequestError
 from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.priorities import check_priority, set_priorities
 from shmllm.frontend.prompt_source import AdaptersSource, ParamsSource, PromptSource, Taken
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_outputs import join_completions, next_output
 from shmllm.frontend.request_state import RequestState

@@ -15,7 +15,6 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import Prompt
 from shmllm.frontend.late_interaction import KeptQueries, max_sim
 from shmllm.frontend.pair_prompts import PairOptions, cut_texts, make_pairs
 from shmllm.frontend.pooled_model import PooledModel
@@ -28,6 +27,7 @@ from shmllm.frontend.pooling import (
     prepare,
     run,
 )
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.truncation import Truncation
 from shmllm.outputs.pooling import ScoringOutput, ScoringRequestOutput
 from shmllm.params.lora import LoRARequest

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from shmllm.client.protocol import EngineClient, EngineOutput
 from shmllm.frontend.dispatcher import Dispatcher
-from shmllm.frontend.input_processor import PreparedRequest, Prompt
+from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_group import Outputs
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.truncation import Truncation

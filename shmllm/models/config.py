@@ -175,6 +175,11 @@ class ModelConfig:
         )
 
     @property
+    def num_levels(self) -> int:
+        """How many levels images add to the residual stream, one behind each first layer."""
+        return 0 if self.vision is None else self.vision.num_levels
+
+    @property
     def num_layers(self) -> int:
         return len(self.layers)
 

@@ -132,6 +132,8 @@ class DecoderModel(Model):
         for index, layer in enumerate(self.layers):
             if stage.has(index):
                 x = layer(ops, x, residual)
+                if index < self.config.num_levels:
+                    ops.add_level(residual, index)
         norm = self.norm if stage.is_last else None
         return ops.add_norm(x, residual, norm, self.config.residual_scale)
 

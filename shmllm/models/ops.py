@@ -87,6 +87,10 @@ class Ops(LinearOps, Protocol):
             [tokens, hidden].
         """
 
+    def add_level(self, residual: Tensor, level: int) -> None:
+        """Adds a level of the step's images to the residual stream [tokens, hidden], in place; see
+        `VisionSpec.num_levels`. Tokens that are no image's stay."""
+
     def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
         """Adds ``scale * x`` to the residual stream and normalises the sum, both in place.
 

@@ -9,6 +9,7 @@ of the sections, and the last one ends exactly at the end of the record. Integer
     ADD                         see `add`
     POOL, EMBEDDINGS            see `pooling`
     PROMPT_EMBEDS               number i64 | tensor reference
+    PROMPT_ITEM                 see `items`
     ABORT                       numbers i64[]
     OUTPUTS, PROMPT_LOGPROBS    see `outputs`
     REJECTED                    number i64, retryable u32 | message
@@ -31,6 +32,7 @@ from struct import Struct, error
 
 from shmllm.errors import ProtocolMismatchError, RequestError
 from shmllm.wire.add import decode_add, encode_add
+from shmllm.wire.items import decode_prompt_item, encode_prompt_item
 from shmllm.wire.messages import (
     Abort,
     Call,
@@ -72,6 +74,7 @@ __all__ = [
     "encode_outputs",
     "encode_pool",
     "encode_prompt_embeds",
+    "encode_prompt_item",
     "encode_prompt_logprobs",
     "encode_rejected",
     "encode_reply",
@@ -236,6 +239,7 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     RecordKind.WEIGHT_VERSION: _decode_weight_version,
     RecordKind.POOL: decode_pool,
     RecordKind.PROMPT_EMBEDS: _decode_prompt_embeds,
+    RecordKind.PROMPT_ITEM: decode_prompt_item,
     RecordKind.EMBEDDINGS: decode_embeddings,
     RecordKind.TRACE: _decode_trace,
 }

@@ -1,7 +1,7 @@
 """The messages between a front end and an engine, as plain dataclasses.
 
-    front end -> engine    INIT   PROMPT_EMBEDS   ADD   POOL   ABORT   CALL   WORK
-                           WEIGHTS   IN_SLOT
+    front end -> engine    INIT   PROMPT_EMBEDS   PROMPT_ITEM   ADD   POOL   ABORT
+                           CALL   WORK   WEIGHTS   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
                            REJECTED  REPLY  TRACE  WEIGHT_VERSION  IN_SLOT
 
@@ -10,6 +10,7 @@
                     ADD -> PROMPT_LOGPROBS... -> OUTPUTS... if it asked for them
                     POOL -> EMBEDDINGS -> OUTPUTS with STOP and no token
                     PROMPT_EMBEDS -> its ADD or POOL, if the prompt is given as embeddings
+                    PROMPT_ITEM... -> its ADD or POOL, for each image of the prompt
                     ADD or POOL -> REJECTED
                     ABORT -> OUTPUTS with ABORT, unless the request has already ended
     new weights:    CALL START_WEIGHTS -> WEIGHTS... -> CALL FINISH_WEIGHTS. Every front end then
@@ -25,14 +26,15 @@ too large for the ring.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
+from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 """The message of REJECTED from an engine that ends. A front end may try another engine."""
 
@@ -57,6 +59,7 @@ class RecordKind(IntEnum):
     EMBEDDINGS = 22
     PROMPT_EMBEDS = 23
     TRACE = 24
+    PROMPT_ITEM = 25
     WEIGHTS = 30
     WEIGHT_VERSION = 31
 
@@ -121,6 +124,23 @@ class PromptEmbeds:
 
     number: int
     ref: bytes
+
+
+@dataclass(slots=True)
+class PromptItem:
+    """An image of a prompt. The request with this number follows.
+
+    Attributes:
+        item: the image, without its pixels.
+        ref: an encoded `TensorRef` of the pixels, [tiles, height, width, 3] uint8; empty: the
+            engine has kept them since an earlier request of this front end.
+        forgotten: identities of items that the engine need not keep any more.
+    """
+
+    number: int
+    item: Item
+    ref: bytes = b""
+    forgotten: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -217,6 +237,7 @@ Message = (
     | Failed
     | EngineCoreRequest
     | PromptEmbeds
+    | PromptItem
     | Embeddings
     | Abort
     | Rejected

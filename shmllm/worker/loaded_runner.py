@@ -22,10 +22,11 @@ from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.errors import EngineStartError
+from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.fields import Fields
 from shmllm.models.lora import read_files
 from shmllm.models.model import Model
+from shmllm.params.items import Item
 from shmllm.params.sampling import SamplingParams
 from shmllm.plugins.kv_connector import KVConnector
 from shmllm.shared_kv.peers import SharedCache
@@ -33,6 +34,7 @@ from shmllm.version import __version__
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
+from shmllm.worker.items import check_item, make_item_embeds
 from shmllm.worker.load_processors import ProcessorClasses
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import OwnedMemory
@@ -73,6 +75,7 @@ class LoadedRunner(ABC):
         ranks: the other ranks, which may have parts of the model.
         embeds_scale: the factor of prompts' embeddings; 1 if a step multiplies them itself.
         head: computes the model's head; see `Pooler`.
+        device: where it computes; None: the CPU.
 
     Attributes:
         info: what the engine reports about itself.
@@ -82,6 +85,7 @@ class LoadedRunner(ABC):
             the step has run, so that the core can prepare the next one meanwhile; or the number of
             batches of a pipeline.
         memory: the memory that can be given back while the engine sleeps.
+        items: the embeddings of images.
         masks: the token masks of constrained requests.
         pooler: computes the vectors of pooling requests.
         processors: the custom logits processors; None if there are none.
@@ -103,6 +107,7 @@ class LoadedRunner(ABC):
         ranks: Ranks,
         embeds_scale: float = 1.0,
         head: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._loaded = loaded
@@ -112,6 +117,7 @@ class LoadedRunner(ABC):
         self._adapters: AdapterMaker | None = None
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow(embeds_scale)
+        self.items = make_item_embeds(loaded, device)
         self.masks = GrammarMasks(self._grammars, config.max_samples)
         self.pooler = Pooler(head)
 
@@ -285,6 +291,17 @@ class LoadedRunner(ABC):
         """
         shape = (length, self.model.config.hidden_size)
         return check_prompt_embeds(embeds, shape, self.model.dtype)
+
+    def check_item(self, item: Item) -> None:
+        """Check that an image is what the tower takes.
+
+        Raises:
+            RequestError: its pixels or its number of embeddings are not those of its grid.
+        """
+        vision = self.model.config.vision
+        if vision is None:
+            raise RequestError("the model takes no images")
+        check_item(item, vision)
 
     def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
         """See `GrammarCompiler.compile`."""

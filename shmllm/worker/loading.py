@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig
+from shmllm.config.images import ImageInfo
 from shmllm.config.info import EngineInfo
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
@@ -30,6 +31,10 @@ from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 from shmllm.worker.pooling_info import pooling_info
+
+MOST_EMBEDS = 16_384
+"""How many embeddings of images are kept at least, if a request can have so many: those of the
+largest image that Qwen's settings make by default."""
 
 Progress = Callable[[int, int], None]
 Fill = Callable[[Path | None, Progress | None], None]
@@ -99,8 +104,9 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
     if load.model_impl == "transformers":
         return config
     fields = read_fields(directory, load.hf_overrides)
-    if not ModelConfig.from_fields(fields, directory).both_ways:
-        return config
+    found = ModelConfig.from_fields(fields, directory)
+    if not found.both_ways:
+        return _fit_to_images(config, found)
     options = {
         "shared_kv_cache_bytes": config.shared_kv.num_bytes,
         "kv_connector": config.plugins.kv_connector,
@@ -120,6 +126,16 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
         ),
         cache=replace(config.cache, enable_prefix_caching=False),
     )
+
+
+def _fit_to_images(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """Return the configuration whose steps have room for all tokens of an image, if these attend to
+    each other."""
+    scheduler, vision = config.scheduler, model.vision
+    if vision is None or not vision.both_ways or config.load.language_model_only:
+        return config
+    tokens = max(scheduler.max_num_batched_tokens, vision.tile_embeddings)
+    return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=tokens))
 
 
 def load_model(
@@ -151,6 +167,8 @@ def load_model(
 
         return load_module(load, pool, auto_dtype, check, on_progress)
     config = read_config(Path(load.directory), _use_of(load))
+    if load.language_model_only:
+        config = replace(config, vision=None)
     max_model_len = configured_length(load, config)
     config = config.for_length(max_model_len).with_further(load.further_layers)
     if divide is not None:
@@ -261,8 +279,21 @@ def make_info(
         num_speculative_tokens=config.speculative.most_drafted,
         role=config.shared_kv.role,
         shared_kv_cache_bytes=config.shared_kv.num_bytes or 0,
+        images=image_info(config, model, size.max_model_len),
         pooling=pooling_info(model, Path(config.load.directory), _use_of(config.load)),
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
+    )
+
+
+def image_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> ImageInfo:
+    """Return which images prompts may have."""
+    vision, most = model.vision, config.scheduler.max_num_batched_tokens
+    if vision is None:
+        return ImageInfo()
+    return ImageInfo(
+        most_embeds=max(most, min(max_model_len, MOST_EMBEDS)),
+        longest_span=vision.tile_embeddings if vision.both_ways else 0,
+        cache_bytes=config.client.item_cache_bytes,
     )
 
 

@@ -108,6 +108,9 @@ class ProfiledRunner:
     def check_embeds(self, embeds: Any, length: int) -> Any:
         return self.runner.check_embeds(embeds, length)
 
+    def check_item(self, item: Any) -> None:
+        self.runner.check_item(item)
+
     def check(self) -> None:
         self.runner.check()
 

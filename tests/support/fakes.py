@@ -356,6 +356,9 @@ class FakeRunner:
     def check_params(self, params: SamplingParams) -> None:
         """There are no custom logits processors."""
 
+    def check_item(self, item: Item) -> None:
+        pass
+
     def keeps_state_of(self, row: int) -> bool:
         return False
 

@@ -20,7 +20,7 @@ import torch
 from support.reference_models import make_model
 
 from shmllm import LLM, RequestOutput, SamplingParams
-from shmllm.frontend.input_processor import TokensPrompt
+from shmllm.frontend.prompts import TokensPrompt
 
 OPTIONS: dict[str, Any] = {
     "kv_cache_memory_bytes": 2**24,

@@ -45,7 +45,7 @@ RULES = {
     "shmllm.config": Rule("errors", lazy_packages="torch transformers"),
     "shmllm.plugins": Rule("errors params", lazy="compat"),
     "shmllm.params": Rule("errors outputs"),
-    "shmllm.formats": Rule("errors"),
+    "shmllm.formats": Rule("errors", packages="numpy"),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
     "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="cuda torch"),
@@ -60,7 +60,7 @@ RULES = {
     # Only engines with model_impl="transformers" import it.
     "shmllm.models.transformers_impl": Rule("errors models", packages="torch transformers"),
     "shmllm.worker": Rule(
-        "config core errors models outputs params plugins shared_kv shmllm_kernels version",
+        "config core errors formats models outputs params plugins shared_kv shmllm_kernels version",
         lazy="parallel",
         packages="torch numpy",
         lazy_packages="cuda llguidance",
@@ -85,7 +85,7 @@ RULES = {
         "client config errors formats outputs params plugins tracing transfer wire",
         lazy="engine models",
         packages="jinja2 numpy tokenizers",
-        lazy_packages="huggingface_hub llguidance rich torch transformers",
+        lazy_packages="PIL huggingface_hub llguidance rich torch transformers",
     ),
     "shmllm.quantize": Rule(
         "errors formats frontend models",

@@ -16,8 +16,9 @@ from shmllm.cli.sampling import completed
 from shmllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from shmllm.frontend.input_processor import PreparedRequest, TokensPrompt
+    from shmllm.frontend.input_processor import PreparedRequest
     from shmllm.frontend.llm import LLM
+    from shmllm.frontend.prompts import TokensPrompt
     from shmllm.frontend.replies.formats import ToolChoice
     from shmllm.frontend.request_state import RequestState
     from shmllm.outputs.reply import Reply

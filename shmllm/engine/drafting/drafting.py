@@ -69,6 +69,7 @@ class Drafting:
         return (
             request.pooling is None
             and request.embeds is None
+            and not request.items
             and request.num_uncomputed_tokens <= 1 + self._most
             and request.num_output_tokens > 0
             and request.num_tokens_left > 1

@@ -15,16 +15,22 @@ from shmllm.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
+IMAGE_PART = {"type": "image"}
+"""The part of a content that stands for an image; `chat_images` makes it."""
+
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Templates read one of these names, and callers use one of them."""
 
 
-def checked_messages(messages: object, *, keep_parts: bool) -> list[dict[str, Any]]:
+def checked_messages(
+    messages: object, *, keep_parts: bool, image_mark: str | None = None
+) -> list[dict[str, Any]]:
     """Copies of the messages of a conversation, for a template.
 
     Args:
         messages: dicts with `role` and `content`. Fields that are None count as missing.
-        keep_parts: keep contents that are lists of text parts; otherwise they become one text.
+        keep_parts: keep contents that are lists of parts; otherwise they become one text.
+        image_mark: what stands for an image in a text; None: parts are texts only.
 
     Raises:
         RequestError: a message is malformed.
@@ -36,12 +42,14 @@ def checked_messages(messages: object, *, keep_parts: bool) -> list[dict[str, An
     if not messages:
         raise RequestError("messages is empty; a chat needs at least one message")
     return [
-        _checked_message(message, f"messages[{position}]", keep_parts)
+        _checked_message(message, f"messages[{position}]", keep_parts, image_mark)
         for position, message in enumerate(messages)
     ]
 
 
-def _checked_message(message: object, where: str, keep_parts: bool) -> dict[str, Any]:
+def _checked_message(
+    message: object, where: str, keep_parts: bool, image_mark: str | None
+) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(
             f"{where} must be a dict with role and content, got {type(message).__name__}"
@@ -51,7 +59,8 @@ def _checked_message(message: object, where: str, keep_parts: bool) -> dict[str,
     if not isinstance(copied.get("role"), str):
         raise RequestError(f"{where} has no role; give a str such as 'user'")
     if "content" in copied:
-        copied["content"] = _checked_content(copied["content"], f"{where}.content", keep_parts)
+        content = copied["content"]
+        copied["content"] = _checked_content(content, f"{where}.content", keep_parts, image_mark)
     elif not copied.get("tool_calls"):
         raise RequestError(f"{where} has no content; give a str or a list of text parts")
     reasoning = [copied.pop(name) for name in _REASONING_FIELDS if name in copied]
@@ -95,7 +104,9 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
     return {}
 
 
-def _checked_content(content: object, where: str, keep_parts: bool) -> object:
+def _checked_content(
+    content: object, where: str, keep_parts: bool, image_mark: str | None
+) -> object:
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):
@@ -103,7 +114,8 @@ def _checked_content(content: object, where: str, keep_parts: bool) -> object:
             f"{where} must be a str or a list of text parts, got {type(content).__name__}"
         )
     for position, part in enumerate(content):
-        if (
+        is_image = part == IMAGE_PART and image_mark is not None
+        if not is_image and (
             not isinstance(part, dict)
             or part.get("type") != "text"
             or not isinstance(part.get("text"), str)
@@ -112,7 +124,10 @@ def _checked_content(content: object, where: str, keep_parts: bool) -> object:
                 f'{where}[{position}] must be {{"type": "text", "text": ...}}; other kinds of '
                 "content are not supported"
             )
-    return content if keep_parts else "\n".join(part["text"] for part in content)
+    if keep_parts:
+        return content
+    texts = [str(image_mark) if part == IMAGE_PART else part["text"] for part in content]
+    return "\n".join(texts)
 
 
 def checked_tools(tools: object) -> list[Any] | None:

@@ -115,6 +115,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     content_format: str = "auto",
     variables: Mapping[str, Any],
+    image_mark: str | None = None,
 ) -> str:
     """Render one conversation.
 
@@ -127,6 +128,8 @@ def render_chat(
         content_format: "string" joins text parts, "openai" makes every content a list of parts,
             and "auto" keeps lists if the template reads them.
         variables: special tokens and further variables of the template, by name.
+        image_mark: what stands for an image where the template takes texts only; None: there are no
+            images.
 
     Raises:
         RequestError: the input is malformed, or the template does not compile or fails.
@@ -136,7 +139,7 @@ def render_chat(
             "continue_final_message=True needs add_generation_prompt=False: a prompt either goes "
             "on with the last message or opens a new one"
         )
-    conversation = _with_contents(messages, content_format, template)
+    conversation = _with_contents(messages, content_format, template, image_mark)
     final_text = _mark_final_text(conversation) if continue_final_message else ""
     context = {
         "documents": None,
@@ -154,14 +157,17 @@ def render_chat(
     return _cut_at_mark(prompt, final_text) if continue_final_message else prompt
 
 
-def _with_contents(messages: object, content_format: str, template: str) -> list[dict[str, Any]]:
+def _with_contents(
+    messages: object, content_format: str, template: str, image_mark: str | None
+) -> list[dict[str, Any]]:
     """The checked messages, whose contents have the format."""
     if content_format not in ("auto", "string", "openai"):
         raise RequestError(
             f"chat_template_content_format must be auto, string or openai, got {content_format!r}"
         )
     reads_parts = content_format == "auto" and bool(_READS_PARTS.search(template))
-    conversation = checked_messages(messages, keep_parts=reads_parts or content_format == "openai")
+    keep_parts = reads_parts or content_format == "openai"
+    conversation = checked_messages(messages, keep_parts=keep_parts, image_mark=image_mark)
     for message in conversation:
         if content_format == "openai" and isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]

@@ -283,6 +283,7 @@ class Tokenizer:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_content_format: str = "auto",
+        image_mark: str | None = None,
         **kwargs: Any,
     ) -> str:
         """Render a conversation as a prompt text, with the model's chat template.
@@ -300,6 +301,8 @@ class Tokenizer:
             tools: the JSON schemas of tools.
             chat_template_content_format: the form in which the template gets contents: "string",
                 "openai" for lists of parts, or "auto" for lists if the template reads them.
+            image_mark: what stands for an image, a part {"type": "image"}, where the template takes
+                texts only; None: there are no images.
             **kwargs: further variables of the template.
 
         Raises:
@@ -316,6 +319,7 @@ class Tokenizer:
             tools=tools,
             content_format=chat_template_content_format,
             variables=self.special_tokens | kwargs,
+            image_mark=image_mark,
         )
 
 

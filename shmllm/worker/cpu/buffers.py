@@ -36,6 +36,7 @@ class CpuBuffers:
         hidden: [max_tokens, hidden], the residual stream.
         embeds: [max_tokens, hidden], the embeddings of a step's tokens; `hidden` itself unless a
             group shares them.
+        levels: [levels, max_tokens, hidden], what images add behind the first layers, or None.
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
@@ -92,9 +93,15 @@ class CpuBuffers:
         }
         self.sampled = buffer(max_samples, hidden)
         self.embeds, vocab = self.hidden, config.vocab_size
+        num_levels = config.num_levels
+        self.levels: Tensor | None = None
         if self._group.shard.size > 1:
             self._share(max_tokens, max_samples, hidden, vocab)
+            if num_levels:
+                self.levels = self._group.floats("levels", num_levels, max_tokens, hidden)
         else:
+            if num_levels:
+                self.levels = allocate((num_levels, max_tokens, hidden), torch.float32)
             self.scored = buffer(SCORED_ROWS, hidden)
             self.logits, self.scored_logits = buffer(max_samples, vocab), buffer(SCORED_ROWS, vocab)
         self.experts = {

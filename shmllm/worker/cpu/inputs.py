@@ -12,7 +12,7 @@ from shmllm_kernels.cpu import latent_attention
 from shmllm_kernels.cpu.attention_pieces import count_pieces
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
 
-COUNTS = ("num_tokens", "num_requests", "num_samples", "num_state_copies")
+COUNTS = ("num_tokens", "num_requests", "num_samples", "num_state_copies", "num_level_tokens")
 
 
 class Division(NamedTuple):
@@ -99,6 +99,16 @@ class CpuInputs:
         self._counts[3] = len(copies)
         if copies:
             self._state_copies[: len(copies)] = copies
+
+    @property
+    def num_level_tokens(self) -> int:
+        """To how many tokens levels of images are added behind the first layers: all of the step's,
+        or none."""
+        return int(self._counts[4])
+
+    @num_level_tokens.setter
+    def num_level_tokens(self, count: int) -> None:
+        self._counts[4] = count
 
     def address_of(self, count: str) -> int:
         """Return the address of the int64 that holds one of COUNTS."""

@@ -40,6 +40,8 @@ class Program(Protocol):
         inputs: the inputs of the step.
         buffers: the activations.
         embeds: [max_tokens, hidden] float32, which may be filled with embeddings before a step.
+        levels: [levels, max_tokens, hidden] float32, which may be filled with what images add
+            behind the first layers; None: there are none.
         observe: if set, each kernel runs inside the context manager that this makes of its label;
             steps take longer then.
         deterministic: whether a request's bits depend on its own tokens only.
@@ -56,6 +58,9 @@ class Program(Protocol):
 
     @property
     def embeds(self) -> Tensor: ...
+
+    @property
+    def levels(self) -> Tensor | None: ...
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Compute the step whose inputs are in `self.inputs`.

@@ -240,6 +240,15 @@ class CpuOps:
             self._record("add", ADD, *addresses, residual.shape[1], word_of_float(scale))
         return residual
 
+    def add_level(self, residual: Tensor, level: int) -> None:
+        levels = self._buffers.levels
+        assert levels is not None, "the model sees images"
+        operands = [
+            self._inputs.address_of("num_level_tokens"), levels[level].data_ptr(),
+            residual.data_ptr(), residual.shape[1], word_of_float(1.0),
+        ]  # fmt: skip
+        self._kernels.record(ADD, operands, label="add_level")
+
     def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
         record_norm(self._kernels, self._num_tokens, x, residual, norm, residual, scale)
         return residual

@@ -197,6 +197,11 @@ class CpuPipeline:
         """Where embeddings that prompts give are written before the next step."""
         return self._slots[self._next].embeds
 
+    @property
+    def levels(self) -> Tensor | None:
+        """Where what images add behind the first layers is written before the next step."""
+        return self.buffers.levels
+
     def start(self, inputs: StepInputs) -> int:
         """Compute the first stage of the step whose inputs are in `self.inputs`, and let the others
         begin.

@@ -171,6 +171,11 @@ class CpuProgram:
         """See `make_program.Program`."""
         return self.buffers.embeds
 
+    @property
+    def levels(self) -> Tensor | None:
+        """See `make_program.Program`."""
+        return self.buffers.levels
+
     def inputs_of(self, slot: int) -> CpuInputs:
         """Return the inputs of the step; a group that divides each layer has one slot."""
         return self.inputs

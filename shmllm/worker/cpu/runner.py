@@ -22,7 +22,7 @@ from shmllm.core.plan import PromptScores, StepPlan, StepResult
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.plugins.kv_connector import KVConnector
 from shmllm.worker.background import BackgroundThread
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import EMBEDDED, InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.make_program import describe_products, make_head
@@ -31,6 +31,7 @@ from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.grammar_masks import PendingMasks
+from shmllm.worker.items import spread_levels
 from shmllm.worker.kv_connector import WorkerConnector
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
@@ -153,6 +154,7 @@ class CpuRunner(LoadedRunner):
             ranks.memory,
             self.pooler,
             self.masks,
+            self.items,
         ]
         self._drafter = self._make_drafter(config, workspaces)
         is_drafting = config.speculative.most_drafted > 0
@@ -283,7 +285,22 @@ class CpuRunner(LoadedRunner):
         self._part.copy_states(program_inputs)
         self._prompt_embeds.update(plan)
         self._prompt_embeds.copy_into(self._program.embeds, program_inputs.token_ids, inputs)
+        self._copy_items(plan, inputs)
         return inputs
+
+    def _copy_items(self, plan: StepPlan, inputs: StepInputs) -> None:
+        """Compute the embeddings of images, and write them to where the program reads them."""
+        self.items.update(plan)
+        program_inputs, levels = self._program.inputs, self._program.levels
+        found = self.items.find(plan, inputs)
+        hidden = self._program.embeds.shape[1]
+        for tokens, rows in found:
+            program_inputs.token_ids[tokens] = EMBEDDED
+            self._program.embeds[tokens] = rows[:, :hidden]
+        if levels is not None:
+            num_tokens = len(inputs.token_ids) if found else 0
+            program_inputs.num_level_tokens = num_tokens
+            spread_levels(levels, found, num_tokens)
 
     def complete(
         self,

@@ -79,6 +79,8 @@ class CpuTransformersProgram:
         [rows, hidden]."""
         return self._model.logits(hidden.to(self._model.dtype)).float()
 
+    levels: Tensor | None = None
+
     @property
     def embeds(self) -> Tensor:
         """See `make_program.Program`."""

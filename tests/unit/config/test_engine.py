@@ -184,6 +184,7 @@ FULL = EngineConfig(
         runner="pooling",
         convert="embed",
         hf_overrides={"num_labels": 3},
+        language_model_only=True,
     ),
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),

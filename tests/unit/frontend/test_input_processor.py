@@ -8,8 +8,9 @@ from support.encoder_tokenizers import CORPUS, our_tokenizer
 from support.fakes import info
 
 from shmllm.errors import RequestError
-from shmllm.frontend.input_processor import InputProcessor, as_list, match_params
+from shmllm.frontend.input_processor import InputProcessor, match_params
 from shmllm.frontend.model_files import resolve_model
+from shmllm.frontend.prompts import as_list
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
 from shmllm.params.pooling import PoolingParams
@@ -108,7 +109,7 @@ BAD_PROMPTS = [
     ({}, "has neither 'prompt' nor 'prompt_token_ids'"),
     ({"cache_salt": "s"}, "has neither 'prompt' nor 'prompt_token_ids'"),
     ({"prompt": None}, "has neither"),
-    ({"text": "a"}, r"has unknown keys \['text'\]; known are \['cache_salt', 'prompt', "),
+    ({"text": "a"}, r"has unknown keys \['text'\]; known are \['cache_salt', 'mm_proces"),
     ({"prompt": "a", 5: 1}, r"has unknown keys \['5'\]"),
     ({"prompt": 5}, "'prompt' must be a str, got int"),
     ({"prompt": 5, "prompt_token_ids": [1]}, "'prompt' must be a str, got int"),

@@ -16,6 +16,7 @@ from support.variants import slow
 from shmllm.errors import ProtocolMismatchError
 from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns, Piece
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.params.items import Item
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
@@ -30,6 +31,7 @@ from shmllm.wire.messages import (
     Hello,
     Method,
     PromptEmbeds,
+    PromptItem,
     RecordKind,
     Rejected,
     Reply,
@@ -201,6 +203,18 @@ adapters = st.builds(
     st.text("abc/é", max_size=20),
 )
 
+
+@st.composite
+def prompt_items(draw: st.DrawFn) -> PromptItem:
+    places = sorted(draw(st.sets(st.integers(0, 2**32 - 1), min_size=2, max_size=8)))
+    spans = tuple(zip(places[::2], places[1::2], strict=False))
+    grid = draw(st.tuples(*[st.integers(0, 2**32 - 1)] * 3))
+    identity = st.binary(min_size=32, max_size=32)
+    forgotten = draw(st.lists(identity, max_size=3))
+    item = Item(draw(identity), spans, grid)
+    return PromptItem(draw(int64), item, draw(st.binary(max_size=40)), forgotten)
+
+
 MESSAGES = {
     RecordKind.HELLO: (codec.encode_hello, st.builds(Hello, uint32, uint32)),
     RecordKind.INIT: (codec.encode_text, st.builds(Text, text)),
@@ -238,6 +252,7 @@ MESSAGES = {
         codec.encode_prompt_embeds,
         st.builds(PromptEmbeds, int64, st.binary(max_size=100)),
     ),
+    RecordKind.PROMPT_ITEM: (codec.encode_prompt_item, prompt_items()),
     RecordKind.EMBEDDINGS: (codec.encode_embeddings, embeddings()),
     RecordKind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
     RecordKind.OUTPUTS: (codec.encode_outputs, outputs()),

@@ -1,0 +1,156 @@
+"""The embeddings of images: computed by the model's tower, kept by number, copied into steps.
+
+The plan says what is encoded, used and forgotten. This module must not know which requests there
+are, nor how a tower computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shmllm.core.plan import StepPlan
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.formats.image_settings import pixel_table, read_image_settings
+from shmllm.models.vision.specs import VisionSpec
+from shmllm.params.items import Grid, Item
+from shmllm.worker.arrays import LongArray
+from shmllm.worker.batch import StepInputs
+from shmllm.worker.loading import LoadedModel
+from shmllm.worker.prompt_embeds import FoundEmbeds
+
+Tower = Callable[[Tensor, Grid], Tensor]
+"""Computes the embeddings, [n, width], of pixels, [tiles, 3, height, width] float32, normalised."""
+
+
+class ItemEmbeds:
+    """
+    Args:
+        tower: computes embeddings of one item, so that their bits are its own; None: the model has
+            none.
+        table: [3, 256] float32, what the values of red, green and blue become.
+        device: where the tower computes.
+    """
+
+    def __init__(
+        self, tower: Tower | None, table: Tensor | None, device: torch.device | None = None
+    ) -> None:
+        self._tower = tower
+        self._device = device or torch.device("cpu")
+        self._table = None if table is None else table.to(self._device)
+        self._by_number: dict[int, Tensor] = {}
+
+    def update(self, plan: StepPlan) -> None:
+        """Forget and compute embeddings, in this order."""
+        for number in plan.forgotten:
+            self._by_number.pop(number, None)  # a sleep may have dropped it
+        for number, item in plan.encodes:
+            self._by_number[number] = self._encode(item)
+
+    def _encode(self, item: Item) -> Tensor:
+        tower, table = self._tower, self._table
+        assert tower is not None, "the model takes images"
+        assert table is not None, "so it has settings for them"
+        pixels = torch.tensor(item.pixels, device=self._device)
+        channels = pixels.permute(0, 3, 1, 2).long()
+        planes = [table[color][channels[:, color]] for color in range(3)]
+        return tower(torch.stack(planes, 1), item.grid)
+
+    def find(self, plan: StepPlan, inputs: StepInputs) -> list[FoundEmbeds]:
+        """Return the embeddings of a step's tokens, in the tower's width."""
+        found: list[FoundEmbeds] = []
+        for use in plan.item_uses:
+            embeds, before = self._by_number[use.number], 0
+            first, start = int(inputs.first_tokens[use.column]), plan.starts[use.column]
+            end = start + plan.counts[use.column]
+            for begin, behind in use.spans:
+                low, high = max(begin, start), min(behind, end)
+                if low < high:
+                    rows = embeds[before + low - begin : before + high - begin]
+                    found.append((slice(first + low - start, first + high - start), rows))
+                before += behind - begin
+        return found
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory of all embeddings."""
+        return sum(each.nbytes for each in self._by_number.values())
+
+    def drop_workspace(self) -> None:
+        """Forget all embeddings. Nothing uses them any more."""
+        self._by_number.clear()
+
+
+def make_item_embeds(loaded: LoadedModel, device: torch.device | None = None) -> ItemEmbeds:
+    """Make what keeps the embeddings of a model's images.
+
+    Args:
+        loaded: the model.
+        device: where it computes; None: the CPU.
+
+    Raises:
+        EngineStartError: the model's directory does not say how images are prepared.
+    """
+    tower = getattr(loaded.model, "vision", None)
+    if tower is None:
+        return ItemEmbeds(None, None)
+    settings = read_image_settings(Path(loaded.load.directory))
+    if settings is None:
+        raise EngineStartError(
+            f"{loaded.load.directory} has no settings for images: copy processor_config.json or "
+            "preprocessor_config.json of the model into it, or pass language_model_only=True"
+        )
+    return ItemEmbeds(tower, torch.from_numpy(pixel_table(settings)), device)
+
+
+def check_item(item: Item, vision: VisionSpec) -> None:
+    """Check that an image is what a tower takes.
+
+    Raises:
+        RequestError: its pixels or its number of embeddings are not those of its grid.
+    """
+    tiles, rows, columns = item.grid
+    if vision.tile_size:
+        expected = (tiles, vision.tile_size, vision.tile_size, 3)
+    else:
+        expected = (tiles, rows * vision.patch_size, columns * vision.patch_size, 3)
+    merge = vision.merge_size or 1
+    is_divided = tiles > 0 and not (rows % merge or columns % merge)
+    count = vision.num_embeddings(item.grid)
+    if not is_divided or item.pixels.shape != expected or item.num_embeds != count or not count:
+        raise RequestError(
+            f"an image of grid {item.grid} has pixels of shape {item.pixels.shape} and "
+            f"{item.num_embeds} embeddings instead of {expected} and {count}"
+        )
+
+
+def ends_of_spans(plan: StepPlan, inputs: StepInputs) -> LongArray:
+    """Return (T,) int64, for each token of a step the position behind the span that it lies in, or
+    behind itself."""
+    ends = inputs.positions + 1
+    for use in plan.item_uses:
+        first, start = int(inputs.first_tokens[use.column]), plan.starts[use.column]
+        end = start + plan.counts[use.column]
+        for begin, behind in use.spans:
+            low, high = max(begin, start), min(behind, end)
+            if low < high:
+                ends[first + low - start : first + high - start] = behind
+    return ends
+
+
+def spread_levels(levels: Tensor, found: Sequence[FoundEmbeds], num_tokens: int) -> None:
+    """Write what images add behind the first layers, and zeros for all other tokens.
+
+    Args:
+        levels: [levels, tokens or more, hidden], where it goes.
+        found: the result of `ItemEmbeds.find`, [n, (1 + levels) * hidden] each.
+        num_tokens: the number of the step's tokens.
+    """
+    hidden = levels.shape[2]
+    levels[:, :num_tokens] = 0
+    for tokens, rows in found:
+        parts = rows[:, hidden:].unflatten(1, (len(levels), hidden))
+        levels[:, tokens] = parts.transpose(0, 1).to(levels.dtype)

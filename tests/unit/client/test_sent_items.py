@@ -1,0 +1,145 @@
+"""SentItems and SessionItems agree on what the engine keeps, whatever is sent and interrupted."""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmllm.client.sent_items import SentItems
+from shmllm.engine import session_items
+from shmllm.engine.session_items import SessionItems
+from shmllm.errors import ProtocolMismatchError
+from shmllm.ipc.slots import SlotRef
+from shmllm.ipc.tensors import TensorRef
+from shmllm.params.items import Item
+from shmllm.wire.messages import PromptItem
+
+MOST = 1000
+NO_IMAGES = (((1, 2, 2, 3), np.float32), ((2, 2, 3), np.uint8), ((1, 2, 2, 4), np.uint8))
+
+
+class Tensors:
+    """Reads tensors that are there already, by the number of their slot."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Any] = {}
+
+    def put(self, array: Any) -> bytes:
+        number = len(self.arrays)
+        self.arrays[number] = array
+        name = "uint8" if array.dtype == np.uint8 else "float32"
+        return TensorRef(SlotRef(number, 0, array.nbytes), name, array.shape).encode()
+
+    @contextmanager
+    def view(self, ref: TensorRef) -> Any:
+        class View:
+            def numpy(_) -> Any:
+                return self.arrays[ref.slot.slot]
+
+        yield View()
+
+
+@pytest.fixture
+def tensors() -> Tensors:
+    return Tensors()
+
+
+@pytest.fixture
+def session(tensors: Tensors) -> SessionItems:
+    return SessionItems(tensors)  # type: ignore[arg-type]
+
+
+def image(name: int, side: int = 10) -> Item:
+    pixels = np.full((1, side, 1, 3), name % 256, np.uint8)
+    return Item(name.to_bytes(32, "little"), ((0, 1),), (1, 1, 1), pixels)
+
+
+def send(sent: SentItems, session: SessionItems, tensors: Tensors, item: Item) -> bool:
+    """Send an item. Returns whether its pixels were sent."""
+    bare = Item(item.identity, item.spans, item.grid)
+    if sent.has(item):
+        session.keep(PromptItem(1, bare), 10, MOST)
+        return False
+    forgotten = sent.make_room(item)
+    session.keep(PromptItem(1, bare, tensors.put(item.pixels), forgotten), 10, MOST)
+    sent.sent(item)
+    return True
+
+
+def test_the_pixels_of_a_known_item_are_sent_once(session: SessionItems, tensors: Tensors) -> None:
+    sent = SentItems(MOST)
+    assert send(sent, session, tensors, image(1))
+    assert not send(sent, session, tensors, image(1))
+    first, second = session.take(1)
+    assert first.pixels is second.pixels
+    assert np.array_equal(first.pixels, image(1).pixels)
+    assert session.take(1) == ()
+
+
+def test_items_of_a_request_that_never_came_are_dropped(
+    session: SessionItems, tensors: Tensors
+) -> None:
+    send(SentItems(MOST), session, tensors, image(1))
+    assert session.take(2) == ()
+    assert session.take(1) == ()
+
+
+def test_an_item_larger_than_the_limit_is_used_and_not_kept(
+    session: SessionItems, tensors: Tensors
+) -> None:
+    sent = SentItems(20)
+    assert send(sent, session, tensors, image(1))
+    assert session.num_bytes == 0
+    assert session.take(1)[0].pixels is not None
+    assert send(sent, session, tensors, image(1))
+
+
+def test_both_ends_agree_whatever_is_sent(session: SessionItems, tensors: Tensors) -> None:
+    draw = random.Random(3)
+    sent = SentItems(MOST)
+    num_sent = 0
+    for _ in range(2000):
+        item = image(draw.randrange(40), 1 + draw.randrange(12) ** 2)
+        item = image(int.from_bytes(item.identity, "little"), 1 + item.identity[0] * 3)
+        num_sent += send(sent, session, tensors, item)
+        if draw.random() < 0.1:  # an interrupt after room was made, before anything was sent
+            sent.make_room(image(100 + draw.randrange(5), 50))
+        (got,) = session.take(1)
+        assert np.array_equal(got.pixels, item.pixels)
+        assert session.num_bytes <= MOST + session_items.MOST_EXCESS_BYTES
+    assert 200 < num_sent < 1900
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros(shape, dtype) for shape, dtype in NO_IMAGES],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_what_is_no_image_is_refused(array: Any, session: SessionItems, tensors: Tensors) -> None:
+    message = PromptItem(1, Item(bytes(32), ((0, 1),), (1, 1, 1)), tensors.put(array))
+    with pytest.raises(ProtocolMismatchError, match="the pixels of PROMPT_ITEM are"):
+        session.keep(message, 10, MOST)
+
+
+def test_unknown_and_too_many_items_are_refused(
+    session: SessionItems, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = Item(bytes(32), ((0, 1),), (1, 1, 1))
+    with pytest.raises(ProtocolMismatchError, match="names none that are kept"):
+        session.keep(PromptItem(1, bare), 10, MOST)
+    monkeypatch.setattr(session_items, "LARGEST_BYTES", 29)
+    with pytest.raises(ProtocolMismatchError, match="PROMPT_ITEM of 30 bytes"):
+        session.keep(PromptItem(1, bare, tensors.put(image(1).pixels)), 10, MOST)
+    monkeypatch.setattr(session_items, "LARGEST_BYTES", 30)
+    monkeypatch.setattr(session_items, "MOST_EXCESS_BYTES", 0)
+    with pytest.raises(ProtocolMismatchError, match="items of 30 bytes are to be kept"):
+        session.keep(PromptItem(1, bare, tensors.put(image(1).pixels)), 10, 20)
+    session.take(1)
+    for _ in range(3):
+        session.keep(PromptItem(1, bare), 3, MOST)
+    with pytest.raises(ProtocolMismatchError, match="more items than a request can have"):
+        session.keep(PromptItem(1, bare), 3, MOST)
