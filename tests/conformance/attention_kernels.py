@@ -32,7 +32,8 @@ class Case:
     Attributes:
         lengths: for each request, (tokens in this step, context length).
         ends: the keys behind a token that it attends to: "all" of its request, a number, those of
-            an image that it belongs to ("images"), or "any" number; None: the attention is causal.
+            an image that it belongs to (each of 5 tokens, "images", or of any number of them, "long
+            images"), or "any" number; None: the attention is causal.
         padding: the number of padded tokens and requests, as a graph has them.
     """
 
@@ -68,6 +69,10 @@ def key_ends(draw: Draw, case: Case) -> torch.Tensor | None:
         elif case.ends == "images":  # every other one of spans of 5 tokens
             image = positions // 5
             ends = torch.where(image % 2 == 1, (image + 1) * 5, positions + 1)
+        elif case.ends == "long images":
+            spans = draw.integers(1, 45, 1 + context).cpu().cumsum(0)
+            image = torch.searchsorted(spans, positions, right=True)
+            ends = torch.where(image % 3 > 0, spans[image], positions + 1)
         elif case.ends == "any":
             ends = positions + 1 + (draw.uniform(count).cpu() * (context - positions)).long()
         else:
@@ -166,6 +171,8 @@ BOTH_WAYS = {
     "a wide local layer": {"ends": 17, "window": 18},
     "images": {"ends": "images"},
     "images and a window": {"ends": "images", "window": 7},
+    "long images": {"ends": "long images"},
+    "long images and a window": {"ends": "long images", "window": 7},
     "any ends": {"ends": "any"},
     "any ends, a window, cap and sinks": {"ends": "any", **FEATURES["window, cap and sinks"]},
 }
@@ -290,11 +297,16 @@ class AttentionConformance:
         case = Case(((18, 18), (5, 23)), heads, kv_heads, dim, ends="any")
         Launch(draw, dtype, case).check()
 
-    @pytest.mark.parametrize("splits", [1, 2])
-    def test_ends_behind_each_token_make_it_causal(self, draw, dtype, splits):
-        launch = Launch(draw, dtype, Case(MIXED, num_splits=splits, window=9))
+    @pytest.mark.parametrize(
+        ("splits", "window", "config"),
+        [(1, 9, SMALL), (2, 9, SMALL), (1, None, replace(SMALL, block_m=32)), (2, None, SMALL)],
+    )
+    def test_ends_behind_each_token_make_it_causal(self, draw, dtype, splits, window, config):
+        lengths = *MIXED, (40, 70)
+        case = Case(lengths, num_splits=splits, window=window, config=config)
+        launch = Launch(draw, dtype, case)
         causal = launch.run()
-        parts = [torch.arange(context - count, context) + 1 for count, context in MIXED]
+        parts = [torch.arange(context - count, context) + 1 for count, context in lengths]
         launch.ends = torch.cat(parts).to(draw.device, torch.int32)
         assert torch.equal(launch.run(), causal)
 

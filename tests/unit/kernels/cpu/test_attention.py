@@ -69,7 +69,15 @@ def angles(positions: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.
 class Request:
     """The projections of a request's tokens, and the number of tokens in the cache."""
 
-    def __init__(self, length: int, num_heads: int, layout: CacheLayout, seed: int) -> None:
+    def __init__(
+        self,
+        length: int,
+        num_heads: int,
+        layout: CacheLayout,
+        seed: int,
+        ends: np.ndarray | None = None,
+    ) -> None:
+        self.ends = ends  # of the keys that its tokens see; None: those of the layer
         width = (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
         generator = torch.Generator().manual_seed(seed)
         self.qkv = torch.randn(length, width, generator=generator) * 1.5
@@ -162,7 +170,8 @@ class Layer:
             places = slice(token, token + count)
             self.qkv[places] = request.qkv[start:end]
             if self.ends is not None:
-                self.seen[places] = np.minimum(self.ends[start:end], len(request.qkv))
+                ends = self.ends if request.ends is None else request.ends
+                self.seen[places] = np.minimum(ends[start:end], len(request.qkv))
             self.slots[places] = request.blocks[positions // size] * size + positions % size
             tables = angles(torch.from_numpy(positions), self.layout.head_dim)
             self.cos[places], self.sin[places] = tables[0].numpy(), tables[1].numpy()
@@ -221,7 +230,9 @@ class Layer:
         if self.cap:
             scores = self.cap * torch.tanh(scores / self.cap)
         distance = torch.arange(length)[:, None] - torch.arange(length)
-        ends = torch.arange(length) + 1 if self.ends is None else torch.from_numpy(self.ends)
+        ends = torch.arange(length) + 1
+        if self.ends is not None:
+            ends = torch.from_numpy(self.ends if request.ends is None else request.ends)
         seen = (torch.arange(length) < ends[:length, None]) & (distance < (self.window or length))
         scores = scores.masked_fill(~seen, -torch.inf)
         if self.sinks is not None:
@@ -461,6 +472,68 @@ def test_chunks_that_end_behind_an_image_give_the_same_bits() -> None:
         layer.run([(chunked, count)])
     check(layer, whole)
     assert torch.equal(whole.out, chunked.out)
+
+
+def ends_of_images(length: int, longest: int, seed: int) -> tuple[np.ndarray, list[int]]:
+    """The ends of keys of a request with random images, and the positions that none goes across."""
+    generator = np.random.default_rng(seed)
+    ends, position = np.arange(length) + 1, 0
+    while position < length:
+        position += generator.integers(0, longest // 3)
+        end = min(position + generator.integers(1, longest), length)
+        ends[position:end] = end
+        position = end
+    return ends, [end for end in range(1, length) if ends[end - 1] == end]
+
+
+@pytest.mark.parametrize(
+    ("heads", "window", "stored"), diagonal([(4, 4), (6, 2), (8, 1)], [0, 9, 40], STORED)
+)
+def test_requests_with_images_of_their_own_beside_decodes(
+    heads: tuple[int, int], window: int, stored: str
+) -> None:
+    """Their chunks begin behind text and images, images are longer than a window and go across
+    splits, and the last tokens come one by one: that of the longest context is in pieces."""
+    num_heads, kv_heads = heads
+    layout = made(kv_heads, 32, 16, stored)
+    layer = Layer(num_heads, layout, window, ends=np.arange(MAX_TOKENS) + 1, seed=window)
+    requests, plans = [], []
+    for i, length in enumerate((1200, 70, 260, 17)):
+        ends, places = ends_of_images(length - 3, 90, i)
+        ends = np.append(ends, np.arange(length - 3, length) + 1)
+        requests.append(Request(length, num_heads, layout, i, ends))
+        cuts = sorted(np.random.default_rng(i).choice(places, min(4, len(places)), replace=False))
+        plans.append([*np.diff([0, *cuts, length - 3]), 1, 1, 1])
+    generator = np.random.default_rng(window)
+    while any(plans):
+        chosen = [
+            i for i in generator.permutation(len(plans)) if plans[i] and generator.random() < 0.7
+        ]
+        if chosen:
+            layer.run([(requests[i], plans[i].pop(0)) for i in chosen], num_threads=2)
+    for i, request in enumerate(requests):
+        if stored in ("float32", TILES):
+            check(layer, request)
+        else:
+            differences = request.out.double() - layer.expected(request)
+            assert differences.abs().max() < 0.05
+        alone = Request(len(request.qkv), num_heads, layout, i, request.ends)
+        layer.run([(alone, len(alone.qkv))])
+        assert torch.equal(alone.out, request.out)
+
+
+@pytest.mark.parametrize(("window", "stored"), diagonal([0, 9], STORED))
+def test_ends_behind_each_token_have_the_bits_of_causal_attention(window: int, stored: str) -> None:
+    layout = made(2, 32, 16, stored)
+    found = []
+    for ends in (None, np.arange(MAX_TOKENS) + 1):
+        layer = Layer(6, layout, window, ends=ends)
+        requests = [Request(length, 6, layout, i) for i, length in enumerate((1100, 40))]
+        layer.run([(requests[0], 900), (requests[1], 30)])
+        layer.run([(requests[0], 199), (requests[1], 1)])
+        layer.run([(requests[1], 9), (requests[0], 1)])
+        found.append(torch.cat([request.out for request in requests]))
+    assert torch.equal(*found)
 
 
 @pytest.mark.skipif(not HAS_AMX, reason="the CPU lacks AMX, or Linux refuses it")
