@@ -20,6 +20,7 @@ from shmllm.models.config_file import (
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.mixer_specs import (
+    WITHIN_ITEMS,
     AttentionSpec,
     KVHeads,
     LatentAttentionSpec,
@@ -185,8 +186,8 @@ class ModelConfig:
 
     @property
     def both_ways(self) -> bool:
-        """Whether some token attends to tokens behind it, so that a prompt is one step."""
-        return any(attention.ahead != 0 for attention in self.attentions)
+        """Whether tokens of text attend to tokens behind them, so that a prompt is one step."""
+        return any(attention.ahead not in (0, WITHIN_ITEMS) for attention in self.attentions)
 
     @property
     def own_tokens(self) -> range:

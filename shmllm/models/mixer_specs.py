@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from enum import Enum
+from typing import Final, Literal
 
 from shmllm.models.rope_config import RopeConfig
 
 QKNorm = Literal["head", "row"]
 MambaNorms = Literal["weights", "plain"]
+
+
+class Reach(Enum):
+    """How far behind its own position a token attends, where that is no number of positions."""
+
+    WITHIN_ITEMS = "within items"
+
+
+WITHIN_ITEMS: Final = Reach.WITHIN_ITEMS
+"""As far as the end of the item, say an image, that the token belongs to. A token of no item
+attends to none behind its own."""
+
+Ahead = int | Reach | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ class AttentionSpec:
         window: the number of positions that a token attends to, its own included and those behind
             it not; None: its own and all before it.
         ahead: the number of positions behind its own that a token attends to; 0: none, the
-            attention is causal; None: all that the request has.
+            attention is causal; None: all that the request has; or WITHIN_ITEMS.
         rope: the rotation of queries and keys; None: they are not rotated.
         scale: the factor of the scores.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
@@ -63,7 +77,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
-    ahead: int | None = 0
+    ahead: Ahead = 0
     rope: RopeConfig | None = None
     scale: float
     soft_cap: float | None = None

@@ -1,7 +1,8 @@
 """Qwen 3 VL: an encoder for images of any size, whose inner layers give levels of embeddings, too,
 and Qwen 3 with three axes.
 
-Its positions are triples, of time, height and width. Those of text are three equal numbers.
+Its positions are triples, of time, row and column, which ``mrope_section`` distributes over the
+pairs (`RopeConfig.sections`). Those of text are three equal numbers, for which it changes nothing.
 """
 
 from __future__ import annotations

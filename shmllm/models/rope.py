@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from shmllm.models.rope_config import RopeConfig
+from shmllm.models.rope_config import NUM_AXES, RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:
@@ -30,6 +30,24 @@ def inverse_frequencies(rope: RopeConfig) -> Tensor:
         is_rotated = torch.arange(len(wavelengths)) < rope.num_pairs
         return torch.where(is_rotated, 1.0 / wavelengths, 0.0) / rope.factor
     return 1.0 / wavelengths
+
+
+def axes(rope: RopeConfig) -> tuple[int, ...]:
+    """Returns the axis of the position by which each rotated pair is turned: 0 for time, 1 for the
+    row and 2 for the column; all 0 if a position is one number.
+
+    Pairs of the three axes follow each other (Wang et al., "Qwen2-VL", 2024), or take turns while
+    an axis has some left, and the rest belong to time (Qwen 3 VL).
+    """
+    num_pairs = rope.rotary_dim // 2
+    if not rope.sections:
+        return (0,) * num_pairs
+    if not rope.mixes_axes:
+        return tuple(axis for axis, count in enumerate(rope.sections) for _ in range(count))
+    turns = (pair % NUM_AXES for pair in range(num_pairs))
+    return tuple(
+        axis if pair < NUM_AXES * rope.sections[axis] else 0 for pair, axis in enumerate(turns)
+    )
 
 
 def attention_factor(rope: RopeConfig) -> float:

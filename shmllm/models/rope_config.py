@@ -5,15 +5,22 @@ This module must not import torch: front ends import it too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shmllm.models.fields import Fields
 
+NUM_AXES = 3
+"""The number of axes of a position: time, row and column."""
+
+_SECTIONS = "mrope_section"
+
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 
 _TYPES: dict[str, RopeType] = {
     "default": "default",
+    "mrope": "default",
     "linear": "linear",
     "llama3": "llama3",
     "yarn": "yarn",
@@ -52,6 +59,10 @@ class RopeConfig:
         max_length: used by longrope: the largest number of tokens of a request.
         num_pairs: used by proportional: the number of pairs that are rotated; the frequencies of
             the others are 0.
+        sections: how many pairs are rotated by each axis of a token's position: by time, row and
+            column (Wang et al., "Qwen2-VL", 2024, section 2.1); (): a position is one number.
+        mixes_axes: whether pairs of the three axes take turns, and do not follow each other axis by
+            axis; see `rope.axes`.
     """
 
     rotary_dim: int
@@ -72,6 +83,8 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     max_length: int = 0
     num_pairs: int = 0
+    sections: tuple[int, ...] = ()
+    mixes_axes: bool = False
 
     @classmethod
     def from_fields(
@@ -101,6 +114,8 @@ class RopeConfig:
         """
         rope = _rope_fields(fields, layer_type)
         rope_type = _rope_type(rope)
+        if rope_type != "default" and rope.values.get(_SECTIONS) is not None:
+            raise rope.error(f"{_SECTIONS!r} beside rope type {rope_type!r} is not supported")
         if rope_type == "proportional":
             return _proportional(cls, rope, head_dim, theta)
         plain = cls(
@@ -110,7 +125,7 @@ class RopeConfig:
             theta=rope.number("rope_theta", fields.number("rope_theta", theta)),
         )
         if rope_type == "default":
-            return plain
+            return _with_sections(rope, plain)
         if rope_type == "linear":
             return replace(plain, factor=rope.number("factor"))
         original = fields.optional_integer("original_max_position_embeddings")
@@ -154,6 +169,29 @@ def _rotary_dim(fields: Fields, rope: Fields, head_dim: int, default: float | No
             f"{name} {partial:g} of a head_dim of {head_dim} is not an even number of elements"
         )
     return rotary_dim
+
+
+def needs_axes(ropes: Iterable[RopeConfig]) -> bool:
+    """Returns whether some rotation is by positions on three axes."""
+    return any(rope.sections for rope in ropes)
+
+
+def _with_sections(rope: Fields, plain: RopeConfig) -> RopeConfig:
+    sections: Any = rope.values.get(_SECTIONS)
+    if sections is None:
+        if rope.text("rope_type", rope.text("type", "default")) == "mrope":
+            raise rope.error(f"rope type 'mrope' needs {_SECTIONS!r}")
+        return plain
+    is_list = isinstance(sections, list) and len(sections) == NUM_AXES
+    if not is_list or any(type(each) is not int or each < 1 for each in sections):
+        raise rope.error(f"{_SECTIONS!r} must list {NUM_AXES} positive integers")
+    found, wanted = sum(sections), plain.rotary_dim // 2
+    if found != wanted:
+        raise rope.error(
+            f"{_SECTIONS!r} must add up to the {wanted} rotated pairs of a head, not {found}"
+        )
+    mixes_axes = rope.flag("mrope_interleaved", False)
+    return replace(plain, sections=tuple(sections), mixes_axes=mixes_axes)
 
 
 def _proportional(make: type[RopeConfig], rope: Fields, head_dim: int, theta: float) -> RopeConfig:

@@ -18,9 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shmllm.core.plan import NewRequest, StepPlan
+from shmllm.models.mixer_specs import Ahead
+from shmllm.models.rope_config import NUM_AXES
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
+from shmllm.worker.rope_positions import RopePositions
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
 Alternatives = int | LongArray
@@ -56,6 +59,10 @@ class StepInputs:
             sampled.
         sample_rows: (N,) int64, the rows of their requests.
         sample_positions: (N,) int64, the position that each sampled token will have.
+        rope_positions: (3, T) int64, the position of each token on three axes, time, row and
+            column, for rotations by sections; None: it is `positions` on all three.
+        item_ends: (T,) int64, the position behind the item, say an image, that each token belongs
+            to, or behind its own; None: all are behind their own.
     """
 
     token_ids: LongArray
@@ -69,15 +76,34 @@ class StepInputs:
     sample_tokens: LongArray
     sample_rows: LongArray
     sample_positions: LongArray
+    rope_positions: LongArray | None = None
+    item_ends: LongArray | None = None
 
-    def ends_of_keys(self, ahead: int | None) -> LongArray:
+    @property
+    def positions_on_axes(self) -> LongArray:
+        """`rope_positions`, also where the axes are alike: (3, T) int64, not to be written."""
+        if self.rope_positions is not None:
+            return self.rope_positions
+        return np.broadcast_to(self.positions, (NUM_AXES, len(self.positions)))
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether an item that some token belongs to goes on behind it."""
+        ends = self.item_ends
+        return ends is not None and bool((ends > self.positions + 1).any())
+
+    def ends_of_keys(self, ahead: Ahead) -> LongArray:
         """Return (T,) int64, the position behind the last one that each token attends to.
 
         Args:
-            ahead: how many positions behind its own a token attends to; None: all of its request.
+            ahead: see `AttentionSpec.ahead`.
         """
         ends = np.repeat(self.context_lens, self.counts)
-        return ends if ahead is None else np.minimum(ends, self.positions + ahead + 1)
+        if ahead is None:
+            return ends
+        if isinstance(ahead, int):
+            return np.minimum(ends, self.positions + ahead + 1)
+        return self.positions + 1 if self.item_ends is None else np.minimum(ends, self.item_ends)
 
 
 @dataclass(slots=True)
@@ -131,6 +157,7 @@ class InputBatch:
             before are appended.
         max_drafts: the largest number of drafted tokens in a step.
         make_tables: returns the memory of `block_tables`, zeroed, by their shape; None: any.
+        has_axes: whether the model rotates by positions on several axes.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -140,6 +167,7 @@ class InputBatch:
             temperature 0.
         top_k: (num_rows,) int32.
         seeds: (num_rows,) uint64.
+        rope_positions: the positions on axes of the requests; None: the model has no axes.
         logits_states: by row, the state of the logits processors; most rows need none.
         logprobs: by row, the alternatives, for rows that ask for log-probabilities.
     """
@@ -155,6 +183,7 @@ class InputBatch:
         samples_ahead: bool = False,
         max_drafts: int = 0,
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
+        has_axes: bool = False,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -172,6 +201,7 @@ class InputBatch:
         self.min_p = np.zeros(num_rows, np.float32)
         self.seeds = np.zeros(num_rows, np.uint64)
         self._second_segments = np.full(num_rows, NEVER, np.int64)
+        self.rope_positions = RopePositions(num_rows) if has_axes else None
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
         self._num_assigned = np.zeros(num_rows, np.int64)
@@ -209,6 +239,8 @@ class InputBatch:
         self.min_p[row] = params.min_p
         self.seeds[row] = request.seed % 2**64
         self._second_segments[row] = request.second_segment or NEVER
+        if self.rope_positions is not None:
+            self.rope_positions.update(row, ())
         self.logits_states.pop(row, None)
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)
@@ -241,6 +273,8 @@ class InputBatch:
         inputs.positions += 1
         inputs.context_lens += 1
         inputs.sample_positions += 1
+        inputs.rope_positions = self._rope_positions(inputs.rows, inputs.positions)
+        inputs.item_ends = None  # a token attends to none of later steps
         if has_new_blocks or (
             # A request may enter a block that it got for drafts before.
             self._has_drafts and not (inputs.positions % self.block_size).all()
@@ -248,6 +282,9 @@ class InputBatch:
             inputs.slot_mapping[:] = self._slots(inputs.rows, inputs.positions)
         else:
             inputs.slot_mapping += 1
+
+    def _rope_positions(self, rows: LongArray, positions: LongArray) -> LongArray | None:
+        return None if self.rope_positions is None else self.rope_positions.fill(rows, positions)
 
     def _slots(self, rows: LongArray, positions: LongArray) -> LongArray:
         blocks = self.block_tables[:, rows, positions // self.block_size].astype(np.int64)
@@ -295,6 +332,7 @@ class InputBatch:
             sample_tokens=sample_tokens,
             sample_rows=sample_rows,
             sample_positions=sample_positions,
+            rope_positions=self._rope_positions(token_rows, positions),
         )
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:

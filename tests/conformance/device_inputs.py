@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
+from shmllm.models.mixer_specs import WITHIN_ITEMS
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
@@ -96,6 +97,59 @@ class InputsConformance:
             assert inputs.ends(0, 8) is None
             assert inputs.step.query_starts.cpu()[:4].tolist() == [0, 4, 6, 6]
             inputs.idle(BatchDescriptor(16, 4, False))
+
+    def test_positions_on_axes_are_padded(self, gpu_device) -> None:
+        """Also where a batch has none: they are alike then."""
+        last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=gpu_device.torch_device)
+        sizes = 16, ROWS, SAMPLES, BLOCKS, GROUPS
+        inputs = GpuInputs(*sizes, last_tokens, gpu_device, has_axes=True)
+        for has_axes in (True, False):
+            batch = InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS, has_axes=has_axes)
+            plan = StepPlan(1, rows=[2, 0], starts=[1, 4], counts=[4, 2])
+            plan.new_requests = [new_request(2, [7, 8]), new_request(0, [3, 4])]
+            plan.num_tokens = 6
+            batch.update(plan)
+            alike = [1, 2, 3, 4, 4, 5, 0, 0]
+            want = [alike] * 3
+            if batch.rope_positions is not None:
+                batch.rope_positions.update(2, [(2, (1, 1, 2))])
+                want = [[1, 2, 2, 4, 4, 5, 0, 0], [1, 2, 2, 4, 4, 5, 0, 0], alike]
+            inputs.send(batch.inputs(plan), BatchDescriptor(8, 3, False))
+            gpu_device.synchronize()
+            assert inputs.step.rope_positions.cpu()[:, :8].tolist() == want
+            assert inputs.step.positions.cpu()[:8].tolist() == alike
+            inputs.idle(BatchDescriptor(16, 4, False))
+        gpu_device.synchronize()
+        assert not inputs.step.rope_positions.any()
+
+    def test_only_steps_with_items_have_ends_within_them(self, gpu_device) -> None:
+        last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=gpu_device.torch_device)
+        sizes = 16, ROWS, SAMPLES, BLOCKS, GROUPS
+        inputs = GpuInputs(*sizes, last_tokens, gpu_device, (WITHIN_ITEMS, None))
+        batch = InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS)
+        plan = StepPlan(1, rows=[2, 0], starts=[0, 4], counts=[4, 2], num_tokens=6)
+        plan.new_requests = [new_request(2, [7, 8]), new_request(0, [3, 4])]
+        batch.update(plan)
+        step = batch.inputs(plan)
+        descriptor = BatchDescriptor(8, 3, False)
+        inputs.idle(descriptor)
+        assert inputs.ends(WITHIN_ITEMS, 8) is not None, "a graph serves all steps"
+        for ends, is_causal in (
+            (None, True),
+            ([1, 2, 3, 4, 5, 6], True),
+            ([1, 4, 4, 4, 6, 6], False),
+        ):
+            item_ends = None if ends is None else np.array(ends)
+            inputs.send(replace(step, item_ends=item_ends), descriptor)
+            gpu_device.synchronize()
+            found = inputs.ends(WITHIN_ITEMS, 8)
+            assert (found is None) == is_causal
+            if found is not None:
+                assert found.cpu().tolist() == [*ends, 0, 0]
+            assert inputs.step.ends.cpu()[0, :8].tolist() == [*(ends or [1, 2, 3, 4, 5, 6]), 0, 0]
+            whole = inputs.ends(None, 8)
+            assert whole is not None
+            assert whole.cpu().tolist() == [4, 4, 4, 4, 6, 6, 0, 0]
 
     def test_samples_behind_drafted_tokens_are_padded(self, gpu_device) -> None:
         inputs, batch = make(gpu_device)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from shmllm.models.fields import Fields
-from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
@@ -33,10 +33,10 @@ STEPS = [
 ]
 
 
-def tables(frequencies, positions, scale=1.0, dtype=torch.float32):
-    shape = len(positions), 2 * len(frequencies)
+def tables(frequencies, positions, scale=1.0, dtype=torch.float32, axes=None):
+    shape = positions.shape[-1], 2 * len(frequencies)
     cos, sin = (poisoned(*shape, dtype=dtype, device=positions.device) for _ in range(2))
-    rope_tables(cos, sin, positions, frequencies, scale)
+    rope_tables(cos, sin, positions, frequencies, scale, axes)
     return cos, sin
 
 
@@ -150,6 +150,34 @@ class StepConformance:
         assert torch.equal(got[0][:, :half], got[0][:, half:])
         assert torch.equal(got[1][:, :half], -got[1][:, half:])
 
+    @pytest.mark.parametrize(
+        ("tokens", "sections", "mixed"),
+        [
+            (0, (2, 3, 3), False),
+            (1, (16, 24, 24), False),
+            (1, (24, 20, 20), True),
+            (70, (2, 3, 3), True),
+            (37, (11, 11, 10), True),
+            (9, (3, 9, 1), False),
+        ],
+    )
+    def test_rope_tables_of_positions_on_axes(self, draw, dtype, tokens, sections, mixed):
+        rope = RopeConfig(rotary_dim=2 * sum(sections), sections=sections, mixes_axes=mixed)
+        frequencies = inverse_frequencies(rope).to(draw.device)
+        of_pairs = torch.tensor(axes(rope), device=draw.device)
+        positions = draw.integers(0, MAX_POSITION, 3, tokens + 5)[:, :tokens]
+        got = tables(frequencies, positions, 0.8, dtype, of_pairs)
+        want = [torch.empty_like(got[0]) for _ in range(2)]
+        plain.rope_tables(*want, positions, frequencies, 0.8, of_pairs)
+        for pair, axis in enumerate(axes(rope)):
+            alone = tables(frequencies, positions[axis].contiguous(), 0.8, dtype)
+            for ours, others in zip(got, alone, strict=True):
+                places = [pair, pair + len(of_pairs)]
+                assert torch.equal(ours[:, places], others[:, places])
+        last_bit = {torch.float32: 3e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}[dtype]
+        for ours, torchs in zip(got, want, strict=True):
+            assert_close(ours, torchs, last_bit, 0)
+
     def test_cosines_and_sines_are_exact_to_the_last_bits_of_float32(self, draw):
         """Each angle is a float32, and its rounding matters most near multiples of pi / 2."""
         whole = torch.arange(0, 83_000, 1, dtype=torch.float64) * (math.pi / 2)
@@ -217,21 +245,23 @@ class StepConformance:
         torch.testing.assert_close(query.cpu().double(), want, atol=atol, rtol=0)
 
     @pytest.mark.parametrize(
-        ("groups", "ends", "types"), [(1, 0, False), (3, 0, False), (1, 1, True), (2, 3, False)]
+        ("groups", "ends", "types", "axes"),
+        [(1, 0, False, 0), (3, 0, False, 3), (1, 1, True, 0), (2, 3, False, 0), (1, 2, True, 3)],
     )
     @pytest.mark.parametrize(("sizes", "padded"), STEPS)
-    def test_unpack_step(self, draw, sizes, padded, groups, ends, types):
+    def test_unpack_step(self, draw, sizes, padded, groups, ends, types, axes):
         sizes, padded = StepSizes(*sizes), StepSizes(*padded)
         tokens, requests, samples = sizes
-        per_token = 2 + groups + types + ends
+        per_token = 2 + groups + types + axes + ends
         lengths = [tokens] * per_token + [requests] * 3 + [samples] * 3
         given = [np.random.default_rng(i).integers(0, 2**31, n) for i, n in enumerate(lengths)]
         packed = torch.from_numpy(np.concatenate([*given, [77]])).to(draw.device)
-        ours, same = (self.used(padded, draw.device, groups, ends, types) for _ in range(2))
+        options = groups, ends, types, axes
+        ours, same = (self.used(padded, draw.device, *options) for _ in range(2))
         assert ours.num_packed(sizes) == len(packed) - 1
         unpack_step(ours, packed, sizes, padded)
         plain.unpack_step(same, packed[:-1], sizes, padded)
-        paddings = [-1, 0, *[-1] * groups, *[0] * (types + ends), tokens, 0, 0, 0, -1, 0]
+        paddings = [-1, 0, *[-1] * groups, *[0] * (types + axes + ends), tokens, 0, 0, 0, -1, 0]
         limits = [padded[0]] * per_token + [padded[1] + 1, *padded[1:2] * 2, *padded[2:] * 3]
         fields = zip(self.fields(ours), self.fields(same), strict=True)
         for (found, equal), numbers, padding, end in zip(
@@ -257,7 +287,8 @@ class StepConformance:
     def test_new_tensors_contain_only_padding(self, draw):
         sizes = StepSizes(5, 3, 2)
         step, unpacked = (
-            StepTensors.allocate(sizes, draw.device, 2, 1, has_types=True) for _ in range(2)
+            StepTensors.allocate(sizes, draw.device, 2, 1, has_types=True, num_axes=3)
+            for _ in range(2)
         )
         unpack_step(unpacked, step.positions[:0], StepSizes(0, 0, 0), sizes)
         for name in StepTensors.__slots__:
@@ -273,6 +304,10 @@ class StepConformance:
             gather_rows(x, x, ids[:2])
         with pytest.raises(AssertionError, match="pair"):
             rope_tables(x, x, ids, draw.normal(8), 1.0)
+        with pytest.raises(AssertionError, match="axes: one for each pair"):
+            rope_tables(x, x, ids, draw.normal(4), 1.0, ids[:3])
+        with pytest.raises(AssertionError, match="a row for each axis"):
+            rope_tables(x, x, ids, draw.normal(4), 1.0, ids)
         step = StepTensors.allocate(StepSizes(4, 2, 2), draw.device)
         with pytest.raises(AssertionError, match="shorter"):
             unpack_step(step, ids, StepSizes(4, 1, 1), StepSizes(4, 1, 1))

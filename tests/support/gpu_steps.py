@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from support.cache_shapes import cache_shape
+from support.item_models import item_ends_of
 from torch import Tensor
 
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model, stored_parts
+from shmllm.models.rope_config import needs_axes
 from shmllm.models.weights import load_weights, stored_kinds
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch, StepInputs
@@ -24,6 +26,7 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
+from shmllm.worker.rope_positions import PlacedGrid
 
 BLOCK_SIZE = 8
 MAX_LENGTH = 64
@@ -57,6 +60,7 @@ class GpuSteps:
         tokens: by row, the tokens known so far.
         computed: by row, how many of these tokens have keys and values in the cache.
         second_segments: by row, the index of the first token of the second text of a pair.
+        items: by row, the images of a request, see `RopePositions`.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class GpuSteps:
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.second_segments: dict[int, int] = {}
+        self.items: dict[int, list[PlacedGrid]] = {}
         self.last_tokens = torch.full((max_requests,), -99, dtype=torch.int64, device=where)
         shape = cache_shape(config, BLOCK_SIZE, lambda heads: block_bytes(heads, BLOCK_SIZE, dtype))
         num_groups = len(shape.groups)
@@ -97,6 +102,7 @@ class GpuSteps:
             config.vocab_size,
             num_groups,
             max_drafts=max_drafts,
+            has_axes=needs_axes(config.ropes),
         )
         max_blocks = MAX_LENGTH // BLOCK_SIZE
         num_blocks = 1 + max_requests * max_blocks * num_groups
@@ -123,6 +129,7 @@ class GpuSteps:
             device,
             tuple(dict.fromkeys(each.ahead for each in config.attentions if each.ahead != 0)),
             config.num_token_types > 0,
+            needs_axes(config.ropes),
         )
         self.buffers = GpuBuffers(
             config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic
@@ -175,7 +182,16 @@ class GpuSteps:
         """
         plan = self._plan(work, drafts or {})
         self.batch.update(plan)
+        if self.batch.rope_positions is not None:
+            for request in plan.new_requests:
+                self.batch.rope_positions.update(request.row, self.items.get(request.row, ()))
         inputs = self.batch.inputs(plan)
+        if self.items:
+            ends = {row: item_ends_of(self.items.get(row, ()), MAX_LENGTH) for row in work}
+            places = zip(
+                np.repeat(inputs.rows, inputs.counts).tolist(), inputs.positions, strict=True
+            )
+            inputs.item_ends = np.array([ends[row][position] for row, position in places])
         if feeds_itself:
             inputs.token_ids[:] = -2 - inputs.rows
         longest = max(plan.counts)
@@ -192,7 +208,8 @@ class GpuSteps:
         which are not sent give wrong results."""
         for name, value in WRONG_INPUTS.items():
             getattr(self.inputs.step, name).fill_(value)
-        for numbers in (self.inputs.step.token_types, self.inputs.step.ends):
+        step = self.inputs.step
+        for numbers in (step.token_types, step.ends, step.rope_positions):
             numbers.fill_(1)
         self.inputs.step.slots.fill_(self._blocks[plan.rows[0]][0][0] * BLOCK_SIZE)
         if not plan.is_repeat:

@@ -291,9 +291,12 @@ def step() -> None:
         of_layers, of_layers.clone(), ids, ids, of_layers[0, :256], 1e-6, 0.02, 16.0, 0
     )
     per_layer.gate_layer_input(empty(4, 256), of_layers[:, 256:512], "gelu_tanh")
-    rope_tables(empty(4, 128), empty(4, 128), ids, empty(64, dtype=torch.float32), 1.0)
+    angles = empty(4, 128), empty(4, 128)
+    frequencies, axes = empty(64, dtype=torch.float32), empty(64, dtype=torch.int64)
+    rope_tables(*angles, ids, frequencies, 1.0)
+    rope_tables(*angles, empty(3, 4, dtype=torch.int64), frequencies, 1.0, axes)
     sizes = StepSizes(4, 2, 2)
-    for options in ((1, 0, False), (2, 2, True)):
+    for options in ((1, 0, False), (2, 2, True), (1, 0, False, 3)):
         tensors = StepTensors.allocate(sizes, "cpu", *options)
         packed = empty(tensors.num_packed(sizes), dtype=torch.int64)
         unpack_step(tensors, packed, sizes, sizes)

@@ -319,7 +319,16 @@ Operands: address of the number of rows; x [rows, width]; width; scale, and cap 
 
 
 @compiled
-def _rope_tables(operands, piece, thread, num_threads):
+def _position_of_pair(operands, row, i, position, has_axes):
+    """Returns the position that rotates a pair: the given one, or that on the pair's axis."""
+    if has_axes:
+        on_axis = word(operands, 1) + word(word(operands, 7), i) * word(operands, 8)
+        return np.float32(word(on_axis, row))
+    return position
+
+
+@compiled
+def _rope_tables(operands, piece, thread, num_threads, has_axes):
     positions, half = word(operands, 1), word(operands, 3)
     frequencies = floats(word(operands, 2))
     scale = float_of_word(word(operands, 6))
@@ -329,14 +338,17 @@ def _rope_tables(operands, piece, thread, num_threads):
         sin = floats(word(operands, 5) + row * half * 4)
         position = np.float32(word(positions, row))
         for i in range(half):
-            angle = position * frequencies[i]
+            angle = _position_of_pair(operands, row, i, position, has_axes) * frequencies[i]
             cos[i] = np.float32(math.cos(angle)) * scale
             sin[i] = np.float32(math.sin(angle)) * scale
 
 
-ROPE_TABLES = Kernel(count_pieces, _rope_tables)
-"""Cosines and sines of each row's position times each frequency (Su et al., 2021).
+ROPE_TABLES = {has_axes: Kernel(count_pieces, _rope_tables, has_axes) for has_axes in (False, True)}
+"""Kernels by whether positions are on several axes, of which each frequency has one. They compute
+cosines and sines of each row's position times each frequency (Su et al., 2021).
 
-Operands: address of the number of rows; positions int64; frequencies [half] float32; half; cos
-[rows, half]; sin [rows, half]; the factor of cosines and sines, a number from `word_of_float`.
+Operands: address of the number of rows; positions int64 [rows], or [axes, rows]; frequencies [half]
+float32; half; cos [rows, half]; sin [rows, half]; the factor of cosines and sines, a number from
+`word_of_float`. With axes also: the axis of each frequency, int64 [half]; the bytes from the
+positions on one axis to those on the next.
 """

@@ -59,21 +59,30 @@ def _rope_tables(
     sin_ptr,
     positions_ptr,
     frequencies_ptr,
+    axes_ptr,
     count,
     scale,
     cos_stride,
     sin_stride,
+    axis_stride,
+    HAS_AXES: tl.constexpr,
     HALF: tl.constexpr,
     TOKENS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     pair = tl.arange(0, PAIRS)
-    position = tl.load(positions_ptr + token, mask=token < count, other=0).to(tl.float32)
-    frequency = tl.load(frequencies_ptr + pair, mask=pair < HALF, other=0.0)
-    sine, cosine = _sine_and_cosine(position[:, None] * frequency[None, :])
-    sine, cosine = sine * scale, cosine * scale
     mask = (token < count)[:, None] & (pair < HALF)[None, :]
+    if HAS_AXES:
+        axis = tl.load(axes_ptr + pair, mask=pair < HALF, other=0)
+        places = positions_ptr + axis[None, :] * axis_stride + token[:, None]
+        position = tl.load(places, mask=mask, other=0).to(tl.float32)
+    else:
+        of_token = tl.load(positions_ptr + token, mask=token < count, other=0).to(tl.float32)
+        position = of_token[:, None]
+    frequency = tl.load(frequencies_ptr + pair, mask=pair < HALF, other=0.0)
+    sine, cosine = _sine_and_cosine(position * frequency[None, :])
+    sine, cosine = sine * scale, cosine * scale
     dtype = cos_ptr.dtype.element_ty
     cos = cos_ptr + token[:, None] * cos_stride + pair[None, :]
     tl.store(cos, cosine.to(dtype), mask=mask)
@@ -91,7 +100,7 @@ def _copy_padded(target_ptr, packed_ptr, index, count, end, padding):
 
 
 _SIZES = ["tokens", "requests", "samples", "padded_tokens", "padded_requests", "padded_samples"]
-_SIZES += ["slots_stride", "ends_stride"]
+_SIZES += ["slots_stride", "axis_stride", "ends_stride"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -101,6 +110,7 @@ def _unpack_step(
     positions_ptr,
     slots_ptr,
     token_types_ptr,
+    rope_positions_ptr,
     ends_ptr,
     query_starts_ptr,
     context_lens_ptr,
@@ -109,6 +119,7 @@ def _unpack_step(
     sample_rows_ptr,
     sample_positions_ptr,
     slots_stride,
+    axis_stride,
     ends_stride,
     tokens,
     requests,
@@ -118,6 +129,7 @@ def _unpack_step(
     padded_samples,
     NUM_GROUPS: tl.constexpr,
     HAS_TYPES: tl.constexpr,
+    NUM_AXES: tl.constexpr,
     NUM_ENDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -131,6 +143,10 @@ def _unpack_step(
         packed_ptr += tokens
     if HAS_TYPES:
         _copy_padded(token_types_ptr, packed_ptr, index, tokens, padded_tokens, 0)
+        packed_ptr += tokens
+    for _ in range(NUM_AXES):
+        _copy_padded(rope_positions_ptr, packed_ptr, index, tokens, padded_tokens, 0)
+        rope_positions_ptr += axis_stride
         packed_ptr += tokens
     for _ in range(NUM_ENDS):
         _copy_padded(ends_ptr, packed_ptr, index, tokens, padded_tokens, 0)
@@ -146,7 +162,12 @@ def _unpack_step(
 
 
 def rope_tables(
-    cos: Tensor, sin: Tensor, positions: Tensor, frequencies: Tensor, scale: float
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    scale: float,
+    axes: Tensor | None = None,
 ) -> None:
     """Writes the tables that ``rope_and_write`` takes.
 
@@ -154,10 +175,12 @@ def rope_tables(
         cos: [tokens, dim], float32, float16 or bfloat16, each row contiguous, with any stride
             between rows; gets the cosines twice.
         sin: as ``cos``; gets the negated sines, then the sines.
-        positions: [tokens] int64, not negative.
+        positions: [tokens] int64, not negative; with ``axes`` [axes, tokens], rows contiguous.
         frequencies: [dim / 2] float32, in radians per position. Frequencies and angles must be
             below 2**24. Angles are rounded to float32, as in transformers.
         scale: the factor of cosines and sines.
+        axes: [dim / 2] int64, the axis of the position that belongs to each frequency; None: a
+            position is one number.
 
     Writes 2 * tokens * dim elements, 512 bytes for a token, with about 40 operations for each pair.
     One launch a step: 2 us for one token, 3 us for 8,192.
@@ -171,7 +194,12 @@ def rope_tables(
     assert frequencies.stride(0) == 1, "frequencies must be contiguous"
     assert 0 < dim <= 2 * BLOCK, f"heads of {dim} elements do not fit into a tile"
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
-    _check_per_row(positions, count)
+    if axes is not None:
+        assert axes.shape == frequencies.shape, "axes: one for each pair"
+        assert axes.dtype is torch.int64, "axes are int64"
+        assert axes.stride(0) == 1, "axes must be contiguous"
+        assert positions.dim() == 2, "positions: a row for each axis"
+    _check_per_row(positions if axes is None else positions[0], count)
     if count == 0:
         return
     pairs = next_power_of_two(dim // 2)
@@ -181,10 +209,13 @@ def rope_tables(
         sin,
         positions,
         frequencies,
+        positions if axes is None else axes,
         count,
         scale,
         cos.stride(0),
         sin.stride(0),
+        0 if axes is None else positions.stride(0),
+        HAS_AXES=axes is not None,
         HALF=dim // 2,
         TOKENS=tokens,
         PAIRS=pairs,
@@ -219,6 +250,7 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
         step.positions,
         step.slots,
         step.token_types,
+        step.rope_positions,
         step.ends,
         step.query_starts,
         step.context_lens,
@@ -227,11 +259,13 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
         step.sample_rows,
         step.sample_positions,
         step.slots.stride(0),
+        step.rope_positions.stride(0),
         step.ends.stride(0),
         *sizes,
         *padded,
         NUM_GROUPS=len(step.slots),
         HAS_TYPES=len(step.token_types) > 0,
+        NUM_AXES=len(step.rope_positions),
         NUM_ENDS=len(step.ends),
         BLOCK=BLOCK,
     )

@@ -29,6 +29,8 @@ class StepTensors:
             Padding: -1.
         token_types: [1, tokens] int64, the type of each token; [0, tokens]: the model has none.
             Padding: 0.
+        rope_positions: [axes, tokens] int64, the position of each token on several axes, by which
+            queries and keys are rotated; [0, tokens]: it is `positions`. Padding: 0.
         ends: [kinds, tokens] int32, the end of the keys that each token attends to, for each kind
             of layer whose attention is not causal. Padding: 0.
         query_starts: [requests + 1] int32, the index of each request's first token. Padding: the
@@ -45,6 +47,7 @@ class StepTensors:
     positions: Tensor
     slots: Tensor
     token_types: Tensor
+    rope_positions: Tensor
     ends: Tensor
     query_starts: Tensor
     context_lens: Tensor
@@ -61,6 +64,7 @@ class StepTensors:
         num_groups: int = 1,
         num_ends: int = 0,
         has_types: bool = False,
+        num_axes: int = 0,
     ) -> StepTensors:
         """Allocates tensors for steps of up to these sizes, filled with padding."""
         tokens, requests, samples = sizes
@@ -76,6 +80,7 @@ class StepTensors:
             positions=full(tokens, 0),
             slots=full((num_groups, tokens), -1),
             token_types=full((int(has_types), tokens), 0),
+            rope_positions=full((num_axes, tokens), 0),
             ends=full((num_ends, tokens), 0, torch.int32),
             query_starts=full(requests + 1, 0, torch.int32),
             context_lens=full(requests, 0, torch.int32),
@@ -88,7 +93,8 @@ class StepTensors:
     @property
     def num_per_token(self) -> int:
         """The number of packed numbers for each token; see `unpack_step`."""
-        return 2 + len(self.slots) + len(self.token_types) + len(self.ends)
+        optional = self.token_types, self.rope_positions, self.ends
+        return 2 + len(self.slots) + sum(map(len, optional))
 
     def num_packed(self, sizes: StepSizes) -> int:
         """Returns the number of packed numbers of a step of these sizes; see `unpack_step`."""
@@ -154,18 +160,26 @@ def gather_rows(out: Tensor, source: Tensor, indices: Tensor) -> None:
 
 
 def rope_tables(
-    cos: Tensor, sin: Tensor, positions: Tensor, frequencies: Tensor, scale: float
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    scale: float,
+    axes: Tensor | None = None,
 ) -> None:
     """Writes the tables that ``reference.rope`` takes, computed in float32.
 
     Args:
         cos: [tokens, dim], any floating dtype; gets the cosines twice.
         sin: [tokens, dim], cos' dtype; gets the negated sines, then the sines.
-        positions: [tokens] int64.
+        positions: [tokens] int64, or with ``axes`` [axes, tokens].
         frequencies: [dim / 2] float32, in radians per position.
         scale: the factor of cosines and sines.
+        axes: [dim / 2] int64, the axis of the position that belongs to each frequency; None: a
+            position is one number.
     """
-    angles = positions.float()[:, None] * frequencies
+    of_pairs = positions[:, None] if axes is None else positions[axes].t()
+    angles = of_pairs.float() * frequencies
     cosines, sines = angles.cos() * scale, angles.sin() * scale
     cos.copy_(torch.cat((cosines, cosines), -1))
     sin.copy_(torch.cat((-sines, sines), -1))
@@ -177,7 +191,8 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
     Args:
         step: the tensors that are written.
         packed: int64: the token ids and positions of all tokens, their slots in each group, their
-            types if the model has them, and their ends of each kind; the first token, context
+            types if the model has them, their positions on each axis of a rotation by several, and
+            their ends of each kind; the first token, context
             length and row of all requests; the token, row and position of all samples.
         sizes: the numbers of tokens, requests and samples.
         padded: the sizes up to which ``step`` is written, at least ``sizes``; see `StepTensors`.
@@ -185,11 +200,12 @@ def unpack_step(step: StepTensors, packed: Tensor, sizes: StepSizes, padded: Ste
     tokens, requests, samples = sizes
     lengths = [tokens] * step.num_per_token + [requests] * 3 + [samples] * 3
     parts = torch.split(packed, lengths)
+    optional = *step.token_types, *step.rope_positions, *step.ends
     fields = (
         (step.token_ids, padded.num_tokens, -1),
         (step.positions, padded.num_tokens, 0),
         *((slots, padded.num_tokens, -1) for slots in step.slots),
-        *((numbers, padded.num_tokens, 0) for numbers in (*step.token_types, *step.ends)),
+        *((numbers, padded.num_tokens, 0) for numbers in optional),
         (step.query_starts, padded.num_requests + 1, tokens),
         (step.context_lens, padded.num_requests, 0),
         (step.rows, padded.num_requests, 0),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.mixer_specs import Ahead, AttentionSpec, LatentAttentionSpec
+from shmllm.models.rope_config import NUM_AXES
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.group import Alone, SharedArrays
 from shmllm_kernels.cpu import latent_attention
@@ -45,10 +47,12 @@ class CpuInputs:
             request.
         memory: what the ranks of a group share the inputs in; None: there are none.
         aheads: the different values of `AttentionSpec.ahead`.
+        has_axes: whether queries and keys are rotated by positions on several axes.
 
     Attributes:
         token_ids, positions, token_types: (max_tokens,) int64, as in `StepInputs`. A negative token
             id means that the token's embedding is in the buffer already.
+        rope_positions: (3, max_tokens) int64, as in `StepInputs`; None: there are no axes.
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens: (max_requests,) int64, as in `StepInputs`.
         sample_tokens: (max_samples,) int64, likewise.
@@ -64,7 +68,8 @@ class CpuInputs:
         num_groups: int,
         max_samples: int | None = None,
         memory: SharedArrays | None = None,
-        aheads: Collection[int | None] = (0,),
+        aheads: Collection[Ahead] = (0,),
+        has_axes: bool = False,
     ) -> None:
         self._memory = memory or Alone()
         words = self._memory.array
@@ -72,6 +77,9 @@ class CpuInputs:
         self.token_ids, self.positions, self.token_types = (
             words(name, max_tokens) for name in ("token_ids", "positions", "token_types")
         )
+        self.rope_positions: LongArray | None = None
+        if has_axes:
+            self.rope_positions = words("rope_positions", NUM_AXES, max_tokens)
         self._ends = {
             ahead: words(f"ends of {ahead} ahead", max_tokens) for ahead in aheads if ahead != 0
         }
@@ -114,7 +122,7 @@ class CpuInputs:
         """Return the address of the int64 that holds one of COUNTS."""
         return int(self._counts.ctypes.data) + 8 * COUNTS.index(count)
 
-    def address_of_ends(self, ahead: int | None) -> int:
+    def address_of_ends(self, ahead: Ahead) -> int:
         """Return the address of the (max_tokens,) int64 positions behind the last one that each
         token attends to, in layers with this `AttentionSpec.ahead`; 0: they are causal."""
         return 0 if ahead == 0 else int(self._ends[ahead].ctypes.data)
@@ -129,6 +137,8 @@ class CpuInputs:
         self.token_ids[:num_tokens] = inputs.token_ids
         self.positions[:num_tokens] = inputs.positions
         self.token_types[:num_tokens] = inputs.token_types
+        if self.rope_positions is not None:
+            self.rope_positions[:, :num_tokens] = inputs.positions_on_axes
         for ahead, ends in self._ends.items():
             ends[:num_tokens] = inputs.ends_of_keys(ahead)
         self.slot_mapping[:, :num_tokens] = inputs.slot_mapping

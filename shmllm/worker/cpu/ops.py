@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -383,14 +384,17 @@ class CpuOps:
         return self._experts.experts(x, routing, moe, shared)
 
     def _record_rope_tables(self, rope: RopeConfig) -> None:
-        frequencies = inverse_frequencies(rope)
-        addresses = [self._inputs.positions.ctypes.data, frequencies.data_ptr()]
+        frequencies, of_pairs = inverse_frequencies(rope), np.array(axes(rope), np.int64)
+        on_axes = self._inputs.rope_positions if rope.sections else None
+        positions = self._inputs.positions if on_axes is None else on_axes
+        addresses = [positions.ctypes.data, frequencies.data_ptr()]
         tables = [table.data_ptr() for table in self._buffers.angles[rope]]
         scale = word_of_float(attention_factor(rope))
-        operands = [*addresses, len(frequencies), *tables, scale]
-        self._kernels.record(
-            ROPE_TABLES, [self._num_tokens, *operands], keep=[frequencies], label="rope_tables"
-        )
+        operands = [self._num_tokens, *addresses, len(frequencies), *tables, scale]
+        if on_axes is not None:
+            operands += [of_pairs.ctypes.data, on_axes.strides[0]]
+        kernel, keep = ROPE_TABLES[on_axes is not None], [frequencies, of_pairs]
+        self._kernels.record(kernel, operands, keep=keep, label="rope_tables")
 
     def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
         self._kernels.record(kernel, [self._num_tokens, *operands], label=label)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.rope_config import needs_axes
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
@@ -83,8 +84,9 @@ class _Slot:
         divisions = {Division.of(each) for each in config.all_attentions}
         aheads = {each.ahead for each in config.attentions}
         self.inputs = CpuInputs(
-            max_tokens, max_requests, divisions, cache.num_groups, max_samples, memory, aheads
-        )
+            max_tokens, max_requests, divisions, cache.num_groups, max_samples, memory, aheads,
+            needs_axes(config.ropes),
+        )  # fmt: skip
         self.tables: IntArray
         self.tables = memory.array("tables", *tables.block_tables.shape, dtype="int32")
         self.step = memory.step

@@ -12,6 +12,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
+from shmllm.models.rope_config import needs_axes
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
@@ -84,8 +85,9 @@ class CpuProgram:
         divisions = {Division.of(each) for each in model.config.all_attentions}
         aheads = {each.ahead for each in model.config.attentions}
         self.inputs = CpuInputs(
-            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples, group, aheads
-        )
+            max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples, group, aheads,
+            needs_axes(model.config.ropes),
+        )  # fmt: skip
         self.buffers = CpuBuffers(
             model.config, max_tokens, batch.max_samples, activation_dtype, group
         )

@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from shmllm.models.layers import AttentionHeads, Norm
+from shmllm.models.mixer_specs import WITHIN_ITEMS
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -104,7 +105,8 @@ class AttentionOps:
         )
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
-        is_plain = spec.source is None and spec.ahead == 0
+        # An item that a step's only token of a request belongs to does not go on in that step.
+        is_plain = spec.source is None and spec.ahead in (0, WITHIN_ITEMS)
         if self._step.descriptor.uniform and is_plain and not self._rotates_apart:
             attend = partial(self._attend_decodes, attended, heads, attention, rotation)
         else:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from shmllm.core.plan import StepPlan
+from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead
+from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import EMBEDDED, StepInputs
 from shmllm.worker.gpu.device import Device
@@ -38,26 +40,33 @@ class PackedStep:
     Attributes:
         numbers: (n,) int64, all inputs, one behind the other.
         sizes: the step's sizes, without padding.
-        has_embeds: see `GpuInputs`.
+        has_embeds, looks_ahead: see `GpuInputs`.
     """
 
     numbers: LongArray
     sizes: StepSizes
     has_embeds: bool
+    looks_ahead: bool = False
 
     @classmethod
     def of(
-        cls, inputs: StepInputs, aheads: Sequence[int | None] = (), has_types: bool = False
+        cls,
+        inputs: StepInputs,
+        aheads: Sequence[Ahead] = (),
+        has_types: bool = False,
+        has_axes: bool = False,
     ) -> PackedStep:
         """Pack the inputs of a step; see `GpuInputs`."""
         numbers = np.concatenate((
             inputs.token_ids, inputs.positions, inputs.slot_mapping.ravel(),
-            *((inputs.token_types,) if has_types else ()), *map(inputs.ends_of_keys, aheads),
+            *((inputs.token_types,) if has_types else ()),
+            *(inputs.positions_on_axes if has_axes else ()), *map(inputs.ends_of_keys, aheads),
             inputs.first_tokens, inputs.context_lens, inputs.rows,
             inputs.sample_tokens, inputs.sample_rows, inputs.sample_positions,
         ))  # fmt: skip
         sizes = StepSizes(len(inputs.token_ids), len(inputs.rows), len(inputs.sample_tokens))
-        return cls(numbers, sizes, bool((inputs.token_ids == EMBEDDED).any()))
+        has_embeds = bool((inputs.token_ids == EMBEDDED).any())
+        return cls(numbers, sizes, has_embeds, inputs.looks_ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ class GpuInputs:
         device: the device.
         aheads: the different values of `AttentionSpec.ahead` of layers that are not causal.
         has_types: whether the model has embeddings of token types.
+        has_axes: whether queries and keys are rotated by positions on several axes.
 
     Attributes:
         step: the step's inputs, padded; see `StepTensors`.
@@ -99,6 +109,9 @@ class GpuInputs:
         num_packed: the most numbers of a `PackedStep`.
         num_samples: the number of the step's tokens that get logits.
         has_embeds: whether a prompt has given embeddings for some of the step's tokens.
+        looks_ahead: whether the item of some token goes on behind it, or the step may be one for
+            which that is so.
+        looks_within_items: whether the steps for which it is so have launches of their own.
     """
 
     def __init__(
@@ -110,19 +123,23 @@ class GpuInputs:
         num_groups: int,
         last_tokens: Tensor,
         device: Device,
-        aheads: Sequence[int | None] = (),
+        aheads: Sequence[Ahead] = (),
         has_types: bool = False,
+        has_axes: bool = False,
     ) -> None:
         where = device.torch_device
-        self._aheads, self._has_types = list(aheads), has_types
-        largest = StepSizes(max_tokens, max_requests, max_samples)
-        self.step = StepTensors.allocate(largest, where, num_groups, len(aheads), has_types)
+        self._aheads, self._has_types, self._has_axes = list(aheads), has_types, has_axes
+        largest, num_axes = StepSizes(max_tokens, max_requests, max_samples), NUM_AXES * has_axes
+        self.step = StepTensors.allocate(
+            largest, where, num_groups, len(aheads), has_types, num_axes
+        )
         self.num_packed = self.step.num_packed(largest)
         self.sample_rows = self.step.sample_rows
         self.sample_positions = self.step.sample_positions
         self.last_tokens = last_tokens
         self.num_samples = 0
-        self.has_embeds = False
+        self.has_embeds = self.looks_ahead = False
+        self.looks_within_items = WITHIN_ITEMS in aheads
         table_shape = (num_groups, max_requests, max_blocks)
         self.block_tables = torch.zeros(table_shape, dtype=torch.int32, device=where)
         self._blocks_by_row = torch.zeros(table_shape, dtype=torch.int32, device=where)
@@ -149,12 +166,14 @@ class GpuInputs:
 
     def pack(self, inputs: StepInputs) -> PackedStep:
         """Pack the inputs of a step, for `launch`."""
-        return PackedStep.of(inputs, self._aheads, self._has_types)
+        return PackedStep.of(inputs, self._aheads, self._has_types, self._has_axes)
 
-    def ends(self, ahead: int | None, num_tokens: int) -> Tensor | None:
+    def ends(self, ahead: Ahead, num_tokens: int) -> Tensor | None:
         """Return the end of the keys that each token attends to in layers with this
-        `AttentionSpec.ahead`, (num_tokens,) int32; None: they are causal."""
-        return None if ahead == 0 else self.step.ends[self._aheads.index(ahead), :num_tokens]
+        `AttentionSpec.ahead`, (num_tokens,) int32; None: they are causal in this step."""
+        if ahead == 0 or (ahead is WITHIN_ITEMS and not self.looks_ahead):
+            return None
+        return self.step.ends[self._aheads.index(ahead), :num_tokens]
 
     def send(
         self, inputs: StepInputs, descriptor: BatchDescriptor, is_repeat: bool = False
@@ -175,6 +194,7 @@ class GpuInputs:
         self._staged.rotate()
         sent, sizes = self._transfers.send_ahead(self._staged[0], packed.numbers), packed.sizes
         self.num_samples, self.has_embeds = sizes.num_samples, packed.has_embeds
+        self.looks_ahead = packed.looks_ahead
         unpack_step(self.step, sent, sizes, self._padded(descriptor))
         if self._are_stale or not is_repeat:
             self._are_stale = False
@@ -182,9 +202,16 @@ class GpuInputs:
             for blocks, table in zip(self._blocks_by_row, self.block_tables, strict=True):
                 torch.index_select(blocks, 0, rows, out=table[: sizes.num_requests])
 
-    def idle(self, descriptor: BatchDescriptor) -> None:
-        """Fill the inputs with a step of padding that gets logits, for warm-up and capture."""
+    def idle(self, descriptor: BatchDescriptor, looks_ahead: bool = True) -> None:
+        """Fill the inputs with a step of padding that gets logits, for warm-up and capture.
+
+        Args:
+            descriptor: the padded sizes.
+            looks_ahead: whether launches are those of steps for which `looks_ahead` is so. They
+                serve all steps, so graphs have them.
+        """
         self.num_samples, self.has_embeds = descriptor.num_samples, False
+        self.looks_ahead = looks_ahead
         unpack_step(self.step, self._nothing, StepSizes(0, 0, 0), self._padded(descriptor))
 
     def _padded(self, descriptor: BatchDescriptor) -> StepSizes:

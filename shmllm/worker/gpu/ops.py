@@ -21,7 +21,7 @@ from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
-from shmllm.models.rope import attention_factor, inverse_frequencies
+from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -105,6 +105,12 @@ class GpuOps:
         self.can_fuse = lora is None and not self.meetings.are_needed
         self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
+        self._axes = {
+            rope: torch.tensor(axes(rope), device=device)
+            for rope in config.ropes
+            # A model that drafts uses the inputs of another one, which may have no axes.
+            if rope.sections and len(inputs.step.rope_positions)
+        }
         self.begin(BatchDescriptor(1, 1, True), 1)
 
     def begin(
@@ -173,8 +179,9 @@ class GpuOps:
         if meetings.are_needed:
             meetings.sum_parts(out)
         for rope, frequencies in self._frequencies.items():
-            tables = self._angles(rope, num_tokens)
-            rope_tables(*tables, positions, frequencies, attention_factor(rope))
+            tables, of_pairs = self._angles(rope, num_tokens), self._axes.get(rope)
+            of_rope = positions if of_pairs is None else step.rope_positions[:, :num_tokens]
+            rope_tables(*tables, of_rope, frequencies, attention_factor(rope), of_pairs)
         return out
 
     def receive(self) -> Tensor:

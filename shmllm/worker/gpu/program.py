@@ -7,6 +7,7 @@ which mode a step is run with.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import product
 from typing import Protocol, cast
 
 from torch import Tensor
@@ -175,8 +176,9 @@ class GpuProgram:
         has_packed = self._model.has_packed
         shapes = self._ops.variants(max_tokens, max_requests, has_packed)
         shapes += [descriptor for _, descriptor in self._dispatcher.captures()]
-        for descriptor in shapes:
-            self._inputs.idle(descriptor)
+        kinds = (True, False) if self._inputs.looks_within_items else (True,)
+        for descriptor, looks_ahead in product(shapes, kinds):
+            self._inputs.idle(descriptor, looks_ahead)
             self.begin()
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
         has_logits = has_packed and self._model.config.lm_head

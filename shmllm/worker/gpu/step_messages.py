@@ -81,7 +81,7 @@ class StepMessages:
             *(int(descriptor.uniform), descriptor.num_drafts),
             *(step.max_query_len, int(step.is_repeat)),
             *packed.sizes,
-            *(len(packed.numbers), int(packed.has_embeds)),
+            *(len(packed.numbers), int(packed.has_embeds), int(packed.looks_ahead)),
             *(len(changes.indices), len(copies)),
         ]
         self._numbers[slot, : len(numbers)] = numbers
@@ -97,12 +97,12 @@ class StepMessages:
         mode, tokens, requests, uniform, drafts, longest, is_repeat, *rest = self._numbers[
             slot
         ].tolist()
-        sizes, (num_packed, has_embeds, num_changes, num_copies) = rest[:3], rest[3:7]
+        sizes, (num_packed, *flags, num_changes, num_copies) = rest[:3], rest[3:8]
         return StepMessage(
             _MODES[mode],
             BatchDescriptor(tokens, requests, bool(uniform), drafts),
             longest,
-            PackedStep(self._packed[slot, :num_packed], StepSizes(*sizes), bool(has_embeds)),
+            PackedStep(self._packed[slot, :num_packed], StepSizes(*sizes), *map(bool, flags)),
             bool(is_repeat),
             BlockChanges(self._indices[slot, :num_changes], self._block_ids[slot, :num_changes]),
             [(source, target) for source, target in self._copies[slot, :num_copies].tolist()],

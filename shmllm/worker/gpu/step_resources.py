@@ -16,6 +16,7 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets
+from shmllm.models.rope_config import needs_axes
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
@@ -122,6 +123,7 @@ class StepResources:
             device,
             tuple(aheads),
             model.num_token_types > 0,
+            needs_axes(model.ropes),
         )
         deterministic = config.load.deterministic
         buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 from support.model_helpers import load, our_logits, reference_model, save
-from transformers import LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3VLTextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.rope import attention_factor, inverse_frequencies
-from shmllm.models.rope_config import RopeConfig
+from shmllm.models.rope import attention_factor, axes, inverse_frequencies
+from shmllm.models.rope_config import RopeConfig, needs_axes
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.rows import ROPE_TABLES
 
@@ -59,14 +62,17 @@ def build(parameters: dict[str, Any], head_dim: int) -> tuple[LlamaConfig, RopeC
 
 
 def tables(rope: RopeConfig, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns cosines and sines as the engine computes them: [positions, rotary_dim / 2] each."""
-    frequencies, count = inverse_frequencies(rope), np.array([len(positions)])
-    half = rope.rotary_dim // 2
-    cos, sin = (torch.empty(len(positions), half) for _ in range(2))
+    """Returns cosines and sines as the engine computes them: [positions, rotary_dim / 2] each. With
+    positions on axes, these are [axes, positions]."""
+    frequencies, count = inverse_frequencies(rope), np.array(positions.shape[-1:])
+    half, of_pairs = rope.rotary_dim // 2, np.array(axes(rope))
+    cos, sin = (torch.empty(int(count[0]), half) for _ in range(2))
     inputs = [count.ctypes.data, positions.data_ptr(), frequencies.data_ptr(), half]
-    scale = word_of_float(attention_factor(rope))
+    outputs = [cos.data_ptr(), sin.data_ptr(), word_of_float(attention_factor(rope))]
+    has_axes = positions.dim() > 1
+    of_axes = [of_pairs.ctypes.data, 8 * positions.stride(0)] if has_axes else []
     program = KernelProgram(1)
-    program.record(ROPE_TABLES, [*inputs, cos.data_ptr(), sin.data_ptr(), scale])
+    program.record(ROPE_TABLES[has_axes], [*inputs, *outputs, *of_axes])
     program.replay()
     return cos, sin
 
@@ -198,3 +204,81 @@ def test_only_longrope_depends_on_the_length_of_requests(tmp_path: Path) -> None
     long = replace(rope, type="longrope", max_length=4096)
     found = with_ropes(config, rope, long, rope).for_length(100)
     assert found == with_ropes(config, rope, replace(long, max_length=100), rope)
+
+
+ON_AXES = [
+    # sections, head_dim, whether pairs of the axes take turns
+    ([16, 24, 24], 128, False),
+    ([2, 3, 3], 16, False),
+    ([24, 20, 20], 128, True),
+    ([4, 2, 2], 16, True),
+    ([2, 3, 3], 16, True),
+    ([11, 11, 10], 64, True),
+]
+
+
+@pytest.mark.parametrize(("sections", "head_dim", "mixed"), ON_AXES)
+def test_tables_of_positions_on_axes_equal_transformers(
+    sections: list[int], head_dim: int, mixed: bool
+) -> None:
+    parameters = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    if mixed:
+        parameters["mrope_interleaved"] = True
+    make_config, module = (
+        (Qwen3VLTextConfig, Qwen3VLTextRotaryEmbedding)
+        if mixed
+        else (Qwen2_5_VLTextConfig, Qwen2_5_VLRotaryEmbedding)
+    )
+    config = make_config(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        rope_parameters=dict(parameters),
+    )
+    rope = RopeConfig.from_fields(Fields({"rope_parameters": parameters}, ""), 4096, head_dim)
+    assert needs_axes([rope])
+    positions = torch.randint(0, 4096, (3, 40), generator=torch.Generator().manual_seed(2))
+    wanted = module(config)(torch.zeros(1), positions[:, None])
+    half = head_dim // 2
+    for ours, theirs in zip(tables(rope, positions), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs[0, :, half:], atol=6e-4, rtol=0)
+    alike = positions[:1].expand(3, -1).contiguous()
+    plain = tables(replace(rope, sections=()), alike[0])
+    for ours, other in zip(tables(rope, alike), plain, strict=True):
+        assert torch.equal(ours, other), "positions of text"
+
+
+def test_the_old_type_of_sections_reads_the_same() -> None:
+    scaling = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    old = Fields({"rope_theta": 5e5, "rope_scaling": scaling}, "config.json")
+    found = RopeConfig.from_fields(old, 4096, 16)
+    assert found == RopeConfig(rotary_dim=16, theta=5e5, sections=(2, 3, 3))
+    assert axes(found) == (0, 0, 1, 1, 1, 2, 2, 2)
+    assert axes(replace(found, mixes_axes=True)) == (0, 1, 2, 0, 1, 2, 0, 1)
+    assert axes(replace(found, sections=(6, 1, 1), mixes_axes=True)) == (0, 1, 2, 0, 0, 0, 0, 0)
+    plain = replace(found, sections=())
+    assert axes(plain) == (0,) * 8
+    assert not needs_axes([plain])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"mrope_section": [3, 3, 3]}, "add up to the 8 rotated pairs of a head, not 9"),
+        ({"mrope_section": [4, 4, 0]}, "'mrope_section' must list 3 positive integers"),
+        ({"mrope_section": [4, 4]}, "'mrope_section' must list 3 positive integers"),
+        ({"mrope_section": [2.0, 3, 3]}, "'mrope_section' must list 3 positive integers"),
+        ({"mrope_section": "233"}, "'mrope_section' must list 3 positive integers"),
+        ({"mrope_section": [2, 3, 3], "mrope_interleaved": 1}, "'mrope_interleaved' must be true"),
+        (YARN | {"mrope_section": [2, 3, 3]}, "'mrope_section' beside rope type 'yarn' is not"),
+        ({"rope_type": "mrope"}, "rope type 'mrope' needs 'mrope_section'"),
+        (
+            {"rope_type": "proportional", "mrope_section": [2, 3, 3]},
+            "'mrope_section' beside rope type 'proportional' is not supported",
+        ),
+    ],
+)
+def test_wrong_sections_are_refused(parameters: dict[str, Any], message: str) -> None:
+    fields = Fields({"rope_parameters": parameters}, "config.json")
+    with pytest.raises(EngineStartError, match=message):
+        RopeConfig.from_fields(fields, 4096, 16)

@@ -138,7 +138,20 @@ def test_rope_tables_are_cosines_and_sines_of_float32_angles(scale: float) -> No
     positions = torch.tensor([0, 1, 17, 4095, 131071])
     frequencies = 1 / 10000.0 ** (torch.arange(0, 64, 2) / 64)
     cos, sin = torch.empty(5, 32), torch.empty(5, 32)
-    run_kernel(ROPE_TABLES, 5, positions, frequencies, 32, cos, sin, word_of_float(scale))
+    run_kernel(ROPE_TABLES[False], 5, positions, frequencies, 32, cos, sin, word_of_float(scale))
     angles = (positions[:, None].float() * frequencies).double()
     torch.testing.assert_close(cos.double(), angles.cos() * scale, atol=2e-7, rtol=0)
     torch.testing.assert_close(sin.double(), angles.sin() * scale, atol=2e-7, rtol=0)
+
+
+def test_rope_tables_take_the_position_on_the_axis_of_each_pair() -> None:
+    positions = torch.randint(0, 4096, (3, 50))
+    frequencies = 1 / 10000.0 ** (torch.arange(0, 64, 2) / 64)
+    axes = torch.randint(0, 3, (32,))
+    cos, sin, *alone = (torch.empty(41, 32) for _ in range(4))
+    scale, stride = word_of_float(1.25), 8 * positions.stride(0)
+    run_kernel(ROPE_TABLES[True], 41, positions, frequencies, 32, cos, sin, scale, axes, stride)
+    for axis in range(3):
+        run_kernel(ROPE_TABLES[False], 41, positions[axis], frequencies, 32, *alone, scale)
+        for found, wanted in zip((cos, sin), alone, strict=True):
+            assert torch.equal(found[:, axes == axis], wanted[:, axes == axis])

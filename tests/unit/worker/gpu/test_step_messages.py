@@ -32,7 +32,8 @@ def make_messages() -> StepMessages:
 def make_step(number: int, changes: BlockChanges = NO_CHANGES) -> StepMessage:
     """A step whose numbers are all different."""
     numbers = np.arange(number, number + 5, dtype=np.int64)
-    packed = PackedStep(numbers, StepSizes(number + 1, number + 2, number + 3), bool(number % 2))
+    sizes = StepSizes(number + 1, number + 2, number + 3)
+    packed = PackedStep(numbers, sizes, bool(number % 2), bool(number % 3))
     descriptor = BatchDescriptor(number + 4, number + 5, bool((number + 1) % 2), number + 6)
     mode = list(CudaGraphMode)[number % 3]
     copies = [(number, number + 1)] * (number % 4)
@@ -45,6 +46,7 @@ def assert_equal(found: StepMessage, step: StepMessage) -> None:
     assert found.packed.numbers.tolist() == step.packed.numbers.tolist()
     assert found.packed.sizes == step.packed.sizes
     assert found.packed.has_embeds == step.packed.has_embeds
+    assert found.packed.looks_ahead == step.packed.looks_ahead
     assert found.changes.indices.tolist() == step.changes.indices.tolist()
     assert found.changes.block_ids.tolist() == step.changes.block_ids.tolist()
 

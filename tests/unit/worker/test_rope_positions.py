@@ -1,0 +1,184 @@
+"""Positions on three axes, compared with those of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel, Qwen3VLConfig, Qwen3VLModel
+
+from shmllm.core.plan import NewRequest, StepPlan
+from shmllm.models.mixer_specs import WITHIN_ITEMS
+from shmllm.params.sampling import SamplingParams
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.rope_positions import PlacedGrid, RopePositions
+
+MERGE = 2
+TEXT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+VISION = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1}
+PROMPTS: dict[str, list[int | tuple[int, int]]] = {
+    # numbers of tokens of text, and rows and columns of images
+    "an image": [5, (3, 4), 6],
+    "an image at the beginning": [(2, 7), 3],
+    "an image at the end": [4, (7, 2)],
+    "a square, a row and a column": [2, (4, 4), 1, (1, 9), 2, (9, 1), 3],
+    "one token": [3, (1, 1), 3],
+    "neighbours": [3, (2, 3), (5, 2), 4],
+}
+
+
+@pytest.fixture(scope="module", params=["Qwen2.5-VL", "Qwen3-VL"])
+def reference(request: pytest.FixtureRequest) -> Any:
+    """A model of transformers without memory, which computes positions."""
+    is_3 = request.param == "Qwen3-VL"
+    sizes = {"num_position_embeddings": 16} if is_3 else {}
+    config: Any = (Qwen3VLConfig if is_3 else Qwen2_5_VLConfig)(
+        text_config=TEXT, vision_config=VISION | sizes | {"spatial_merge_size": MERGE}
+    )
+    with torch.device("meta"):
+        return (Qwen3VLModel if is_3 else Qwen2_5_VLModel)(config)
+
+
+def wanted_of(reference: Any, parts: list[int | tuple[int, int]]) -> tuple[np.ndarray, int]:
+    """Return transformers' positions of a prompt's tokens, (3, T), and what it adds to the index of
+    a token behind it. To tell neighbours apart, every other image is a video of one frame."""
+    kinds: list[int] = []
+    grids: dict[int, list[list[int]]] = {1: [], 2: []}
+    for place, part in enumerate(parts):
+        if isinstance(part, int):
+            kinds += [0] * part
+        else:
+            kind = 1 + place % 2
+            grids[kind].append([1, MERGE * part[0], MERGE * part[1]])
+            kinds += [kind] * (part[0] * part[1])
+    types = torch.tensor([kinds])
+    images, videos = (torch.tensor(grid) if grid else None for grid in grids.values())
+    positions, deltas = reference.get_rope_index(
+        torch.zeros_like(types), types, image_grid_thw=images, video_grid_thw=videos
+    )
+    return positions[:, 0].numpy(), int(deltas[0, 0])
+
+
+def items_of(parts: list[int | tuple[int, int]]) -> list[PlacedGrid]:
+    items, begin = [], 0
+    for part in parts:
+        if isinstance(part, int):
+            begin += part
+        else:
+            items.append((begin, (1, *part)))
+            begin += part[0] * part[1]
+    return items
+
+
+def test_they_equal_those_of_transformers_in_any_chunks(reference: Any) -> None:
+    """Chunks begin and end inside images, and those of several requests share a step."""
+    known = RopePositions(8)
+    wanted = []
+    for row, parts in enumerate(PROMPTS.values()):
+        prompt, delta = wanted_of(reference, parts)
+        further = np.arange(prompt.shape[1], prompt.shape[1] + 9) + delta
+        wanted.append(np.concatenate((prompt, np.broadcast_to(further, (3, 9))), 1))
+        known.update(row, items_of(parts))
+    generator = np.random.default_rng(4)
+    for size in (1, 3, 7, 100):
+        done = np.zeros(len(wanted), np.int64)
+        while any(end < each.shape[1] for end, each in zip(done, wanted, strict=True)):
+            rows = generator.permutation(len(wanted))
+            ends = [min(done[row] + size, wanted[row].shape[1]) for row in rows]
+            spans = [np.arange(done[row], end) for row, end in zip(rows, ends, strict=True)]
+            found = known.fill(
+                np.repeat(rows, [len(span) for span in spans]), np.concatenate(spans)
+            )
+            parts = [wanted[row][:, span] for row, span in zip(rows, spans, strict=True)]
+            assert found.tolist() == np.concatenate(parts, 1).tolist()
+            done[rows] = ends
+
+
+def test_text_alone_has_three_equal_positions_without_a_copy() -> None:
+    known, positions = RopePositions(4), np.arange(6)
+    found = known.fill(np.zeros(6, np.int64), positions)
+    assert found.tolist() == [positions.tolist()] * 3
+    assert np.shares_memory(found, positions)
+
+
+def test_rows_without_images_stay_as_they_are() -> None:
+    known = RopePositions(4)
+    known.update(2, [(0, (1, 2, 3))])
+    rows = np.array([1, 2, 1, 2])
+    assert known.fill(rows, np.array([4, 4, 9, 9])).tolist() == [
+        [4, 0, 9, 6],
+        [4, 1, 9, 6],
+        [4, 1, 9, 6],
+    ]
+    known.update(2, ())
+    assert known.fill(rows, np.array([4, 4, 9, 9])).tolist() == [[4, 4, 9, 9]] * 3
+
+
+def test_several_frames_are_refused() -> None:
+    with pytest.raises(AssertionError, match="one frame"):
+        RopePositions(1).update(0, [(0, (2, 2, 2))])
+
+
+def request_of(row: int, length: int) -> NewRequest:
+    return NewRequest(row, [5] * length, [[1 + row]], SamplingParams(), 0, 0, ())
+
+
+def plan_of(*work: tuple[int, int, int], new: tuple[NewRequest, ...] = ()) -> StepPlan:
+    """Make a plan of (row, start, count); each request samples."""
+    rows, starts, counts = (list(column) for column in zip(*work, strict=True))
+    samples, num_tokens = list(range(len(rows))), sum(counts)
+    plan = StepPlan(1, rows=rows, starts=starts, counts=counts, samples=samples)
+    plan.new_requests, plan.num_tokens = list(new), num_tokens
+    return plan
+
+
+def test_a_batch_fills_them_also_in_repeated_steps() -> None:
+    """The last token of row 0's prompt belongs to an image, and the step behind it repeats."""
+    batch = InputBatch(2, 32, 32, 100, has_axes=True)
+    assert batch.rope_positions is not None
+    new = request_of(0, 8), request_of(1, 3)
+    batch.update(plan_of((0, 0, 7), (1, 0, 2), new=new))
+    batch.rope_positions.update(0, [(2, (1, 2, 3))])
+    found = []
+    for step in range(3):
+        plan = plan_of((0, 7 + step, 1), (1, 2 + step, 1))
+        plan.is_repeat = step > 0
+        batch.append(inputs := batch.inputs(plan), np.array([6, 7]))
+        assert inputs.rope_positions is not None
+        found.append(inputs.rope_positions.tolist())
+    assert found == [[[2, 2], [3, 2], [4, 2]], [[5, 3]] * 3, [[6, 4]] * 3]
+
+
+def test_a_new_request_of_a_row_has_no_images_of_the_former() -> None:
+    batch = InputBatch(1, 32, 32, 100, has_axes=True)
+    batch.update(plan_of((0, 0, 8), new=(request_of(0, 8),)))
+    assert batch.rope_positions is not None
+    batch.rope_positions.update(0, [(2, (1, 2, 3))])
+    batch.update(plan := plan_of((0, 0, 4), new=(request_of(0, 4),)))
+    assert batch.inputs(plan).positions_on_axes.tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_a_batch_of_a_model_without_axes_has_none() -> None:
+    batch = InputBatch(1, 32, 32, 100)
+    batch.update(plan := plan_of((0, 0, 4), new=(request_of(0, 4),)))
+    inputs = batch.inputs(plan)
+    assert inputs.rope_positions is None
+    assert inputs.positions_on_axes.tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_tokens_attend_up_to_the_ends_of_their_items() -> None:
+    batch = InputBatch(2, 32, 32, 100)
+    batch.update(plan := plan_of((0, 1, 5), (1, 0, 2), new=(request_of(0, 9), request_of(1, 2))))
+    inputs = batch.inputs(plan)
+    assert inputs.ends_of_keys(WITHIN_ITEMS).tolist() == [2, 3, 4, 5, 6, 1, 2]
+    assert not inputs.looks_ahead
+    inputs = replace(inputs, item_ends=np.array([2, 5, 5, 5, 6, 1, 2]))
+    assert inputs.ends_of_keys(WITHIN_ITEMS).tolist() == [2, 5, 5, 5, 6, 1, 2]
+    assert inputs.looks_ahead
+    beyond = replace(inputs, item_ends=np.array([2, 8, 8, 8, 8, 4, 4]))
+    assert beyond.ends_of_keys(WITHIN_ITEMS).tolist() == [2, 6, 6, 6, 6, 2, 2], "of those known"
+    causal = replace(inputs, item_ends=inputs.positions + 1)
+    assert not causal.looks_ahead
