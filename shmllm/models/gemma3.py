@@ -78,10 +78,11 @@ def configure(fields: Fields) -> ModelConfig:
         for window, kind in zip(windows, types, strict=True)
     ]
     config = gemma_model(fields, layers, positions)
-    return replace(config, vision=_read_vision(fields, config.vocab_size))
+    return replace(config, vision=read_vision(fields, config.vocab_size))
 
 
-def _read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
     vision = vision_fields(fields, "siglip_vision_model")
     if vision is None:
         return None

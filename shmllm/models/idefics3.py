@@ -13,10 +13,11 @@ from shmllm.models.vision.specs import Idefics3Tower, VisionSpec
 
 def configure(fields: Fields) -> ModelConfig:
     config = llama.configure(fields)
-    return replace(config, vision=_read_vision(fields, config.vocab_size))
+    return replace(config, vision=read_vision(fields, config.vocab_size))
 
 
-def _read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
     vision = vision_fields(fields, "idefics3_vision", "smolvlm_vision", "idefics3", "smolvlm")
     if vision is None:
         return None

@@ -35,10 +35,11 @@ def configure(fields: Fields) -> ModelConfig:
     family: Any = import_module(f"shmllm.models.{text}")
     values = _SIZES | _TEXT_DEFAULTS[text] | given
     config: ModelConfig = family.configure(fields.with_values(values))
-    return replace(config, vision=_read_vision(fields, config.vocab_size))
+    return replace(config, vision=read_vision(fields, config.vocab_size))
 
 
-def _read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
     vision = vision_fields(fields, _CLIP, _SIGLIP)
     if vision is None:
         return None
@@ -71,13 +72,13 @@ def _read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
 
 def _num_layers(whole: Fields, encoder: EncoderSpec) -> int:
     """Returns the number of layers before the features that ``vision_feature_layer`` chooses: it
-    counts the embeddings, too, from 0, or from the end and -1."""
+    is the number of a layer from 1, or from the end and -1."""
     value = whole.values.get("vision_feature_layer")
     layer = -2 if value is None else value
     if type(layer) is not int:
         raise whole.error(f"vision_feature_layer {layer!r} is not supported, only one layer is")
     num_layers = layer if layer >= 0 else encoder.num_layers + 1 + layer
-    if not 0 <= num_layers <= encoder.num_layers:
+    if not 0 < num_layers <= encoder.num_layers:
         raise whole.error(
             f"vision_feature_layer {layer} is none of the {encoder.num_layers} layers"
         )

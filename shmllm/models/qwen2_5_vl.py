@@ -31,10 +31,11 @@ _FULL_LAYERS = (7, 15, 23, 31)
 def configure(fields: Fields) -> ModelConfig:
     given = {name: value for name, value in fields.values.items() if value is not None}
     config = qwen2.configure(fields.with_values(_DEFAULTS | given))
-    return replace(config, vision=_read_vision(fields, config))
+    return replace(config, vision=read_vision(fields, config))
 
 
-def _read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
+def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
     vision = vision_fields(fields, "qwen2_5_vl_vision", "qwen2_5_vl")
     if vision is None:
         return None

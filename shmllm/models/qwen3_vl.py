@@ -33,10 +33,11 @@ _LEVELS = (8, 16, 24)
 def configure(fields: Fields) -> ModelConfig:
     given = {name: value for name, value in fields.values.items() if value is not None}
     config = qwen3.configure(fields.with_values(_DEFAULTS | given))
-    return replace(config, vision=_read_vision(fields, config))
+    return replace(config, vision=read_vision(fields, config))
 
 
-def _read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
+def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
     vision = vision_fields(fields, "qwen3_vl_vision", "qwen3_vl")
     if vision is None:
         return None

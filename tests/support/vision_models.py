@@ -26,13 +26,22 @@ VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 
 
-def make_vision_model(name: str, directory: Path, **text: Any) -> Any:
+def make_vision_model(
+    name: str,
+    directory: Path,
+    *,
+    vision: dict[str, Any] | None = None,
+    outer: dict[str, Any] | None = None,
+    **text: Any,
+) -> Any:
     """A random float32 model of transformers' in `directory`.
 
     Args:
         name: one of VISION_FAMILIES.
         directory: where its files are written to.
-        text: further fields of config.json's ``text_config``.
+        vision: further fields of config.json's ``vision_config``.
+        outer: further fields of config.json itself.
+        text: further fields of its ``text_config``.
 
     Returns:
         The model, with the attribute ``vision_family`` for the other functions here.
@@ -44,10 +53,8 @@ def make_vision_model(name: str, directory: Path, **text: Any) -> Any:
     end = tokenizer.token_to_id(family.marks[0])
     config = getattr(transformers, f"{family.model}Config")(
         text_config=family.text | {"bos_token_id": None, "eos_token_id": end} | text,
-        vision_config=family.vision,
-        tie_word_embeddings=False,
-        **family.outer,
-        **ids,
+        vision_config=family.vision | (vision or {}),
+        **({"tie_word_embeddings": False} | family.outer | ids | (outer or {})),
     )
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     _draw(model, 0.0 if name == "gemma3" else 1.0)
@@ -80,12 +87,13 @@ def image_processor(name: str, **settings: Any) -> Any:
     return getattr(found, f"{kind}ImageProcessorPil")(**(PREPARED | own | settings))
 
 
-def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8]) -> dict[str, Tensor]:
+def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8], **settings: Any) -> dict[str, Tensor]:
     """What transformers' model takes for one image whose tiles are cut and resized already.
 
     Args:
         name: one of VISION_FAMILIES.
         tiles: [tiles, height, width, 3].
+        settings: take the place of those in preprocessor_config.json.
 
     Returns:
         The arguments of ``get_image_features`` and ``forward`` but for the tokens.
@@ -95,7 +103,7 @@ def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8]) -> dict[str, Tensor]:
         kept |= {"do_image_splitting": False, "do_pad": False}
     known = {key: value for key, value in kept.items() if key in image_processor(name).to_dict()}
     images: Any = [[tile] for tile in tiles] if "do_pad" in known else list(tiles)
-    found = dict(image_processor(name, **known)(images, return_tensors="pt"))
+    found = dict(image_processor(name, **known, **settings)(images, return_tensors="pt"))
     pixels = found["pixel_values"]
     if pixels.dim() == 5:  # one image of several tiles instead of several images
         found["pixel_values"] = pixels.transpose(0, 1)
@@ -103,18 +111,35 @@ def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8]) -> dict[str, Tensor]:
     return {key: value for key, value in found.items() if key in used}
 
 
+def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
+    """The pixels of tiles as a tower takes them.
+
+    Args:
+        name: one of VISION_FAMILIES.
+        tiles: [tiles, height, width, 3].
+
+    Returns:
+        [tiles, 3, height, width], float32.
+    """
+    settings = FAMILIES[name].settings
+    mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
+    scaled = (tiles * PREPARED["rescale_factor"]).astype(np.float32)
+    return torch.from_numpy(((scaled - mean) / std).transpose(0, 3, 1, 2))
+
+
 @torch.inference_mode()
-def reference_embeddings(model: Any, tiles: npt.NDArray[np.uint8]) -> Tensor:
+def reference_embeddings(model: Any, tiles: npt.NDArray[np.uint8], **settings: Any) -> Tensor:
     """transformers' embeddings of one image.
 
     Args:
         model: what `make_vision_model` returned.
         tiles: [tiles, height, width, 3].
+        settings: take the place of those in preprocessor_config.json.
 
     Returns:
         [embeddings, (1 + levels) * hidden]: an embedding, and its further levels behind it.
     """
-    found = model.get_image_features(**pixel_inputs(model.vision_family, tiles))
+    found = model.get_image_features(**pixel_inputs(model.vision_family, tiles, **settings))
     main: Tensor = torch.cat(list(found.pooler_output))
     levels = getattr(found, "deepstack_features", None) or ()
     return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)

@@ -1,0 +1,48 @@
+"""Compares the logits of text with transformers, in models that see images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
+from support.vision_models import VISION_FAMILIES, make_vision_model
+
+from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
+
+TOKENS = [int(token) for token in torch.randint(0, 440, (40,), generator=torch.manual_seed(3))]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in VISION_FAMILIES},
+    "llava-mistral": ("llava", {"model_type": "mistral", "sliding_window": 7}),
+    "llava-qwen2": ("llava", {"model_type": "qwen2"}),
+    "smolvlm-wide-heads": ("smolvlm", {"head_dim": 20, "attention_bias": True}),
+    "qwen2_5_vl-window": (
+        "qwen2_5_vl",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, tied: bool, tmp_path: Path) -> None:
+    name, text = CASES[case]
+    tie = {"tie_word_embeddings": tied}
+    reference = make_vision_model(name, tmp_path, outer=tie, **(text | tie))
+    expected = reference_logits(reference, TOKENS)
+    ours = our_logits(load(tmp_path), TOKENS)
+    assert_logits_close(ours, expected, 1e-4)
+    assert torch.equal(ours.argmax(-1), expected.argmax(-1))
+
+
+def test_every_architecture_with_a_tower_has_a_case(tmp_path: Path) -> None:
+    """A family with a tower has a function for it."""
+    seeing = {name for name in TEXT_MODELS if hasattr(find_family(name), "read_vision")}
+    assert seeing <= ARCHITECTURES.keys()
+    found = set()
+    for name in VISION_FAMILIES:
+        make_vision_model(name, tmp_path / name)
+        found.add(load(tmp_path / name).config.architecture)
+    assert found == seeing

@@ -1,0 +1,223 @@
+"""Compares the embeddings of images with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from support.model_helpers import load
+from support.vision_models import (
+    VISION_FAMILIES,
+    make_vision_model,
+    normalised,
+    pixel_inputs,
+    reference_embeddings,
+)
+from torch import Tensor
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.create import create_model
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.vision.specs import Grid
+
+SIDE = 64
+QWENS = ("qwen2_5_vl", "qwen3_vl")
+TILED = [name for name in VISION_FAMILIES if name not in QWENS]
+GRIDS: dict[str, list[Grid]] = {
+    "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
+    "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
+    "smolvlm": [(1, 1, 1), (7, 2, 3)],
+    "idefics3": [(1, 1, 1), (5, 2, 2)],
+    "gemma3": [(1, 1, 1), (3, 1, 1)],
+}
+"""Images whose windows are whole, cut at one side, at both, and narrower than a window; and tables
+of positions that are larger and smaller than the image."""
+CASES = [(name, grid) for name in VISION_FAMILIES for grid in GRIDS.get(name, [(1, 1, 1)])]
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "last layer": ("llava", {}, {"vision_feature_layer": -1}),
+    "counted from the front": ("llava", {}, {"vision_feature_layer": 1}),
+    "with the class token": ("llava", {}, {"vision_feature_select_strategy": "full"}),
+    "SigLIP without its first patch": (
+        "llava-siglip",
+        {},
+        {"vision_feature_select_strategy": "default"},
+    ),
+    "projections without a bias": ("llava", {}, {"multimodal_projector_bias": False}),
+    "other activations": (
+        "llava",
+        {"hidden_act": "gelu"},
+        {"projector_hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "pixels beyond the last patch": ("llava-siglip", {"patch_size": 15}, {}),
+    "SigLIP with its head": ("llava-siglip", {"vision_use_head": True}, {}),
+    "positions that share rows": (
+        "idefics3",
+        {"image_size": 76, "patch_size": 4},
+        {"scale_factor": 1},
+    ),
+    "larger squares": ("smolvlm", {}, {"scale_factor": 4}),
+    "means of a rest": ("gemma3", {"patch_size": 7}, {"mm_tokens_per_image": 16}),
+    "one mean": ("gemma3", {}, {"mm_tokens_per_image": 1}),
+    "larger windows": ("qwen2_5_vl", {"window_size": 84, "fullatt_block_indexes": [2]}, {}),
+    "windows everywhere": ("qwen2_5_vl", {"fullatt_block_indexes": []}, {}),
+    "other squares and frames": (
+        "qwen2_5_vl",
+        {"spatial_merge_size": 1, "temporal_patch_size": 1, "window_size": 28},
+        {},
+    ),
+    "no levels": ("qwen3_vl", {"deepstack_visual_indexes": []}, {}),
+    "one level": ("qwen3_vl", {"deepstack_visual_indexes": [2]}, {}),
+    "other wavelengths": (
+        "qwen3_vl",
+        {"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}, "hidden_act": "silu"},
+        {},
+    ),
+}
+
+
+def make_tiles(config: ModelConfig, grid: Grid, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """[tiles, height, width, 3]"""
+    assert config.vision is not None
+    size = config.vision.tile_size, config.vision.tile_size
+    if config.vision.merge_size:
+        size = grid[1] * config.vision.patch_size, grid[2] * config.vision.patch_size
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (grid[0], *size, 3), dtype=np.uint8)
+
+
+@torch.inference_mode()
+def embed(model: DecoderModel, pixels: Tensor, grid: Grid) -> Tensor:
+    assert model.vision is not None
+    return model.vision(pixels, grid)
+
+
+def assert_close(ours: Tensor, reference: Tensor) -> None:
+    """Each part of a row, the embedding and its levels, is compared by itself."""
+    assert ours.shape == reference.shape
+    for own, wanted in zip(ours.split(64, -1), reference.split(64, -1), strict=True):
+        difference = float((own - wanted).abs().max() / wanted.abs().max())
+        assert difference < 1e-5, f"relative difference {difference:.2e}"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, DecoderModel]]:
+    """For each family, transformers' model and ours."""
+    found = {}
+    for name in VISION_FAMILIES:
+        directory = tmp_path_factory.mktemp(name)
+        found[name] = make_vision_model(name, directory), load(directory)
+    return found
+
+
+@pytest.mark.parametrize(("name", "grid"), CASES)
+def test_embeddings_equal_transformers(
+    name: str, grid: Grid, models: dict[str, tuple[Any, DecoderModel]]
+) -> None:
+    reference, model = models[name]
+    assert model.config.vision is not None
+    tiles = make_tiles(model.config, grid)
+    ours = embed(model, normalised(name, tiles), grid)
+    assert len(ours) == model.config.vision.num_embeddings(grid)
+    assert ours.shape[1] == 64 * (1 + model.config.vision.num_levels)
+    assert_close(ours, reference_embeddings(reference, tiles))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
+    name, vision, outer = VARIANTS[variant]
+    reference = make_vision_model(name, tmp_path, vision=vision, outer=outer)
+    model = load(tmp_path)
+    assert model.config.vision is not None
+    grid = (1, 6, 8) if name in QWENS else (1, 1, 1)
+    tiles = make_tiles(model.config, grid)
+    if "temporal_patch_size" in vision:
+        settings: dict[str, Any] = {"merge_size": 1, "temporal_patch_size": 1}
+    elif name == "idefics3":
+        settings = {"max_image_size": {"longest_edge": model.config.vision.tile_size}}
+    else:
+        settings = {}
+    expected = reference_embeddings(reference, tiles, **settings)
+    ours = embed(model, normalised(name, tiles), grid)
+    assert len(ours) == model.config.vision.num_embeddings(grid)
+    assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_the_bits_of_a_tile_do_not_depend_on_others(
+    name: str, models: dict[str, tuple[Any, DecoderModel]]
+) -> None:
+    _, model = models[name]
+    pixels = normalised(name, make_tiles(model.config, (4, 1, 1)))
+    together = embed(model, pixels, (4, 2, 2)).chunk(4)
+    for number, part in enumerate(together):
+        assert torch.equal(embed(model, pixels[number : number + 1], (1, 1, 1)), part)
+    assert not torch.equal(together[0], together[1])
+
+
+@pytest.mark.parametrize("name", VISION_FAMILIES)
+def test_bfloat16_is_near_to_float32(
+    name: str, models: dict[str, tuple[Any, DecoderModel]], tmp_path: Path
+) -> None:
+    reference, model = models[name]
+    reference.save_pretrained(tmp_path)
+    grid = (1, 6, 8) if name in QWENS else (1, 1, 1)
+    tiles = make_tiles(model.config, grid)
+    rounded = load(tmp_path, torch.bfloat16)
+    ours = embed(rounded, normalised(name, tiles), grid)
+    assert ours.dtype == torch.bfloat16
+    exact = reference_embeddings(reference, tiles)
+    error = float((ours.float() - exact).abs().max() / exact.abs().max())
+    assert 0 < error < 0.05, f"relative difference {error:.2e}"
+
+
+@pytest.mark.parametrize("name", VISION_FAMILIES)
+def test_everything_is_computed_on_the_device_of_the_weights(
+    name: str, models: dict[str, tuple[Any, DecoderModel]]
+) -> None:
+    config = models[name][1].config
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    model = create_model(config, torch.bfloat16, allocate)
+    grid = (1, 6, 8) if name in QWENS else (1, 1, 1)
+    pixels = normalised(name, make_tiles(config, grid)).to("meta")
+    ours = embed(model, pixels, grid)
+    assert ours.device.type == "meta"
+    assert ours.shape == embed(models[name][1], torch.zeros(pixels.shape), grid).shape
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_tiles_of_another_size_or_number_are_refused(
+    name: str, models: dict[str, tuple[Any, DecoderModel]]
+) -> None:
+    _, model = models[name]
+    with pytest.raises(ValueError, match="a grid of 2 tiles has 1"):
+        embed(model, torch.zeros(1, 3, SIDE, SIDE), (2, 1, 1))
+    with pytest.raises(ValueError, match=r"a tile must be \[3, 64, 64\], not \[3, 64, 48\]"):
+        embed(model, torch.zeros(1, 3, SIDE, 48), (1, 1, 1))
+
+
+@pytest.mark.parametrize("name", QWENS)
+def test_images_that_differ_from_their_grid_are_refused(
+    name: str, models: dict[str, tuple[Any, DecoderModel]]
+) -> None:
+    _, model = models[name]
+    assert model.config.vision is not None
+    size = model.config.vision.patch_size
+    with pytest.raises(ValueError, match=r"a grid of \[1, 4, 6\] patches has images of"):
+        embed(model, torch.zeros(1, 3, 6 * size, 4 * size), (1, 4, 6))
+    with pytest.raises(ValueError, match="a grid of 4 x 5 patches has no squares of 2"):
+        embed(model, torch.zeros(1, 3, 4 * size, 5 * size), (1, 4, 5))
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_pixels_are_normalised_as_transformers_does(name: str) -> None:
+    rng = np.random.default_rng(1)
+    tiles = rng.integers(0, 256, (1, SIDE, SIDE, 3), dtype=np.uint8)
+    theirs = pixel_inputs(name, tiles)["pixel_values"]
+    assert torch.equal(theirs.flatten(0, -4), normalised(name, tiles))

@@ -1,0 +1,324 @@
+"""What config.json says of towers: what is read, and what is refused by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.vision_families import FAMILIES
+from support.vision_models import VISION_FAMILIES, make_vision_model
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.vision.specs import (
+    EncoderSpec,
+    Idefics3Tower,
+    LlavaTower,
+    Qwen2_5Tower,
+    Qwen3Tower,
+    VisionSpec,
+)
+
+IMAGE_TOKENS = {"llava": 442, "llava-siglip": 442, "smolvlm": 443, "idefics3": 443}
+LLAVA_1_5: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "image_token_index": 32000,
+    "model_type": "llava",
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 32064,
+    },
+    "torch_dtype": "float16",
+    "vision_config": {
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "model_type": "clip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+    },
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+}
+QWEN_2_5_VL: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "image_token_id": 151655,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 128000,
+    "max_window_layers": 70,
+    "model_type": "qwen2_5_vl",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]},
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vision_config": {
+        "depth": 32,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "hidden_act": "silu",
+        "hidden_size": 1280,
+        "in_chans": 3,
+        "intermediate_size": 3420,
+        "model_type": "qwen2_5_vl",
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+        "tokens_per_second": 2,
+        "window_size": 112,
+    },
+    "vocab_size": 151936,
+}
+"""Fields as the files of the models' authors have them: those that differ from a default."""
+
+VISION, OUTER, TEXT = "vision_config", "", "text_config"
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    (
+        "llava",
+        VISION,
+        {"model_type": "pixtral"},
+        "vision_config: model_type 'pixtral' is not supported",
+    ),
+    ("llava", VISION, {"hidden_act": "relu"}, "vision_config: hidden_act 'relu' is not supported"),
+    ("llava", VISION, {"num_channels": 1}, "num_channels 1 is not supported; supported: 3"),
+    ("llava", VISION, {"image_size": [64, 64]}, "'image_size' must be an integer"),
+    ("llava", VISION, {"patch_size": 65}, r"patch_size \(65\) exceeds image_size \(64\)"),
+    (
+        "llava",
+        VISION,
+        {"num_attention_heads": 3},
+        r"num_attention_heads \(3\) must divide hidden_size",
+    ),
+    ("llava", OUTER, {"vision_feature_layer": [-2, -1]}, r"vision_feature_layer \[-2, -1\] is not"),
+    (
+        "llava",
+        OUTER,
+        {"vision_feature_layer": -4},
+        "vision_feature_layer -4 is none of the 3 layers",
+    ),
+    ("llava", OUTER, {"vision_feature_layer": 4}, "vision_feature_layer 4 is none of the 3 layers"),
+    ("llava", OUTER, {"vision_feature_select_strategy": "cls"}, "select_strategy 'cls' is not"),
+    (
+        "llava",
+        OUTER,
+        {"projector_hidden_act": "tanh"},
+        "projector_hidden_act 'tanh' is not supported",
+    ),
+    ("llava", OUTER, {"image_token_index": 512}, r"image_token_index \(512\) is no token"),
+    ("llava", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mistral"),
+    (
+        "smolvlm",
+        OUTER,
+        {"scale_factor": 3},
+        r"scale_factor \(3\) must divide the 4 patches of a row",
+    ),
+    ("smolvlm", VISION, {"model_type": "siglip2"}, "vision_config: model_type 'siglip2' is not"),
+    ("smolvlm", TEXT, {"model_type": "qwen2"}, "model_type 'qwen2' is not supported"),
+    (
+        "gemma3",
+        VISION,
+        {"model_type": "gemma4_vision"},
+        "model_type 'gemma4_vision' is not supported",
+    ),
+    ("gemma3", OUTER, {"mm_tokens_per_image": 15}, r"mm_tokens_per_image \(15\) is not possible"),
+    ("gemma3", OUTER, {"mm_tokens_per_image": 81}, r"mm_tokens_per_image \(81\) is not possible"),
+    ("qwen2_5_vl", VISION, {"in_channels": 4}, "in_channels 4 is not supported; supported: 3"),
+    ("qwen2_5_vl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("qwen2_5_vl", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from"),
+    ("qwen2_5_vl", VISION, {"window_size": 14}, "'window_size' must be an integer of at least 28"),
+    ("qwen2_5_vl", VISION, {"fullatt_block_indexes": [4]}, "must list layers below 4"),
+    ("qwen2_5_vl", VISION, {"fullatt_block_indexes": 1}, "'fullatt_block_indexes' must be a list"),
+    (
+        "qwen2_5_vl",
+        VISION,
+        {"temporal_patch_size": [2]},
+        "'temporal_patch_size' must be an integer",
+    ),
+    ("qwen2_5_vl", VISION, {"num_heads": 16}, "heads of 2 elements cannot be rotated by two axes"),
+    ("qwen2_5_vl", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
+    ("qwen3_vl", VISION, {"num_position_embeddings": 200}, r"\(200\) must be a square number"),
+    ("qwen3_vl", VISION, {"deepstack_visual_indexes": [2, 1]}, "in ascending order, not .2, 1."),
+    (
+        "qwen3_vl",
+        VISION,
+        {"deepstack_visual_indexes": [0, 1, 2, 3]},
+        "lists 4 layers, and the language",
+    ),
+    (
+        "qwen3_vl",
+        OUTER,
+        {"image_token_id": -1},
+        "'image_token_id' must be an integer of at least 0",
+    ),
+    ("qwen3_vl", VISION, {"depth": 2**40}, "'depth' must be an integer of at most"),
+    (
+        "qwen3_vl",
+        VISION,
+        {"intermediate_size": 2**31 - 1, "hidden_size": 2**30},
+        "one of them is wrong",
+    ),
+]
+
+
+def change(directory: Path, place: str, fields: dict[str, Any]) -> None:
+    whole = json.loads((directory / "config.json").read_text())
+    (whole[place] if place else whole).update(fields)
+    (directory / "config.json").write_text(json.dumps(whole))
+
+
+def read(directory: Path, whole: dict[str, Any]) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(whole))
+    return ModelConfig.from_directory(directory)
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The config.json of each family."""
+    found = {}
+    for name in VISION_FAMILIES:
+        directory = tmp_path_factory.mktemp(name)
+        make_vision_model(name, directory)
+        found[name] = (directory / "config.json").read_text()
+    return found
+
+
+@pytest.mark.parametrize(("name", "place", "fields", "message"), REFUSED)
+def test_what_is_not_computed_is_refused(
+    name: str,
+    place: str,
+    fields: dict[str, Any],
+    message: str,
+    configs: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(configs[name])
+    ModelConfig.from_directory(tmp_path)
+    change(tmp_path, place, fields)
+    with pytest.raises(EngineStartError, match=rf"config\.json: .*{message}"):
+        ModelConfig.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", VISION_FAMILIES)
+def test_every_family_says_what_a_prompt_needs(
+    name: str, configs: dict[str, str], tmp_path: Path
+) -> None:
+    config = read(tmp_path, json.loads(configs[name]))
+    vision = config.vision
+    assert vision is not None
+    assert vision.image_token == IMAGE_TOKENS.get(name, 442)
+    assert vision.both_ways == (name == "gemma3")
+    assert vision.num_levels == (3 if name == "qwen3_vl" else 0)
+    assert vision.merge_size == (2 if name.startswith("qwen") else 0)
+    assert vision.patch_size == FAMILIES[name].vision["patch_size"]
+    assert vision.tile_size == (0 if name.startswith("qwen") else 64)
+    counts = {"smolvlm": 28, "idefics3": 28, "qwen2_5_vl": 10, "qwen3_vl": 10}
+    grid = (1, 4, 10) if name.startswith("qwen") else (7, 2, 3)
+    assert vision.num_embeddings(grid) == counts.get(name, 7 * 16)
+
+
+def test_files_of_llava_leave_sizes_out(tmp_path: Path) -> None:
+    config = read(tmp_path, LLAVA_1_5)
+    assert (config.hidden_size, config.num_layers, config.vocab_size) == (4096, 32, 32064)
+    (mlp,) = config.dense_mlps
+    assert (mlp.inner, config.attentions[0].num_kv_heads) == (11008, 32)
+    assert config.vision is not None
+    assert isinstance(config.vision.tower, LlavaTower)
+    assert config.vision.tower.encoder == EncoderSpec(
+        kind="clip",
+        hidden_size=1024,
+        num_layers=23,
+        num_heads=16,
+        inner=4096,
+        image_size=336,
+        patch_size=14,
+        activation="quick_gelu",
+        eps=1e-5,
+        final_norm=False,
+    )
+    assert config.vision.num_embeddings((1, 1, 1)) == 576
+    assert config.dtype == "float16"
+
+
+def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path: Path) -> None:
+    config = read(tmp_path, QWEN_2_5_VL)
+    assert (config.hidden_size, config.tie_word_embeddings) == (2048, True)
+    assert set(config.layer_windows) == {None}
+    assert config.vision == VisionSpec(
+        image_token=151655,
+        tower=Qwen2_5Tower(
+            hidden_size=1280,
+            num_layers=32,
+            num_heads=16,
+            inner=3420,
+            patch_size=14,
+            num_frames=2,
+            merge_size=2,
+            activation="silu",
+            theta=10000.0,
+            window=4,
+            full_layers=(7, 15, 23, 31),
+        ),
+        merge_size=2,
+    )
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    import transformers
+
+    fields = {"architectures": ["Qwen3VLForConditionalGeneration"]}
+    config = transformers.Qwen3VLConfig(text_config={"hidden_size": 3584, "intermediate_size": 64})
+    text = {name: getattr(config.text_config, name) for name in ("num_hidden_layers", "head_dim")}
+    whole = fields | {"text_config": config.text_config.to_dict() | text, "vision_config": {"a": 1}}
+    found = read(tmp_path, whole).vision
+    assert found is not None
+    assert isinstance(found.tower, Qwen3Tower)
+    theirs = config.vision_config
+    assert (found.tower.hidden_size, found.tower.num_layers) == (theirs.hidden_size, theirs.depth)
+    assert (found.tower.inner, found.tower.num_heads) == (4304, theirs.num_heads)
+    assert found.tower.level_layers == tuple(theirs.deepstack_visual_indexes)
+    assert found.tower.num_positions == theirs.num_position_embeddings
+    assert found.image_token == config.image_token_id
+
+    smol = transformers.SmolVLMConfig(text_config={"model_type": "llama"})
+    whole = smol.to_dict() | {"architectures": ["SmolVLMForConditionalGeneration"]}
+    whole |= {"vision_config": {"a": 1}, "image_token_id": 5, "scale_factor": 1}
+    found = read(tmp_path, whole).vision
+    assert found is not None
+    assert isinstance(found.tower, Idefics3Tower)
+    encoder, theirs = found.tower.encoder, smol.vision_config
+    assert (encoder.hidden_size, encoder.inner) == (theirs.hidden_size, theirs.intermediate_size)
+    assert (encoder.num_layers, encoder.num_heads) == (12, theirs.num_attention_heads)
+    assert (encoder.image_size, encoder.patch_size) == (theirs.image_size, theirs.patch_size)
+
+
+@pytest.mark.parametrize("name", VISION_FAMILIES)
+def test_without_vision_config_a_model_sees_nothing(
+    name: str, configs: dict[str, str], tmp_path: Path
+) -> None:
+    whole = json.loads(configs[name])
+    del whole["vision_config"]
+    assert read(tmp_path, whole).vision is None
+
+
+def test_families_whose_towers_do_not_run_load_without(
+    configs: dict[str, str], tmp_path: Path
+) -> None:
+    whole = json.loads(configs["llava"])
+    whole["architectures"] = ["Mistral3ForConditionalGeneration"]
+    whole["text_config"]["model_type"] = "mistral"
+    whole["vision_config"]["model_type"] = "pixtral"
+    assert read(tmp_path, whole).vision is None
