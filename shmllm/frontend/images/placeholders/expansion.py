@@ -1,0 +1,171 @@
+"""Puts expansions into prompts, and finds the embeddings' positions in them.
+
+A prompt of text is expanded as text and tokenized then, as transformers does it. A prompt of token
+ids has tokens before and behind the mark that were made without the expansion. Their texts are not
+joined with it, except newlines: an expansion may begin and end with some, and tokenizers have
+tokens for several newlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmllm.errors import RequestError
+from shmllm.frontend.images.placeholders.family import Placeholder
+from shmllm.frontend.images.rules.family import Grid
+
+Encode = Callable[[str], Sequence[int]]
+"""Token ids of a text, without special tokens around it."""
+Runs = tuple[tuple[int, int], ...]
+"""Half-open intervals of positions, ascending."""
+
+_MOST_NEWLINES = 31
+"""The longest run of newlines that is one token: Gemma's."""
+
+
+def expand_text(name: str, placeholder: Placeholder, text: str, grids: Sequence[Grid]) -> str:
+    """The text with each mark replaced by the expansion of its image.
+
+    Raises:
+        RequestError: the numbers of marks and images differ.
+    """
+    parts = text.split(placeholder.replaced)
+    if len(parts) - 1 != len(grids):
+        raise RequestError(
+            f"{name} has {len(grids)} images, but its text has {placeholder.replaced!r} "
+            f"{len(parts) - 1} times; write {placeholder.mark!r} once for each image"
+        )
+    expansions = [placeholder.expansion(grid) for grid in grids]
+    return "".join(piece for pair in zip(parts, [*expansions, ""], strict=True) for piece in pair)
+
+
+def expand_ids(
+    name: str,
+    placeholder: Placeholder,
+    ids: Sequence[int],
+    grids: Sequence[Grid],
+    encode: Encode,
+) -> list[int]:
+    """The ids with each mark replaced by the ids of its image's expansion. Ids that are expanded
+    already stay as they are.
+
+    Raises:
+        RequestError: the ids are neither, or the tokenizer does not know the expansions' tokens.
+    """
+    array = np.asarray(ids, np.int64)
+    num_tokens = sum(map(placeholder.count, grids))
+    found = int(np.count_nonzero(array == placeholder.image_token_id))
+    marks = np.flatnonzero(array == placeholder.replaced_id)
+    same = placeholder.replaced_id == placeholder.image_token_id
+    if len(marks) == len(grids) and (same or found == 0):
+        expanded = _replaced(placeholder, list(ids), marks, grids, encode)
+        _check_tokens(name, placeholder, expanded, num_tokens)
+        return expanded
+    if found == num_tokens:
+        return list(ids)
+    raise RequestError(
+        f"{name} has {len(grids)} images, which need {len(grids)} tokens {placeholder.replaced_id} "
+        f"({placeholder.replaced!r}) or, if the prompt is expanded already, {num_tokens} tokens "
+        f"{placeholder.image_token_id} ({placeholder.image_token!r}); its token ids have "
+        f"{len(marks)} and {found}"
+    )
+
+
+def find_runs(
+    name: str, placeholder: Placeholder, ids: Sequence[int], counts: Sequence[int]
+) -> list[Runs]:
+    """Of each image the positions of its embeddings.
+
+    Args:
+        name: the prompt's name for messages.
+        placeholder: the model's.
+        ids: the expanded prompt.
+        counts: of each image the number of its embeddings.
+
+    Raises:
+        RequestError: the prompt has more or fewer image tokens.
+    """
+    positions = np.flatnonzero(np.asarray(ids, np.int64) == placeholder.image_token_id)
+    if len(positions) != sum(counts):
+        raise RequestError(
+            f"{name} has {len(positions)} tokens {placeholder.image_token_id} "
+            f"({placeholder.image_token!r}), but its {len(counts)} images need {sum(counts)}"
+        )
+    parts = np.split(positions, np.cumsum(np.asarray(counts, np.int64))[:-1]) if counts else []
+    return [_intervals(part) for part in parts]
+
+
+def _intervals(positions: NDArray[np.int64]) -> Runs:
+    if not len(positions):
+        return ()
+    breaks = np.flatnonzero(np.diff(positions) != 1)
+    starts = positions[np.r_[0, breaks + 1]]
+    ends = positions[np.r_[breaks, len(positions) - 1]] + 1
+    return tuple(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _check_tokens(name: str, placeholder: Placeholder, ids: list[int], num_tokens: int) -> None:
+    found = ids.count(placeholder.image_token_id)
+    if found != num_tokens:
+        raise RequestError(
+            f"{name}: the tokenizer makes {found} tokens {placeholder.image_token_id} of the "
+            f"images' {num_tokens} times {placeholder.image_token!r}; the tokenizer does not suit "
+            "the model"
+        )
+
+
+def _replaced(
+    placeholder: Placeholder,
+    ids: list[int],
+    marks: NDArray[np.int64],
+    grids: Sequence[Grid],
+    encode: Encode,
+) -> list[int]:
+    if not len(marks):
+        return ids
+    texts = [placeholder.expansion(grid) for grid in grids]
+    repeated = placeholder.image_token
+    joined = any(text.startswith("\n") or text.endswith("\n") for text in texts)
+    newlines = _newline_tokens(encode) if joined else {}
+    out: list[int] = []
+    start = num_open = 0
+    for mark, text, grid in zip(marks.tolist(), texts, grids, strict=True):
+        core = text.strip("\n")
+        before = len(text) - len(text.lstrip("\n"))
+        out += _between(ids[start:mark], num_open, before, newlines, encode)
+        count = placeholder.count(grid)
+        whole = core == repeated * count
+        out += [placeholder.image_token_id] * count if whole else encode(core)
+        num_open = len(text) - len(text.rstrip("\n"))
+        start = mark + 1
+    return out + _between(ids[start:], num_open, 0, newlines, encode)
+
+
+def _between(
+    ids: list[int], before: int, behind: int, newlines: dict[int, int], encode: Encode
+) -> list[int]:
+    """Ids between two expansions, of which the first ends with `before` newlines and the second
+    begins with `behind`. Newlines that meet become the tokens of all of them."""
+    first, last = 0, len(ids)
+    while before and first < last and ids[first] in newlines:
+        before += newlines[ids[first]]
+        first += 1
+    while behind and last > first and ids[last - 1] in newlines:
+        behind += newlines[ids[last - 1]]
+        last -= 1
+    if first == last:
+        before, behind = before + behind, 0
+    return [*_newlines(before, encode), *ids[first:last], *_newlines(behind, encode)]
+
+
+def _newlines(number: int, encode: Encode) -> Sequence[int]:
+    return encode("\n" * number) if number else []
+
+
+def _newline_tokens(encode: Encode) -> dict[int, int]:
+    """The tokens that stand for newlines only, and for how many."""
+    encoded = ((number, encode("\n" * number)) for number in range(1, _MOST_NEWLINES + 1))
+    return {tokens[0]: number for number, tokens in encoded if len(tokens) == 1}

@@ -1,0 +1,116 @@
+"""What all placeholders have in common: the class of the registry's entries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.images.rules.family import Grid, Rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placeholder(ABC):
+    """How a model's prompts contain images.
+
+    A prompt has a mark for each image. It is replaced by the image's expansion, in which the image
+    token stands for each embedding of the image, perhaps among other text.
+
+    Attributes:
+        mark: what users and chat templates write for an image.
+        replaced: the part of `mark` that the expansion replaces: the text of one token.
+        replaced_id: the id of that token.
+        image_token: the text of the image token; it may be the same as `replaced`.
+        image_token_id: its id.
+        side: height and width of the tiles that the model's tower takes, in pixels; None if it
+            takes images of several sizes.
+    """
+
+    mark: str
+    replaced: str
+    replaced_id: int
+    image_token: str
+    image_token_id: int
+    side: int | None
+
+    @classmethod
+    @abstractmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        """Reads a model's configuration.
+
+        Args:
+            config: its config.json.
+            texts: the texts of special tokens, by the names that its tokenizer gives them.
+
+        Raises:
+            EngineStartError: a field is missing, wrong or not supported.
+        """
+
+    @abstractmethod
+    def count(self, grid: Grid) -> int:
+        """The number of embeddings of an image."""
+
+    @abstractmethod
+    def expansion(self, grid: Grid) -> str:
+        """The text that replaces a mark, as transformers' processor writes it."""
+
+    def check_rules(self, rules: Rules) -> None:
+        """Checks that the rules for images suit the model's tower.
+
+        Raises:
+            EngineStartError: they do not.
+        """
+        return
+
+    def check_sides(self, height: int, width: int) -> None:
+        """Raises RequestError if the tower does not take tiles of these sides, in pixels."""
+        if self.side is not None and (height, width) != (self.side, self.side):
+            raise RequestError(
+                f"the image becomes {width}x{height} pixels, but the model takes {self.side}x"
+                f"{self.side}; change the settings of the image processor, or mm_processor_kwargs"
+            )
+
+
+class Config:
+    """Checked access to the integers and names of a config.json.
+
+    Attributes:
+        values: the object.
+        where: its name in messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self.values = values
+        self.where = where
+
+    def error(self, message: str) -> EngineStartError:
+        """An error about this object; the caller raises it."""
+        return EngineStartError(f"{self.where}: {message}")
+
+    def table(self, name: str) -> Config:
+        """A nested object, empty if the field is absent."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(f"{name!r} must be an object, not {value!r}")
+        return Config(value or {}, f"{self.where}: {name}")
+
+    def integer(self, *names: str, default: int | None = None, minimum: int = 1) -> int:
+        """The integer in the first of several fields that is there; transformers has renamed some.
+        Without a default one of them is required."""
+        value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
+        if type(value) is not int or not minimum <= value < 2**31:
+            raise self.error(
+                f"{names[0]!r} must be an integer of at least {minimum}, not {value!r}"
+            )
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of several names; absent means the first."""
+        value = self.values.get(name)
+        if value is None:
+            return choices[0]
+        if value not in choices:
+            raise self.error(f"{name!r} must be one of {', '.join(choices)}, not {value!r}")
+        return str(value)

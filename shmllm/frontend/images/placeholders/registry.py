@@ -1,0 +1,71 @@
+"""The placeholder of a model, by the name of its architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError
+from shmllm.frontend.images.placeholders.family import Config, Placeholder
+from shmllm.frontend.images.placeholders.gemma3 import Gemma3Placeholder
+from shmllm.frontend.images.placeholders.idefics3 import Idefics3Placeholder
+from shmllm.frontend.images.placeholders.llava import LlavaPlaceholder
+from shmllm.frontend.images.placeholders.qwen_vl import Qwen3VLPlaceholder, QwenVLPlaceholder
+
+FAMILIES: dict[str, type[Placeholder]] = {
+    "LlavaForConditionalGeneration": LlavaPlaceholder,
+    "Idefics3ForConditionalGeneration": Idefics3Placeholder,
+    "SmolVLMForConditionalGeneration": Idefics3Placeholder,
+    "Qwen2VLForConditionalGeneration": QwenVLPlaceholder,
+    "Qwen2_5_VLForConditionalGeneration": QwenVLPlaceholder,
+    "Qwen3VLForConditionalGeneration": Qwen3VLPlaceholder,
+    "Gemma3ForConditionalGeneration": Gemma3Placeholder,
+}
+
+_TOKENIZER = "tokenizer_config.json"
+_NAMED = ("model_specific_special_tokens", "extra_special_tokens")
+
+
+def placeholder_of_model(directory: Path, config: Mapping[str, Any]) -> Placeholder | None:
+    """The placeholder of a model.
+
+    Args:
+        directory: the model's directory; its tokenizer may name the special tokens.
+        config: the content of its config.json.
+
+    Returns:
+        None if the architecture takes no images.
+
+    Raises:
+        EngineStartError: a file cannot be read, or a field is wrong.
+    """
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        return None
+    where = str(directory / "config.json")
+    return family.of(Config(config, where), _special_texts(directory / _TOKENIZER))
+
+
+def _special_texts(path: Path) -> dict[str, str]:
+    """The texts of special tokens by their names, such as "image_token". A token may be its text or
+    an object with its text."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineStartError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise EngineStartError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    named = [content.get(key) for key in _NAMED]
+    texts: dict[str, str] = {}
+    for table in (content, *(each for each in named if isinstance(each, dict))):
+        for name, value in table.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str) and text:
+                texts[name] = text
+    return texts

@@ -1,0 +1,1 @@
+"""How images become tiles of pixels: one module for each family of image processors."""

@@ -1,0 +1,67 @@
+"""What all rules have in common: the class of the registry's entries, and tiles."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmllm.frontend.images.picture import Picture
+from shmllm.frontend.images.rules.options import Options
+
+Grid = tuple[int, int, int]
+"""How the tiles of an image lie; each family says what the numbers are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What the model's tower reads of an image.
+
+    Attributes:
+        pixels: uint8 [tiles, height, width, 3], contiguous.
+        grid: see `Grid`.
+    """
+
+    pixels: NDArray[np.uint8]
+    grid: Grid
+
+
+class Rules(ABC):
+    """The rules of a family with the values of a model and a request. Subclasses are frozen
+    dataclasses: equal rules make equal tiles of equal images, and their `repr` is part of an
+    image's identity.
+
+    Attributes:
+        OVERRIDES: the fields that a request may change.
+    """
+
+    OVERRIDES: ClassVar[frozenset[str]]
+
+    @classmethod
+    def merged(cls, values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a model with those that a request changes."""
+        return values | changes
+
+    @classmethod
+    @abstractmethod
+    def of(cls, options: Options) -> Self:
+        """Reads the fields of the family.
+
+        Raises:
+            RequestError: a field has a wrong type or value.
+        """
+
+    @abstractmethod
+    def tiles(self, picture: Picture) -> Tiles:
+        """Makes tiles of an RGB image, with the bits of transformers' class.
+
+        Raises:
+            RequestError: the image's size does not suit the settings.
+        """
+
+    @abstractmethod
+    def largest(self) -> Grid | None:
+        """The grid with the most tiles or patches; None if there is no bound."""

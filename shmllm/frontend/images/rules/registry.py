@@ -1,0 +1,78 @@
+"""The rules of a model and a request: which family, and which values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shmllm.errors import EngineStartError, RequestError, nearest
+from shmllm.formats.image_settings import ImageSettings
+from shmllm.frontend.images.rules.clip import ClipRules
+from shmllm.frontend.images.rules.family import Rules
+from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
+from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
+from shmllm.frontend.images.rules.options import Options
+from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.images.rules.siglip import SiglipRules
+
+FAMILIES: dict[str, type[Rules]] = {
+    "CLIPImageProcessor": ClipRules,
+    "LlavaImageProcessor": ClipRules,
+    "SiglipImageProcessor": SiglipRules,
+    "Idefics3ImageProcessor": Idefics3Rules,
+    "SmolVLMImageProcessor": Idefics3Rules,
+    "Qwen2VLImageProcessor": Qwen2VLRules,
+    "Qwen2_5_VLImageProcessor": Qwen2VLRules,
+    "Gemma3ImageProcessor": Gemma3Rules,
+}
+"""By the names of transformers' classes, without "Fast" and "Pil"."""
+
+
+def rules_of_model(settings: ImageSettings) -> Rules:
+    """The rules of a model.
+
+    Raises:
+        EngineStartError: the image processor is of an unknown family, or a field is wrong.
+    """
+    if settings.processor not in FAMILIES:
+        raise EngineStartError(
+            f"{settings.where}: the image processor {settings.processor!r} is not supported; "
+            f"supported are {', '.join(FAMILIES)}"
+        )
+    try:
+        return _rules(settings, {})
+    except RequestError as error:
+        raise EngineStartError(f"{settings.where}: {error}") from None
+
+
+def rules_of_request(settings: ImageSettings, overrides: Mapping[str, Any]) -> Rules:
+    """The rules of a model with what a request changes.
+
+    Args:
+        settings: those for which `rules_of_model` has worked.
+        overrides: vLLM's `mm_processor_kwargs`.
+
+    Raises:
+        RequestError: a name is unknown to the family, or a value is wrong.
+    """
+    known = FAMILIES[settings.processor].OVERRIDES
+    for name, value in overrides.items():
+        if name not in known:
+            near = nearest(name, known) if isinstance(name, str) else None
+            raise RequestError(
+                f"mm_processor_kwargs: {name!r} is not supported for {settings.processor}; did you "
+                f"mean {near!r}? Supported are {', '.join(sorted(known))}",
+                parameter="mm_processor_kwargs",
+                value=name,
+            )
+        if value is None:
+            raise RequestError(f"mm_processor_kwargs: {name!r} must have a value, not None")
+    try:
+        return _rules(settings, dict(overrides))
+    except RequestError as error:
+        raise RequestError(f"mm_processor_kwargs: {error}", parameter=error.parameter) from None
+
+
+def _rules(settings: ImageSettings, changes: dict[str, Any]) -> Rules:
+    family = FAMILIES[settings.processor]
+    return family.of(Options(family.merged(dict(settings.options), changes)))

@@ -1,0 +1,22 @@
+"""Sizes for which a file gives both sides, or the shorter one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shmllm.frontend.images.picture import Picture, resized
+
+FIXED, SHORTEST = ("height", "width"), ("shortest_edge",)
+
+
+def resized_to(picture: Picture, size: Mapping[str, int], resample: int) -> Picture:
+    """The image with the sides that `size` gives. With a shortest edge the ratio of the sides
+    stays, and the longer one is rounded down."""
+    width, height = picture.size
+    if "shortest_edge" not in size:
+        return resized(picture, size["width"], size["height"], resample)
+    edge = size["shortest_edge"]
+    longer = int(edge * max(width, height) / min(width, height))
+    if width <= height:
+        return resized(picture, edge, longer, resample)
+    return resized(picture, longer, edge, resample)

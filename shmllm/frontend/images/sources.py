@@ -1,0 +1,145 @@
+"""Reads images from where users say that they are: data URLs, file URLs, paths.
+
+URLs come with requests, perhaps from strangers: they reach only files below a folder that the user
+of the process allows. Nothing is fetched from a network. Paths come from the command line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from shmllm.errors import RequestError
+from shmllm.frontend.images.opening import open_bytes
+from shmllm.frontend.images.picture import Picture
+
+MOST_BYTES = 2**28
+"""The largest encoded image, in bytes."""
+
+_OPTION = "allowed_local_media_path"
+_LONGEST_SHOWN = 100
+
+
+def image_of_url(
+    name: str, url: str, allowed_local_media_path: str | os.PathLike[str] | None = None
+) -> Picture:
+    """Opens the image of a URL `data:image/...;base64,...` or `file:///...`.
+
+    Args:
+        name: the image's name for messages.
+        url: the URL.
+        allowed_local_media_path: the folder below which files are read, behind symbolic links, too;
+            without it none is.
+
+    Returns:
+        An image of pillow with mode RGB, turned as its EXIF data says.
+
+    Raises:
+        RequestError: the URL is of another kind, the file is not allowed or no regular file, or the
+            image cannot be decoded.
+    """
+    scheme = url[:_LONGEST_SHOWN].partition(":")[0].lower()
+    if scheme == "data":
+        return open_bytes(name, _data(name, url))
+    if scheme == "file":
+        return open_bytes(name, _local_file(name, url, allowed_local_media_path))
+    if scheme in ("http", "https"):
+        raise RequestError(
+            f"{name}: {_shown(url)} is refused, as nothing is fetched from a network; download it, "
+            "and pass its bytes as a 'data:image/...;base64,' URL or the image itself"
+        )
+    raise RequestError(
+        f"{name}: {_shown(url)} must be a URL that begins with 'data:image/' or 'file:///'"
+    )
+
+
+def image_of_path(name: str, path: str | os.PathLike[str]) -> Picture:
+    """Opens the image in a regular file that the user of the process names.
+
+    Raises:
+        RequestError: there is no such file, or it cannot be decoded.
+    """
+    return open_bytes(name, _read(name, Path(os.path.realpath(path)), str(path)))
+
+
+def _data(name: str, url: str) -> bytes:
+    """The bytes in a data URL (RFC 2397)."""
+    header, comma, content = url.partition(",")
+    media_type, *parameters = header[len("data:") :].lower().split(";")
+    if not comma or not media_type.startswith("image/") or parameters[-1:] != ["base64"]:
+        raise RequestError(
+            f"{name}: a data URL must begin with 'data:image/...;base64,', not {_shown(url)}"
+        )
+    if len(content) > MOST_BYTES * 4 // 3 + 4:
+        raise RequestError(f"{name} has more than {MOST_BYTES:,} bytes; make it smaller")
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"{name}: the data URL is not valid base64: {error}") from None
+
+
+def _local_file(name: str, url: str, allowed: str | os.PathLike[str] | None) -> bytes:
+    if allowed is None:
+        raise RequestError(
+            f"{name}: {_shown(url)} is not read; name a folder of images by the option {_OPTION!r}"
+        )
+    try:
+        parts = urlsplit(url)
+        path = Path(os.path.realpath(unquote(parts.path)))
+        folder = Path(os.path.realpath(allowed))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{name}: {_shown(url)} is no valid URL of a file: {error}") from None
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise RequestError(f"{name}: {_shown(url)} must begin with 'file:///'")
+    if parts.query or parts.fragment:
+        raise RequestError(f"{name}: write '?' and '#' in {_shown(url)} as '%3F' and '%23'")
+    if not folder.is_dir():
+        raise RequestError(f"{name}: the folder of {_OPTION!r} does not exist: {allowed}")
+    if not path.is_relative_to(folder):
+        raise RequestError(
+            f"{name}: {_shown(url)} is not below the folder of {_OPTION!r}, {allowed}"
+        )
+    return _read(name, path, _shown(url), folder)
+
+
+def _read(name: str, path: Path, shown: str, folder: Path | None = None) -> bytes:
+    """The bytes of a regular file.
+
+    Opening a FIFO would wait for its writer, and opening a device may do something, so the file's
+    kind is looked at before it is opened, and again afterwards: it may have been replaced.
+    """
+    try:
+        _check_kind(name, shown, os.lstat(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            _check_kind(name, shown, os.fstat(descriptor))
+            opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if folder is not None and not opened.is_relative_to(folder):
+                raise RequestError(f"{name}: {shown} is not below the folder of {_OPTION!r}")
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise RequestError(f"{name}: cannot read {shown}: {error.strerror or error}") from None
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{name}: {shown} is no valid path: {error}") from None
+    if len(data) > MOST_BYTES:
+        raise RequestError(f"{name} has more than {MOST_BYTES:,} bytes; make it smaller")
+    return data
+
+
+def _check_kind(name: str, shown: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise RequestError(f"{name}: {shown} is no regular file")
+    if status.st_size > MOST_BYTES:
+        raise RequestError(
+            f"{name} has {status.st_size:,} bytes, more than {MOST_BYTES:,}; make it smaller"
+        )
+
+
+def _shown(url: str) -> str:
+    return repr(url if len(url) <= _LONGEST_SHOWN else url[:_LONGEST_SHOWN] + "...")
