@@ -181,6 +181,12 @@ class ModelConfig:
         return 0 if self.vision is None else self.vision.num_levels
 
     @property
+    def patches_per_side(self) -> int:
+        """How many patches of an image an embedding stands for in each direction, in models that
+        rotate by positions on several axes; 0: the model sees no images, or rotates otherwise."""
+        return 0 if self.vision is None else self.vision.merge_size
+
+    @property
     def num_layers(self) -> int:
         return len(self.layers)
 

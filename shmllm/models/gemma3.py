@@ -13,7 +13,7 @@ from math import isqrt
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead, AttentionSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -67,21 +67,24 @@ def configure(fields: Fields) -> ModelConfig:
             theta=fields.number("rope_local_base_freq", 10_000.0),
         ),
     }
+    vision = read_vision(fields)
     layers = [
         LayerSpec(
             mixer=replace(
-                attention, window=window, ahead=_ahead(window, both_ways), rope=ropes[kind]
+                attention,
+                window=window,
+                ahead=_ahead(window, both_ways, vision is not None),
+                rope=ropes[kind],
             ),
             mlp=read_gemma_mlp(fields),
             norms=NORMS,
         )
         for window, kind in zip(windows, types, strict=True)
     ]
-    config = gemma_model(fields, layers, positions)
-    return replace(config, vision=read_vision(fields, config.vocab_size))
+    return replace(gemma_model(fields, layers, positions), vision=vision)
 
 
-def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+def read_vision(fields: Fields) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
     vision = vision_fields(fields, "siglip_vision_model")
     if vision is None:
@@ -97,7 +100,10 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
         )
     return VisionSpec(
         image_token=read_image_token(
-            fields, ("image_token_index", "image_token_id"), 262_144, vocab_size
+            fields,
+            ("image_token_index", "image_token_id"),
+            262_144,
+            fields.integer("vocab_size", 262_208),
         ),
         tower=Gemma3Tower(encoder=encoder, size=size),
         tile_embeddings=count,
@@ -105,10 +111,11 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
     )
 
 
-def _ahead(window: int | None, both_ways: bool) -> int | None:
-    """Returns how many positions behind its own a token attends to: as many as before it."""
+def _ahead(window: int | None, both_ways: bool, sees_images: bool) -> Ahead:
+    """Returns how many positions behind its own a token attends to: as many as before it, or those
+    of its image, however many."""
     if not both_ways:
-        return 0
+        return WITHIN_ITEMS if sees_images else 0
     return None if window is None else window - 1
 
 

@@ -22,8 +22,9 @@ from shmllm.models.mixer_specs import Ahead
 from shmllm.models.rope_config import NUM_AXES
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.item_places import item_ends
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
-from shmllm.worker.rope_positions import RopePositions
+from shmllm.worker.rope_positions import PlacedGrid, RopePositions
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
 Alternatives = int | LongArray
@@ -157,7 +158,8 @@ class InputBatch:
             before are appended.
         max_drafts: the largest number of drafted tokens in a step.
         make_tables: returns the memory of `block_tables`, zeroed, by their shape; None: any.
-        has_axes: whether the model rotates by positions on several axes.
+        patches_per_side: how many patches of an image an embedding stands for in each direction, in
+            models that rotate by positions on several axes; 0: others.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -183,7 +185,7 @@ class InputBatch:
         samples_ahead: bool = False,
         max_drafts: int = 0,
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
-        has_axes: bool = False,
+        patches_per_side: int = 0,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -201,7 +203,8 @@ class InputBatch:
         self.min_p = np.zeros(num_rows, np.float32)
         self.seeds = np.zeros(num_rows, np.uint64)
         self._second_segments = np.full(num_rows, NEVER, np.int64)
-        self.rope_positions = RopePositions(num_rows) if has_axes else None
+        self._patches_per_side = patches_per_side
+        self.rope_positions = RopePositions(num_rows) if patches_per_side else None
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
         self._num_assigned = np.zeros(num_rows, np.int64)
@@ -240,7 +243,7 @@ class InputBatch:
         self.seeds[row] = request.seed % 2**64
         self._second_segments[row] = request.second_segment or NEVER
         if self.rope_positions is not None:
-            self.rope_positions.update(row, ())
+            self.rope_positions.update(row, self._placed_grids(request))
         self.logits_states.pop(row, None)
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)
@@ -249,6 +252,11 @@ class InputBatch:
             self.logprobs[row] = np.array(params.logprob_token_ids, np.int64)
         elif params.logprobs is not None:
             self.logprobs[row] = params.logprobs
+
+    def _placed_grids(self, request: NewRequest) -> list[PlacedGrid]:
+        side = self._patches_per_side
+        grids = [(item.start, item.grid) for item in request.items]
+        return [(start, (frames, r // side, c // side)) for start, (frames, r, c) in grids]
 
     def is_filtered(self, rows: LongArray) -> npt.NDArray[np.bool_]:
         """Return (N,) booleans: whether top_k, top_p or min_p restricts the draws of these rows."""
@@ -333,6 +341,7 @@ class InputBatch:
             sample_rows=sample_rows,
             sample_positions=sample_positions,
             rope_positions=self._rope_positions(token_rows, positions),
+            item_ends=item_ends(plan, positions, first_tokens),
         )
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import pixel_table, read_image_settings
-from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.specs import QwenTower, VisionSpec
 from shmllm.params.items import Grid, Item
-from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import StepInputs
-from shmllm.worker.loading import LoadedModel
+from shmllm.worker.item_places import item_places
+from shmllm.worker.loading import LoadedModel, image_info
 from shmllm.worker.prompt_embeds import FoundEmbeds
 
 Tower = Callable[[Tensor, Grid], Tensor]
@@ -61,18 +62,10 @@ class ItemEmbeds:
 
     def find(self, plan: StepPlan, inputs: StepInputs) -> list[FoundEmbeds]:
         """Return the embeddings of a step's tokens, in the tower's width."""
-        found: list[FoundEmbeds] = []
-        for use in plan.item_uses:
-            embeds, before = self._by_number[use.number], 0
-            first, start = int(inputs.first_tokens[use.column]), plan.starts[use.column]
-            end = start + plan.counts[use.column]
-            for begin, behind in use.spans:
-                low, high = max(begin, start), min(behind, end)
-                if low < high:
-                    rows = embeds[before + low - begin : before + high - begin]
-                    found.append((slice(first + low - start, first + high - start), rows))
-                before += behind - begin
-        return found
+        return [
+            (place.tokens, self._by_number[place.number][place.embeds])
+            for place in item_places(plan, inputs.first_tokens)
+        ]
 
     @property
     def workspace_bytes(self) -> int:
@@ -106,6 +99,20 @@ def make_item_embeds(loaded: LoadedModel, device: torch.device | None = None) ->
     return ItemEmbeds(tower, torch.from_numpy(pixel_table(settings)), device)
 
 
+def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Return the memory that the embeddings of images take at most, and that of a tower which
+    computes the largest one: about four activations of the width of its MLP for each patch."""
+    model, vision = loaded.config, loaded.config.vision
+    if vision is None:
+        return 0
+    most = image_info(config, model, loaded.max_model_len).most_embeds
+    kept = most * (1 + vision.num_levels) * model.hidden_size
+    tower = vision.tower
+    inner = tower.inner if isinstance(tower, QwenTower) else tower.encoder.inner
+    patches = (vision.tile_size // vision.patch_size) ** 2 or most * vision.merge_size**2
+    return (kept + 4 * patches * inner) * loaded.dtype.itemsize
+
+
 def check_item(item: Item, vision: VisionSpec) -> None:
     """Check that an image is what a tower takes.
 
@@ -125,20 +132,6 @@ def check_item(item: Item, vision: VisionSpec) -> None:
             f"an image of grid {item.grid} has pixels of shape {item.pixels.shape} and "
             f"{item.num_embeds} embeddings instead of {expected} and {count}"
         )
-
-
-def ends_of_spans(plan: StepPlan, inputs: StepInputs) -> LongArray:
-    """Return (T,) int64, for each token of a step the position behind the span that it lies in, or
-    behind itself."""
-    ends = inputs.positions + 1
-    for use in plan.item_uses:
-        first, start = int(inputs.first_tokens[use.column]), plan.starts[use.column]
-        end = start + plan.counts[use.column]
-        for begin, behind in use.spans:
-            low, high = max(begin, start), min(behind, end)
-            if low < high:
-                ends[first + low - start : first + high - start] = behind
-    return ends
 
 
 def spread_levels(levels: Tensor, found: Sequence[FoundEmbeds], num_tokens: int) -> None:

@@ -104,7 +104,7 @@ class InputsConformance:
         sizes = 16, ROWS, SAMPLES, BLOCKS, GROUPS
         inputs = GpuInputs(*sizes, last_tokens, gpu_device, has_axes=True)
         for has_axes in (True, False):
-            batch = InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS, has_axes=has_axes)
+            batch = InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS, patches_per_side=int(has_axes))
             plan = StepPlan(1, rows=[2, 0], starts=[1, 4], counts=[4, 2])
             plan.new_requests = [new_request(2, [7, 8]), new_request(0, [3, 4])]
             plan.num_tokens = 6

@@ -102,7 +102,7 @@ class GpuSteps:
             config.vocab_size,
             num_groups,
             max_drafts=max_drafts,
-            has_axes=needs_axes(config.ropes),
+            patches_per_side=int(needs_axes(config.ropes)),
         )
         max_blocks = MAX_LENGTH // BLOCK_SIZE
         num_blocks = 1 + max_requests * max_blocks * num_groups

@@ -39,6 +39,12 @@ def check_model(
     some are packed as these kinds."""
     uses_tiles(load, activation_dtype(load, dtype, packed))
     check_features(config, "the CPU", UNSUPPORTED)
+    if config.stage.is_first and not all(map(config.stage.has, range(config.num_levels))):
+        raise EngineStartError(
+            f"images of {config.architecture} reach into its first {config.num_levels} layers, "
+            "which the first stage has to have: lower pipeline_parallel_size, or pass "
+            "language_model_only=True"
+        )
     if load.kv_cache_dtype == "int8" and config.latent_attentions:
         raise EngineStartError(
             f"kv_cache_dtype='int8' is not possible for {config.architecture}: its cache holds "

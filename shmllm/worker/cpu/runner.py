@@ -138,6 +138,7 @@ class CpuRunner(LoadedRunner):
             self._vocab_size,
             len(part.shape.groups),
             max_drafts=config.max_drafts,
+            patches_per_side=loaded.config.patches_per_side,
             make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
 

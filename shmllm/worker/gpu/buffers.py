@@ -34,6 +34,7 @@ class GpuBuffers:
         arena: the arena of the buffers; no step needs contents that an earlier step left there,
             but for the counters of attention, which are 0, as in a new arena.
         hidden: [max_tokens, hidden], the residual stream.
+        levels: [levels, max_tokens, hidden], what images add behind the first layers, else 0.
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
@@ -75,6 +76,7 @@ class GpuBuffers:
             return allocate((rows, width), self._dtype)
 
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
+        self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)
         self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
         self._latents = {
             width: buffer(max_tokens, width)

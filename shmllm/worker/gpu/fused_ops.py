@@ -109,6 +109,9 @@ class FusedOps:
                 return
         self._ops.add_norm(self.value(x), residual, None, scale)
 
+    def add_level(self, residual: Any, level: int) -> None:
+        self._ops.add_level(self.value(residual), level)
+
     def norm_sum(self, x: Any, residual: Any, norm: Norm, scale: float) -> Tensor:
         residual = self.value(residual)
         self._add(x, residual, scale)

@@ -107,7 +107,7 @@ class DeviceMemory:
             shape: the division of the cache.
             max_model_len: the configured length, in tokens.
             weight_bytes: the memory of all weights.
-            graph_bytes: the estimate of `estimate_graph_bytes`.
+            graph_bytes: the estimate of `estimate_graph_bytes`, with what images need.
             profile: runs a step of `max_num_batched_tokens` tokens of `max_num_seqs` requests that
                 all get a token sampled, without the KV cache, which does not exist yet, and
                 allocates what the parameters of requests may make a step allocate.

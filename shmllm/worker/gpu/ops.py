@@ -202,6 +202,9 @@ class GpuOps:
             add_rms_norm(out, x, residual, norm.weight, spec.eps, scale, spec.offset)
         return out
 
+    def add_level(self, residual: Tensor, level: int) -> None:
+        residual.add_(self._buffers.levels[level, : len(residual)])
+
     def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
         return self.norm(self.add_norm(x, residual, None, scale), norm)
 

@@ -21,6 +21,7 @@ from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
 from shmllm.worker.gpu.step_resources import StepResources
+from shmllm.worker.items import item_bytes
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheSize
 
@@ -96,7 +97,7 @@ class GpuPart:
             resources.shape,
             loaded.max_model_len,
             sum(each.weights.resident_bytes for each in (loaded, draft) if each is not None),
-            estimate_graph_bytes(num_captured),
+            estimate_graph_bytes(num_captured) + item_bytes(self._config, loaded),
             resources.run_largest,
         )
 

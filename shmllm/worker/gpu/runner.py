@@ -19,7 +19,7 @@ from torch import Tensor
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.outputs.columns import Piece
-from shmllm.worker.batch import StepInputs
+from shmllm.worker.batch import EMBEDDED, StepInputs
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
@@ -32,11 +32,13 @@ from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, slot_of_rows
 from shmllm.worker.gpu.transfers import PendingArrays
 from shmllm.worker.group import Kind
+from shmllm.worker.items import spread_levels
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
 from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, make_info
 from shmllm.worker.memory import smallest
 from shmllm.worker.memory_owners import MemoryOwners
+from shmllm.worker.prompt_embeds import FoundEmbeds
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
@@ -217,7 +219,8 @@ class GpuRunner(LoadedRunner):
         self._part = part = GpuPart(config, device, group, on_load)
         loaded, draft = part.loaded, part.draft
         scale = loaded.config.embeds_scale
-        super().__init__(config, loaded, ranks, scale, head=make_head(loaded.model, device))
+        head = make_head(loaded.model, device)
+        super().__init__(config, loaded, ranks, scale, head, device.torch_device)
         size = smallest(ranks.together(part.size_cache, "size_cache"))
         resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
@@ -243,6 +246,7 @@ class GpuRunner(LoadedRunner):
                 launches = DraftLaunches(*shared, drafts.dispatcher, device)
                 self._drafter, further = drafts.make_drafter(cache, self.batch, launches)
                 captured += further
+        self._num_level_tokens = self._buffers.levels.shape[1]
         self._timers = deque(StepTimer(device) for _ in range(MAX_STEPS_IN_FLIGHT))
         self._score_prompt = PromptScorer(
             self.batch, self.sampler.scorer, self.sampler.transfers, self._compute_logits
@@ -251,7 +255,7 @@ class GpuRunner(LoadedRunner):
             self.model,
             loaded.weights,
             part.kv_cache,
-            (self.pooler, self.masks),
+            (self.pooler, self.masks, self.items),
             part.pool,
             (
                 self._buffers.arena,
@@ -324,6 +328,10 @@ class GpuRunner(LoadedRunner):
         inputs = self.batch.inputs(plan)
         self._prompt_embeds.update(plan)
         embeds = self._prompt_embeds.find(inputs.token_ids, inputs)
+        self.items.update(plan)
+        found = self.items.find(plan, inputs)
+        for tokens, _ in found:
+            inputs.token_ids[tokens] = EMBEDDED
         num_tokens, num_requests = len(inputs.token_ids), len(inputs.rows)
         is_decode = num_tokens == num_requests
         mode, descriptor = self._part.dispatcher.dispatch(
@@ -340,6 +348,7 @@ class GpuRunner(LoadedRunner):
         # Copies may wait for the device, which waits for the other ranks: they know the step now.
         self._program.begin()
         self._prompt_embeds.copy(self._program.embeds, embeds)
+        self._copy_items(found, num_tokens)
         self.inputs.launch(packed, descriptor, plan.is_repeat)
         if self._lora is not None and not plan.is_repeat:
             self._lora.send([request.adapter for request in plan.requests], inputs.counts)
@@ -351,6 +360,16 @@ class GpuRunner(LoadedRunner):
         if shared is not None and self._drafter is None:
             shared.save(plan.saves_after)  # the timer ends later
         return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states)
+
+    def _copy_items(self, found: list[FoundEmbeds], num_tokens: int) -> None:
+        """Launch the copy of images' embeddings to where the program reads them."""
+        embeds, levels = self._program.embeds, self._buffers.levels
+        for tokens, rows in found:
+            embeds[tokens] = rows[:, : embeds.shape[1]]
+        if len(levels) and (found or self._num_level_tokens):
+            # Graphs add them in every step, so those of other tokens have to be zeros.
+            spread_levels(levels, found, max(num_tokens, self._num_level_tokens))
+            self._num_level_tokens = num_tokens if found else 0
 
     def _compute_logits(self, hidden: Tensor) -> Tensor:
         """As `Program.compute_logits`, for hidden states of the last step, on all ranks."""

@@ -137,7 +137,7 @@ def plan_of(*work: tuple[int, int, int], new: tuple[NewRequest, ...] = ()) -> St
 
 def test_a_batch_fills_them_also_in_repeated_steps() -> None:
     """The last token of row 0's prompt belongs to an image, and the step behind it repeats."""
-    batch = InputBatch(2, 32, 32, 100, has_axes=True)
+    batch = InputBatch(2, 32, 32, 100, patches_per_side=1)
     assert batch.rope_positions is not None
     new = request_of(0, 8), request_of(1, 3)
     batch.update(plan_of((0, 0, 7), (1, 0, 2), new=new))
@@ -153,7 +153,7 @@ def test_a_batch_fills_them_also_in_repeated_steps() -> None:
 
 
 def test_a_new_request_of_a_row_has_no_images_of_the_former() -> None:
-    batch = InputBatch(1, 32, 32, 100, has_axes=True)
+    batch = InputBatch(1, 32, 32, 100, patches_per_side=1)
     batch.update(plan_of((0, 0, 8), new=(request_of(0, 8),)))
     assert batch.rope_positions is not None
     batch.rope_positions.update(0, [(2, (1, 2, 3))])
