@@ -78,10 +78,9 @@ def text_fields(fields: Fields) -> Fields:
             f"{where}: model_type {found!r} is not supported in {architecture}; supported: "
             f"{', '.join(expected)}"
         )
-    inner = {name: value for name, value in nested.items() if value is not None}
     outer = {name: fields.values.get(name) for name in _OUTER_FIELDS}
     outer = {name: value for name, value in outer.items() if value is not None}
-    return Fields(inner | outer, where, fields)
+    return Fields(nested | outer, where, fields)
 
 
 def architecture_name(fields: Fields) -> str:

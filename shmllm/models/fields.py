@@ -130,6 +130,11 @@ class Fields:
         found = {ours: self.values.get(name, default) for ours, (name, default) in names.items()}
         return self.with_values(self.values | found)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """Returns the fields with values for those that are absent."""
+        missing = {name: x for name, x in defaults.items() if self.values.get(name) is None}
+        return self.with_values(self.values | missing)
+
     def with_values(self, values: dict[str, Any]) -> Fields:
         """Returns other values in the same place."""
         return Fields(values, self.where, None if self.whole is self else self.whole)

@@ -41,7 +41,19 @@ NORMS = LayerNorms(
 )
 
 
+_NESTED_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}
+"""What the files of models that see images leave out of ``text_config``."""
+
+
 def configure(fields: Fields) -> ModelConfig:
+    if fields.whole is not fields:
+        fields = fields.with_defaults(_NESTED_DEFAULTS)
     both_ways = fields.flag("use_bidirectional_attention", False)
     if both_ways and purpose_of(architecture_name(fields)) is Purpose.GENERATE:
         raise fields.error("use_bidirectional_attention is not supported in a model that generates")

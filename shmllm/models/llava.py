@@ -31,10 +31,9 @@ def configure(fields: Fields) -> ModelConfig:
     text = fields.text("model_type", "llama")
     if text not in _TEXT_DEFAULTS:  # config.json has no text_config
         raise fields.error(f"model_type {text!r} is not supported; it needs a text_config")
-    given = {name: value for name, value in fields.values.items() if value is not None}
     family: Any = import_module(f"shmllm.models.{text}")
-    values = _SIZES | _TEXT_DEFAULTS[text] | given
-    config: ModelConfig = family.configure(fields.with_values(values))
+    defaults = _SIZES | _TEXT_DEFAULTS[text]
+    config: ModelConfig = family.configure(fields.with_defaults(defaults))
     return replace(config, vision=read_vision(fields, config.vocab_size))
 
 

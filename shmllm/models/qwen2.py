@@ -19,9 +19,15 @@ from shmllm.models.readers import (
 from shmllm.models.specs import LayerSpec
 
 
-def configure(fields: Fields) -> ModelConfig:
+def configure(fields: Fields, num_kv_heads: int = 32) -> ModelConfig:
+    """
+    Args:
+        fields: the fields of config.json.
+        num_kv_heads: the default of ``num_key_value_heads``.
+    """
     positions = read_positions(fields, 32768)
-    attention = with_rope(read_attention(fields, num_kv_heads=32, bias=True), fields, positions)
+    attention = read_attention(fields, num_kv_heads=num_kv_heads, bias=True)
+    attention = with_rope(attention, fields, positions)
     layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
     return read_model(fields, with_windows(layer, qwen_windows(fields)), positions)
 

@@ -15,8 +15,7 @@ from shmllm.models.vision.fields import read_image_token, read_layer_indices, vi
 from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower
 from shmllm.models.vision.specs import Qwen2_5Tower, VisionSpec
 
-_DEFAULTS = {"num_key_value_heads": 8, "rope_theta": 1e6, "rms_norm_eps": 1e-5}
-_DEFAULTS |= {"max_window_layers": 80}
+_DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 32,
     "hidden_size": 3584,
@@ -29,8 +28,7 @@ _FULL_LAYERS = (7, 15, 23, 31)
 
 
 def configure(fields: Fields) -> ModelConfig:
-    given = {name: value for name, value in fields.values.items() if value is not None}
-    config = qwen2.configure(fields.with_values(_DEFAULTS | given))
+    config = qwen2.configure(fields.with_defaults(_DEFAULTS), num_kv_heads=8)
     return replace(config, vision=read_vision(fields, config))
 
 

@@ -31,8 +31,7 @@ _LEVELS = (8, 16, 24)
 
 
 def configure(fields: Fields) -> ModelConfig:
-    given = {name: value for name, value in fields.values.items() if value is not None}
-    config = qwen3.configure(fields.with_values(_DEFAULTS | given))
+    config = qwen3.configure(fields.with_defaults(_DEFAULTS))
     return replace(config, vision=read_vision(fields, config))
 
 

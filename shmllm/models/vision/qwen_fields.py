@@ -22,7 +22,7 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
         hidden_size: the width of the language model's embeddings.
         defaults: those of fields that are no numbers of patches or frames.
     """
-    fields = Fields(defaults | _given(vision), vision.where)
+    fields = vision.with_defaults(defaults)
     width = fields.integer("hidden_size")
     if (out := fields.integer("out_hidden_size")) != hidden_size:
         raise fields.error(
@@ -42,10 +42,6 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
         "activation": read_vision_activation(fields, "hidden_act", "silu"),
         "theta": _read_theta(fields),
     }
-
-
-def _given(fields: Fields) -> dict[str, Any]:
-    return {name: value for name, value in fields.values.items() if value is not None}
 
 
 def _read_theta(fields: Fields) -> float:

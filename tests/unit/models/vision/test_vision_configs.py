@@ -14,6 +14,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.vision.specs import (
     EncoderSpec,
+    Gemma3Tower,
     Idefics3Tower,
     LlavaTower,
     Qwen2_5Tower,
@@ -322,3 +323,48 @@ def test_families_whose_towers_do_not_run_load_without(
     whole["text_config"]["model_type"] = "mistral"
     whole["vision_config"]["model_type"] = "pixtral"
     assert read(tmp_path, whole).vision is None
+
+
+@pytest.mark.parametrize("name", ["llava", "mistral3"])
+def test_null_in_text_config_keeps_its_meaning(
+    name: str, configs: dict[str, str], tmp_path: Path
+) -> None:
+    """A window that is null is none; one that is absent is Mistral's default."""
+    whole = json.loads(configs["llava"])
+    whole["text_config"]["model_type"] = "mistral"
+    if name == "mistral3":
+        whole["architectures"] = ["Mistral3ForConditionalGeneration"]
+    assert set(read(tmp_path, whole).layer_windows) == {4096}
+    whole["text_config"]["sliding_window"] = None
+    assert set(read(tmp_path, whole).layer_windows) == {None}
+
+
+def test_files_of_gemma_3_leave_sizes_out(tmp_path: Path) -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    vision = {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    whole = {"text_config": text, "vision_config": vision, "mm_tokens_per_image": 256}
+    whole |= {"architectures": ["Gemma3ForConditionalGeneration"], "image_token_index": 262144}
+    config = read(tmp_path, whole)
+    attention = config.attentions[0]
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (8, 4, 256)
+    assert (config.vocab_size, config.layer_windows[:6]) == (262208, (1024,) * 5 + (None,))
+    assert config.vision is not None
+    assert isinstance(config.vision.tower, Gemma3Tower)
+    assert config.vision.tower.size == 4
+    assert config.vision.num_embeddings((3, 1, 1)) == 768
