@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.rope_config import needs_axes
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.buffers import CpuBuffers
@@ -64,7 +65,9 @@ class CpuFurtherSteps:
         config = model.config
         whole = replace(config, layers=config.loaded_layers, further_layers=(), num_further=0)
         divisions = {Division.of(each) for each in config.all_attentions}
-        self._inputs = CpuInputs(max_tokens, max_requests, divisions, cache.num_groups)
+        self._inputs = CpuInputs(
+            max_tokens, max_requests, divisions, cache.num_groups, has_axes=needs_axes(whole.ropes)
+        )
         self.buffers = CpuBuffers(config, max_tokens, max_requests, activation_dtype)
         self._kernels = KernelProgram(num_threads)
         products = Products(self._kernels, self.buffers.rounded, activation_dtype, uses_tiles)
