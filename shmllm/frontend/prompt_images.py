@@ -193,6 +193,15 @@ class PromptImages:
         assert identity is not None
         return ReadyImage(identity, self._cache.get(identity, missing))
 
+    def prepared(self, images: Sequence[Any]) -> list[PreparedImage]:
+        """Images as the engine gets them.
+
+        Raises:
+            RequestError: as `ready`.
+        """
+        given = GivenImages(images, [None] * len(images), {})
+        return [each.prepared for each in self.ready("the images", given)]
+
     def expand_text(self, name: str, text: str, images: Sequence[ReadyImage]) -> str:
         """A prompt's text with as many placeholders as the images have embeddings."""
         return self._processor.expand_text(name, text, [each.prepared for each in images])
@@ -215,6 +224,14 @@ class PromptImages:
         Raises:
             RequestError: its placeholders are not those of its images.
         """
+        most = self._info.images.most_embeds
+        for index, each in enumerate(images, 1):
+            if each.prepared.num_tokens > most:
+                raise RequestError(
+                    f"{name}: image {index} has {each.prepared.num_tokens:,} embeddings, more than "
+                    f"the {most:,} that the engine has room for: raise max_num_batched_tokens, or "
+                    "make it smaller, by itself or by mm_processor_kwargs"
+                )
         runs = self._processor.runs(name, ids, [each.prepared for each in images])
         return tuple(
             Item(each.identity, spans, each.prepared.grid, each.prepared.pixels)

@@ -23,7 +23,7 @@ SET_UP_LINES = [
     ' && shmllm generate -m smollm2 --chat "What is the capital of France?"',
     """pip install '.[test]' && tools/test""",
 ]
-DISTRIBUTIONS = {"posix_ipc": "posix-ipc", "huggingface_hub": "huggingface-hub"}
+DISTRIBUTIONS = {"PIL": "pillow", "posix_ipc": "posix-ipc", "huggingface_hub": "huggingface-hub"}
 
 
 @pytest.fixture

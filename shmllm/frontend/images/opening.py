@@ -65,7 +65,9 @@ def open_bytes(name: str, data: bytes) -> Picture:
         raise RequestError(f"{name} is empty (0 bytes)")
     picture = _guarded(name, lambda: _identify(data))
     if picture is None:
-        raise RequestError(f"{name} has an unknown format; known are {', '.join(FORMATS)}")
+        raise RequestError(
+            f"{name} has an unknown format or a damaged header; known are {', '.join(FORMATS)}"
+        )
     return _decoded(name, picture, turn=True)
 
 
@@ -79,8 +81,9 @@ def _identify(data: bytes) -> Any:
         if name not in Image.OPEN:
             Image.init()
         factory, accept = Image.OPEN.get(name, (None, None))
-        if factory is None or (accept and accept(data[:16]) is not True):
-            continue
+        accepted = accept is None or accept(data[:16])
+        if factory is None or not accepted or isinstance(accepted, str):
+            continue  # A text says which library is missing.
         try:
             return factory(BytesIO(data), "")
         except SyntaxError:

@@ -43,7 +43,7 @@ class Picture(Protocol):
 
 
 def resized(picture: Picture, width: int, height: int, resample: int) -> Picture:
-    """The image in another size, by pillow's filter `resample`.
+    """The image in another size, by pillow's filter `resample`; the image itself if it has it.
 
     Raises:
         RequestError: the result would have more than MOST_PIXELS pixels.
@@ -53,6 +53,8 @@ def resized(picture: Picture, width: int, height: int, resample: int) -> Picture
             f"an image of {picture.size[0]}x{picture.size[1]} pixels becomes one of "
             f"{width}x{height} by the model's settings, more than {MOST_PIXELS:,} pixels; crop it"
         )
+    if picture.size == (width, height):
+        return picture
     return picture.resize((width, height), resample)
 
 

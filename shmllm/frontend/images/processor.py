@@ -86,6 +86,7 @@ class ImageProcessor:
         overrides: Mapping[str, Any] | None = None,
         name: str = "the image",
         cache: PreparedImages | None = None,
+        identity: bytes | None = None,
     ) -> PreparedImage:
         """Makes the tower's tiles of an image.
 
@@ -94,14 +95,16 @@ class ImageProcessor:
             overrides: vLLM's `mm_processor_kwargs`.
             name: the image's name for messages.
             cache: images that are prepared already; this one is added.
+            identity: what `identity` returns for the same arguments, if the caller has it; it costs
+                a hash of all pixels.
 
         Raises:
             RequestError: an override is unknown or wrong, or the image does not suit the rules.
         """
         if cache is None or not cache.most_bytes:
             return self._prepare(image, overrides, name)
-        identity = self.identity(image, overrides, name)
-        return cache.get(identity, lambda: self._prepare(image, overrides, name))
+        known = identity or self.identity(image, overrides, name)
+        return cache.get(known, lambda: self._prepare(image, overrides, name))
 
     def identity(
         self,

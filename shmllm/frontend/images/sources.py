@@ -63,7 +63,7 @@ def image_of_path(name: str, path: str | os.PathLike[str]) -> Picture:
     Raises:
         RequestError: there is no such file, or it cannot be decoded.
     """
-    return open_bytes(name, _read(name, Path(os.path.realpath(path)), str(path)))
+    return open_bytes(name, _read(name, path, repr(str(path))))
 
 
 def _data(name: str, url: str) -> bytes:
@@ -106,13 +106,14 @@ def _local_file(name: str, url: str, allowed: str | os.PathLike[str] | None) -> 
     return _read(name, path, _shown(url), folder)
 
 
-def _read(name: str, path: Path, shown: str, folder: Path | None = None) -> bytes:
+def _read(name: str, path: str | os.PathLike[str], shown: str, folder: Path | None = None) -> bytes:
     """The bytes of a regular file.
 
     Opening a FIFO would wait for its writer, and opening a device may do something, so the file's
     kind is looked at before it is opened, and again afterwards: it may have been replaced.
     """
     try:
+        path = os.path.realpath(path)
         _check_kind(name, shown, os.lstat(path))
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:

@@ -17,6 +17,8 @@ from torch import Tensor
 from shmllm.models.layers import NamedWeights, Storage
 from shmllm.models.vision.specs import Grid, VisionActivation
 
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
 
 def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
@@ -41,14 +43,16 @@ class Dense:
     Attributes:
         weight: [out, in], or a checkpoint's shape [out, ...] of as many elements.
         bias: [out] or None.
+        tower: the tower that it belongs to.
     """
 
     weight: Tensor
     bias: Tensor | None
+    tower: Tower
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [rows, out] of ``x`` [rows, in]."""
-        return F.linear(x, self.weight.flatten(1), self.bias)
+        return self.tower.multiply(x, self.weight.flatten(1), self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class Tower(ABC):
 
     Attributes:
         dtype: the dtype of the weights and of the results.
+        multiply: computes ``x @ weight.T + bias`` of [rows, in], [out, in] and [out] or None.
         named_weights: the destinations of all weights by their names in checkpoints, with the
             prefixes in `weight_names.TOWER_PREFIXES`.
         neutral_weights: the weights of norms, with the value that changes nothing.
@@ -110,6 +115,7 @@ class Tower(ABC):
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.dtype = storage.dtype
+        self.multiply: Multiply = F.linear
         self.named_weights: NamedWeights = {}
         self.neutral_weights: list[tuple[Tensor, float]] = []
 
@@ -140,7 +146,7 @@ class Tower(ABC):
         """Allocates a projection; ``inputs`` are the other dimensions that its weight has in
         checkpoints."""
         weight = self.tensor(f"{name}.weight", outputs, *inputs)
-        return Dense(weight, self.tensor(f"{name}.bias", outputs) if bias else None)
+        return Dense(weight, self.tensor(f"{name}.bias", outputs) if bias else None, self)
 
     def make_layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
         """Allocates a LayerNorm."""

@@ -9,6 +9,8 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.vision.tower import Tower
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
@@ -92,6 +94,12 @@ class CpuPart:
             lambda heads: layout_of(heads, block_size, self.stored).block_bytes,
             None if self.draft is None else self.draft.config,
         )
+
+    @property
+    def tower(self) -> Tower | None:
+        """What makes embeddings of images, or None."""
+        model = self.loaded.model
+        return model.vision if isinstance(model, DecoderModel) else None
 
     def size_cache(self) -> CacheSize:
         """Return the size of the KV cache that fits, of which all ranks get the smallest."""

@@ -59,8 +59,7 @@ def expand_ids(
     num_tokens = sum(map(placeholder.count, grids))
     found = int(np.count_nonzero(array == placeholder.image_token_id))
     marks = np.flatnonzero(array == placeholder.replaced_id)
-    same = placeholder.replaced_id == placeholder.image_token_id
-    if len(marks) == len(grids) and (same or found == 0):
+    if len(marks) == len(grids) and _are_marks(placeholder, ids, found, num_tokens, grids, encode):
         expanded = _replaced(placeholder, list(ids), marks, grids, encode)
         _check_tokens(name, placeholder, expanded, num_tokens)
         return expanded
@@ -96,6 +95,31 @@ def find_runs(
         )
     parts = np.split(positions, np.cumsum(np.asarray(counts, np.int64))[:-1]) if counts else []
     return [_intervals(part) for part in parts]
+
+
+def _are_marks(
+    placeholder: Placeholder,
+    ids: Sequence[int],
+    found: int,
+    num_tokens: int,
+    grids: Sequence[Grid],
+    encode: Encode,
+) -> bool:
+    """Whether the ids contain marks, and not expansions with as many of the same token.
+
+    Both are possible if the mark is the image token and each image has one embedding. Then the ids
+    around the first one decide.
+    """
+    if placeholder.replaced_id != placeholder.image_token_id:
+        return found == 0
+    if found != num_tokens or not found:
+        return True
+    token = placeholder.image_token_id
+    expansion = list(encode(placeholder.expansion(grids[0]).strip("\n")))
+    if token not in expansion:
+        return True
+    start = list(ids).index(token) - expansion.index(token)
+    return start < 0 or list(ids[start : start + len(expansion)]) != expansion
 
 
 def _intervals(positions: NDArray[np.int64]) -> Runs:

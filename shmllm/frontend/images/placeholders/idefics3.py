@@ -29,7 +29,7 @@ class Idefics3Placeholder(Placeholder):
         side = vision.integer("image_size", default=224)
         rows = side // vision.integer("patch_size", default=32)
         text = texts.get("image_token", "<image>")
-        token = config.integer("image_token_id", "image_token_index", minimum=0)
+        token = config.integer("image_token_id", default=128_257, minimum=0)
         return cls(
             mark=text,
             replaced=text,

@@ -1,0 +1,345 @@
+"""Expanded prompts are those of transformers' processors, as text and as token ids.
+
+LLaVA's, Idefics3's and Gemma 3's processors run as they are. Qwen's run without their video
+processor, which needs torchvision. SmolVLM's needs packages that are not installed; its text comes
+from the function of its module that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import (
+    CLIPVisionConfig,
+    Gemma3Config,
+    Idefics3Config,
+    LlavaConfig,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+    Qwen3VLConfig,
+    SiglipVisionConfig,
+    SmolVLMConfig,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.images.placeholders.registry import placeholder_of_model
+from shmllm.frontend.images.processor import ImageProcessor
+
+QWEN = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+GEMMA = {
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+}
+IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
+VISION = {"image_size": 64, "patch_size": 16}
+NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
+
+
+def without_videos(kind: Any) -> Any:
+    """A processor class that accepts None in place of its video processor."""
+
+    def check(self: Any, name: str, argument: Any) -> Any:
+        if name != "video_processor":
+            return super(changed, self).check_argument_for_proper_class(name, argument)
+        return None
+
+    changed = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
+    return changed
+
+
+class Model:
+    """A processor of transformers and what we make of its files."""
+
+    def __init__(self, processor: Any, config: Any, directory: Path) -> None:
+        self.theirs = processor
+        self.tokenizer = processor.tokenizer
+        processor.image_processor.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+        ours = ImageProcessor.of_model(directory, config)
+        assert ours is not None
+        self.ours = ours
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _llava(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    tokenizer = tokens(["<image>"])
+    siglip = name.endswith("siglip")
+    strategy = "default" if name == "llava" else "full"
+    images = (
+        SiglipImageProcessorPil(size={"height": 64, "width": 64})
+        if siglip
+        else CLIPImageProcessorPil(size=64, crop_size=64)
+    )
+    processor = LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=16,
+        vision_feature_select_strategy=strategy,
+        num_additional_image_tokens=0 if siglip else 1,
+    )
+    vision = SiglipVisionConfig(**VISION) if siglip else CLIPVisionConfig(**VISION)
+    config = LlavaConfig(
+        vision_config=vision,
+        vision_feature_select_strategy=strategy,
+        image_token_index=processor.image_token_id,
+    )
+    return processor, config.to_dict() | {"architectures": ["LlavaForConditionalGeneration"]}
+
+
+def _idefics3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 192}, max_image_size={"longest_edge": 64}
+    )
+    length, scale = (1, 4) if name.endswith("one") else (4, 2)
+    tokenizer = tokens(["<row_1_col_1>", *IDEFICS])
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=length)
+    config = Idefics3Config(
+        vision_config=VISION, scale_factor=scale, image_token_id=processor.image_token_id
+    )
+    return processor, config.to_dict() | {"architectures": ["Idefics3ForConditionalGeneration"]}
+
+
+def _qwen(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    kind, config_kind, architecture, patch = {
+        "qwen2": (Qwen2VLProcessor, Qwen2VLConfig, "Qwen2VL", 14),
+        "qwen2.5": (Qwen2_5_VLProcessor, Qwen2_5_VLConfig, "Qwen2_5_VL", 14),
+        "qwen3": (Qwen3VLProcessor, Qwen3VLConfig, "Qwen3VL", 16),
+    }[name]
+    images = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=20000, patch_size=patch)
+    processor = without_videos(kind)(images, tokens(QWEN), None)
+    config = config_kind(image_token_id=processor.image_token_id).to_dict()
+    return processor, config | {"architectures": [f"{architecture}ForConditionalGeneration"]}
+
+
+def _gemma3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    tokenizer = tokens([*GEMMA.values()], newlines=5, **GEMMA)
+    images = Gemma3ImageProcessorPil(size={"height": 64, "width": 64})
+    processor = Gemma3Processor(images, tokenizer, image_seq_length=4)
+    config = Gemma3Config(
+        vision_config=VISION,
+        mm_tokens_per_image=4,
+        image_token_index=tokenizer.image_token_id,
+        boi_token_index=tokenizer.boi_token_id,
+        eoi_token_index=tokenizer.eoi_token_id,
+    )
+    return processor, config.to_dict() | {"architectures": ["Gemma3ForConditionalGeneration"]}
+
+
+MAKERS = {"llava": _llava, "idefics3": _idefics3, "gemma3": _gemma3, "qwen2": _qwen}
+
+
+@pytest.fixture
+def model(
+    request: pytest.FixtureRequest, make_tokenizer: Callable[..., Any], tmp_path: Path
+) -> Model:
+    family = request.param.split(",")[0]
+    maker = MAKERS.get(family, _qwen)
+    return Model(*maker(make_tokenizer, request.param), tmp_path)
+
+
+TEXTS = ["{}", "Describe {} and\n{}\n\nplease.", "{}{}", "a\n\n{}\n{}\n\n\n{}\n", " {} \n{} "]
+SIDES = [(64, 64), (200, 90), (40, 170)]
+
+
+@pytest.mark.parametrize("model", NAMES, indirect=True)
+@pytest.mark.parametrize("form", TEXTS)
+def test_prompts_are_expanded_as_transformers_expands_them(
+    model: Model, form: str, random_image: Callable[..., Image.Image]
+) -> None:
+    pictures = [random_image(*sides) for sides in SIDES[: form.count("{}")]]
+    prompt = form.format(*[model.ours.mark] * len(pictures))
+    expected = model.theirs(text=prompt, images=pictures)["input_ids"][0]
+    images = [model.ours.prepare(each) for each in pictures]
+
+    assert model.encode(model.ours.expand_text("prompt", prompt, images)) == expected
+    ids = model.ours.expand_ids("prompt", model.encode(prompt), images, model.encode)
+    assert ids == expected
+    assert model.ours.expand_ids("prompt", expected, images, model.encode) == expected
+
+    runs = model.ours.runs("prompt", expected, images)
+    for image, intervals in zip(images, runs, strict=True):
+        assert sum(end - start for start, end in intervals) == image.num_tokens
+    positions = [i for each in runs for start, end in each for i in range(start, end)]
+    token = model.ours.image_token_id
+    assert positions == [i for i, each in enumerate(expected) if each == token]
+
+
+CROPPING = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 16,
+    "pan_and_scan_max_num_crops": 3,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
+
+
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+@pytest.mark.parametrize("form", TEXTS)
+def test_crops_are_expanded_as_transformers_expands_them(
+    model: Model, form: str, random_image: Callable[..., Image.Image]
+) -> None:
+    pictures = [random_image(*sides) for sides in SIDES[: form.count("{}")]]
+    prompt = form.format(*[model.ours.mark] * len(pictures))
+    expected = model.theirs(text=prompt, images=pictures, images_kwargs=CROPPING)["input_ids"][0]
+    images = [model.ours.prepare(each, CROPPING) for each in pictures]
+    assert [each.grid[0] for each in images] == [1, 3, 4][: len(images)]
+    assert model.encode(model.ours.expand_text("prompt", prompt, images)) == expected
+    assert model.ours.expand_ids("prompt", model.encode(prompt), images, model.encode) == expected
+    assert len(model.ours.runs("prompt", expected, images)[-1]) == images[-1].grid[0]
+
+
+@pytest.mark.parametrize("sides", [(64, 64), (200, 90), (40, 170)])
+def test_smolvlm_has_the_text_of_its_module(
+    sides: tuple[int, int],
+    make_tokenizer: Callable[..., Any],
+    random_image: Callable[..., Image.Image],
+    tmp_path: Path,
+) -> None:
+    tokenizer = make_tokenizer([*IDEFICS, "<global-img>"])
+    SmolVLMImageProcessorPil(
+        size={"longest_edge": 192 if sides != (64, 64) else 64},
+        max_image_size={"longest_edge": 64},
+    ).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    token = tokenizer.convert_tokens_to_ids("<image>")
+    config = SmolVLMConfig(vision_config=VISION, scale_factor=2, image_token_id=token).to_dict()
+    config["architectures"] = ["SmolVLMForConditionalGeneration"]
+    ours = ImageProcessor.of_model(tmp_path, config)
+    assert ours is not None
+    image = ours.prepare(random_image(*sides))
+    assert (image.grid[1:] == (0, 0)) == (sides == (64, 64))
+    text = get_image_prompt_string(
+        *image.grid[1:],
+        4,
+        fake_token_around_image="<fake_token_around_image>",
+        image_token="<image>",
+        global_image_token="<global-img>",
+    )
+    assert ours.expand_text("prompt", "a<image>b", [image]) == f"a{text}b"
+    assert text.count("<image>") == image.num_tokens
+
+
+@pytest.mark.parametrize("model", ["idefics3, one"], indirect=True)
+@pytest.mark.parametrize("form", ["{}", "a {} b", "{}{}"])
+def test_marks_and_expansions_of_one_embedding_are_told_apart(
+    model: Model, form: str, random_image: Callable[..., Image.Image]
+) -> None:
+    prompt = form.format(*[model.ours.mark] * 2)
+    pictures = [random_image(3, 3)] * form.count("{}")
+    images = [model.ours.prepare(each, {"do_image_splitting": False}) for each in pictures]
+    whole = {"do_image_splitting": False}
+    expected = model.theirs(text=prompt, images=pictures, images_kwargs=whole)["input_ids"][0]
+    for ids in (model.encode(prompt), expected):
+        assert model.ours.expand_ids("prompt", ids, images, model.encode) == expected
+
+
+@pytest.mark.parametrize("model", NAMES, indirect=True)
+def test_other_numbers_of_marks_are_refused_with_both_numbers(
+    model: Model, random_image: Callable[..., Image.Image]
+) -> None:
+    images = [model.ours.prepare(random_image(64, 64))] * 2
+    total = 2 * images[0].num_tokens
+    prompt = f"a {model.ours.mark} b"
+    with pytest.raises(RequestError, match=r"prompt 7 has 2 images, but its text has .* 1 times"):
+        model.ours.expand_text("prompt 7", prompt, images)
+    with pytest.raises(RequestError, match=rf"prompt 7 has 2 images, .*{total} tokens"):
+        model.ours.expand_ids("prompt 7", model.encode(prompt), images, model.encode)
+    expanded = model.encode(model.ours.expand_text("prompt", prompt, images[:1]))
+    with pytest.raises(RequestError, match=rf"prompt 7 has 2 images, .*{total} tokens"):
+        model.ours.expand_ids("prompt 7", expanded, images, model.encode)
+    with pytest.raises(RequestError, match=f"prompt 7 has {total // 2} tokens .* need {total}"):
+        model.ours.runs("prompt 7", expanded, images)
+
+
+@pytest.mark.parametrize("model", ["idefics3", "gemma3"], indirect=True)
+def test_a_tokenizer_without_the_tokens_is_refused(
+    model: Model, random_image: Callable[..., Image.Image]
+) -> None:
+    image = model.ours.prepare(random_image(64, 64))
+    ids = model.encode(model.ours.mark)
+    with pytest.raises(RequestError, match="the tokenizer makes 0 tokens"):
+        model.ours.expand_ids("prompt 7", ids, [image], lambda text: [1] * len(text))
+
+
+@pytest.mark.parametrize("model", ["llava", "gemma3"], indirect=True)
+def test_a_prompt_without_images_stays(model: Model) -> None:
+    ids = model.encode("no image")
+    assert model.ours.expand_ids("prompt", ids, [], model.encode) == ids
+    assert model.ours.expand_text("prompt", "no image", []) == "no image"
+    assert model.ours.runs("prompt", ids, []) == []
+    with pytest.raises(RequestError, match=r"has 0 images, but its text has .* 1 times"):
+        model.ours.expand_text("prompt", model.ours.mark, [])
+
+
+@pytest.mark.parametrize("model", NAMES, indirect=True)
+def test_no_image_has_more_tokens_than_the_most(
+    model: Model, random_image: Callable[..., Image.Image]
+) -> None:
+    assert model.ours.most_tokens is not None
+    random = np.random.default_rng(0)
+    for width, height in [(150, 1), (2, 300), (300, 300), *random.integers(3, 300, (30, 2))]:
+        image = model.ours.prepare(random_image(int(width), int(height)))
+        assert image.num_tokens <= model.ours.most_tokens
+
+
+def test_architectures_without_images_have_no_placeholder(tmp_path: Path) -> None:
+    for architectures in (["LlamaForCausalLM"], [], None, [3]):
+        assert placeholder_of_model(tmp_path, {"architectures": architectures}) is None
+    assert ImageProcessor.of_model(tmp_path, {"architectures": ["LlamaForCausalLM"]}) is None
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    """A config.json may leave out what it has in common with the class."""
+    for config, architecture, token in (
+        (Qwen2VLConfig(), "Qwen2VLForConditionalGeneration", "image_token_id"),
+        (Qwen3VLConfig(), "Qwen3VLForConditionalGeneration", "image_token_id"),
+        (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
+        (Gemma3Config(), "Gemma3ForConditionalGeneration", "image_token_index"),
+        (Idefics3Config(), "Idefics3ForConditionalGeneration", "image_token_id"),
+        (SmolVLMConfig(), "SmolVLMForConditionalGeneration", "image_token_id"),
+        (Qwen2_5_VLConfig(), "Qwen2_5_VLForConditionalGeneration", "image_token_id"),
+    ):
+        whole = config.to_dict() | {"architectures": [architecture]}
+        expected = placeholder_of_model(tmp_path, whole)
+        assert expected is not None
+        assert expected.image_token_id == whole[token]
+        assert placeholder_of_model(tmp_path, {"architectures": [architecture]}) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vision_config": 3}, "'vision_config' must be an object"),
+        ({"vision_config": {"model_type": "pixtral"}}, "'model_type' must be one of clip_vision_"),
+        ({"vision_config": {"image_size": [3, 3]}}, "'image_size' must be an integer"),
+        ({"image_token_index": "x"}, "'image_token_id' must be an integer of at least 0"),
+        (
+            {"vision_feature_select_strategy": "cls"},
+            "'vision_feature_select_strategy' must be one of default",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = config | {"architectures": ["LlavaForConditionalGeneration"]}
+    with pytest.raises(EngineStartError, match=rf"config\.json.*: {message}"):
+        placeholder_of_model(tmp_path, config)

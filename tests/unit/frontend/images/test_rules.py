@@ -1,0 +1,321 @@
+"""Tiles have the bits of transformers' `...ImageProcessorPil` classes, for every shape."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.formats.image_settings import ImageSettings, pixel_table, settings_of
+from shmllm.frontend.images.rules.family import Tiles
+from shmllm.frontend.images.rules.registry import rules_of_model, rules_of_request
+
+PAN_AND_SCAN = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 16,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
+SPLIT = {"size": {"longest_edge": 250}, "max_image_size": {"longest_edge": 64}}
+QWEN3 = {"size": {"shortest_edge": 4096, "longest_edge": 65536}, "patch_size": 16}
+ROWS = {"return_row_col_info": True}
+PROCESSORS: dict[str, Any] = {
+    "clip": CLIPImageProcessorPil(),
+    "clip, padded": CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size=[33, 64]),
+    "clip, fixed": CLIPImageProcessorPil(size={"height": 70, "width": 90}, crop_size=65),
+    "clip, not resized": CLIPImageProcessorPil(do_resize=False, crop_size=65),
+    "llava": LlavaImageProcessorPil(size=64, crop_size=64),
+    "siglip": SiglipImageProcessorPil(),
+    "idefics3": Idefics3ImageProcessorPil(**SPLIT, **ROWS),
+    "idefics3, whole": Idefics3ImageProcessorPil(**SPLIT, **ROWS, do_image_splitting=False),
+    "idefics3, not resized": Idefics3ImageProcessorPil(**SPLIT, **ROWS, do_resize=False),
+    "smolvlm": SmolVLMImageProcessorPil(**SPLIT, **ROWS),
+    "qwen2": Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=40000),
+    "qwen2, narrow bounds": Qwen2VLImageProcessorPil(min_pixels=20000, max_pixels=20100),
+    "qwen3": Qwen2VLImageProcessorPil(**QWEN3, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+    "gemma3": Gemma3ImageProcessorPil(),
+    "gemma3, crops": Gemma3ImageProcessorPil(**PAN_AND_SCAN),
+}
+SIDES = [(1, 1), (1, 90), (90, 1), (2, 3), (200, 1), (13, 14), (28, 28), (64, 64), (64, 128)]
+
+
+def settings(processor: Any) -> ImageSettings:
+    return settings_of(json.loads(processor.to_json_string()), "file")
+
+
+def inputs(settings: ImageSettings, tiles: Tiles) -> np.ndarray:
+    """The model's inputs, float32 [tiles, 3, height, width]."""
+    assert tiles.pixels.dtype == np.uint8
+    assert tiles.pixels.flags.c_contiguous
+    planes = np.moveaxis(tiles.pixels, -1, 1)
+    return pixel_table(settings)[np.arange(3)[:, None, None], planes]
+
+
+def patches(planes: np.ndarray, processor: Any) -> np.ndarray:
+    """Qwen's order of pixels: [rows * columns, 3 * 2 * patch * patch]."""
+    side, merge = processor.patch_size, processor.merge_size
+    rows, columns = (each // side for each in planes.shape[2:])
+    split = planes.reshape(3, rows // merge, merge, side, columns // merge, merge, side)
+    split = split.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+    twice = np.broadcast_to(split, (*split.shape[:5], 2, side, side))
+    return twice.reshape(rows * columns, -1)
+
+
+def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) -> None:
+    expected = processor(image, return_tensors="np", **changes)
+    ours = inputs(settings(processor), tiles)
+    theirs = expected["pixel_values"]
+    if "image_grid_thw" in expected:
+        assert expected["image_grid_thw"].tolist() == [list(tiles.grid)]
+        ours = patches(ours, processor)
+    elif "rows" in expected:
+        theirs = theirs[0]
+        rows, columns = expected["rows"][0][0], expected["cols"][0][0]
+        assert tiles.grid == (len(theirs), rows, columns)
+    else:
+        assert tiles.grid == (len(theirs), 1, 1)
+    assert ours.shape == theirs.shape
+    assert theirs.dtype == np.float32
+    assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_tiles_have_the_bits_of_transformers(
+    name: str, random_image: Callable[..., Image.Image]
+) -> None:
+    processor = PROCESSORS[name]
+    rules = rules_of_model(settings(processor))
+    draw = random.Random(name)
+    sides = [*SIDES, *((draw.randint(1, 150), draw.randint(1, 150)) for _ in range(25))]
+    for width, height in sides:
+        image = random_image(width, height)
+        compare(processor, rules.tiles(image), image)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_tiles_have_the_bits_of_transformers_for_many_images(
+    name: str, random_image: Callable[..., Image.Image]
+) -> None:
+    processor = PROCESSORS[name]
+    rules = rules_of_model(settings(processor))
+    draw = random.Random(f"many {name}")
+    for _ in range(300):
+        width = draw.randint(1, 700)
+        height = draw.randint(max(1, width // 50), min(700, width * 50))
+        image = random_image(width, height)
+        compare(processor, rules.tiles(image), image)
+
+
+@pytest.mark.parametrize("sides", [(640, 480), (40, 3000), (5000, 70)])
+def test_published_settings_have_the_bits_of_transformers(
+    sides: tuple[int, int], random_image: Callable[..., Image.Image]
+) -> None:
+    image = random_image(*sides)
+    for processor in (
+        SmolVLMImageProcessorPil(
+            size={"longest_edge": 2048}, max_image_size={"longest_edge": 512}, **ROWS
+        ),
+        Idefics3ImageProcessorPil(size={"longest_edge": 5000}, **ROWS),
+        Gemma3ImageProcessorPil(size={"height": 896, "width": 896}),
+        CLIPImageProcessorPil(size=336, crop_size=336),
+    ):
+        compare(processor, rules_of_model(settings(processor)).tiles(image), image)
+
+
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("clip", {"size": {"shortest_edge": 50}, "crop_size": {"height": 40, "width": 30}}),
+    ("clip", {"do_center_crop": False, "resample": 0}),
+    ("clip", {"do_resize": False}),
+    ("siglip", {"size": {"height": 30, "width": 50}, "resample": 2}),
+    ("siglip", {"do_resize": False}),
+    ("idefics3", {"size": {"longest_edge": 100}}),
+    ("idefics3", {"do_image_splitting": False}),
+    ("smolvlm", {"max_image_size": {"longest_edge": 32}, "resample": 3}),
+    ("smolvlm", {"do_resize": False}),
+    ("qwen2", {"size": {"shortest_edge": 784, "longest_edge": 7840}}),
+    ("qwen3", {"resample": 2}),
+    ("gemma3", PAN_AND_SCAN),
+    ("gemma3, crops", {"do_pan_and_scan": False, "size": {"height": 40, "width": 50}}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), CHANGES)
+def test_changes_of_a_request_have_the_effect_that_they_have_in_transformers(
+    name: str, changes: dict[str, Any], random_image: Callable[..., Image.Image]
+) -> None:
+    processor = PROCESSORS[name]
+    rules = rules_of_request(settings(processor), changes)
+    for sides in ((37, 90), (150, 80)):
+        image = random_image(*sides)
+        compare(processor, rules.tiles(image), image, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fewest", "most"),
+    [
+        ({"min_pixels": 5000}, 5000, 40000),
+        ({"max_pixels": 9000}, 3136, 9000),
+        ({"size": {"longest_edge": 8000}}, 3136, 8000),
+        ({"size": {"longest_edge": 8000}, "max_pixels": 9000}, 3136, 9000),
+    ],
+)
+def test_a_request_may_change_one_of_qwens_bounds(
+    changes: dict[str, Any], fewest: int, most: int, random_image: Callable[..., Image.Image]
+) -> None:
+    changed = Qwen2VLImageProcessorPil(min_pixels=fewest, max_pixels=most)
+    image = random_image(123, 77)
+    tiles = rules_of_request(settings(PROCESSORS["qwen2"]), changes).tiles(image)
+    compare(changed, tiles, image)
+
+
+def test_qwen_without_resizing_takes_whole_squares_of_patches(
+    random_image: Callable[..., Image.Image],
+) -> None:
+    processor = Qwen2VLImageProcessorPil(do_resize=False)
+    rules = rules_of_model(settings(processor))
+    image = random_image(56, 84)
+    compare(processor, rules.tiles(image), image)
+    with pytest.raises(RequestError, match="multiples of 28 pixels, not 56x83"):
+        rules.tiles(random_image(56, 83))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2, narrow bounds", "qwen3"])
+def test_a_narrow_image_has_one_patch_in_its_width_at_least(
+    name: str, random_image: Callable[..., Image.Image]
+) -> None:
+    processor = PROCESSORS[name]
+    for sides in ((3200, 17), (17, 3200)):
+        image = random_image(*sides)
+        tiles = rules_of_model(settings(processor)).tiles(image)
+        assert 2 in tiles.grid
+        compare(processor, tiles, image)
+
+
+def test_qwen_refuses_narrow_images_as_transformers_does(
+    random_image: Callable[..., Image.Image],
+) -> None:
+    processor = PROCESSORS["qwen2"]
+    rules = rules_of_model(settings(processor))
+    for sides in ((201, 1), (1, 201)):
+        with pytest.raises(ValueError, match="aspect ratio"):
+            processor(random_image(*sides))
+        with pytest.raises(RequestError, match="too narrow: one side may be at most 200 times"):
+            rules.tiles(random_image(*sides))
+
+
+def test_an_image_that_would_become_too_large_is_refused(
+    random_image: Callable[..., Image.Image],
+) -> None:
+    with pytest.raises(
+        RequestError, match="224x1120000 by the model's settings, more than 89,478,485 pixels"
+    ):
+        rules_of_model(settings(PROCESSORS["clip"])).tiles(random_image(1, 5000))
+    rules = rules_of_request(settings(PROCESSORS["qwen2"]), {"min_pixels": 10**9})
+    with pytest.raises(RequestError, match="more than 89,478,485 pixels"):
+        rules.tiles(random_image(10, 10))
+
+
+def test_crops_of_several_sizes_are_refused(random_image: Callable[..., Image.Image]) -> None:
+    rules = rules_of_request(settings(PROCESSORS["gemma3, crops"]), {"do_resize": False})
+    with pytest.raises(RequestError, match="'do_pan_and_scan' needs 'do_resize'"):
+        rules.tiles(random_image(100, 50))
+
+
+def test_crops_without_pixels_are_refused(random_image: Callable[..., Image.Image]) -> None:
+    changes = PAN_AND_SCAN | {"pan_and_scan_min_crop_size": 1}
+    rules = rules_of_request(settings(PROCESSORS["gemma3"]), changes)
+    with pytest.raises(RequestError, match="5x1 pixels into 4 crops"):
+        rules.tiles(random_image(5, 1))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_no_image_has_a_larger_grid_than_the_largest(
+    name: str, random_image: Callable[..., Image.Image]
+) -> None:
+    rules = rules_of_model(settings(PROCESSORS[name]))
+    largest = rules.largest()
+    if largest is None:
+        assert name == "idefics3, not resized"
+        return
+    qwen = name.startswith("qwen")
+    draw = random.Random(name)
+    sides = [*SIDES, (1, 200), (199, 2), (400, 400)]
+    sides += [(draw.randint(1, 150), draw.randint(1, 150)) for _ in range(100)]
+    for each in sides:
+        grid = rules.tiles(random_image(*each)).grid
+        assert grid[0] <= largest[0]
+        assert not qwen or grid[1] * grid[2] <= largest[1] * largest[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("clip", {"sise": {}}, "'sise' is not supported for CLIPImageProcessor; did you mean 'si"),
+        ("clip", {"do_normalize": False}, "'do_normalize' is not supported"),
+        ("clip", {3: False}, "3 is not supported"),
+        ("clip", {"size": None}, "'size' must have a value"),
+        ("clip", {"size": {"longest_edge": 3}}, "'size' must have the keys 'shortest_edge' or"),
+        ("clip", {"size": {"shortest_edge": 0}}, r"'size\.shortest_edge' must be a positive"),
+        ("clip", {"size": {"shortest_edge": True}}, "positive integer, not True"),
+        ("siglip", {"crop_size": 3}, "'crop_size' is not supported for SiglipImageProcessor"),
+        ("siglip", {"resample": 6}, "'resample' must be a filter of pillow, 0 to 5, not 6"),
+        ("idefics3", {"max_pixels": 3}, "'max_pixels' is not supported"),
+        ("smolvlm", {"do_image_splitting": 1}, "must be true or false, not 1"),
+        ("qwen2", {"patch_size": 16}, "'patch_size' is not supported"),
+        ("qwen2", {"min_pixels": "3"}, "must be a positive integer, not '3'"),
+        ("qwen2", {"size": 3}, "'size' must have the keys 'shortest_edge' and 'longest_edge'"),
+        ("gemma3", {"pan_and_scan_min_ratio_to_activate": 0}, "must be a positive number, not 0"),
+        ("gemma3", {"pan_and_scan_max_num_crops": 0.5}, "positive integer, not 0.5"),
+    ],
+)
+def test_a_change_that_is_wrong_is_named(name: str, changes: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        rules_of_request(settings(PROCESSORS[name]), changes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_processor_type": "PixtralImageProcessor"}, "'PixtralImageProcessor' is not supp"),
+        ({"image_processor_type": "LlavaImageProcessor", "do_pad": True}, "'do_pad' is not supp"),
+        ({"image_processor_type": "CLIPImageProcessor", "size": "x"}, "'size' must have the keys"),
+        ({"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 0}, "'merge_size' must"),
+    ],
+)
+def test_settings_that_are_not_supported_are_named(fields: Any, message: str) -> None:
+    with pytest.raises(EngineStartError, match=f"file: .*{message}"):
+        rules_of_model(settings_of(fields, "file"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (CLIPImageProcessorPil, 50),
+        (CLIPImageProcessorPil, [40, 50]),
+        (SiglipImageProcessorPil, 50),
+        (Gemma3ImageProcessorPil, 50),
+        (Gemma3ImageProcessorPil, [40, 50]),
+    ],
+)
+def test_older_forms_of_a_size_mean_what_they_mean_in_transformers(
+    kind: Any, value: Any, random_image: Callable[..., Image.Image]
+) -> None:
+    fields = {"image_processor_type": kind.__name__, "size": value, "crop_size": 45}
+    read = settings_of(fields, "file")
+    image = random_image(61, 83)
+    tiles = rules_of_model(read).tiles(image)
+    compare(kind(size=value, crop_size=45), tiles, image)
