@@ -5,8 +5,9 @@ operation for an overflow, and then drops the check, because only its debug mode
 launch, and each call of one kernel function by another, searches all of `triton.language` for the
 functions that it replaces, and a launch puts them back. Each block gets objects of its own for its
 shape and its type, equal types are compared number by number, and each look-up of a numpy dtype
-builds the whole table of dtypes. A launch copies all storages of its arguments to the host and
-back, where they are already.
+builds the whole table of dtypes. Each operation of two operands finds out again which types they
+have to have, and makes a block of each number in it. A launch copies all storages of its arguments
+to the host and back, where they are already.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cache
 from types import NoneType
 from typing import Any
 
+import numpy as np
 from triton import language
 from triton.runtime import interpreter
 
@@ -25,6 +27,17 @@ np_dtypes: dict[str, Any] = {}
 """The numpy dtypes by the name of Triton's scalar type."""
 block_types: dict[tuple[Any, ...], dict[str, Any]] = {}
 """The attributes of block types by the name of the element's type and the shape."""
+operands: dict[tuple[Any, ...], tuple[Any, Any, bool]] = {}
+"""By the types of two blocks or scalars and the checks: their elements' types in the operation, or
+None if they stay, and whether their shapes are equal."""
+numbers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+"""By a type, a number and the checks: the element's type in the operation, or None if it stays, and
+the number as a block or scalar. Nothing writes to the memory of an operand."""
+broadcasts: dict[tuple[Any, Any], list[Any]] = {}
+"""By the types of two operands: the types that they have with one shape, or None if they stay."""
+scalars: dict[tuple[type, Any], Any] = {}
+"""The scalars of numbers that a kernel assigns to variables."""
+MOST_NUMBERS = 20_000
 modules: set[str] = set()
 """The modules of kernels, for which the functions of `triton.language` are replaced."""
 
@@ -33,7 +46,10 @@ replace_functions = interpreter._patch_lang
 init_block_type = core.block_type.__init__
 are_dtypes_equal = core.dtype.__eq__
 unwrap = core._unwrap_if_constexpr
-broadcast = language.semantic.TritonSemantic.broadcast_impl_value
+Semantic = language.semantic.TritonSemantic
+broadcast = Semantic.broadcast_impl_value
+check_operands = Semantic.binary_op_type_checking_impl
+make_tensor = Semantic.to_tensor
 
 CHECK_OF_SEMANTIC = core.program_id.__code__
 """The code around each function of `triton.language`, which checks that it has a semantic."""
@@ -41,6 +57,7 @@ UNWRAPPED = {
     *(NoneType, bool, int, float, str),
     *(core.dtype, core.pointer_type, core.block_type, core.tensor),
 }
+NUMBERS = frozenset((bool, int, float))
 SHAPE_OF_SCALAR = core.tuple([]), core.constexpr(1)
 
 
@@ -88,7 +105,8 @@ def _init_block_type(type: Any, element_ty: Any, shape: Any) -> None:
     if key not in block_types:
         init_block_type(type, element_ty, shape)
         sizes = core.tuple([core.constexpr(size) for size in type.shape])
-        type.of_tensor = sizes, core.constexpr(math.prod(type.shape.values))
+        type.of_tensor = sizes, core.constexpr(math.prod(type.shape.values)), key
+        type.others = {}
         block_types[key] = dict(vars(type))
     vars(type).update(block_types[key])
     type.element_ty = element_ty
@@ -109,9 +127,95 @@ def _are_dtypes_equal(type: Any, other: Any) -> bool:
 
 
 def _init_tensor(tensor: Any, handle: Any, type: Any) -> None:
-    """The attributes `shape` and `numel` come from the type."""
-    tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
-    tensor.shape, tensor.numel = type.of_tensor if type.is_block() else SHAPE_OF_SCALAR
+    """The attributes `shape`, `numel` and `key` come from the type."""
+    tensor.handle, tensor.type = handle, type
+    if type.__class__ is core.block_type:
+        tensor.dtype = type.element_ty
+        tensor.shape, tensor.numel, tensor.key = type.of_tensor
+    else:
+        tensor.dtype, tensor.key = type, type.name
+        tensor.shape, tensor.numel = SHAPE_OF_SCALAR
+
+
+def _init_handle(handle: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+    handle.data, handle.dtype = data, dtype
+    handle.attr = {} if attr is None else attr
+    if not _holds(data, dtype):
+        handle.__post_init__()  # raises the error
+
+
+def _holds(data: Any, dtype: Any) -> bool:
+    """Whether an element of a numpy array is not larger than one of Triton's type."""
+    if dtype.__class__ is core.pointer_type:
+        return True
+    return bool(data.itemsize * 8 <= max(dtype.primitive_bitwidth, 8))
+
+
+def _binary_op(_builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+    output, dtype = op(lhs.data, rhs.data), lhs.dtype.scalar
+    if not _holds(output, dtype):
+        output = output.astype(_get_np_dtype(dtype))
+    return interpreter.TensorHandle(output, dtype)
+
+
+def _check_operands(
+    semantic: Any,
+    lhs: Any,
+    rhs: Any,
+    allow_lhs_ptr: bool = False,
+    allow_rhs_ptr: bool = False,
+    arithmetic_check: bool = True,
+    div_or_mod: bool = False,
+) -> tuple[Any, Any]:
+    """Return the operands of an operation, cast and broadcast. What is done depends on the types
+    and the numbers alone."""
+    checks = allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+    is_left, is_right = lhs.__class__ is core.tensor, rhs.__class__ is core.tensor
+    if is_left and is_right:
+        key = lhs.key, rhs.key, *checks
+        found = operands.get(key)
+        if found is None:
+            left, right = check_operands(semantic, lhs, rhs, *checks)
+            operands[key] = (
+                None if left.dtype == lhs.dtype else left.dtype,
+                None if right.dtype == rhs.dtype else right.dtype,
+                _have_equal_shapes(lhs.type, rhs.type),
+            )
+            return left, right
+        left_type, right_type, is_same = found
+        lhs = lhs if left_type is None else semantic.cast(lhs, left_type)
+        rhs = rhs if right_type is None else semantic.cast(rhs, right_type)
+        if is_same:
+            return lhs, rhs
+        return _broadcast(semantic, lhs, rhs)
+    number, tensor = (rhs, lhs) if is_left else (lhs, rhs)
+    if not (is_left or is_right) or number.__class__ not in NUMBERS:
+        first, second = check_operands(semantic, lhs, rhs, *checks)
+        return first, second
+    place = tensor.key, number.__class__, number, is_left, *checks
+    known = numbers.get(place)
+    if known is None:
+        left, right = check_operands(semantic, lhs, rhs, *checks)
+        ours, other = (left, right) if is_left else (right, left)
+        if len(numbers) < MOST_NUMBERS:
+            numbers[place] = None if ours.dtype == tensor.dtype else ours.dtype, other
+        return left, right
+    kind, other = known
+    tensor = tensor if kind is None else semantic.cast(tensor, kind)
+    return (tensor, other) if is_left else (other, tensor)
+
+
+def _to_tensor(semantic: Any, x: Any, check_type: bool = True) -> Any:
+    kind = x.__class__
+    if kind is core.tensor:
+        return x
+    if kind not in NUMBERS:
+        return make_tensor(semantic, x, check_type)
+    if (kind, x) not in scalars:
+        if len(scalars) >= MOST_NUMBERS:
+            return make_tensor(semantic, x, check_type)
+        scalars[kind, x] = make_tensor(semantic, x, check_type)
+    return scalars[kind, x]
 
 
 def _unwrap_if_constexpr(value: Any) -> Any:
@@ -121,12 +225,43 @@ def _unwrap_if_constexpr(value: Any) -> Any:
     return value.value if kind is core.constexpr else unwrap(value)
 
 
+def _have_equal_shapes(one: Any, other: Any) -> bool:
+    """Whether both are scalars or blocks of one shape."""
+    if one.is_block() and other.is_block():
+        return bool(one.shape.values == other.shape.values)
+    return not (one.is_block() or other.is_block())
+
+
 def _broadcast(semantic: Any, one: Any, other: Any) -> tuple[Any, Any]:
-    if one.type.is_block():
-        is_same = other.type.is_block() and one.type.shape.values == other.type.shape.values
+    """Return both with the same shape. The types that this gives them depend on theirs alone."""
+    key = one.key, other.key
+    if key not in broadcasts:
+        first, second = broadcast(semantic, one, other)
+        pairs = (one.type, first.type), (other.type, second.type)
+        broadcasts[key] = [None if after == before else after for before, after in pairs]
+        return first, second
+    first, second = broadcasts[key]
+    return (
+        one if first is None else _expand(one, first),
+        other if second is None else _expand(other, second),
+    )
+
+
+def _expand(tensor: Any, kind: Any) -> Any:
+    handle, shape = tensor.handle, kind.shape.values
+    if tensor.type.is_block():
+        data = np.broadcast_to(handle.data, shape)
     else:
-        is_same = not other.type.is_block()
-    return (one, other) if is_same else broadcast(semantic, one, other)
+        data = np.full(shape, handle.data, dtype=_get_np_dtype(handle.dtype))
+    return core.tensor(interpreter.TensorHandle(data, handle.dtype.scalar), kind)
+
+
+def _with_element_ty(type: Any, scalar_ty: Any) -> Any:
+    name = scalar_ty.name
+    key = name if scalar_ty.__class__ is core.dtype else (name, scalar_ty.address_space)
+    if key not in type.others:
+        type.others[key] = core.block_type(scalar_ty, type.shape)
+    return type.others[key]
 
 
 def _get_np_dtype(dtype: Any) -> Any:
@@ -162,5 +297,10 @@ def install() -> None:
     core.tensor.__init__ = _init_tensor
     core.dtype.__eq__ = _are_dtypes_equal
     core.block_type.__init__ = _init_block_type
+    core.block_type.with_element_ty = _with_element_ty
     core.block_type.__eq__ = _are_block_types_equal
-    language.semantic.TritonSemantic.broadcast_impl_value = _broadcast
+    Semantic.broadcast_impl_value = _broadcast
+    Semantic.binary_op_type_checking_impl = _check_operands
+    Semantic.to_tensor = _to_tensor
+    interpreter.TensorHandle.__init__ = _init_handle
+    interpreter.InterpreterBuilder.binary_op = _binary_op
