@@ -68,21 +68,23 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 """What the configurations of some families have besides."""
 
 
-def causal_families() -> Iterator[tuple[str, Any]]:
-    """Yields the type and the class of each causal language model of transformers."""
+def causal_families() -> Iterator[tuple[str, str]]:
+    """Yields the type and the name of the class of each causal language model of transformers. The
+    classes are not loaded: each has a module of its own."""
     for model_type, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         for name in [names] if isinstance(names, str) else names:
-            yield model_type, getattr(transformers, name)
+            yield model_type, name
 
 
 def other_families() -> list[str]:
     """Returns the types of those whose architecture we do not have."""
-    return [kind for kind, each in causal_families() if each.__name__ not in ARCHITECTURES]
+    return [kind for kind, name in causal_families() if name not in ARCHITECTURES]
 
 
 def class_of(model_type: str) -> Any:
     """Returns the class of a family."""
-    return next(found for kind, found in causal_families() if kind == model_type)
+    name = next(name for kind, name in causal_families() if kind == model_type)
+    return getattr(transformers, name)
 
 
 def tiny_config(model_type: str) -> Any:
