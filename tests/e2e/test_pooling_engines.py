@@ -124,7 +124,7 @@ def test_random_weights_are_finite(classifier: Classifier) -> None:
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])
 def test_logits_after_a_sleep(classifier: Classifier, ranks: int) -> None:
-    options = OPTIONS | {"tensor_parallel_size": ranks, "num_threads": ranks}
+    options = LOCAL | {"tensor_parallel_size": ranks, "num_threads": ranks}
     with LLM(classifier.directory, **options) as llm:
         wanted = classifier.ask(llm)
         for level in (1, 2):
