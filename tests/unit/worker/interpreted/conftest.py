@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.variants import slow
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from support import fast_interpreter
@@ -34,8 +35,9 @@ else:
     collect_ignore_glob = ["test_*.py"]
 
 
-@pytest.fixture(params=[torch.float32, torch.float16], ids=["f32", "f16"])
+@pytest.fixture(params=[slow(torch.float32), torch.float16], ids=["f32", "f16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """The dtypes that the interpreter supports; its bfloat16 is broken."""
+    """The dtypes that the interpreter supports; its bfloat16 is broken. Most tests here
+    have float32 without this fixture."""
     kind: torch.dtype = request.param
     return kind
