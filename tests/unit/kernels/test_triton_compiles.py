@@ -37,12 +37,21 @@ LOADED = 8
 Kernel = dict[str, Any]
 
 
-def launches(capability: int, cache: Path, *parts: str) -> list[Kernel]:
+def launches(capability: int, cache: Path | None, *parts: str) -> list[Kernel]:
+    """Compile launches in a process of its own.
+
+    Args:
+        capability: the compute capability.
+        cache: an empty directory for what Triton compiles; None: its own, where a launch is found
+            as long as its kernel, its options and Triton stay the same.
+        parts: which launches.
+    """
+    directory = {} if cache is None else {"TRITON_CACHE_DIR": str(cache)}
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     search = os.pathsep.join([str(TESTS), *sys.path])
     done = subprocess.run(
         [sys.executable, str(TESTS / "support/kernel_launches.py"), str(capability), *parts],
-        env=kept | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": search},
+        env=kept | directory | {"PYTHONPATH": search},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -147,9 +156,9 @@ def check_packed_rows(found: list[Kernel], capability: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+def compiled() -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
-    return launches(90, tmp_path_factory.mktemp("cache"), "some-rows", "some-attention")
+    return launches(90, None, "some-rows", "some-attention")
 
 
 @pytest.fixture(scope="module")
@@ -225,8 +234,8 @@ def test_latent_attention_compiles_and_loads_ahead(more_compiled: list[Kernel]) 
     check(found, 90)
 
 
-def test_the_kernels_of_a_decode_step_load_before_they_wait(tmp_path: Path) -> None:
-    found = launches(90, tmp_path, "some-decodes")
+def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
+    found = launches(90, None, "some-decodes")
     packed = [kernel for kernel in found if "packed" in kernel]
     others = [kernel for kernel in found if "packed" not in kernel]
     assert {kernel["kernel"] for kernel in others} == {"attend_decodes", "multiply_single_row"}
