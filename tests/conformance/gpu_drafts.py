@@ -124,12 +124,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def drafting_config(directory: Path, mode: str, **options: Any) -> EngineConfig:
+def drafting_config(
+    directory: Path, mode: str, *, sizes: tuple[int, ...] = (2, 4, 8, 24), **options: Any
+) -> EngineConfig:
     config = make_config(directory, mode=mode, num_seqs=NUM_ROWS, **{"budget": 32} | options)
-    sizes = None if mode == "NONE" else (2, 4, 8, 24)
     return replace(
         config,
-        graphs=GraphConfig(mode, sizes),
+        graphs=GraphConfig(mode, None if mode == "NONE" else sizes),
         speculative=SPECULATIVE,
     )
 

@@ -61,7 +61,8 @@ def launches_of_the_third_step(engine: Engine, device: FakeGpu) -> list[str]:
 class TestDraftModel(DraftModelConformance):
     def test_a_drafted_token_is_a_few_launches(self, directory: Path, gpu_device: FakeGpu) -> None:
         """The first step of the draft model, of two tokens for each request, has a graph, too."""
-        config = with_model(drafting_config(directory, GRAPHS, num_blocks=200), directory, 2)
+        config = drafting_config(directory, GRAPHS, sizes=(4, 8), num_blocks=200)
+        config = with_model(config, directory, 2)
         found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
         first = [*SENT, TABLES, "graph", *SAMPLED]
         assert found == [*first, *SENT, "graph", *SAMPLED, *first]
@@ -76,7 +77,7 @@ class TestDraftModel(DraftModelConformance):
 
 class TestFurtherLayer(FurtherLayerConformance):
     def test_a_step_is_a_few_launches(self, further: Path, gpu_device: FakeGpu) -> None:
-        config = with_further(latent_config(further, GRAPHS))
+        config = with_further(latent_config(further, GRAPHS, sizes=(4,)))
         found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
         before = ["copy", TABLES, "aten::mm", *SAMPLED]
         step = [*SENT, TABLES, "graph", *SAMPLED]

@@ -26,7 +26,7 @@ class TestDrafts(DraftsConformance):
     def test_a_step_that_verifies_drafts_is_a_few_launches(
         self, directory: Path, gpu_device: FakeGpu
     ) -> None:
-        engine = Engine(drafting_config(directory, "FULL_AND_PIECEWISE"), gpu_device)
+        engine = Engine(drafting_config(directory, "FULL_AND_PIECEWISE", sizes=(24,)), gpu_device)
         draft_with(engine, ScriptedDrafter({0: [1] * 40, 1: [2] * 40}, RIGHT))
         for number in (0, 1):
             engine.add(number, PROMPTS[1], temperature=0.7, seed=number, max_tokens=9)
