@@ -71,6 +71,8 @@ COUNTERS = {
         "shared_kv_blocks_reused",
         "Blocks of the engine's part of the shared cache that gave way to others.",
     ),
+    "item_queries": ("mm_cache_queries", "Images that chunks of prompts needed embeddings of."),
+    "item_hits": ("mm_cache_hits", "Those whose embeddings were there."),
     "preemptions": ("preemptions", "Preemptions of requests."),
     "steps": ("steps", "Steps of the engine."),
     "drafts": ("spec_decode_num_drafts", "Drafts of tokens for a request."),

@@ -25,7 +25,7 @@ _SHARED = """
     compute_weight_checksums embed encode enqueue finish_weight_update generate
     get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
     health is_paused is_sleeping list_loras pause_generation pin_lora remove_lora
-    reset_prefix_cache resume_generation score score_tokens sleep start_profile
+    reset_encoder_cache reset_mm_cache reset_prefix_cache resume_generation score score_tokens sleep start_profile
     start_weight_update stop_profile update_weight_version wait_for_completion wake_up
     _num_unfinished
 """

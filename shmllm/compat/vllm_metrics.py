@@ -54,6 +54,8 @@ COUNTERS = {
     "prefix_cache_hits": "prefix_hit_tokens",
     "external_prefix_cache_queries": "shared_query_tokens",
     "external_prefix_cache_hits": "shared_hit_tokens",
+    "mm_cache_queries": "item_queries",
+    "mm_cache_hits": "item_hits",
     "num_preemptions": "preemptions",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "generated_tokens",

@@ -26,6 +26,10 @@ def _reset_prefix_cache(core: EngineCore, client: int, argument: Any) -> bool:
     )
 
 
+def _reset_encoder_cache(core: EngineCore, client: int, argument: Any) -> None:
+    core.scheduler.encoder_cache.reset()
+
+
 def _pause(core: EngineCore, client: int, argument: Any) -> int:
     return core.pause(client, PauseMode.of(argument))
 
@@ -121,6 +125,7 @@ def _pin_lora(core: EngineCore, client: int, argument: Any) -> bool:
 
 _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
+    Method.RESET_ENCODER_CACHE: _reset_encoder_cache,
     Method.PAUSE: _pause,
     Method.RESUME: _resume,
     Method.TRACE: _trace,

@@ -178,6 +178,9 @@ class Reporter:
             self._page.set_accepted_at(stats.accepted_at)
         set_stat(Stat.SHARED_QUERY_TOKENS, stats.shared_query_tokens)
         set_stat(Stat.SHARED_HIT_TOKENS, stats.shared_hit_tokens)
+        items = scheduler.encoder_cache
+        set_stat(Stat.ITEM_QUERIES, items.num_hits + items.num_encoded)
+        set_stat(Stat.ITEM_HITS, items.num_hits)
         for name, value in core.elsewhere.counters.items():
             set_stat(Stat[name.upper()], value)
         set_stat(Stat.DRAIN_NS, self.drain_ns)

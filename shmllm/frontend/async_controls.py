@@ -137,6 +137,14 @@ class AsyncEngineControls(AsyncWeightControls):
             lambda: self._llm.reset_prefix_cache(reset_running_requests, reset_connector)
         )
 
+    async def reset_mm_cache(self) -> None:
+        """Forget prepared images; see `LLM.reset_mm_cache`."""
+        await self._call(self._llm.reset_mm_cache)
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget the embeddings of images; see `LLM.reset_encoder_cache`."""
+        await self._call(self._llm.reset_encoder_cache)
+
     def get_metrics(self) -> dict[str, int]:
         """See `LLM.get_metrics`."""
         return self._llm.get_metrics()

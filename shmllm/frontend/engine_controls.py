@@ -274,6 +274,14 @@ class EngineControls(WeightControls):
         asked = {"running": reset_running_requests, "shared": reset_connector}
         return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, asked))
 
+    def reset_mm_cache(self) -> None:
+        """Forget the prepared images that this front end keeps."""
+        self.front_end.images.clear()
+
+    def reset_encoder_cache(self) -> None:
+        """Let the engine forget the embeddings of images; those in use are computed again."""
+        self._dispatcher.call(Method.RESET_ENCODER_CACHE, None)
+
     @property
     def engine_pid(self) -> int:
         """The engine's process id, or this process's own id with `multiprocess=False`."""

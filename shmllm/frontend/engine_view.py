@@ -44,6 +44,10 @@ class EngineHost(Protocol):
 
     def reset_prefix_cache(self) -> bool: ...
 
+    def reset_mm_cache(self) -> None: ...
+
+    def reset_encoder_cache(self) -> None: ...
+
     def add_lora(self, lora_request: LoRARequest) -> bool: ...
 
     def remove_lora(self, lora_id: int) -> bool: ...
@@ -136,6 +140,8 @@ class EngineView:
         self.collective_rpc = host.collective_rpc
         self.apply_model = host.apply_model
         self.reset_prefix_cache = host.reset_prefix_cache
+        self.reset_mm_cache = host.reset_mm_cache
+        self.reset_encoder_cache = host.reset_encoder_cache
         self.add_lora, self.remove_lora = host.add_lora, host.remove_lora
         self.list_loras, self.pin_lora = host.list_loras, host.pin_lora
         self.sleep = host.sleep

@@ -50,6 +50,8 @@ class Stat(IntEnum):
     SHARED_BLOCKS_LENT = 35
     SHARED_BLOCKS_SAVED = 36
     SHARED_BLOCKS_REUSED = 37
+    ITEM_QUERIES = 38
+    ITEM_HITS = 39
 
 
 class Mark(IntEnum):

@@ -73,6 +73,7 @@ class Method(IntEnum):
     TRACE = 4
     SLEEP = 5
     WAKE_UP = 6
+    RESET_ENCODER_CACHE = 7
     START_WEIGHTS = 10
     CHECK_WEIGHTS = 11
     FINISH_WEIGHTS = 12

@@ -170,6 +170,11 @@ def test_an_image_is_encoded_once(
         encoded = cache.num_encoded
         (second,) = generate(llm, [prompt])
         assert (encoded, cache.num_encoded) == (1, 1)
+        llm.reset_encoder_cache()
+        llm.reset_mm_cache()
+        (third,) = generate(llm, [prompt])
+        assert cache.num_encoded == 2
+        assert said(third) == said(first)
         assert said(first) == said(second)
 
 

@@ -41,6 +41,12 @@ class Host:
     def reset_prefix_cache(self):
         return True
 
+    def reset_mm_cache(self):
+        return "images"
+
+    def reset_encoder_cache(self):
+        return "embeddings"
+
     def add_lora(self, lora_request):
         return lora_request
 
@@ -91,6 +97,7 @@ def test_the_attributes_that_programs_for_vllm_read():
     assert engine.collective_rpc("x") == engine.model_executor.collective_rpc("x") == ["x"]
     assert engine.apply_model(lambda model: model + 1) == [2]
     assert engine.reset_prefix_cache()
+    assert (engine.reset_mm_cache(), engine.reset_encoder_cache()) == ("images", "embeddings")
     assert engine.sleep(2) == (2, "abort")
     assert engine.wake_up(["weights"]) == ["weights"]
     assert engine.is_sleeping()
