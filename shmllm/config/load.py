@@ -27,6 +27,12 @@ CpuInstructions = Literal["auto", "vectors", "tiles"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
+def with_only_text(overrides: dict[str, Any], language_model_only: object) -> dict[str, Any]:
+    """The fields that take the place of those in config.json: without ``vision_config`` a model
+    sees no images."""
+    return {**overrides, "vision_config": None} if language_model_only else overrides
+
+
 @dataclass(frozen=True, slots=True)
 class LoadConfig(Section):
     """The options for loading the model.
@@ -135,6 +141,11 @@ class LoadConfig(Section):
         "Leave out the part of a multimodal model that sees images: prompts are text.",
         Flag(),
     )
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The fields that take the place of those in config.json."""
+        return with_only_text(self.hf_overrides or {}, self.language_model_only)
 
     @property
     def rounding(self) -> Rounding | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
 from shmllm.config.front_end import FrontEndConfig
+from shmllm.config.load import with_only_text
 from shmllm.config.options import JsonObject, Option, Section
 from shmllm.errors import EngineStartError
 from shmllm.frontend.class_names import name_class, name_processors
@@ -78,7 +79,8 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     values = values | classes
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
-    overrides = JsonObject().parse("hf_overrides", values.get("hf_overrides"))
+    overrides = JsonObject().parse("hf_overrides", values.get("hf_overrides")) or {}
+    overrides = with_only_text(overrides, values.get("language_model_only"))
     problems = load_general_plugins()
     try:
         directory = resolve_model(str(front_end.model), revision=front_end.revision)

@@ -15,10 +15,11 @@ from shmllm.models import qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_image_token, read_layer_indices, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower
+from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_axes
 from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
 
 _DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
+_SECTIONS = (24, 20, 20)
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 27,
     "hidden_size": 1152,
@@ -32,7 +33,11 @@ _LEVELS = (8, 16, 24)
 
 def configure(fields: Fields) -> ModelConfig:
     config = qwen3.configure(fields.with_defaults(_DEFAULTS))
-    return replace(config, vision=read_vision(fields, config))
+    vision = read_vision(fields, config)
+    if vision is None:
+        return config
+    config = with_axes(config, fields, _SECTIONS, mixes_axes=True)
+    return replace(config, vision=vision)
 
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:

@@ -103,7 +103,7 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
     load, directory = config.load, Path(config.load.directory)
     if load.model_impl == "transformers":
         return config
-    fields = read_fields(directory, load.hf_overrides)
+    fields = read_fields(directory, load.overrides)
     found = ModelConfig.from_fields(fields, directory)
     if not found.both_ways:
         return _fit_to_images(config, found)
@@ -132,7 +132,7 @@ def _fit_to_images(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     """Return the configuration whose steps have room for all tokens of an image, if these attend to
     each other."""
     scheduler, vision = config.scheduler, model.vision
-    if vision is None or not vision.both_ways or config.load.language_model_only:
+    if vision is None or not vision.both_ways:
         return config
     tokens = max(scheduler.max_num_batched_tokens, vision.tile_embeddings)
     return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=tokens))
@@ -167,8 +167,6 @@ def load_model(
 
         return load_module(load, pool, auto_dtype, check, on_progress)
     config = read_config(Path(load.directory), _use_of(load))
-    if load.language_model_only:
-        config = replace(config, vision=None)
     max_model_len = configured_length(load, config)
     config = config.for_length(max_model_len).with_further(load.further_layers)
     if divide is not None:
@@ -195,7 +193,7 @@ def load_model(
 
 
 def _use_of(load: LoadConfig) -> ModelUse:
-    return ModelUse(runner=load.runner, convert=load.convert, overrides=load.hf_overrides or {})
+    return ModelUse(runner=load.runner, convert=load.convert, overrides=load.overrides)
 
 
 def first_source(load: LoadConfig) -> Path | None:

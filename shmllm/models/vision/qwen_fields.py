@@ -5,9 +5,12 @@ This module must not import torch: front ends import it too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
 
 IMAGE_TOKEN = 151655
@@ -42,6 +45,34 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
         "activation": read_vision_activation(fields, "hidden_act", "silu"),
         "theta": _read_theta(fields),
     }
+
+
+def with_axes(
+    config: ModelConfig, fields: Fields, sections: tuple[int, ...], *, mixes_axes: bool
+) -> ModelConfig:
+    """Returns the configuration of a model that sees images, whose layers rotate by three axes also
+    if config.json leaves ``mrope_section`` out.
+
+    Args:
+        config: the configuration.
+        fields: those of the language model.
+        sections: the default of ``mrope_section``.
+        mixes_axes: `RopeConfig.mixes_axes`, which no field decides on.
+    """
+    layers = []
+    for layer in config.layers:
+        assert isinstance(layer.mixer, AttentionSpec), "all layers have attention"
+        rope = layer.mixer.rope
+        assert rope is not None, "all layers rotate"
+        found = rope.sections or sections
+        if rope.type != "default" or sum(found) != rope.rotary_dim // 2:
+            raise fields.error(
+                f"images need a rotation of the type 'default' with an mrope_section that adds up "
+                f"to {rope.rotary_dim // 2}; language_model_only=True takes the model without them"
+            )
+        rope = replace(rope, sections=found, mixes_axes=mixes_axes)
+        layers.append(replace(layer, mixer=replace(layer.mixer, rope=rope)))
+    return replace(config, layers=tuple(layers))
 
 
 def _read_theta(fields: Fields) -> float:

@@ -306,6 +306,24 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert (encoder.image_size, encoder.patch_size) == (theirs.image_size, theirs.patch_size)
 
 
+@pytest.mark.parametrize(
+    ("name", "sections"), [("qwen2_5_vl", (16, 24, 24)), ("qwen3_vl", (24, 20, 20))]
+)
+def test_sections_that_are_left_out_are_those_of_transformers(
+    name: str, sections: tuple[int, ...], configs: dict[str, str], tmp_path: Path
+) -> None:
+    whole = json.loads(configs[name])
+    text = whole["text_config"]
+    del text["rope_parameters"]
+    with pytest.raises(EngineStartError, match="an mrope_section that adds up to 8"):
+        read(tmp_path, whole)
+    text |= {"head_dim": 128, "hidden_size": 128, "num_attention_heads": 1}
+    text["num_key_value_heads"] = 1
+    whole["vision_config"]["out_hidden_size"] = 128
+    (rope,) = read(tmp_path, whole).ropes
+    assert (rope.sections, rope.mixes_axes) == (sections, name == "qwen3_vl")
+
+
 @pytest.mark.parametrize("name", VISION_FAMILIES)
 def test_without_vision_config_a_model_sees_nothing(
     name: str, configs: dict[str, str], tmp_path: Path
