@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shmllm.cli.chat.conversation import Call, Conversation, Message
+from shmllm.cli.chat.images import Attachment, ChatImages
 from shmllm.cli.chat.stopping import AnswerStopped, StopKey
 from shmllm.cli.sampling import completed
 from shmllm.errors import RequestError
@@ -131,6 +132,7 @@ class Answerer:
         tool_choice: ToolChoice = None,
     ) -> None:
         self._llm = llm
+        self._images = ChatImages(llm.front_end.images)
         self._template = template
         self._tools = tools
         self._tool_choice = tool_choice
@@ -152,6 +154,23 @@ class Answerer:
                 f"{cause}; give one with --chat-template FILE, or complete texts with: "
                 'shmllm generate "TEXT"'
             ) from error
+
+    def attach(self, name: str) -> Attachment:
+        """Reads an image for the next message.
+
+        Raises:
+            RequestError: there is none, or the model takes none.
+        """
+        return self._images.attach(name)
+
+    def check_images(self, conversation: Conversation) -> None:
+        """Check that the model takes the images of a conversation.
+
+        Raises:
+            RequestError: it does not.
+        """
+        if any(isinstance(message["content"], list) for message in conversation.messages):
+            self._prompt(conversation.messages, forces_calls=False)
 
     def check_tool_choice(self) -> None:
         """Check that calls can be forced, if they have to be.
@@ -224,7 +243,7 @@ class Answerer:
 
     def _prompt(self, messages: Sequence[Message], forces_calls: bool = True) -> TokensPrompt:
         return self._llm.front_end.chat_prompt(
-            messages,
+            self._images.with_pixels(messages),
             chat_template=self._template,
             tools=self._tools,
             tool_choice=None if self._forces_calls and not forces_calls else self._tool_choice,

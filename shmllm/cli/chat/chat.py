@@ -12,6 +12,7 @@ from typing import Protocol
 from shmllm.cli.chat.answer import STOPPED, Answer, Show
 from shmllm.cli.chat.commands import MARK, Command, help_lines, parse
 from shmllm.cli.chat.conversation import Conversation
+from shmllm.cli.chat.images import Attachment, image_names
 from shmllm.cli.chat.screen import Screen
 from shmllm.cli.outcome import ABORTED
 from shmllm.errors import RequestError
@@ -21,6 +22,10 @@ class Answers(Protocol):
     """What answers conversations: Answerer, and its fakes."""
 
     def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer: ...
+
+    def attach(self, name: str) -> Attachment:
+        """Reads an image for a message. Raises RequestError."""
+        ...
 
 
 class Chat:
@@ -43,10 +48,13 @@ class Chat:
         self._answers = answers
         self._screen = screen
         self._num_attempts = 0
+        self._attached: list[Attachment] = []
         self._actions: dict[Command, Callable[[str], None]] = {
             Command.SYSTEM: self._set_system,
             Command.RESET: self._reset,
             Command.REGENERATE: self._regenerate,
+            Command.IMAGE: self._attach,
+            Command.DETACH: self._detach,
             Command.RESULT: self._take_result,
             Command.SAVE: lambda name: self._save(name, "x"),
             Command.REPLACE: lambda name: self._save(name, "w"),
@@ -74,13 +82,23 @@ class Chat:
             if line.command is None and self.conversation.open_calls:
                 self._take_result(line.text)
             elif line.command is None:
-                self._answer(self.conversation.asked(line.text), 0)
+                self._ask(line.text)
             else:
                 self._actions[line.command](line.text)
         except RequestError as error:
             self.num_failed += 1
             self._screen.complain(str(error))
         return True
+
+    def _ask(self, text: str) -> None:
+        """Send a message with the images that are attached; they stay so if it has no answer."""
+        before = self.conversation
+        asked = before.asked(text, [each.part for each in self._attached])
+        for name in image_names(asked.messages[-1]):
+            self._screen.note(f"[image: {name}]")
+        self._answer(asked, 0)
+        if self.conversation is not before:
+            self._attached.clear()
 
     def _answer(self, conversation: Conversation, attempt: int) -> None:
         try:
@@ -128,6 +146,21 @@ class Chat:
         self.conversation = self.conversation.begun_again()
         kept = "; the system message stays" if self.conversation.messages else ""
         self._screen.note(f"[new conversation{kept}]")
+        if self._attached:
+            self._list_attached()
+
+    def _attach(self, name: str) -> None:
+        if name:
+            self._attached.append(self._answers.attach(name))
+        self._list_attached()
+
+    def _detach(self, _: str) -> None:
+        self._attached.clear()
+        self._list_attached()
+
+    def _list_attached(self) -> None:
+        names = ", ".join(each.name for each in self._attached)
+        self._screen.note(f"[for the next message: {names}]" if names else "[no image is attached]")
 
     def _save(self, name: str, mode: str) -> None:
         path = Path(name).expanduser()

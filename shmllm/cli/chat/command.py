@@ -41,7 +41,8 @@ Examples:
   echo "Why is the sky blue?" | shmllm chat -m ./my-model
 
 \b
-In the chat, /help lists the commands: /system, /reset, /regenerate, /result, /save, /exit.
+In the chat, /help lists the commands: /system, /reset, /regenerate, /image, /detach,
+/result, /save, /exit.
 Ctrl-C ends an answer and Ctrl-D the chat. A line about each answer goes to stderr.
 
 \b
@@ -126,6 +127,7 @@ def run_chat(
         answerer = Answerer(llm, sampling, stop, template, tools, tool_choice)
         answerer.check_template()
         answerer.check_tool_choice()
+        answerer.check_images(conversation)
         session.describe_engine(llm)
         talk = Chat(conversation, answerer, screen)
         if is_interactive():
@@ -166,5 +168,9 @@ def _opening(source: str | None, system: str | None) -> Conversation:
 
     if source is None:
         return Conversation.with_system(system)
+    from shmllm.cli.chat.images import check_files
+
     found = Conversation.from_json(read_text(source, None, None), source)
+    for remark in check_files(found.messages, source):
+        click.echo(f"shmllm: {remark}", err=True)
     return found if system is None else found.under(system)

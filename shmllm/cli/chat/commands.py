@@ -19,6 +19,8 @@ class Command(Enum):
     SYSTEM = ("system", "TEXT", "set the system message; without TEXT: remove it")
     RESET = ("reset", "", "forget all messages but the system message")
     REGENERATE = ("regenerate", "", "answer the last message again")
+    IMAGE = ("image", "[FILE]", "attach an image to the next message; alone: list what is attached")
+    DETACH = ("detach", "", "drop the images that are attached")
     RESULT = ("result", "TEXT", "give the result of the tool call that waits for one")
     SAVE = ("save", "FILE", "write the messages to a new file, for --messages or a batch")
     REPLACE = ("save!", "FILE", "the same, and replace a file that exists")

@@ -14,6 +14,7 @@ from typing import Any, Self
 from shmllm.errors import RequestError
 
 Message = dict[str, Any]
+Part = dict[str, Any]
 Call = dict[str, Any]
 """A tool call in OpenAI's form, with `id` and `function`."""
 
@@ -23,6 +24,7 @@ class Conversation:
     """
     Attributes:
         messages: dicts with `role` and `content`, the oldest first; a system message comes first.
+            A content with images is a list of parts, in OpenAI's form.
     """
 
     messages: tuple[Message, ...] = ()
@@ -46,9 +48,15 @@ class Conversation:
         """A new conversation with the same system message."""
         return self._of(self._system())
 
-    def asked(self, text: str) -> Self:
-        """The conversation with the user's next message."""
-        return self._of([*self.messages, {"role": "user", "content": text}])
+    def asked(self, text: str, images: Sequence[Part] = ()) -> Self:
+        """The conversation with the user's next message.
+
+        Args:
+            text: the message.
+            images: the parts that come before its text.
+        """
+        content = [*images, {"type": "text", "text": text}] if images else text
+        return self._of([*self.messages, {"role": "user", "content": content}])
 
     def answered(self, text: str, reasoning: str = "", calls: Sequence[Call] = ()) -> Self:
         """The conversation with the answer to its last message.
@@ -136,6 +144,9 @@ class Conversation:
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    content = value.get("content")
+    if isinstance(content, list):
+        return all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
+    return isinstance(content, str)

@@ -46,3 +46,10 @@ def test_help_has_a_line_for_each_command_in_80_columns() -> None:
     lines = help_lines()
     assert all(any(line.startswith(f"/{each.word}") for line in lines) for each in Command)
     assert max(map(len, lines)) <= 80
+
+
+def test_image_takes_a_file_or_nothing() -> None:
+    assert parse("/image my cat.png") == Line(Command.IMAGE, "my cat.png")
+    assert parse("/image") == Line(Command.IMAGE, "")
+    with pytest.raises(RequestError, match="/detach takes nothing after it"):
+        parse("/detach cat.png")
