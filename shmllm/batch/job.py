@@ -113,7 +113,9 @@ class BatchJob(Generic[Request, Output]):
     def _request(self, row: Row) -> Request | None:
         if row.error is None:
             try:
-                return self._prepare(row)
+                request = self._prepare(row)
+                row.prompt = None  # the request has it, and texts of images are long
+                return request
             except RequestError as error:
                 row.error = str(error)
         return None

@@ -1,6 +1,7 @@
 """shmllm's own batch format.
 
-A row holds `prompt`, `messages` or `prompt_token_ids`, and a record holds `text`. A field with the
+A row holds `prompt`, `messages` or `prompt_token_ids`, and perhaps `images`, and a record holds
+`text`. A field with the
 name of a sampling parameter is one, as in the requests of vLLM's and OpenAI's servers.
 """
 
@@ -20,6 +21,7 @@ INPUT_FIELDS = {
     "prompt",
     "messages",
     "prompt_token_ids",
+    "images",
     "cache_salt",
     "lora",
     "sampling_params",
@@ -90,6 +92,7 @@ class NativeFormat:
         row.carried = carried(fields, INPUT_FIELDS | parameters, RESULT_FIELDS)
         try:
             row.prompt = self._prompt(fields)
+            row.images = self._images(fields)
             row.sampling = self._sampling(fields)
             if "lora" in fields:
                 row.lora = "" if fields["lora"] is None else self._typed(fields, "lora", str)
@@ -151,6 +154,19 @@ class NativeFormat:
                 raise RequestError("'cache_salt' cannot be used with 'messages'")
             return [*self._opening, *values["messages"]]
         return self._as_chat(values["prompt"] if list(values) == ["prompt"] else values)
+
+    def _images(self, fields: Mapping[str, Any]) -> list[str]:
+        """The images that a row names beside its prompt."""
+        if fields.get("images") is None:
+            return []
+        names: list[Any] = self._typed(fields, "images", list)
+        if not all(isinstance(name, str) and name for name in names):
+            raise RequestError(
+                f"'images' must be a list of paths and data URLs, got {shown(names)}"
+            )
+        if names and "messages" in fields:
+            raise RequestError("'images' cannot be used with 'messages', whose parts name images")
+        return names
 
     def _sampling(self, fields: Mapping[str, Any]) -> JsonObject:
         """The sampling parameters, in `sampling_params` or beside it; null there is no value."""

@@ -31,6 +31,7 @@ class Row:
     Attributes:
         line: its line number in the file, from 1.
         prompt: a text, a dict as `LLM.generate` takes it, or messages.
+        images: the images of `prompt` that are named beside it: paths or URLs.
         sampling: the row's own sampling parameters.
         lora: the name of the row's adapter; None: what the command says; "": none.
         defaults: the format's default sampling parameters.
@@ -43,6 +44,7 @@ class Row:
 
     line: int
     prompt: str | dict[str, Any] | Messages | None = None
+    images: list[str] = field(default_factory=list)
     sampling: JsonObject = field(default_factory=dict)
     lora: str | None = None
     defaults: JsonObject = field(default_factory=dict)

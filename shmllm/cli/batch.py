@@ -15,6 +15,8 @@ from shmllm.batch.parameters import make_params, seed_of
 from shmllm.batch.rows import JsonObject, Row
 from shmllm.cli.adapters import Adapters
 from shmllm.cli.batch_run import Work, run_plan
+from shmllm.cli.image_prompts import images_of_row, prompt_with_images
+from shmllm.cli.images import CommandImages
 from shmllm.cli.outcome import ABORTED
 from shmllm.cli.plan import GeneratePlan
 from shmllm.cli.sampling import completed
@@ -31,20 +33,26 @@ Completion = tuple[Any, SamplingParams, LoRARequest | None]
 """A request: the prompt, its parameters and its adapter."""
 
 
-def run_batch(plan: GeneratePlan, sampling: JsonObject, session: CommandSession) -> int:
+def run_batch(
+    plan: GeneratePlan,
+    sampling: JsonObject,
+    session: CommandSession,
+    images: CommandImages | None = None,
+) -> int:
     """Runs a plan and returns the exit code.
 
     Args:
         plan: the plan.
         sampling: the sampling parameters from the command line; they override the model's defaults.
         session: starts the engine or attaches to it.
+        images: the images of rows that are plain lines; None for none.
     """
 
     def work_on(llm: LLM) -> Work[Completion, RequestOutput]:
         from shmllm.frontend.progress import BatchProgress
 
         return Work(
-            Preparation(llm, sampling, plan.chat_template, session.adapters),
+            Preparation(llm, sampling, plan.chat_template, session.adapters, images),
             lambda requests: stream(llm, requests, plan.ordered, session.priority),
             BatchProgress,
         )
@@ -60,6 +68,7 @@ class Preparation:
         sampling: the sampling parameters from the command line.
         chat_template: the source of the chat template; None for the model's.
         adapters: those that rows can choose.
+        images: the images of all rows; None for those that rows name.
     """
 
     def __init__(
@@ -68,8 +77,10 @@ class Preparation:
         sampling: JsonObject,
         chat_template: str | None,
         adapters: Adapters | None = None,
+        images: CommandImages | None = None,
     ) -> None:
         self._llm = llm
+        self._images = images.ready(llm) if images else []
         self._adapters = adapters or {}
         self._only = next(iter(self._adapters.values())) if len(self._adapters) == 1 else None
         self._given = llm.model_defaults | sampling
@@ -79,9 +90,7 @@ class Preparation:
         )
 
     def __call__(self, row: Row) -> Completion:
-        prompt, adapter = row.prompt, self._adapter(row)
-        if isinstance(prompt, list):
-            prompt = dict(self._llm.front_end.chat_prompt(prompt, **self._template, **row.template))
+        adapter = self._adapter(row)
         if not row.sampling and not row.defaults:
             params = self._common
         else:
@@ -90,7 +99,16 @@ class Preparation:
         if params.seed is None and params.temperature > 0:
             params = copy.copy(params)
             params.seed = seed_of(row.line)
-        return prompt, params, adapter
+        return self._prompt(row), params, adapter
+
+    def _prompt(self, row: Row) -> Any:
+        front_end, template = self._llm.front_end, {**self._template, **row.template}
+        images = images_of_row(front_end, row.images) if row.images else self._images
+        if images and row.prompt is not None:
+            return prompt_with_images(front_end, row.prompt, images, **template)
+        if isinstance(row.prompt, list):
+            return dict(front_end.chat_prompt(row.prompt, **template))
+        return row.prompt
 
     def _adapter(self, row: Row) -> LoRARequest | None:
         if row.lora is None:

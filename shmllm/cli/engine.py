@@ -22,8 +22,11 @@ from shmllm.cli.listing import print_records, size
 from shmllm.cli.metrics import check_metrics_port, metrics_command
 from shmllm.cli.named import engine_state
 from shmllm.cli.options import (
+    IMAGE_OPTIONS,
     Status,
     engine_options,
+    flag_of,
+    given_options,
     metrics_port_option,
     named_engine_options,
     take_engine_options,
@@ -91,6 +94,10 @@ def start(
 
     check_metrics_port(metrics_port)
     registry.control_path(name)  # refuses an invalid name before anything uses it
+    if useless := given_options(IMAGE_OPTIONS):
+        raise click.UsageError(
+            f"{flag_of(useless[0])} is for commands that send prompts, also with --attach {name}"
+        )
     config = make_engine_config(**take_engine_options(options))
     config.shared_kv.check_role()
     command = named_engine_command(name, config)

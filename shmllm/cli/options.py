@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -19,6 +19,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and each.in_llm)
 NAMED_ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and not each.in_llm)
+IMAGE_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs")
+"""Those that a front end reads, also one of a named engine."""
 
 _MODEL = next(each for each in ENGINE_OPTIONS if each.name == "model")
 _DRAFT = next(each for each in ENGINE_OPTIONS if each.name == drafts.OPTION)
@@ -162,6 +164,18 @@ def take_engine_options(options: dict[str, Any]) -> dict[str, Any]:
         drafter, count = taken[drafts.OPTION], options.pop(drafts.DRAFT_TOKENS.name)
         taken[drafts.OPTION] = drafts.with_count(drafter, count)
     return taken
+
+
+def given_options(names: Iterable[str]) -> list[str]:
+    """Those of a command's options that are on the command line."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [name for name in names if context.get_parameter_source(name) is typed]
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option of the engine."""
+    return next(each.flag for each in ENGINE_OPTIONS if each.name == name)
 
 
 class Status:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from shmllm.cli.adapters import only_adapter
+from shmllm.cli.image_prompts import prompt_with_images
 from shmllm.cli.outcome import TextOutcome
 from shmllm.cli.prompts import InputPrompt
 from shmllm.cli.sampling import completed
@@ -16,10 +17,12 @@ from shmllm.cli.session import CommandSession
 from shmllm.cli.streams import is_on_screen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from shmllm.cli.images import CommandImages
     from shmllm.frontend.input_processor import PreparedRequest
     from shmllm.frontend.llm import LLM
+    from shmllm.frontend.prompt_images import ReadyImage
     from shmllm.outputs.logprobs import Logprob
     from shmllm.outputs.request import CompletionOutput, RequestOutput
 
@@ -33,6 +36,7 @@ def run_text(
     echo: bool,
     session: CommandSession,
     chat_template: str | None = None,
+    images: CommandImages | None = None,
 ) -> int:
     """Completes prompts and returns the exit code.
 
@@ -43,6 +47,7 @@ def run_text(
         echo: whether to write the prompts too.
         session: starts the engine or attaches to it.
         chat_template: the source of the chat template; None for the model's.
+        images: the images of each prompt; None for none.
     """
     from shmllm.frontend.adapters import set_adapters
     from shmllm.frontend.priorities import set_priorities
@@ -51,7 +56,8 @@ def run_text(
     adapter = only_adapter(session.adapters)
     with session.open() as llm:
         params = SamplingParams(**completed(llm.model_defaults, sampling))
-        prompts: list[Any] = [as_prompt(llm, item, chat_template) for item in inputs]
+        ready = images.ready(llm) if images else []
+        prompts: list[Any] = [as_prompt(llm, item, chat_template, ready) for item in inputs]
         names = [item.origin for item in inputs]
         requests = llm.front_end.prepare(prompts, params, names)
         llm.front_end.add_adapters(set_adapters(requests, adapter, llm.facts))
@@ -73,14 +79,20 @@ def open_target(target: str | None) -> Any:
     return open(target, "w", encoding="utf-8")
 
 
-def as_prompt(llm: LLM, item: InputPrompt, chat_template: str | None) -> Any:
-    """The prompt for the engine; the chat template turns messages into one."""
+def as_prompt(
+    llm: LLM, item: InputPrompt, chat_template: str | None, images: Sequence[ReadyImage] = ()
+) -> Any:
+    """The prompt for the engine, with these images; the chat template turns messages into one."""
     from shmllm.errors import RequestError
 
-    if not isinstance(item.content, list):
-        return item.content
     try:
-        return llm.front_end.chat_prompt(item.content, chat_template=chat_template)
+        if images:
+            return prompt_with_images(
+                llm.front_end, item.content, images, chat_template=chat_template
+            )
+        if isinstance(item.content, list):
+            return llm.front_end.chat_prompt(item.content, chat_template=chat_template)
+        return item.content
     except RequestError as error:
         raise RequestError(f"{item.origin}: {error}") from error
 

@@ -247,3 +247,37 @@ def test_the_record_of_a_plain_line_holds_its_prompt():
 
 def test_the_record_of_an_unreadable_row_holds_its_line():
     assert NativeFormat().failure(Row(8), "not JSON") == {"line": 8, "error": "not JSON"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "images"),
+    [
+        ({"prompt": "a", "images": ["a.png", "data:image/png;base64,AA=="]}, ["a.png", "data:"]),
+        ({"prompt_token_ids": [1], "images": ["a.png"]}, ["a.png"]),
+        ({"prompt": "a", "images": []}, []),
+        ({"prompt": "a", "images": None}, []),
+        ({"messages": [USER], "images": None}, []),
+    ],
+)
+def test_images_beside_a_prompt(fields, images):
+    found = row(fields)
+    assert found.error is None
+    assert [name[: len(start)] for name, start in zip(found.images, images, strict=True)] == images
+    assert "images" not in found.carried
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prompt": "a", "images": "a.png"}, "'images' must be a list, got \"a.png\""),
+        ({"prompt": "a", "images": [3]}, "'images' must be a list of paths and data URLs"),
+        ({"prompt": "a", "images": [""]}, "'images' must be a list of paths and data URLs"),
+        ({"messages": [USER], "images": ["a.png"]}, "cannot be used with 'messages'"),
+    ],
+)
+def test_what_is_no_list_of_images_is_an_error_of_the_row(fields, words):
+    assert words in row(fields).error
+
+
+def test_images_of_a_table_may_be_json():
+    assert row({"prompt": "a", "images": '["a.png"]'}, texts_are_json=True).images == ["a.png"]

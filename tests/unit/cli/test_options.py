@@ -39,6 +39,13 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "model_impl": (["--model-impl", "transformers"], "transformers"),
     "runner": (["--runner", "pooling"], "pooling"),
     "convert": (["--convert", "embed"], "embed"),
+    "language_model_only": (["--language-model-only"], True),
+    "limit_mm_per_prompt": (["--limit-mm-per-prompt", '{"image": 2}'], {"image": 2}),
+    "mm_processor_kwargs": (
+        ["--mm-processor-kwargs", '{"max_pixels": 9}'],
+        {"max_pixels": 9},
+    ),
+    "mm_processor_cache_gb": (["--mm-processor-cache-gb", "0.5"], 0.5),
     "hf_overrides": (["--hf-overrides", '{"num_labels": 1}'], {"num_labels": 1}),
     "max_model_len": (["--max-model-len", "77"], 77),
     "quantization": (["--quantization", "int8"], "int8"),
