@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
@@ -140,10 +141,19 @@ def takes_images(model: str, revision: str | None = None) -> bool:
     Raises:
         EngineStartError: there is no such model, or its settings for images are wrong.
     """
-    from shmllm.frontend.images.processor import ImageProcessor
     from shmllm.frontend.model_files import resolve_model
 
-    directory = resolve_model(model, revision=revision)
+    return directory_takes_images(resolve_model(model, revision=revision))
+
+
+def directory_takes_images(directory: Path) -> bool:
+    """The same of the model in a directory; False if there is none.
+
+    Raises:
+        EngineStartError: its settings for images are wrong.
+    """
+    from shmllm.frontend.images.processor import ImageProcessor
+
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -34,7 +35,8 @@ def models(name: str | None, as_json: bool) -> None:
 
     found = list_models() if name is None else describe_models(name)
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in found], indent=2))
+        records = [asdict(each) | {"images": takes_images(each)} for each in found]
+        click.echo(json.dumps(records, indent=2))
     elif name is None or len(found) > 1:
         _print_list(found)
     else:
@@ -42,6 +44,7 @@ def models(name: str | None, as_json: bool) -> None:
 
 
 def _print_list(found: list[ModelRecord]) -> None:
+    seeing = [takes_images(each) for each in found]
     rows = [
         {
             "name": each.name,
@@ -49,9 +52,10 @@ def _print_list(found: list[ModelRecord]) -> None:
             "format": _format(each),
             "parameters": _count(each.parameters),
             "size": _size(each.size_bytes),
+            **({"images": "yes" if sees else None} if any(seeing) else {}),
             "runs here": "no" if each.problem else "yes",
         }
-        for each in found
+        for each, sees in zip(found, seeing, strict=True)
     ]
     print_records(tuple(rows[0]), rows, shrinking=("name", "architecture"))
     unfit = [each for each in found if each.problem]
@@ -69,11 +73,25 @@ def _print_one(found: ModelRecord) -> None:
         "architecture": found.architecture,
         "parameters": _count(found.parameters),
         "size": _size(found.size_bytes),
+        "images": "yes" if takes_images(found) else None,
         "runs here": f"no: {_reason(found)}" if found.problem else "yes",
     }
     for label, value in lines.items():
         if value is not None:
             click.echo(f"{label:<14}{value}")
+
+
+def takes_images(found: ModelRecord) -> bool:
+    """Whether prompts of a model may have images."""
+    if found.path is None or found.problem:
+        return False
+    from shmllm.cli.images import directory_takes_images
+    from shmllm.errors import EngineStartError
+
+    try:
+        return directory_takes_images(Path(found.path))
+    except EngineStartError:
+        return False
 
 
 def _format(found: ModelRecord) -> str | None:
