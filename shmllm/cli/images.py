@@ -7,6 +7,7 @@ prompt is in `image_prompts`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,6 @@ image_option = click.option(
 folder_option = click.option(
     FOLDER_FLAG,
     FOLDER,
-    type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    default=None,
     metavar="DIR",
     help="Folder of images that rows may name: `images`, and image_url with file:///.  "
     "[default: none]",
@@ -49,9 +48,17 @@ folder_option = click.option(
 
 
 def take_folder(options: dict[str, Any]) -> dict[str, str]:
-    """Move the folder from a command's options to keyword arguments of `LLM` and `LLM.attach`."""
+    """Move the folder from a command's options to keyword arguments of `LLM` and `LLM.attach`.
+
+    Raises:
+        click.UsageError: there is no such folder.
+    """
     folder = options.pop(FOLDER)
-    return {} if folder is None else {FOLDER: folder}
+    if folder is None:
+        return {}
+    if not os.path.isdir(folder):
+        raise click.UsageError(f"{FOLDER_FLAG}: there is no folder {folder!r}")
+    return {FOLDER: os.path.abspath(folder)}
 
 
 @dataclass(frozen=True)

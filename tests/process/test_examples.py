@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+from support.vision_models import make_vision_model
 
 from shmllm.compat import vllm
 from shmllm.frontend import front_end
@@ -134,6 +136,34 @@ def test_disk_connector_finds_the_blocks_of_another_engine(
     first, second = map(int, re.findall(r": (\d+) of \d+ tokens", run_example("disk_connector.py")))
     assert first == 0
     assert second > 0
+
+
+@pytest.fixture(scope="module")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("llava")
+    make_vision_model("llava", directory)
+    return str(directory)
+
+
+def test_images_are_read_once(run_example: Run, vision_model: str, tmp_path: Path) -> None:
+    out = run_example("images.py", vision_model)
+    cached = re.findall(r"\((\d+) of \d+ prompt tokens cached\)", out)
+    first, again = map(int, cached)
+    assert first == 0 < again
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    assert run_example("images.py", vision_model, "a.png", "What?").count("cached)") == 2
+
+
+def test_images_jsonl_describes_a_folder_and_can_be_repeated(
+    vision_model: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pictures" / "sub").mkdir(parents=True)
+    for number, name in enumerate(("a.png", "sub/b.jpg")):
+        Image.new("RGB", (30, 20), (90 * number, 0, 0)).save(tmp_path / "pictures" / name)
+    program = REPOSITORY / "examples" / "images_jsonl.py"
+    out = run(program, tmp_path, vision_model, "pictures")
+    assert {*re.findall(r"^(\S+\.(?:png|jpg)): ", out, re.MULTILINE)} == {"a.png", "sub/b.jpg"}
+    assert run(program, tmp_path, vision_model, "pictures") == out
 
 
 def test_sampling_does_not_depend_on_the_batch(run_example: Run) -> None:
@@ -277,6 +307,18 @@ def test_python_in_the_documents_runs(document: str, tmp_path: Path, run_program
     assert blocks
     for number, block in enumerate(blocks):
         program = tmp_path / f"block_{number}.py"
+        program.write_text(block, encoding="utf-8")
+        run_program(program)
+
+
+def test_python_in_the_document_of_images_runs(
+    run_program: Run, vision_model: str, tmp_path: Path
+) -> None:
+    text = (REPOSITORY / "docs" / "images.md").read_text(encoding="utf-8")
+    (tmp_path / "my-vlm").symlink_to(vision_model)
+    Image.new("RGB", (30, 20)).save(tmp_path / "cat.png")
+    program = tmp_path / "block.py"
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         program.write_text(block, encoding="utf-8")
         run_program(program)
 
