@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MOST_IMAGES = 999
 MOST_UUIDS = 2**16
 """How many of the user's names for images are remembered."""
+NO_IMAGES = "the model takes no images"
 IMAGE = "image"
 UUIDS = "multi_modal_uuids"
 
@@ -95,7 +96,7 @@ class PromptImages:
             config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
             found = ImageProcessor.of_model(directory, config)
         if found is None:
-            raise RequestError("the model takes no images")
+            raise RequestError(NO_IMAGES)
         return found
 
     @property
@@ -129,9 +130,12 @@ class PromptImages:
             RequestError: there are too many, the model takes none, or one cannot be used.
         """
         count = len(given.images)
+        if count and not self._info.images.most_embeds:
+            raise RequestError(NO_IMAGES)
         if count > self._most:
             raise RequestError(
-                f"{name} has {count} images; limit_mm_per_prompt allows {self._most}",
+                f"{name} has {count} image{'s' if count > 1 else ''}; limit_mm_per_prompt allows "
+                f"{self._most}",
                 parameter="multi_modal_data",
                 value=count,
             )

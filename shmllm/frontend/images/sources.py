@@ -46,7 +46,9 @@ def image_of_url(
     if scheme == "data":
         return open_bytes(name, _data(name, url))
     if scheme == "file":
-        return open_bytes(name, _local_file(name, url, allowed_local_media_path))
+        return open_bytes(
+            f"{name}: {_shown(url)}", _local_file(name, url, allowed_local_media_path)
+        )
     if scheme in ("http", "https"):
         raise RequestError(
             f"{name}: {_shown(url)} is refused, as nothing is fetched from a network; download it, "

@@ -27,6 +27,7 @@ def test_all_requirements_are_downloaded_except_the_preinstalled_ones(monkeypatc
 def test_what_the_gpu_tests_import_is_installed_or_carried():
     """The third-party modules of the files that run there, by their packages."""
     packages = {
+        "PIL": "pillow",
         "posix_ipc": "posix-ipc",
         "huggingface_hub": "huggingface-hub",
         "xdist": "pytest-xdist",

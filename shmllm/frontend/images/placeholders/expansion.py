@@ -35,7 +35,7 @@ def expand_text(name: str, placeholder: Placeholder, text: str, grids: Sequence[
     parts = text.split(placeholder.replaced)
     if len(parts) - 1 != len(grids):
         raise RequestError(
-            f"{name} has {len(grids)} images, but its text has {placeholder.replaced!r} "
+            f"{name} has {_counted('image', len(grids))}, and its text {placeholder.replaced!r} "
             f"{len(parts) - 1} times; write {placeholder.mark!r} once for each image"
         )
     expansions = [placeholder.expansion(grid) for grid in grids]
@@ -66,8 +66,9 @@ def expand_ids(
     if found == num_tokens:
         return list(ids)
     raise RequestError(
-        f"{name} has {len(grids)} images, which need {len(grids)} tokens {placeholder.replaced_id} "
-        f"({placeholder.replaced!r}) or, if the prompt is expanded already, {num_tokens} tokens "
+        f"{name} has {_counted('image', len(grids))}: its ids need the token "
+        f"{placeholder.replaced_id} ({placeholder.replaced!r}) as often or, if it is expanded "
+        f"already, {_counted('token', num_tokens)} "
         f"{placeholder.image_token_id} ({placeholder.image_token!r}); its token ids have "
         f"{len(marks)} and {found}"
     )
@@ -90,11 +91,16 @@ def find_runs(
     positions = np.flatnonzero(np.asarray(ids, np.int64) == placeholder.image_token_id)
     if len(positions) != sum(counts):
         raise RequestError(
-            f"{name} has {len(positions)} tokens {placeholder.image_token_id} "
-            f"({placeholder.image_token!r}), but its {len(counts)} images need {sum(counts)}"
+            f"{name} has the token {placeholder.image_token_id} ({placeholder.image_token!r}) "
+            f"{len(positions)} times, and {_counted('image', len(counts))}, for which it needs "
+            f"{sum(counts)}"
         )
     parts = np.split(positions, np.cumsum(np.asarray(counts, np.int64))[:-1]) if counts else []
     return [_intervals(part) for part in parts]
+
+
+def _counted(noun: str, count: int) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _are_marks(

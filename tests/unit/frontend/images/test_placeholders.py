@@ -260,14 +260,14 @@ def test_other_numbers_of_marks_are_refused_with_both_numbers(
     images = [model.ours.prepare(random_image(64, 64))] * 2
     total = 2 * images[0].num_tokens
     prompt = f"a {model.ours.mark} b"
-    with pytest.raises(RequestError, match=r"prompt 7 has 2 images, but its text has .* 1 times"):
+    with pytest.raises(RequestError, match=r"prompt 7 has 2 images, and its text .* 1 times"):
         model.ours.expand_text("prompt 7", prompt, images)
-    with pytest.raises(RequestError, match=rf"prompt 7 has 2 images, .*{total} tokens"):
+    with pytest.raises(RequestError, match=rf"prompt 7 has 2 images: .*{total} tokens"):
         model.ours.expand_ids("prompt 7", model.encode(prompt), images, model.encode)
     expanded = model.encode(model.ours.expand_text("prompt", prompt, images[:1]))
-    with pytest.raises(RequestError, match=rf"prompt 7 has 2 images, .*{total} tokens"):
+    with pytest.raises(RequestError, match=rf"prompt 7 has 2 images: .*{total} tokens"):
         model.ours.expand_ids("prompt 7", expanded, images, model.encode)
-    with pytest.raises(RequestError, match=f"prompt 7 has {total // 2} tokens .* need {total}"):
+    with pytest.raises(RequestError, match=f"prompt 7 has .* {total // 2} times, .* needs {total}"):
         model.ours.runs("prompt 7", expanded, images)
 
 
