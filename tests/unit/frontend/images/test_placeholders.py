@@ -287,7 +287,7 @@ def test_a_prompt_without_images_stays(model: Model) -> None:
     assert model.ours.expand_ids("prompt", ids, [], model.encode) == ids
     assert model.ours.expand_text("prompt", "no image", []) == "no image"
     assert model.ours.runs("prompt", ids, []) == []
-    with pytest.raises(RequestError, match=r"has 0 images, but its text has .* 1 times"):
+    with pytest.raises(RequestError, match=r"has 0 images, and its text .* 1 times"):
         model.ours.expand_text("prompt", model.ours.mark, [])
 
 
