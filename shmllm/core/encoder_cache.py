@@ -14,12 +14,11 @@ This module must not know how items are encoded, nor what they contain.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shmllm.core.plan import Encode, ItemUse, StepPlan
 from shmllm.core.request import Request
-from shmllm.params.items import Item
+from shmllm.params.items import Item, items_between
 
 
 @dataclass(slots=True)
@@ -76,7 +75,7 @@ class EncoderCache:
             return count
         self._begin(step)
         end, num_pinned, seen = start + count, self._num_pinned, set()
-        for item in _between(request.items, start, end):
+        for item in items_between(request.items, start, end):
             if self._is_pinned(item) or item.identity in seen:
                 continue
             seen.add(item.identity)
@@ -89,7 +88,7 @@ class EncoderCache:
     def _before_cut_spans(self, request: Request, start: int, end: int) -> int:
         """The last position at most `end` at which no span is cut."""
         if not self.cuts_spans:
-            for item in _between(request.items, start, end):
+            for item in items_between(request.items, start, end):
                 for first, last in item.spans:
                     if first < end < last:
                         return max(first, start)
@@ -107,7 +106,7 @@ class EncoderCache:
         if not request.items:
             return
         self._begin(plan.step)
-        found = list(_between(request.items, start, start + count))
+        found = list(items_between(request.items, start, start + count))
         for item in found:  # first: making room for one must not evict another one
             entry = self._entries.get(item.identity)
             if entry is not None:
@@ -161,10 +160,3 @@ class EncoderCache:
         self.num_encoded += 1
         plan.encodes.append(Encode(entry.number, item))
         return entry
-
-
-def _between(items: tuple[Item, ...], start: int, end: int) -> Iterator[Item]:
-    """The items that have embeddings between two positions."""
-    for item in items:
-        if any(first < end and start < last for first, last in item.spans):
-            yield item

@@ -17,7 +17,7 @@ from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_groups import KVRule
 from shmllm.core.request import Request
 from shmllm.core.shared_blocks import Lender
-from shmllm.params.items import Item
+from shmllm.params.items import Item, items_between
 
 PLACE = Struct("<QQQ")
 """Where embeddings of an image lie: the first and the last position, and the index of the first."""
@@ -50,14 +50,13 @@ def _of_items(items: Sequence[Item], index: int, block_size: int) -> bytes:
     """What the images with tokens in a block add to what its hash covers; nothing without any."""
     found = b""
     begin, end = index * block_size, (index + 1) * block_size
-    for item in items:
-        if item.start < end and begin < item.end:
-            num_before = 0
-            for first, last in item.spans:
-                if first < end and begin < last:
-                    place = max(first, begin), min(last, end)
-                    found += item.identity + PLACE.pack(*place, num_before + place[0] - first)
-                num_before += last - first
+    for item in items_between(items, begin, end):
+        num_before = 0
+        for first, last in item.spans:
+            if first < end and begin < last:
+                place = max(first, begin), min(last, end)
+                found += item.identity + PLACE.pack(*place, num_before + place[0] - first)
+            num_before += last - first
     return found
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 Grid = tuple[int, int, int]
@@ -43,3 +46,19 @@ class Item:
     def num_embeds(self) -> int:
         """The number of its embeddings."""
         return sum(end - begin for begin, end in self.spans)
+
+
+def items_between(items: Sequence[Item], start: int, end: int) -> Iterator[Item]:
+    """The items with embeddings between two positions.
+
+    Args:
+        items: in the order of their positions.
+        start: the first position.
+        end: the position behind the last one.
+    """
+    for index in range(bisect_right(items, start, key=attrgetter("end")), len(items)):
+        item = items[index]
+        if item.start >= end:
+            return
+        if any(first < end and start < last for first, last in item.spans):
+            yield item
