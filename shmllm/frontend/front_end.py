@@ -18,7 +18,6 @@ from shmllm.client.protocol import EngineClient, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.chat_images import take_images
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
@@ -231,6 +230,8 @@ class FrontEnd:
         **template_options: Any,
     ) -> TokensPrompt:
         """Turn a conversation into a prompt. The template itself writes the special tokens."""
+        from shmllm.frontend.chat_images import take_images
+
         self._check_generates("chat")
         messages, given = take_images(messages, self.images.options.folder)
         text = self.tokenizer.apply_chat_template(
