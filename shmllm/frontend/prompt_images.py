@@ -6,7 +6,7 @@ This module must not know how images are prepared or where they are from.
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class PromptImages:
         self._info = info
         self.options = options or ImageOptions()
         self._most = _limit_of(self.options.limits)
-        self._nonce = secrets.token_bytes(16)
+        self._nonce = os.urandom(16)
         self._of_uuids: OrderedDict[bytes, bytes] = OrderedDict()
 
     @cached_property

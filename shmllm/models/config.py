@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config_file import (
@@ -32,7 +32,9 @@ from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
-from shmllm.models.vision.specs import VisionSpec
+
+if TYPE_CHECKING:
+    from shmllm.models.vision.specs import VisionSpec
 
 __all__ = ["ModelConfig", "RopeConfig"]
 
