@@ -3,8 +3,10 @@ be sent again.
 
 The front end decides what the engine keeps: it names the identities that the engine may forget in
 the records of other items. Records arrive in order, so it knows what the engine has. An exception
-of a signal handler may come between any two statements; then the engine may keep an item that this
-module no longer counts, but never the other way round.
+of a signal handler may come between any two statements, and nobody knows then whether the record
+was sent. So an identity is in doubt from before its record is sent until it is counted, and from
+before it is no longer counted until a record has named it: the engine never keeps an item for long
+that is not counted, and it always has those that are.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class SentItems:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
-        self._num_bytes = 0
+        self._in_doubt: dict[bytes, None] = {}
 
     def has(self, item: Item) -> bool:
         """Whether the engine has an item's pixels; if so, it was used now."""
@@ -40,16 +42,22 @@ class SentItems:
             item's own if it is too large to be kept.
         """
         size = item.pixels.nbytes
-        forgotten: list[bytes] = []
-        while self._sizes and self._num_bytes + size > self._most_bytes:
-            identity, other = self._sizes.popitem(last=False)
-            self._num_bytes -= other
-            forgotten.append(identity)
-        return forgotten if size <= self._most_bytes else [*forgotten, item.identity]
+        excess = sum(self._sizes.values()) + size - self._most_bytes
+        while self._sizes and excess > 0:
+            identity = next(iter(self._sizes))
+            self._in_doubt[identity] = None
+            excess -= self._sizes.pop(identity)
+        self._in_doubt[item.identity] = None
+        is_kept = size <= self._most_bytes
+        return [
+            identity
+            for identity in self._in_doubt
+            if identity not in self._sizes and not (is_kept and identity == item.identity)
+        ]
 
     def sent(self, item: Item) -> None:
         """Take note that an item for which `make_room` was called has been sent."""
         size = item.pixels.nbytes
         if size <= self._most_bytes:
             self._sizes[item.identity] = size
-            self._num_bytes += size
+        self._in_doubt.clear()

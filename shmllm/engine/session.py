@@ -37,10 +37,12 @@ LARGEST_IN_SLOT: dict[int, int] = {
     RecordKind.ABORT: 0,
     RecordKind.CALL: 2**24,
     RecordKind.WEIGHTS: 2**24,
+    RecordKind.PROMPT_ITEM: 2**22,
 }
 """The most bytes of a record in a slot. Decoding takes time in which no other front end is served.
 A front end sends no prompt of more tokens than a model has positions, and splits an ABORT. The
-longest CALL and WEIGHTS list the pieces in a bucket of weights."""
+longest CALL and WEIGHTS list the pieces in a bucket of weights, and the longest PROMPT_ITEM names
+the small items that make room for the largest one."""
 WATCH_PERIOD_S = 0.25
 
 _P = ParamSpec("_P")

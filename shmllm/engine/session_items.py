@@ -1,12 +1,18 @@
 """The items that a front end has sent, and which of them the engine keeps for later requests.
 
 This module copies pixels out of the front end's slots. It must not know what they show.
+
+A front end names its items as it likes. Caches of the engine, which all front ends share, know them
+by an identity that covers their pixels and their grid, too: otherwise one that gives two images the
+same name would get, and give others, the embeddings of the wrong one.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from hashlib import sha256
+from struct import Struct
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +28,14 @@ MOST_PENDING_BYTES = 2**32
 MOST_EXCESS_BYTES = 2**30
 """By how much a front end may exceed what it keeps here. A signal handler may interrupt it between
 what it counts and what it sends."""
+GRID = Struct("<3I")
+
+
+class _Kept(NamedTuple):
+    """Pixels of a front end's slot, and their SHA-256."""
+
+    pixels: Any
+    digest: bytes
 
 
 class SessionItems:
@@ -35,7 +49,7 @@ class SessionItems:
 
     def __init__(self, tensors: TensorReader) -> None:
         self._tensors = tensors
-        self._kept: dict[bytes, Any] = {}
+        self._kept: dict[bytes, _Kept] = {}
         self.num_bytes = 0
         self._pending: list[tuple[int, Item]] = []
         self._num_pending_bytes = 0
@@ -52,17 +66,21 @@ class SessionItems:
             ProtocolMismatchError: there are no such pixels, or too many.
         """
         item = message.item
-        pixels = self._copy(message.ref) if message.ref else self._kept.get(item.identity)
-        if pixels is None:
+        found = self._copy(message.ref) if message.ref else self._kept.get(item.identity)
+        if found is None:
             raise ProtocolMismatchError("PROMPT_ITEM without pixels names none that are kept")
         if message.ref:
             self._forget(item.identity)
-            self._kept[item.identity] = pixels
-            self.num_bytes += pixels.nbytes
+            self._kept[item.identity] = found
+            self.num_bytes += found.pixels.nbytes
         for identity in message.forgotten:
             self._forget(identity)
-        self._pending.append((message.number, replace(item, pixels=pixels)))
-        self._num_pending_bytes += pixels.nbytes
+        if self._pending and self._pending[0][0] != message.number:
+            self._drop_pending()  # their request was interrupted, and never comes
+        identity = sha256(item.identity + GRID.pack(*item.grid) + found.digest).digest()
+        own = replace(item, identity=identity, pixels=found.pixels)
+        self._pending.append((message.number, own))
+        self._num_pending_bytes += found.pixels.nbytes
         if self.num_bytes > most_bytes + MOST_EXCESS_BYTES:
             raise ProtocolMismatchError(f"items of {self.num_bytes:,} bytes are to be kept")
         if len(self._pending) > most_items or self._num_pending_bytes > MOST_PENDING_BYTES:
@@ -70,27 +88,34 @@ class SessionItems:
 
     def take(self, number: int) -> tuple[Item, ...]:
         """The items of a request, in order."""
-        pending, self._pending, self._num_pending_bytes = self._pending, [], 0
+        pending = self._pending
+        self._drop_pending()
         return tuple(item for owner, item in pending if owner == number)
 
     def clear(self) -> None:
         """Forget all items."""
         self._kept.clear()
-        self._pending.clear()
+        self._drop_pending()
+        self.num_bytes = 0
+
+    def _drop_pending(self) -> None:
+        self._pending, self._num_pending_bytes = [], 0
 
     def _forget(self, identity: bytes) -> None:
-        pixels = self._kept.pop(identity, None)
-        if pixels is not None:
-            self.num_bytes -= pixels.nbytes
+        kept = self._kept.pop(identity, None)
+        if kept is not None:
+            self.num_bytes -= kept.pixels.nbytes
 
-    def _copy(self, encoded: bytes) -> Any:
+    def _copy(self, encoded: bytes) -> _Kept:
         ref = TensorRef.decode(encoded)
         if ref.slot.nbytes > LARGEST_BYTES:
             raise ProtocolMismatchError(f"PROMPT_ITEM of {ref.slot.nbytes:,} bytes")
         with self._tensors.view(ref) as view:
             pixels = view.numpy()
-            if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+            is_image = pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[3] == 3
+            if not is_image or not pixels.size:
                 raise ProtocolMismatchError(
                     f"the pixels of PROMPT_ITEM are {pixels.dtype} of shape {list(pixels.shape)}"
                 )
-            return pixels.copy()
+            pixels = pixels.copy()
+            return _Kept(pixels, sha256(pixels.data).digest())

@@ -126,6 +126,11 @@ def check_item(item: Item, vision: VisionSpec) -> None:
         expected = (tiles, rows * vision.patch_size, columns * vision.patch_size, 3)
     merge = vision.merge_size or 1
     is_divided = tiles > 0 and not (rows % merge or columns % merge)
+    if vision.merge_size and (tiles > 1 or len(item.spans) > 1):
+        raise RequestError(
+            f"an image of the model has one frame and lies in one piece, not {tiles} and "
+            f"{len(item.spans)}"
+        )
     count = vision.num_embeddings(item.grid)
     if not is_divided or item.pixels.shape != expected or item.num_embeds != count or not count:
         raise RequestError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,16 @@ from shmllm.engine.session_items import SessionItems
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensors import TensorRef
-from shmllm.params.items import Item
+from shmllm.params.items import Grid, Item
 from shmllm.wire.messages import PromptItem
 
 MOST = 1000
-NO_IMAGES = (((1, 2, 2, 3), np.float32), ((2, 2, 3), np.uint8), ((1, 2, 2, 4), np.uint8))
+NO_IMAGES = (
+    ((1, 2, 2, 3), np.float32),
+    ((2, 2, 3), np.uint8),
+    ((1, 2, 2, 4), np.uint8),
+    ((0, 2, 2, 3), np.uint8),
+)
 
 
 class Tensors:
@@ -58,15 +64,29 @@ def image(name: int, side: int = 10) -> Item:
     return Item(name.to_bytes(32, "little"), ((0, 1),), (1, 1, 1), pixels)
 
 
-def send(sent: SentItems, session: SessionItems, tensors: Tensors, item: Item) -> bool:
-    """Send an item. Returns whether its pixels were sent."""
+def send(
+    sent: SentItems,
+    session: SessionItems,
+    tensors: Tensors,
+    item: Item,
+    number: int = 1,
+    num_steps: int = 3,
+) -> bool:
+    """Send an item, or begin to. Returns whether its pixels were sent.
+
+    Args:
+        number: the number of the request.
+        num_steps: how many of the three steps are made before a signal ends it.
+    """
     bare = Item(item.identity, item.spans, item.grid)
     if sent.has(item):
-        session.keep(PromptItem(1, bare), 10, MOST)
+        session.keep(PromptItem(number, bare), 10, MOST)
         return False
     forgotten = sent.make_room(item)
-    session.keep(PromptItem(1, bare, tensors.put(item.pixels), forgotten), 10, MOST)
-    sent.sent(item)
+    if num_steps > 1:
+        session.keep(PromptItem(number, bare, tensors.put(item.pixels), forgotten), 10, MOST)
+    if num_steps > 2:
+        sent.sent(item)
     return True
 
 
@@ -102,16 +122,47 @@ def test_both_ends_agree_whatever_is_sent(session: SessionItems, tensors: Tensor
     draw = random.Random(3)
     sent = SentItems(MOST)
     num_sent = 0
-    for _ in range(2000):
-        item = image(draw.randrange(40), 1 + draw.randrange(12) ** 2)
-        item = image(int.from_bytes(item.identity, "little"), 1 + item.identity[0] * 3)
-        num_sent += send(sent, session, tensors, item)
-        if draw.random() < 0.1:  # an interrupt after room was made, before anything was sent
-            sent.make_room(image(100 + draw.randrange(5), 50))
-        (got,) = session.take(1)
+    for number in range(3000):
+        name = draw.randrange(60)
+        item = image(name, 1 + 3 * name)
+        if draw.random() < 0.2:
+            send(sent, session, tensors, item, number, num_steps=draw.randrange(1, 3))
+            continue
+        pixels_sent = send(sent, session, tensors, item, number)
+        num_sent += pixels_sent
+        (got,) = session.take(number)
         assert np.array_equal(got.pixels, item.pixels)
-        assert session.num_bytes <= MOST + session_items.MOST_EXCESS_BYTES
-    assert 200 < num_sent < 1900
+        if pixels_sent:
+            assert session.num_bytes <= MOST
+    assert 200 < num_sent < 2900
+
+
+def test_an_identity_of_the_engine_covers_pixels_and_grid(
+    session: SessionItems, tensors: Tensors
+) -> None:
+    def identity(name: int, value: int, grid: Grid = (1, 1, 1)) -> bytes:
+        item = replace(image(name), grid=grid, pixels=np.full((1, 2, 2, 3), value, np.uint8))
+        send(SentItems(MOST), session, tensors, item)
+        (got,) = session.take(1)
+        return got.identity
+
+    assert identity(1, 1) == identity(1, 1)
+    assert len({identity(1, 1), identity(1, 2), identity(2, 1), identity(1, 1, (1, 2, 1))}) == 4
+    first = identity(1, 1)
+    bare = Item(image(1).identity, ((0, 1),), (1, 1, 1))
+    session.keep(PromptItem(1, bare), 10, MOST)
+    session.keep(PromptItem(1, replace(bare, grid=(2, 1, 1))), 10, MOST)
+    same, other = session.take(1)
+    assert same.identity == first != other.identity
+
+
+def test_items_of_interrupted_requests_do_not_add_up(
+    session: SessionItems, tensors: Tensors
+) -> None:
+    for number in range(5):
+        for name in range(7):
+            send(SentItems(MOST), session, tensors, image(name, 1), number)
+    assert len(session.take(4)) == 7
 
 
 @pytest.mark.parametrize(
