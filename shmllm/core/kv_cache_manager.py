@@ -137,8 +137,8 @@ class KVCacheManager:
             num_tokens: the number of tokens, including those of the hit.
 
         Returns:
-            False, without any other change than that the hit is dropped, if there are too few free
-            blocks.
+            False, without any change, if there are too few free blocks; then the hit has to be
+            dropped.
         """
         assert not request.block_tables
         counts = self._num_missing(hit.tables, num_tokens)
@@ -147,7 +147,6 @@ class KVCacheManager:
             for pool, table in zip(self._pools, hit.tables, strict=True)
         ]
         if not self._are_free([a + b for a, b in zip(counts, taken, strict=True)]):
-            self.drop(hit)
             return False
         for pool, table in zip(self._pools, hit.tables, strict=True):
             pool.touch(table.kept)  # of all groups, before `allocate` could reuse a free one

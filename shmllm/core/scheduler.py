@@ -326,6 +326,7 @@ class Scheduler:
             count = self._batches.chunk(request.num_tokens - start, plan.num_tokens)
             count = self.encoder_cache.cut(request, start, count, plan.step)
             if not count or not self._kv_cache.admit(request, hit, start + count):
+                self._kv_cache.drop(hit)
                 break
             try:
                 self.connector.admitted(request, num_hit, num_loaded)

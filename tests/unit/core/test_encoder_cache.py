@@ -7,13 +7,16 @@ from itertools import pairwise
 
 import pytest
 from support.fakes import FakeRunner, as_read, expected_tokens, info
+from support.shared_regions import FakeSharedBlocks
 from support.variants import slow
 
 from shmllm.config.engine import SchedulerConfig
 from shmllm.core.encoder_cache import EncoderCache
 from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.prefix_cache import hash_blocks
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
+from shmllm.core.shared_blocks import Lender
 from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -175,6 +178,23 @@ def test_others_go_on_while_an_item_has_no_room():
     bench.step()
     assert [r.num_computed_tokens for r in bench.requests] == [13, 12, 12]
     bench.run()
+
+
+def test_a_request_without_room_for_its_item_holds_no_shared_block():
+    bench = Bench(capacity=10)
+    shared = FakeSharedBlocks()
+    bench.manager.share(Lender(shared, [0], True))
+    bench.add(12, [item(1, (2, 9))])
+    waiting = bench.add(12, [item(2, (4, 12))])
+    hash_blocks(waiting, 4)
+    shared.put(0, waiting.block_hashes[0])
+    bench.step()
+    assert waiting.num_computed_tokens == 0
+    bench.abort(1)
+    bench.run()
+    bench.manager.step_submitted()
+    bench.manager.step_run([], [])
+    assert shared.lent == {}
 
 
 def test_an_item_twice_in_a_prompt_is_encoded_once():

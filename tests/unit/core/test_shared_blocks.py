@@ -60,6 +60,7 @@ class Bench:
         request = make_request(tokens)
         hit = self.manager.longest_hit(request)
         if not self.manager.admit(request, hit, count or len(tokens)):
+            self.manager.drop(hit)
             return None
         request.num_computed_tokens = count or len(tokens)
         self.manager.register_full_blocks(request)
