@@ -19,26 +19,35 @@ from struct import pack
 import pytest
 from support.engines import assert_unused, named_engine
 from support.programs import is_running
+from support.raw_front_end import RawFrontEnd, in_slot
 from support.waiting import PATIENCE_S, holds_within
 
-from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams
-from shmllm.client.attached import AttachedEngineClient
+from shmllm import LLM, EngineStartError, SamplingParams
 from shmllm.errors import ProtocolMismatchError, RequestError
 from shmllm.ipc import layout
 from shmllm.ipc.layout import RECORD_HEADER
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.states import Answer, DoorbellKind
 from shmllm.ipc.tensor_ref import TensorRef
-from shmllm.ipc.words import Word
+from shmllm.params.items import Item
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.wire import codec
-from shmllm.wire.messages import Abort, Call, Method, PromptEmbeds, RecordKind, Weights, Work
+from shmllm.wire.messages import (
+    Abort,
+    Call,
+    Method,
+    PromptEmbeds,
+    PromptItem,
+    RecordKind,
+    Weights,
+    Work,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-CUT_OFF = "sent invalid messages"
+
 VOCABULARY = 250
 MANY_RECORDS = 100_000
 
@@ -63,56 +72,6 @@ def greedy(llm: LLM) -> list[int]:
     return llm.generate("import os\n", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
-class RawFrontEnd:
-    """A front end that can write anything into its own segment."""
-
-    def __init__(self, name: str) -> None:
-        self.client = AttachedEngineClient(name)
-        self.channel = self.client._channel
-        self.memory = self.channel._client.buffer
-
-    def enter(self) -> RawFrontEnd:
-        self.client.wait_ready()
-        return self
-
-    def write(self, kind: int, record: bytes) -> None:
-        self.channel.send(kind, record, on_full=self._no_room, deadline=None)
-
-    def _no_room(self) -> None:
-        raise AssertionError("the engine does not read")
-
-    def word(self, offset: int) -> Word:  # type: ignore[valid-type]
-        return Word(self.memory, offset)
-
-    def store(self, offset: int, value: int) -> None:
-        word = self.word(offset)
-        word.store(value)
-        word.close()
-
-    @property
-    def answer(self) -> Answer | None:
-        return self.client._view.answer(self.client._place, self.client._nonce)
-
-    def is_cut_off(self) -> bool:
-        return self.answer is Answer.BROKEN_PROTOCOL
-
-    def check_cut_off(self) -> None:
-        """Check that the engine cuts this front end off and that the front end reports it."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.is_cut_off():  # looked at often: it happens tens of thousands of times
-            assert time.monotonic() < deadline, "it was not cut off"
-            time.sleep(0.0002)
-        with pytest.raises(EngineDeadError, match=CUT_OFF):  # noqa: PT012
-            while time.monotonic() < deadline:  # outputs from before come first
-                self.client.poll(0.0005).clear()
-        self.client.close()
-
-    def check_served(self) -> None:
-        """Check that the engine answers a call that was sent behind all other records."""
-        assert self.client.call(Method.RESET_PREFIX_CACHE) in (True, False)
-        assert not self.is_cut_off()
-
-
 class Fuzzer:
     """Makes records, and knows which of them end the connection."""
 
@@ -132,6 +91,7 @@ class Fuzzer:
                 self._call,
                 self._work,
                 self._embeds,
+                self._item,
                 self._weights,
                 self._noise,
                 self._reference,
@@ -154,7 +114,8 @@ class Fuzzer:
             return True
         if isinstance(message, EngineCoreRequest):
             self.added.add(message.number)
-        # PROMPT_EMBEDS and WEIGHTS are fatal here: none of their references names a lent slot.
+        # PROMPT_EMBEDS, PROMPT_ITEM and WEIGHTS are fatal here: none of their references names a
+        # lent slot, and no item is known.
         return not isinstance(message, EngineCoreRequest | EngineCoreRequest | Abort | Call | Work)
 
     def _add(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
@@ -206,6 +167,20 @@ class Fuzzer:
         ref = TensorRef(SlotRef(source.randrange(40), 0, nbytes), "float32", shape).encode()
         message = PromptEmbeds(self._number, ref)
         return RecordKind.PROMPT_EMBEDS, b"".join(codec.encode_prompt_embeds(message))
+
+    def _item(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
+        """An image that nobody sent, or a reference to a slot that was not lent."""
+        source = self._source
+        self._number += 1
+        shape = (1, source.randrange(9), 8, 3)
+        slot = SlotRef(source.randrange(40), 0, source.choice((24 * shape[1], 10**6)))
+        ref = source.choice((b"", TensorRef(slot, "uint8", shape).encode()))
+        begin, length = source.randrange(99), source.randrange(1, 99)
+        grid = (1, source.randrange(3), source.choice((1, 2**32 - 1)))
+        item = Item(source.randbytes(32), ((begin, begin + length),), grid)
+        forgotten = [source.randbytes(32) for _ in range(source.randrange(3))]
+        message = PromptItem(self._number, item, ref, forgotten)
+        return RecordKind.PROMPT_ITEM, b"".join(codec.encode_prompt_item(message))
 
     def _weights(self, _front_end: RawFrontEnd) -> tuple[int, bytes]:
         """A reference to a slot that was not lent."""
@@ -309,14 +284,6 @@ def test_a_hundred_thousand_random_records(name: str) -> None:
     fuzz(name, MANY_RECORDS)
 
 
-def in_slot(front_end: RawFrontEnd, kind: int, record: bytes) -> None:
-    """Write a record that lies in a tensor slot, as a large request does."""
-    slot = front_end.channel.slots.claim(len(record))
-    assert slot is not None
-    slot.buffer[:] = record
-    front_end.write(RecordKind.IN_SLOT, b"".join(codec.encode_in_slot(kind, slot.publish())))  # type: ignore[arg-type]
-
-
 def test_a_slot_holds_a_message_or_ends_the_connection(name: str) -> None:
     call = b"".join(codec.encode_call(Call(2**50, Method.RESET_PREFIX_CACHE)))
     with LLM.attach(name) as other:
@@ -331,6 +298,7 @@ def test_a_slot_holds_a_message_or_ends_the_connection(name: str) -> None:
             (RecordKind.ADD, call),
             (99, call),
             (0, b"x"),
+            (RecordKind.PROMPT_ITEM, bytes(2**22 + 1)),
         ]:
             bad = RawFrontEnd(name).enter()
             in_slot(bad, kind, record)
