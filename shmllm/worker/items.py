@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,7 +19,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import pixel_table, read_image_settings
-from shmllm.models.vision.specs import QwenTower, VisionSpec
+from shmllm.models.vision.specs import VisionSpec
 from shmllm.params.items import Grid, Item
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.item_places import item_places
@@ -24,7 +27,9 @@ from shmllm.worker.loading import LoadedModel, image_info
 from shmllm.worker.prompt_embeds import FoundEmbeds
 
 Tower = Callable[[Tensor, Grid], Tensor]
-"""Computes the embeddings, [n, width], of pixels, [tiles, 3, height, width] float32, normalised."""
+"""Computes the embeddings, [n, width], of pixels, [tiles, 3, height, width], normalised."""
+Send = Callable[[npt.NDArray[Any]], Tensor]
+"""Copies an array to where a tower computes. It must not let the host wait for a device."""
 
 
 class ItemEmbeds:
@@ -32,16 +37,17 @@ class ItemEmbeds:
     Args:
         tower: computes embeddings of one item, so that their bits are its own; None: the model has
             none.
-        table: [3, 256] float32, what the values of red, green and blue become.
-        device: where the tower computes.
+        table: [3, 256], what the values of red, green and blue become, where the tower computes and
+            in the dtype of its products, to which it would round them.
+        send: copies pixels to where the tower computes.
     """
 
     def __init__(
-        self, tower: Tower | None, table: Tensor | None, device: torch.device | None = None
+        self, tower: Tower | None, table: Tensor | None, send: Send = torch.tensor
     ) -> None:
         self._tower = tower
-        self._device = device or torch.device("cpu")
-        self._table = None if table is None else table.to(self._device)
+        self._table = table
+        self._send = send
         self._by_number: dict[int, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
@@ -52,13 +58,22 @@ class ItemEmbeds:
             self._by_number[number] = self._encode(item)
 
     def _encode(self, item: Item) -> Tensor:
-        tower, table = self._tower, self._table
-        assert tower is not None, "the model takes images"
-        assert table is not None, "so it has settings for them"
-        pixels = torch.tensor(item.pixels, device=self._device)
-        channels = pixels.permute(0, 3, 1, 2).long()
-        planes = [table[color][channels[:, color]] for color in range(3)]
-        return tower(torch.stack(planes, 1), item.grid)
+        """Compute the embeddings of an item, one tile after the other: a tower does that as well,
+        and of the others there are bytes on the host only."""
+        assert self._tower is not None, "the model takes images"
+        grid = 1, *item.grid[1:]
+        found = [self._tower(self._prepare(tile), grid) for tile in item.pixels]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _prepare(self, tile: npt.NDArray[np.uint8]) -> Tensor:
+        """Return a tower's input, [1, 3, height, width], of one tile, (height, width, 3)."""
+        table = self._table
+        assert table is not None, "a model that takes images has settings for them"
+        pixels = self._send(tile).permute(2, 0, 1)
+        planes = pixels.new_empty((1, *pixels.shape), dtype=table.dtype)
+        for color in range(3):  # one by one: an index takes eight times the memory of a byte
+            planes[0, color] = table[color][pixels[color].long()]
+        return planes
 
     def find(self, plan: StepPlan, inputs: StepInputs) -> list[FoundEmbeds]:
         """Return the embeddings of a step's tokens, in the tower's width."""
@@ -77,12 +92,12 @@ class ItemEmbeds:
         self._by_number.clear()
 
 
-def make_item_embeds(loaded: LoadedModel, device: torch.device | None = None) -> ItemEmbeds:
+def make_item_embeds(loaded: LoadedModel, send: Send = torch.tensor) -> ItemEmbeds:
     """Make what keeps the embeddings of a model's images.
 
     Args:
         loaded: the model.
-        device: where it computes; None: the CPU.
+        send: see `ItemEmbeds`.
 
     Raises:
         EngineStartError: the model's directory does not say how images are prepared.
@@ -96,21 +111,20 @@ def make_item_embeds(loaded: LoadedModel, device: torch.device | None = None) ->
             f"{loaded.load.directory} has no settings for images: copy processor_config.json or "
             "preprocessor_config.json of the model into it, or pass language_model_only=True"
         )
-    return ItemEmbeds(tower, torch.from_numpy(pixel_table(settings)), device)
+    return ItemEmbeds(tower, send(pixel_table(settings)).to(tower.dtype), send)
 
 
 def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
-    """Return the memory that the embeddings of images take at most, and that of a tower which
-    computes the largest one: about four activations of the width of its MLP for each patch."""
+    """Return about the most memory that the embeddings of images take, and a tower that computes
+    those of the largest image, or tile."""
     model, vision = loaded.config, loaded.config.vision
     if vision is None:
         return 0
-    most = image_info(config, model, loaded.max_model_len).most_embeds
+    most, size = image_info(config, model, loaded.max_model_len).most_embeds, vision.patch_size
     kept = most * (1 + vision.num_levels) * model.hidden_size
-    tower = vision.tower
-    inner = tower.inner if isinstance(tower, QwenTower) else tower.encoder.inner
-    patches = (vision.tile_size // vision.patch_size) ** 2 or most * vision.merge_size**2
-    return (kept + 4 * patches * inner) * loaded.dtype.itemsize
+    patches = (vision.tile_size // size) ** 2 or most * vision.merge_size**2
+    computed = patches * (vision.most_activations + 3 * size**2)
+    return (kept + computed) * loaded.dtype.itemsize + patches * 3 * size**2
 
 
 def check_item(item: Item, vision: VisionSpec) -> None:

@@ -34,7 +34,7 @@ from shmllm.version import __version__
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
-from shmllm.worker.items import check_item, make_item_embeds
+from shmllm.worker.items import Send, check_item, make_item_embeds
 from shmllm.worker.load_processors import ProcessorClasses
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import OwnedMemory
@@ -75,7 +75,7 @@ class LoadedRunner(ABC):
         ranks: the other ranks, which may have parts of the model.
         embeds_scale: the factor of prompts' embeddings; 1 if a step multiplies them itself.
         head: computes the model's head; see `Pooler`.
-        device: where it computes; None: the CPU.
+        send: copies an array to where it computes.
 
     Attributes:
         info: what the engine reports about itself.
@@ -107,7 +107,7 @@ class LoadedRunner(ABC):
         ranks: Ranks,
         embeds_scale: float = 1.0,
         head: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        device: torch.device | None = None,
+        send: Send = torch.tensor,
     ) -> None:
         directory = Path(config.load.tokenizer_directory or config.load.directory)
         self._loaded = loaded
@@ -117,7 +117,7 @@ class LoadedRunner(ABC):
         self._adapters: AdapterMaker | None = None
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow(embeds_scale)
-        self.items = make_item_embeds(loaded, device)
+        self.items = make_item_embeds(loaded, send)
         self.masks = GrammarMasks(self._grammars, config.max_samples)
         self.pooler = Pooler(head)
 

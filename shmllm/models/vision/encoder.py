@@ -74,7 +74,7 @@ class Encoder:
             return self._positions
         side, device = self.spec.side, self._positions.device
         ends = torch.arange(1 / side, 1.0, 1 / side, device=device)
-        step = 1.0 / torch.tensor(side, device=device)
+        step = 1.0 / torch.full((), side, device=device)  # a tensor of a number would be copied
         places = (torch.arange(side, dtype=torch.float32, device=device) * step).clamp(max=1 - 1e-6)
         rows = torch.bucketize(places, ends, right=True)
         return self._positions[(rows[:, None] * side + rows).flatten()]

@@ -14,6 +14,9 @@ VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
 Grid = tuple[int, int, int]
 """The shape of a prepared image. Of Qwen's: (1, rows, columns) in patches. Of others: (tiles, rows,
 columns), where rows and columns say how the tiles lie, and are 1 if they do not matter."""
+ROTATING = 12
+"""About how many tensors of the stream's width are in memory while queries and keys are rotated in
+float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,12 @@ class EncoderSpec:
         of_layer = 4 * self.hidden_size + 2 * self.inner
         of_patches = 3 * self.patch_size**2 + self.side**2
         return self.hidden_size * (self.num_layers * of_layer + of_patches)
+
+    @property
+    def most_activations(self) -> int:
+        """About the most numbers of a patch that are in memory at a time: an activation of the MLP
+        has up to four tensors, and a layer three of the stream."""
+        return 4 * self.inner + 3 * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +173,11 @@ class Qwen2_5Tower(QwenTower):
     window: int
     full_layers: tuple[int, ...]
 
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`."""
+        return max(4 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3Tower(QwenTower):
@@ -175,6 +189,11 @@ class Qwen3Tower(QwenTower):
 
     num_positions: int
     level_layers: tuple[int, ...]
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: its MLPs have two."""
+        return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
 
     @property
     def num_elements(self) -> int:
@@ -225,6 +244,14 @@ class VisionSpec:
         """The height and the width of a patch, in pixels."""
         tower = self.tower
         return tower.patch_size if isinstance(tower, QwenTower) else tower.encoder.patch_size
+
+    @property
+    def most_activations(self) -> int:
+        """About the most numbers of a patch that the tower has in memory at a time."""
+        tower = self.tower
+        if isinstance(tower, QwenTower):
+            return tower.most_activations
+        return tower.encoder.most_activations
 
     @property
     def tile_size(self) -> int:

@@ -35,6 +35,7 @@ class DeviceUse:
         steps: the most that a step takes, whatever its requests ask for, with what stays allocated
             between steps.
         graphs: the estimated memory of CUDA graphs.
+        images: the estimated memory of images' embeddings and of what computes them.
         fraction: the fraction of the total that the engine may use.
     """
 
@@ -43,6 +44,7 @@ class DeviceUse:
     weights: int
     steps: int
     graphs: int
+    images: int
     fraction: float
 
     @property
@@ -50,15 +52,16 @@ class DeviceUse:
         """The memory left for keys and values. Memory of other processes does not count as used:
         two engines with a fraction of 0.4 each share a device."""
         allowed = min(int(self.total * self.fraction), self.total - self.others)
-        return allowed - self.weights - self.steps - self.graphs
+        return allowed - self.weights - self.steps - self.graphs - self.images
 
     def __str__(self) -> str:
         """Return one line with all numbers, in MiB."""
+        images = f", images {_mib(self.images)} (estimated)" if self.images else ""
         return (
             f"of {_mib(self.total)} MiB on the device, gpu_memory_utilization={self.fraction:g} is "
             f"{_mib(int(self.total * self.fraction))}; others have {_mib(self.others)}, weights "
             f"{_mib(self.weights)}, steps {_mib(self.steps)}, graphs {_mib(self.graphs)} "
-            f"(estimated); {_mib(self.left)} MiB are left for keys and values"
+            f"(estimated){images}; {_mib(self.left)} MiB are left for keys and values"
         )
 
 
@@ -98,6 +101,7 @@ class DeviceMemory:
         weight_bytes: int,
         graph_bytes: int,
         profile: Callable[[], None],
+        image_bytes: int = 0,
     ) -> CacheSize:
         """Compute the size of the KV cache from the memory that the largest step leaves.
 
@@ -107,10 +111,11 @@ class DeviceMemory:
             shape: the division of the cache.
             max_model_len: the configured length, in tokens.
             weight_bytes: the memory of all weights.
-            graph_bytes: the estimate of `estimate_graph_bytes`, with what images need.
+            graph_bytes: the estimate of `estimate_graph_bytes`.
             profile: runs a step of `max_num_batched_tokens` tokens of `max_num_seqs` requests that
                 all get a token sampled, without the KV cache, which does not exist yet, and
                 allocates what the parameters of requests may make a step allocate.
+            image_bytes: the estimate of `items.item_bytes`.
 
         Raises:
             EngineStartError: see `fit_kv_cache`; the message has all the numbers.
@@ -118,7 +123,8 @@ class DeviceMemory:
         given = config.given_bytes(shape.bytes_for)
         if given is not None:
             return fit_kv_cache(given, shape, max_model_len)
-        use = self._measure(config.gpu_memory_utilization, weight_bytes, graph_bytes, profile)
+        estimated = graph_bytes, image_bytes
+        use = self._measure(config.gpu_memory_utilization, weight_bytes, estimated, profile)
         logger.info("memory: %s", use)
         origin = (
             f"; {use}; raise gpu_memory_utilization, or lower max_num_batched_tokens or "
@@ -132,7 +138,11 @@ class DeviceMemory:
         return CacheSize.of(shape, num_blocks, size.max_model_len, size.warning)
 
     def _measure(
-        self, fraction: float, weight_bytes: int, graph_bytes: int, profile: Callable[[], None]
+        self,
+        fraction: float,
+        weight_bytes: int,
+        estimated: tuple[int, int],
+        profile: Callable[[], None],
     ) -> DeviceUse:
         device = self._device
         device.synchronize()
@@ -145,7 +155,7 @@ class DeviceMemory:
         used = max(before + device.peak_bytes(), self.used_bytes())
         total = device.total_bytes()
         others, steps = total - self._free_at_first, max(used - weight_bytes, 0)
-        return DeviceUse(total, others, weight_bytes, steps, graph_bytes, fraction)
+        return DeviceUse(total, others, weight_bytes, steps, *estimated, fraction)
 
 
 def estimate_graph_bytes(num_captured: int) -> int:

@@ -97,8 +97,9 @@ class GpuPart:
             resources.shape,
             loaded.max_model_len,
             sum(each.weights.resident_bytes for each in (loaded, draft) if each is not None),
-            estimate_graph_bytes(num_captured) + item_bytes(self._config, loaded),
+            estimate_graph_bytes(num_captured),
             resources.run_largest,
+            item_bytes(self._config, loaded),
         )
 
     def build(self, size: CacheSize, on_capture: Progress | None = None) -> None:

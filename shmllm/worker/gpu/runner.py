@@ -30,7 +30,7 @@ from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
 from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, slot_of_rows
-from shmllm.worker.gpu.transfers import PendingArrays
+from shmllm.worker.gpu.transfers import PendingArrays, Transfers
 from shmllm.worker.group import Kind
 from shmllm.worker.items import spread_levels
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
@@ -220,7 +220,7 @@ class GpuRunner(LoadedRunner):
         loaded, draft = part.loaded, part.draft
         scale = loaded.config.embeds_scale
         head = make_head(loaded.model, device)
-        super().__init__(config, loaded, ranks, scale, head, device.torch_device)
+        super().__init__(config, loaded, ranks, scale, head, Transfers(device).send_one)
         size = smallest(ranks.together(part.size_cache, "size_cache"))
         resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler

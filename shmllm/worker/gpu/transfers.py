@@ -91,6 +91,11 @@ class Transfers:
             for begin, array in zip(begins, arrays, strict=True)
         ]
 
+    def send_one(self, array: Array) -> Tensor:
+        """Copy an array to the device; see `send`."""
+        (sent,) = self.send(array)
+        return sent
+
     def send_ahead(self, target: Tensor, array: Array) -> Tensor:
         """Copy an array to the device with `Device.copy_ahead`, and return it as a tensor.
 
@@ -130,6 +135,7 @@ class Transfers:
 
 
 _TYPES = {
+    np.dtype(np.uint8): torch.uint8,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float32): torch.float32,

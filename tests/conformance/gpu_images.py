@@ -1,0 +1,308 @@
+"""The tests of images in a whole engine on a device, compared with transformers' greedy tokens.
+
+Each folder has a fixture `gpu_device`: the fake GPU, or a GPU. transformers computes before, since
+the fake GPU cannot run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from conformance.device import no_waits
+from conformance.gpu_engine import Engine
+from support.variants import slow
+from support.vision_models import (
+    VISION_FAMILIES,
+    image_token,
+    make_vision_model,
+    reference_embeddings,
+    reference_tokens,
+)
+from torch import Tensor
+
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.graphs import GraphConfig
+from shmllm.config.load import LoadConfig
+from shmllm.core.plan import Encode, StepPlan
+from shmllm.params.items import Grid, Item
+from shmllm.params.request import EngineCoreRequest
+from shmllm.params.sampling import SamplingParams
+from shmllm.wire.messages import Method
+from shmllm.worker import loading
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.memory import DeviceMemory
+from shmllm.worker.gpu.program import auto_dtype, check_model
+from shmllm.worker.gpu.transfers import Transfers
+from shmllm.worker.items import make_item_embeds
+from shmllm.worker.loading import load_model
+
+BLOCK_SIZE, COUNT = 8, 4
+TOLERANCE = 2e-5
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+MADE: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "vision": {"out_hidden_size": 32, "depth": 3, "deepstack_visual_indexes": [0, 2]},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "llava": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
+}
+"""Models by the names of their families: what differs from the recipes."""
+SQUARE: Grid = (1, 1, 1)
+GRIDS: dict[str, list[Grid]] = {"qwen3_vl": [(1, 4, 6), (1, 4, 2)]}
+"""The shapes of two images; of other families, one tile each."""
+
+
+class Asked(NamedTuple):
+    """A request, and transformers' tokens for it."""
+
+    prompt: list[int]
+    items: tuple[Item, ...]
+    wanted: list[int]
+
+
+class Subject(NamedTuple):
+    """A model of transformers'.
+
+    Attributes:
+        directory: where it is.
+        asked: requests by name.
+        other: other weights.
+        wanted: transformers' tokens for the request "two" with those.
+        num_groups: the number of groups of its layers.
+        cuts_images: whether a step may have a part of an image.
+    """
+
+    directory: Path
+    asked: dict[str, Asked]
+    other: dict[str, Tensor]
+    wanted: list[int]
+    num_groups: int
+    cuts_images: bool
+
+
+def make_subject(name: str, directory: Path, **text: Any) -> Subject:
+    """Make a model, with further fields of its ``text_config``, and requests with and without
+    images."""
+    model = make_vision_model(name, directory, **TEXT | MADE[name] | text)
+    images = [
+        make_image(name, grid, seed) for seed, grid in enumerate(GRIDS.get(name, [SQUARE] * 2))
+    ]
+    token = image_token(model)
+
+    def ask(*parts: int | str) -> Asked:
+        """Text of so many tokens, or an image by its name."""
+        prompt: list[int] = []
+        items = []
+        for part in parts:
+            if isinstance(part, int):
+                first = len(prompt)
+                prompt += [(7 * first + 11 * index + part) % 250 for index in range(part)]
+                continue
+            grid, pixels = images["ab".index(part)]
+            count = vision_embeds(model, name, grid)
+            spans = ((len(prompt), len(prompt) + count),)
+            items.append(Item(sha256(pixels.tobytes()).digest(), spans, grid, pixels))
+            prompt += [token] * count
+        wanted = reference_tokens(model, prompt, [each.pixels for each in items], COUNT)
+        return Asked(prompt, tuple(items), wanted)
+
+    asked = {
+        "one": ask(3, "a", 2),
+        "text": ask(9),
+        "two": ask(2, "b", 3, "a", 1),
+        "short text": ask(1),
+    }
+    two = asked["two"]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.flip(0))
+    wanted = reference_tokens(model, two.prompt, [each.pixels for each in two.items], COUNT)
+    is_gemma = name == "gemma3"
+    return Subject(directory, asked, dict(model.state_dict()), wanted, 1 + is_gemma, not is_gemma)
+
+
+def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:
+    """Return random pixels of a shape."""
+    size = 64 if name not in GRIDS else 16
+    _, rows, columns = grid
+    drawn = np.random.default_rng(seed).integers(0, 256, (1, rows * size, columns * size, 3))
+    return grid, drawn.astype(np.uint8)
+
+
+def vision_embeds(model: Any, name: str, grid: Grid) -> int:
+    """Return how many embeddings an image has."""
+    return grid[1] * grid[2] // 4 if name in GRIDS else 16
+
+
+def make_config(
+    directory: Path,
+    *,
+    mode: str = "FULL_AND_PIECEWISE",
+    overlaps: bool = True,
+    num_blocks: int = 40,
+    budget: int = 16,
+    num_seqs: int = 3,
+    dtype: Any = "float32",
+) -> EngineConfig:
+    return EngineConfig(
+        LoadConfig(str(directory), dtype=dtype),
+        CacheConfig(BLOCK_SIZE, num_blocks=num_blocks),
+        SchedulerConfig(num_seqs, budget, async_scheduling=overlaps),
+        graphs=GraphConfig(mode, None if mode == "NONE" else (2, 16)),
+        num_threads=1,
+    )
+
+
+def add(engine: Engine, number: int, asked: Asked, **options: Any) -> None:
+    params = SamplingParams(
+        **{"temperature": 0.0, "max_tokens": COUNT, "ignore_eos": True} | options
+    )
+    request = EngineCoreRequest(number, asked.prompt, params, items=asked.items, seed=number)
+    assert engine.core.add(0, request) is None
+
+
+def ask(engine: Engine, subject: Subject, names: Sequence[str]) -> None:
+    """Run requests together, and check their tokens."""
+    first = max(engine.tokens, default=-1) + 1
+    for number, name in enumerate(names, first):
+        add(engine, number, subject.asked[name])
+    engine.run()
+    for number, name in enumerate(names, first):
+        assert engine.tokens[number] == subject.asked[name].wanted, name
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", slow("llava"), slow("gemma3")])
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return make_subject(request.param, tmp_path_factory.mktemp(request.param))
+
+
+class Encoded(NamedTuple):
+    """A model's directory, an image, and transformers' embeddings of it."""
+
+    directory: Path
+    item: Item
+    wanted: Tensor
+
+
+@pytest.fixture(scope="module", params=VISION_FAMILIES)
+def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
+    directory = tmp_path_factory.mktemp(request.param)
+    model = make_vision_model(request.param, directory)
+    size = model.config.vision_config.patch_size if "qwen" in request.param else 64
+    grid = (1, 4, 6) if "qwen" in request.param else (2, 1, 1)
+    shape = (grid[0], grid[1] * size, grid[2] * size, 3)
+    pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
+    wanted = reference_embeddings(model, pixels)
+    return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, pixels), wanted)
+
+
+class TowersConformance:
+    def test_embeddings_equal_those_of_transformers(
+        self, encoded: Encoded, gpu_device: Device
+    ) -> None:
+        """The host waits for nothing, and the device keeps little but the result."""
+        load = LoadConfig(str(encoded.directory), dtype="float32")
+        loaded = load_model(load, DeviceMemory(gpu_device), auto_dtype, check_model)
+        items = make_item_embeds(loaded, Transfers(gpu_device).send_one)
+        plan = StepPlan(0, encodes=[Encode(4, encoded.item)])
+        with torch.inference_mode(), no_waits(gpu_device):
+            items.update(plan)
+        (found,) = items._by_number.values()
+        assert found.device == gpu_device.torch_device
+        assert items.workspace_bytes == encoded.wanted.nbytes
+        difference = (found.cpu() - encoded.wanted).abs().max()
+        assert float(difference) < TOLERANCE * float(encoded.wanted.abs().max())
+
+
+class ImagesConformance:
+    @pytest.mark.parametrize(
+        ("mode", "overlaps"),
+        [
+            ("FULL_AND_PIECEWISE", True),
+            slow("NONE", True),
+            slow("NONE", False),
+            slow("FULL", True),
+            slow("PIECEWISE", False),
+        ],
+    )
+    def test_greedy_tokens_equal_those_of_transformers(
+        self, subject: Subject, gpu_device: Device, mode: str, overlaps: bool
+    ) -> None:
+        """Requests with and without images share steps; then each runs alone, text behind
+        images, and finds its blocks in the prefix cache."""
+        engine = Engine(make_config(subject.directory, mode=mode, overlaps=overlaps), gpu_device)
+        ask(engine, subject, ["one", "text", "two"])
+        ask(engine, subject, ["short text"])
+        ask(engine, subject, ["two"])
+        assert engine.core.scheduler.stats.prefix_hit_tokens > 0
+
+    @pytest.mark.slow
+    def test_an_image_may_have_steps_of_one_token(
+        self, subject: Subject, gpu_device: Device
+    ) -> None:
+        """Each step has one token, but where images must not be cut."""
+        budget = 1 if subject.cuts_images else 16
+        config = make_config(subject.directory, budget=budget, num_seqs=1)
+        engine = Engine(replace(config, graphs=GraphConfig("FULL", (1,))), gpu_device)
+        ask(engine, subject, ["one", "short text"])
+
+    def test_the_host_does_not_wait_for_images(self, subject: Subject, gpu_device: Device) -> None:
+        """Nor for the steps before: their tokens are sampled while an image is encoded."""
+        engine = Engine(make_config(subject.directory, mode="NONE"), gpu_device)
+        add(engine, 0, subject.asked["short text"])
+        engine.step()
+        add(engine, 1, subject.asked["two"])
+        with no_waits(gpu_device):
+            for _ in range(3):
+                engine.step()
+        engine.run()
+        assert engine.tokens == {
+            number: subject.asked[name].wanted for number, name in enumerate(("short text", "two"))
+        }
+
+    @pytest.mark.slow
+    def test_preempted_requests_see_their_images_again(
+        self, subject: Subject, gpu_device: Device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With an encoder cache of the least size."""
+        monkeypatch.setattr(loading, "MOST_EMBEDS", 0)
+        longest = -(-(len(subject.asked["two"].prompt) + COUNT) // BLOCK_SIZE)
+        num_blocks = subject.num_groups * longest + 2
+        config = make_config(subject.directory, mode="NONE", num_blocks=num_blocks)
+        engine = Engine(config, gpu_device)
+        ask(engine, subject, ["two", "one", "text"])
+        assert engine.core.scheduler.stats.preemptions > 0
+
+    @pytest.mark.slow
+    def test_images_after_sleep_and_with_new_weights(
+        self, subject: Subject, gpu_device: Device
+    ) -> None:
+        """A request falls asleep in the middle of its images, and with other weights the same
+        images have other embeddings."""
+        engine = Engine(make_config(subject.directory), gpu_device)
+        add(engine, 0, subject.asked["two"])
+        engine.step()
+        engine.core.settle()
+        engine.call(Method.SLEEP, {"level": 1, "mode": "keep"})
+        assert engine.runner.items.workspace_bytes == 0
+        engine.call(Method.WAKE_UP)
+        engine.run()
+        assert engine.tokens[0] == subject.asked["two"].wanted
+        ask(engine, subject, ["text", "one"])
+        engine.call(Method.SLEEP, {"level": 2, "mode": "keep"})
+        engine.call(Method.WAKE_UP)
+        engine.runner.model.load_weights(subject.other.items())
+        engine.core.weights.weights_changed()
+        add(engine, 3, subject.asked["two"])
+        engine.run()
+        assert engine.tokens[3] == subject.wanted != subject.asked["two"].wanted

@@ -1,0 +1,213 @@
+"""The embeddings of images: how much memory they take, of towers of real sizes without memory."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.load import LoadConfig
+from shmllm.models.config import ModelConfig
+from shmllm.models.layers import Storage
+from shmllm.models.vision.towers import make_tower
+from shmllm.params.items import Item
+from shmllm.worker.items import ItemEmbeds, item_bytes
+
+QWEN_TEXT = {"num_hidden_layers": 3, "num_attention_heads": 32, "head_dim": 128}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen3VL": {
+        "model_type": "qwen3_vl",
+        "text_config": {
+            **QWEN_TEXT,
+            "model_type": "qwen3_vl_text",
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262144,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}
+            | {"rope_type": "default"},
+        },
+        "vision_config": {
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_heads": 16,
+            "out_hidden_size": 4096,
+            "patch_size": 16,
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [8, 16, 24],
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+    },
+    "Qwen2_5_VL": {
+        "model_type": "qwen2_5_vl",
+        "text_config": {
+            "model_type": "qwen2_5_vl_text",
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128000,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "out_hidden_size": 3584,
+            "patch_size": 14,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+    },
+    "Llava": {
+        "model_type": "llava",
+        "image_token_index": 32000,
+        "text_config": {
+            "model_type": "llama",
+            "vocab_size": 32064,
+            "hidden_size": 4096,
+            "num_hidden_layers": 2,
+            "max_position_embeddings": 4096,
+        },
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "image_size": 336,
+            "patch_size": 14,
+        },
+    },
+    "Gemma3": {
+        "model_type": "gemma3",
+        "image_token_index": 262144,
+        "text_config": {
+            "model_type": "gemma3_text",
+            "vocab_size": 262208,
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "image_size": 896,
+            "patch_size": 14,
+        },
+    },
+    "SmolVLM": {
+        "model_type": "smolvlm",
+        "image_token_id": 49190,
+        "scale_factor": 3,
+        "text_config": {
+            "model_type": "llama",
+            "vocab_size": 49280,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 8192,
+        },
+        "vision_config": {
+            "model_type": "smolvlm_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "image_size": 384,
+            "patch_size": 14,
+        },
+    },
+}
+"""The sizes of Qwen3-VL-8B, Qwen2.5-VL-7B, LLaVA-1.5-7B, Gemma 3 4B and SmolVLM (2B), with fewer
+layers of text."""
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of meta tensors that are made inside.
+
+    Args:
+        known: tensors that existed before.
+
+    Attributes:
+        peak: the most bytes at a time.
+    """
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known = [each.untyped_storage() for each in known]
+        self._seen = {id(each) for each in self._known}
+        self._now = self.peak = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and each.device.type == "meta":
+                self._add(each.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if id(storage) not in self._seen:
+            self._seen.add(id(storage))
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._free, id(storage), storage.nbytes()).atexit = False
+
+    def _free(self, key: int, num_bytes: int) -> None:
+        self._seen.discard(key)
+        self._now -= num_bytes
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> None:
+    """In bfloat16, by at most a third: a GPU does without that memory."""
+    content = CONFIGS[name] | {"architectures": [f"{name}ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = ModelConfig.from_directory(tmp_path)
+    vision, length = model.vision, model.max_position_embeddings
+    assert vision is not None
+    config = EngineConfig(LoadConfig(str(tmp_path)), CacheConfig(), SchedulerConfig(64, 2048))
+    loaded: Any = SimpleNamespace(config=model, dtype=torch.bfloat16, max_model_len=length)
+    most = min(length, 16_384)
+    if vision.merge_size:
+        rows = 2 * int(most**0.5)
+        grid, size = (1, rows, rows), rows * vision.patch_size
+    else:
+        grid, size = (1, 1, 1), vision.tile_size
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    tower = make_tower(vision, model.hidden_size, Storage(allocate, torch.bfloat16))
+    weights = [each[0] for each in tower.named_weights.values()]
+    table = torch.empty((3, 256), dtype=torch.bfloat16, device="meta")
+    items = ItemEmbeds(tower, table, lambda tile: allocate(tile.shape, torch.uint8))
+    pixels = np.broadcast_to(np.uint8(0), (1, size, size, 3))
+    with torch.inference_mode(), torch.device("meta"), Allocations(weights) as counted:
+        found = items._encode(Item(bytes(32), ((0, most),), grid, pixels))
+    kept = most * found.shape[1] * found.itemsize
+    needed = kept + counted.peak - found.nbytes
+    assert needed < item_bytes(config, loaded) < 4 / 3 * needed
