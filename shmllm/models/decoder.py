@@ -47,8 +47,8 @@ class DecoderModel(Model):
             group.
         further: the layers behind the others that are loaded, each of which predicts one token
             further ahead.
-        vision: what makes embeddings of images, or None. The first stage of a pipeline has it, and
-            each rank of a group has all of it.
+        vision: what makes embeddings of images, or None. It has memory in the first stage of a
+            pipeline, and in rank 0 of a group that divides each layer.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DecoderModel(Model):
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
         self.vision: Tower | None = None
         if config.vision is not None:
-            of_tower = storage.kept_if(stage.is_first)
+            of_tower = storage.kept_if(stage.is_first and config.shard.rank == 0)
             self.vision = make_tower(config.vision, config.hidden_size, of_tower)
 
     def divide(self, division: Division, made: Sequence[Allocation]) -> None:
@@ -193,7 +193,8 @@ class DecoderModel(Model):
         if self._division is None:
             return weights
         shares = self._division.shares
-        return {name: sharded(views, shares[name]) for name, views in weights.items()}
+        own = {name: sharded(views, shares[name]) for name, views in weights.items()}
+        return {name: tuple(map(elsewhere_or, views)) for name, views in own.items()}
 
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """Yields the weights of norms and of other factors, with the value that changes nothing."""

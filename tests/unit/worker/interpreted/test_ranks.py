@@ -30,6 +30,8 @@ from conformance.gpu_engine import (
     other_model,
     pusher,
 )
+from conformance.gpu_images import ask, make_subject
+from conformance.gpu_images import make_config as make_image_config
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
 from conftest import FAKE_GPU_RANK_MODULE
@@ -178,6 +180,19 @@ def test_two_ranks_encode_as_one(encoders: Any, make: Any, gpu_device: FakeGpu) 
             found = vectors_of(ours, normalize=False, **options)
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeing", ["llava", "gemma3"])
+def test_the_first_of_two_ranks_sees_images(
+    seeing: str, make: Any, gpu_device: FakeGpu, tmp_path: Path
+) -> None:
+    with gpu_device.bypassed():  # it computes transformers' tokens, too
+        subject = make_subject(seeing, tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    engine = make(make_image_config(tmp_path))
+    with ended_in_time(engine):
+        ask(engine, subject, ["one", "text", "two"])
+        ask(engine, subject, ["two"])
 
 
 @pytest.mark.parametrize(
