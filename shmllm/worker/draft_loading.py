@@ -45,6 +45,7 @@ def load_draft(
         max_model_len=None,
         further_layers=0,
         model_impl="auto",
+        language_model_only=True,  # it drafts for text
     )
     loaded = load_model(own, pool, auto_dtype, check)
     sizes = loaded.config.vocab_size, target.config.vocab_size
