@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +29,8 @@ from support.pools import (
     immortal_pools,
     joined,
     kill_engine,
+    kills_running,
+    num_generated,
     params_of,
     pids_of,
     prompts,
@@ -87,34 +88,6 @@ def pool(engines: LLM) -> Iterator[LLM]:
     assert_idle(engines)
     assert not engines._client._flights._flights
     assert [engines._client._flights._router.queued(k) for k in (0, 1)] == [0, 0]
-
-
-def num_generated(llm: LLM, index: int) -> int:
-    """The number of tokens that one of a pool's engines has made."""
-    return int(llm._client._clients[index].stats()["generated_tokens"])
-
-
-@contextmanager
-def kills_running(llm: LLM, *indexes: int, how: signal.Signals = signal.SIGKILL) -> Iterator[None]:
-    """End engines when all of them have made some tokens, and before their requests end."""
-    pids, before = pids_of(llm), [num_generated(llm, index) for index in (0, 1)]
-
-    def have_begun() -> bool:
-        return all(num_generated(llm, index) > before[index] for index in indexes)
-
-    def run(go_on: Callable[[], None]) -> None:
-        try:
-            wait_until(have_begun, "tokens")
-            for index in indexes:
-                os.kill(pids[index], how)
-        finally:
-            go_on()
-
-    with held_steps(llm) as go_on:
-        killer = threading.Thread(target=run, args=(go_on,))
-        killer.start()
-        yield
-        join_all([killer])
 
 
 def tokens_of(llm: LLM, given: Any = PROMPTS, params: Any = GREEDY) -> list[list[int]]:

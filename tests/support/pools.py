@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from support.waiting import wait_until
+from support.engines import held_steps
+from support.waiting import join_all, wait_until
 
 from shmllm import LLM, RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from shmllm.client import revival
@@ -122,3 +124,32 @@ def immortal_pools() -> Iterator[None]:
     """Engines start again as often as they end meanwhile."""
     with patch.object(revival, "MOST_STARTS", 10**9):
         yield
+
+
+def num_generated(llm: LLM, index: int) -> int:
+    """The number of tokens that one of a pool's engines has made."""
+    clients = llm._client._clients  # type: ignore[attr-defined]
+    return int(clients[index].stats()["generated_tokens"])
+
+
+@contextmanager
+def kills_running(llm: LLM, *indexes: int, how: signal.Signals = signal.SIGKILL) -> Iterator[None]:
+    """End engines when all of them have made some tokens, and before their requests end."""
+    pids, before = pids_of(llm), [num_generated(llm, index) for index in (0, 1)]
+
+    def have_begun() -> bool:
+        return all(num_generated(llm, index) > before[index] for index in indexes)
+
+    def run(go_on: Callable[[], None]) -> None:
+        try:
+            wait_until(have_begun, "tokens")
+            for index in indexes:
+                os.kill(pids[index], how)
+        finally:
+            go_on()
+
+    with held_steps(llm) as go_on:
+        killer = threading.Thread(target=run, args=(go_on,))
+        killer.start()
+        yield
+        join_all([killer])

@@ -1,0 +1,202 @@
+"""Images of prompts: what users may give, limits, names of images, and the items made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.fakes import info
+
+from shmllm.config.images import ImageInfo
+from shmllm.errors import RequestError
+from shmllm.frontend import prompt_images
+from shmllm.frontend.images.prepared import PreparedImage
+from shmllm.frontend.prompt_images import (
+    GivenImages,
+    ImageOptions,
+    PromptImages,
+    ReadyImage,
+    given_images,
+)
+
+MOST_EMBEDS = 8
+
+
+class Processor:
+    """Makes one tile of an image, and counts how often."""
+
+    def __init__(self) -> None:
+        self.num_prepared = 0
+
+    def identity(self, picture: Any, overrides: Any, name: str) -> bytes:
+        return (picture.tobytes()[:4] + repr(sorted(overrides.items())).encode()).ljust(32)[:32]
+
+    def prepare(self, picture: Any, overrides: Any, name: str) -> PreparedImage:
+        self.num_prepared += 1
+        pixels = np.full((1, 2, 2, 3), picture.getpixel((0, 0))[0], np.uint8)
+        return PreparedImage(pixels, (1, 1, 1), overrides.get("tokens", 2))
+
+    def runs(self, name: str, ids: Any, images: list[PreparedImage]) -> list[Any]:
+        starts = np.cumsum([0, *(each.num_tokens for each in images)]).tolist()
+        return [
+            ((start, start + each.num_tokens),) for start, each in zip(starts, images, strict=False)
+        ]
+
+
+def make(cache_bytes: int = 1000, **options: Any) -> PromptImages:
+    engine = replace(info(), images=ImageInfo(most_embeds=MOST_EMBEDS, cache_bytes=cache_bytes))
+    found = PromptImages(engine, ImageOptions(**options))
+    found._processor = Processor()  # type: ignore[misc, assignment]
+    return found
+
+
+def picture(value: int) -> Any:
+    return Image.new("RGB", (4, 4), (value, 0, 0))
+
+
+def ready(images: PromptImages, *given: Any, uuids: Any = None, **overrides: Any) -> list[Any]:
+    names = uuids or [None] * len(given)
+    return images.ready("the prompt", GivenImages(given, names, overrides))
+
+
+def value_of(image: ReadyImage) -> int:
+    return int(image.prepared.pixels[0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "uuids"),
+    [
+        ({}, 0, []),
+        ({"multi_modal_data": None}, 0, []),
+        ({"multi_modal_data": {"image": None, "video": None}}, 0, []),
+        ({"multi_modal_data": {"image": []}, "multi_modal_uuids": {"image": []}}, 0, []),
+        ({"mm_processor_kwargs": {"a": 1}}, 0, []),
+        ({"multi_modal_data": {"image": "x"}}, 1, [None]),
+        ({"multi_modal_data": {"image": ("x", "y")}}, 2, [None, None]),
+        ({"multi_modal_data": {"image": "x"}, "multi_modal_uuids": {"image": "n"}}, 1, ["n"]),
+        ({"multi_modal_uuids": {"image": ["n", "m"]}}, 2, ["n", "m"]),
+        (
+            {
+                "multi_modal_data": {"image": ["x", None]},
+                "multi_modal_uuids": {"image": [None, "m"]},
+            },
+            2,
+            [None, "m"],
+        ),
+    ],
+)
+def test_what_a_prompt_has_of_images(prompt: Any, count: int, uuids: list[Any]) -> None:
+    given = given_images("the prompt", prompt)
+    found = (0, []) if given is None else (len(given.images), given.uuids)
+    assert found == (count, uuids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"multi_modal_data": ["x"]}, "'multi_modal_data' must be a dict"),
+        ({"multi_modal_data": {"audio": "x"}}, "has 'audio'; only images are supported"),
+        ({"multi_modal_uuids": {"video": "x"}}, "has 'video'; only images are supported"),
+        ({"multi_modal_data": {"image": "x"}, "mm_processor_kwargs": [1]}, "must be a dict"),
+        (
+            {"multi_modal_data": {"image": "x"}, "multi_modal_uuids": {"image": ["a", "b"]}},
+            "has 1 images and 2 uuids",
+        ),
+        (
+            {"multi_modal_data": {"image": "x"}, "multi_modal_uuids": {"image": 7}},
+            "a uuid must be a str or None",
+        ),
+    ],
+)
+def test_malformed_images_of_a_prompt(prompt: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        given_images("the prompt", prompt)
+
+
+@pytest.mark.parametrize("limit", [1, {"count": 1, "width": 5}])
+def test_a_limit_of_images(limit: Any) -> None:
+    images = make(limits={"image": limit})
+    assert len(ready(images, picture(1))) == 1
+    with pytest.raises(RequestError, match="has 2 images; limit_mm_per_prompt allows 1"):
+        ready(images, picture(1), picture(2))
+
+
+@pytest.mark.parametrize("limit", [-1, "1", True, {"count": None}])
+def test_a_limit_that_is_none(limit: Any) -> None:
+    with pytest.raises(RequestError, match="limit_mm_per_prompt must be a number"):
+        make(limits={"image": limit})
+
+
+def test_an_image_is_prepared_once_for_each_way() -> None:
+    images = make(overrides={"a": 1})
+    processor: Any = images._processor
+    for _ in range(2):
+        ready(images, picture(1))
+        ready(images, picture(1), b=2)
+        ready(images, picture(1), a=1)
+    assert processor.num_prepared == 2
+    images.clear()
+    ready(images, picture(1))
+    assert processor.num_prepared == 3
+
+
+def test_a_name_stands_for_an_image() -> None:
+    images = make()
+    (first,) = ready(images, picture(1), uuids=["n"])
+    assert ready(images, None, uuids=["n"]) == [first]
+    (other,) = ready(images, picture(2), uuids=["m"])
+    assert (value_of(first), value_of(other)) == (1, 2)
+    assert first.identity != other.identity
+    with pytest.raises(RequestError, match="image 1 is None, and no image with the uuid 'n'"):
+        ready(images, None, uuids=["n"], tokens=3)  # prepared in another way
+    images.clear()
+    with pytest.raises(RequestError, match="no image with the uuid 'n' is kept"):
+        ready(images, None, uuids=["n"])
+    with pytest.raises(RequestError, match="image 1 is None"):
+        ready(images, None)
+
+
+def test_a_name_of_an_image_of_another_size_is_another_image() -> None:
+    images = make()
+    (first,) = ready(images, picture(1), uuids=["n"])
+    (second,) = ready(images, Image.new("RGB", (5, 4), (2, 0, 0)), uuids=["n"])
+    assert first.identity != second.identity
+    assert ready(images, None, uuids=["n"]) == [second]
+
+
+def test_names_are_those_of_one_front_end() -> None:
+    (one,), (other,) = (ready(make(), picture(1), uuids=["n"]) for _ in range(2))
+    assert one.identity != other.identity
+
+
+def test_the_oldest_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_images, "MOST_UUIDS", 2)
+    images = make()
+    for name, value in (("a", 1), ("b", 2), ("a", 1), ("c", 3)):
+        ready(images, picture(value), uuids=[name])
+    assert [value_of(ready(images, None, uuids=[name])[0]) for name in "ac"] == [1, 3]
+    with pytest.raises(RequestError, match="no image with the uuid 'b' is kept"):
+        ready(images, None, uuids=["b"])
+
+
+def test_items_have_the_places_of_their_embeddings() -> None:
+    images = make()
+    found = ready(images, picture(1), picture(2))
+    items = images.items("the prompt", [0] * 4, found)
+    assert [item.spans for item in items] == [((0, 2),), ((2, 4),)]
+    assert [item.identity for item in items] == [each.identity for each in found]
+
+
+def test_an_image_with_too_many_embeddings_is_refused() -> None:
+    images = make()
+    found = ready(images, picture(1), tokens=MOST_EMBEDS + 1)
+    with pytest.raises(RequestError, match="image 1 has 9 embeddings, more than the 8"):
+        images.items("the prompt", [0] * 9, found)
+
+
+def test_an_engine_without_images_refuses_them() -> None:
+    with pytest.raises(RequestError, match="the model takes no images"):
+        ready(PromptImages(info()), picture(1))
