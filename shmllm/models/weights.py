@@ -141,11 +141,11 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
         seed: the same seed gives the same weights on the same kind of device.
     """
     generators: dict[torch.device, torch.Generator] = {}
-    neutral = {weight.data_ptr(): value for weight, value in model.neutral_weights()}
+    neutral = {_key_of(weight): value for weight, value in model.neutral_weights()}
 
     def neutral_value(view: Destination) -> float | None:
         memory = parts_of(view)[0]
-        return neutral.get(memory.data_ptr()) if isinstance(memory, Tensor) else None
+        return neutral.get(_key_of(memory)) if isinstance(memory, Tensor) else None
 
     for views in model.named_weights().values():
         first, *others = views
@@ -162,6 +162,11 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
             value.normal_(0.0, 0.02, generator=generators[first.device])
         for view in others if value is first else views:
             view.copy_(value)
+
+
+def _key_of(weight: Tensor) -> int:
+    """The address of a weight. One without memory, of another stage, has none: its identity."""
+    return weight.data_ptr() or id(weight)
 
 
 def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:

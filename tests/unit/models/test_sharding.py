@@ -91,6 +91,19 @@ def test_random_weights_are_those_of_one_process(directory: Path) -> None:
         assert torch.equal(own[is_own], expected[is_own]), name
 
 
+def test_random_weights_of_a_stage_are_those_of_one_process(llama: Path) -> None:
+    config = ModelConfig.from_directory(llama)
+    model = create_model(config, torch.float32, allocate)
+    load_dummy_weights(model, seed=3)
+    last = create_model(stage_config(config, 1, 2), torch.float32, allocate)
+    load_dummy_weights(last, seed=3)
+    found = {n: v[0] for n, v in last.named_weights().items() if isinstance(v[0], torch.Tensor)}
+    own = {name: view for name, view in found.items() if view.device.type != "meta"}
+    assert any("layers" in name for name in own)
+    for name, view in own.items():
+        assert torch.equal(view, model.named_weights()[name][0]), name
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: Any) -> Path:
     path: Path = tmp_path_factory.mktemp("llama")
