@@ -29,9 +29,9 @@ from shmllm.client.protocol import (
     StartProgress,
     death_of,
 )
+from shmllm.client.request_sender import RequestSender
 from shmllm.client.rpc_client import content_of, pack_call, release_result, unpack_result
 from shmllm.client.sending import send, transmit, wait_for_slot
-from shmllm.client.sent_items import SentItems
 from shmllm.config.info import EngineInfo
 from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
 from shmllm.ipc.client_channel import ClientChannel
@@ -41,12 +41,9 @@ from shmllm.ipc.output_waiter import OutputWaiter
 from shmllm.ipc.ring import RingWriter
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.states import EngineState
-from shmllm.ipc.tensors import TensorWriter
 from shmllm.ipc.wait import WaitPolicy
 from shmllm.outputs.columns import Embeddings, OutputColumns
 from shmllm.outputs.logprobs import PromptLogprobs
-from shmllm.params.items import Item
-from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.layout import Direction
 from shmllm.tracing.recorder import Recorder
@@ -58,8 +55,6 @@ from shmllm.wire.messages import (
     Failed,
     Hello,
     Method,
-    PromptEmbeds,
-    PromptItem,
     RecordKind,
     Rejected,
     Reply,
@@ -92,7 +87,7 @@ class ChannelEngineClient:
         self._startup: Hello | Text | Failed | None = None
         self._replies: dict[int, Reply | None] = {}
         self._bucket = ClientBucket(channel)
-        self._items = SentItems(0)
+        self._sender = RequestSender(channel)
         self._num_calls = 0
         self._stall_reported = False
         self.sharing: DeviceSharing = CudaSharing()
@@ -141,33 +136,7 @@ class ChannelEngineClient:
         return self._channel.waiter
 
     def add(self, request: EngineCoreRequest) -> None:
-        if request.embeds is not None:
-            put = partial(self._embeds_parts, request)
-            transmit(self._channel, RecordKind.PROMPT_EMBEDS, put, self._make_room)
-        for item in request.items:
-            self._send_item(request.number, item)
-        if isinstance(request.params, Pooling):
-            self._send(RecordKind.POOL, codec.encode_pool(request))
-        else:
-            self._send(RecordKind.ADD, codec.encode_add(request))
-
-    def _embeds_parts(self, request: EngineCoreRequest) -> codec.Parts:
-        slots = TensorWriter(self._channel.slots)
-        ref = slots.put(request.embeds, deadline=None, on_full=self._make_room).encode()
-        return codec.encode_prompt_embeds(PromptEmbeds(request.number, ref))
-
-    def _send_item(self, number: int, item: Item) -> None:
-        if self._items.has(item):
-            self._send(RecordKind.PROMPT_ITEM, codec.encode_prompt_item(PromptItem(number, item)))
-            return
-        put = partial(self._item_parts, number, item, self._items.make_room(item))
-        transmit(self._channel, RecordKind.PROMPT_ITEM, put, self._make_room)
-        self._items.sent(item)
-
-    def _item_parts(self, number: int, item: Item, forgotten: list[bytes]) -> codec.Parts:
-        slots = TensorWriter(self._channel.slots)
-        ref = slots.put(item.pixels, deadline=None, on_full=self._make_room).encode()
-        return codec.encode_prompt_item(PromptItem(number, item, ref, forgotten))
+        self._sender.send(request, self._make_room)
 
     def abort(self, numbers: Sequence[int]) -> None:
         most = self._channel.requests.max_payload_bytes // 8
@@ -379,7 +348,7 @@ class ChannelEngineClient:
 
     def _become_ready(self, ready: Text) -> EngineInfo:
         self.info = EngineInfo.from_json(ready.json)
-        self._items = SentItems(self.info.images.cache_bytes)
+        self._sender.keep_items(self.info.images.cache_bytes)
         if self._channel.owns_waiter:
             self.set_policy(self.info.num_threads)
         return self.info

@@ -32,7 +32,7 @@ from shmllm.core.step_outputs import StepOutputs
 from shmllm.engine.adapters import Adapters
 from shmllm.engine.blocks_elsewhere import WeightsSource, info_with, make_blocks_elsewhere
 from shmllm.engine.drafting.make import make_drafting
-from shmllm.engine.request_checks import refusal_of
+from shmllm.engine.request_checks import check_tensors, refusal_of
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
 from shmllm.engine.step_timings import StepTimings
@@ -93,7 +93,6 @@ class EngineCore:
             groups=runner.kv_groups,
             num_states=self.info.num_states + 1,
         )
-        images = self.info.images
         self.scheduler = Scheduler(
             config.scheduler,
             self._kv_cache,
@@ -101,8 +100,8 @@ class EngineCore:
             max_drafts=config.max_drafts,
             num_batches=config.parallel.pipeline_parallel_size,
             longest_whole=self.info.max_model_len if self.info.pooling.both_ways else 0,
-            longest_span=images.longest_span,
-            encoder_cache=EncoderCache(images.most_embeds, not images.longest_span),
+            longest_span=self.info.images.longest_span,
+            encoder_cache=EncoderCache.of(self.info.images),
         )
         self.drafting = make_drafting(
             config.speculative, self.scheduler, lambda row: self.runner.keeps_state_of(row)
@@ -174,19 +173,14 @@ class EngineCore:
 
         Raises:
             EnginePausedError: a pause forbids new requests.
-            RequestError: embeddings or images do not suit the model, the adapter cannot be used,
-                or a custom logits processor refuses the parameters.
+            RequestError: embeddings, images, the adapter or parameters cannot be used.
         """
         refusal = self._refuse(client, request)
         if refusal is not None:
             return refusal
         if request.lora is not None:
             self.adapters.expect(request.lora)
-        if request.embeds is not None:
-            length = len(request.prompt_token_ids)
-            request.embeds = self.runner.check_embeds(request.embeds, length)
-        for item in request.items:
-            self.runner.check_item(item)
+        check_tensors(request, self.runner)
         scheduled = Request(
             client,
             request,

@@ -8,6 +8,7 @@ import numpy as np
 
 from shmllm.config.images import ImageInfo
 from shmllm.config.info import EngineInfo
+from shmllm.engine.runner import Runner
 from shmllm.params.items import Item
 from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
@@ -28,6 +29,18 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
     if isinstance(params, SamplingParams):
         return _refusal_of_params(params, info)
     return _refusal_of_pooling(params, info)
+
+
+def check_tensors(request: EngineCoreRequest, runner: Runner) -> None:
+    """Check the embeddings and the images of a request, and convert the embeddings for the runner.
+
+    Raises:
+        RequestError: they do not suit the model.
+    """
+    if request.embeds is not None:
+        request.embeds = runner.check_embeds(request.embeds, len(request.prompt_token_ids))
+    for item in request.items:
+        runner.check_item(item)
 
 
 def _refusal_of_items(items: Sequence[Item], num_tokens: int, images: ImageInfo) -> str | None:
