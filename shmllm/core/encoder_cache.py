@@ -134,6 +134,11 @@ class EncoderCache:
         self._entries.clear()
         self.num_used = self._num_pinned = 0
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """For statistics: how many items chunks of prompts needed, and how many were there."""
+        return {"item_queries": self.num_hits + self.num_encoded, "item_hits": self.num_hits}
+
     def check_integrity(self) -> None:
         """Raise AssertionError if the counts are inconsistent."""
         sizes = [entry.size for entry in self._entries.values()]

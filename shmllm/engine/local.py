@@ -161,6 +161,7 @@ class LocalEngineClient:
         accepted = zip(places, counters.pop("accepted_at"), strict=False)
         return counters | {
             **self._core.elsewhere.counters,
+            **scheduler.encoder_cache.counters,
             "shared_kv_cache_bytes": self.info.shared_kv_cache_bytes,
             **{f"accepted_at_{place}": count for place, count in accepted},
             "num_speculative_tokens": len(places),

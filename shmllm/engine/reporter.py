@@ -178,10 +178,8 @@ class Reporter:
             self._page.set_accepted_at(stats.accepted_at)
         set_stat(Stat.SHARED_QUERY_TOKENS, stats.shared_query_tokens)
         set_stat(Stat.SHARED_HIT_TOKENS, stats.shared_hit_tokens)
-        items = scheduler.encoder_cache
-        set_stat(Stat.ITEM_QUERIES, items.num_hits + items.num_encoded)
-        set_stat(Stat.ITEM_HITS, items.num_hits)
-        for name, value in core.elsewhere.counters.items():
+        further = {**core.elsewhere.counters, **scheduler.encoder_cache.counters}
+        for name, value in further.items():
             set_stat(Stat[name.upper()], value)
         set_stat(Stat.DRAIN_NS, self.drain_ns)
         set_stat(Stat.SCHEDULE_NS, timings.schedule_ns)

@@ -342,7 +342,10 @@ def test_a_front_end_that_reads_nothing_delays_no_other(name: str) -> None:
         (prepared,) = llm.front_end.prepare(given)
         (item,) = prepared.submitted.items
         raw = RawFrontEnd(name).enter()
-        raw.client._send_item(0, item)
+        first = EngineCoreRequest(
+            100, prepared.submitted.prompt_token_ids, SamplingParams(max_tokens=1), items=(item,)
+        )
+        raw.client.add(first)
         long = SamplingParams(max_tokens=400, ignore_eos=True, logprobs=20)
         for number in range(100):
             message = codec.encode_prompt_item(PromptItem(number, item))

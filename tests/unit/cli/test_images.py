@@ -110,7 +110,7 @@ def test_a_row_names_paths_below_the_folder_and_urls(folder: Path) -> None:
     ("name", "words"),
     [
         ("none.png", "image 1 'none.png': cannot read "),
-        ("bad.png", "image 1 'bad.png' cannot be decoded"),
+        ("bad.png", "bad.png' cannot be decoded"),
         ("sub", "no regular file"),
         ("../outside.png", "not below the folder"),
         ("link.png", "not below the folder"),

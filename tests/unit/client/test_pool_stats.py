@@ -44,7 +44,7 @@ def test_every_statistic_is_a_counter_or_known_as_something_else():
         "steps", "prefix_query_tokens", "prefix_hit_tokens", "preemptions", "prompt_tokens",
         "generated_tokens", "requests_finished", "times_parked", "drafts", "draft_tokens",
         "accepted_tokens", "shared_query_tokens", "shared_hit_tokens", "shared_blocks_lent",
-        "shared_blocks_saved", "shared_blocks_reused",
+        "shared_blocks_saved", "shared_blocks_reused", "item_queries", "item_hits",
         *(name for name in ended if name.endswith("_ns")),
     }  # fmt: skip
 
