@@ -10,7 +10,6 @@ import pytest
 from support.cache_shapes import cache_shape
 from support.reference_models import (
     ALIKE,
-    KINDS,
     MAX_TOKENS,
     VARIANTS,
     ReferenceModel,
@@ -30,6 +29,8 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 # An engine computes the same in the process of the test, where it starts sooner.
 LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
+PREEMPTED = ("llama", "mixtral", "qwen3_next")
+"""The families of the default suite: blocks of keys and values alone, experts, states."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": LOCAL,
     "short-chunks": LOCAL | {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 5},
@@ -65,7 +66,11 @@ def test_an_engine_process_equals_transformers(reference: ReferenceModel) -> Non
     ]
 
 
-@pytest.mark.parametrize("reference", [*KINDS, slow("tiny")], indirect=True)
+@pytest.mark.parametrize(
+    "reference",
+    [kind if kind in PREEMPTED else slow(kind) for kind in (*VARIANTS, "tiny")],
+    indirect=True,
+)
 def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     options = LOCAL | {"max_model_len": 400}
     config = ModelConfig.from_directory(reference.directory)
