@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
@@ -184,27 +184,16 @@ class PromptImages:
     def _of_uuid(self, name: str, uuid: str | None, overrides: Mapping[str, Any]) -> ReadyImage:
         """The image that was given with a UUID before."""
 
-        def missing() -> PreparedImage:
+        def missing() -> NoReturn:
             raise RequestError(
                 f"{name} is None, and no image with the uuid {uuid!r} is kept: pass the image"
             )
 
-        identity = None
-        if uuid is not None:
-            identity = self._of_uuids.get(self._key_of_uuid(uuid, overrides))
+        key = None if uuid is None else self._key_of_uuid(uuid, overrides)
+        identity = None if key is None else self._of_uuids.get(key)
         if identity is None:
             missing()
-        assert identity is not None
         return ReadyImage(identity, self._cache.get(identity, missing))
-
-    def prepared(self, images: Sequence[Any]) -> list[PreparedImage]:
-        """Images as the engine gets them.
-
-        Raises:
-            RequestError: as `ready`.
-        """
-        given = GivenImages(images, [None] * len(images), {})
-        return [each.prepared for each in self.ready("the images", given)]
 
     def expand_text(self, name: str, text: str, images: Sequence[ReadyImage]) -> str:
         """A prompt's text with as many placeholders as the images have embeddings."""

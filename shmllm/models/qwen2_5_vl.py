@@ -5,14 +5,13 @@ Its positions are triples, of time, height and width. Those of text are three eq
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen2
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_image_token, read_layer_indices, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_axes
+from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_vision
 from shmllm.models.vision.specs import Qwen2_5Tower, VisionSpec
 
 _DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
@@ -31,10 +30,7 @@ _FULL_LAYERS = (7, 15, 23, 31)
 def configure(fields: Fields) -> ModelConfig:
     config = qwen2.configure(fields.with_defaults(_DEFAULTS), num_kv_heads=8)
     vision = read_vision(fields, config)
-    if vision is None:
-        return config
-    config = with_axes(config, fields, _SECTIONS, mixes_axes=False)
-    return replace(config, vision=vision)
+    return with_vision(config, fields, vision, _SECTIONS, mixes_axes=False)
 
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:

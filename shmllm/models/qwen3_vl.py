@@ -7,7 +7,6 @@ pairs (`RopeConfig.sections`). Those of text are three equal numbers, for which 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -15,7 +14,7 @@ from shmllm.models import qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_image_token, read_layer_indices, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_axes
+from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_vision
 from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
 
 _DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
@@ -34,10 +33,7 @@ _LEVELS = (8, 16, 24)
 def configure(fields: Fields) -> ModelConfig:
     config = qwen3.configure(fields.with_defaults(_DEFAULTS))
     vision = read_vision(fields, config)
-    if vision is None:
-        return config
-    config = with_axes(config, fields, _SECTIONS, mixes_axes=True)
-    return replace(config, vision=vision)
+    return with_vision(config, fields, vision, _SECTIONS, mixes_axes=True)
 
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:

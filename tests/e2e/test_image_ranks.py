@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from support.determinism import said
+from support.image_llms import tiles_of
 from support.variants import slow
 from support.vision_models import make_vision_model, reference_tokens
 
@@ -88,7 +89,7 @@ def expected(model: Any, llm: LLM, outputs: list[RequestOutput]) -> list[list[in
     found = []
     for prompt, output in zip(prompts_of(llm), outputs, strict=True):
         images = prompt["multi_modal_data"]["image"] if isinstance(prompt, dict) else []
-        tiles = [each.pixels for each in llm.front_end.images.prepared([*images])]
+        tiles = tiles_of(llm, images)
         count = len(output.outputs[0].token_ids)
         found.append(reference_tokens(model, output.prompt_token_ids, tiles, count))
     return found

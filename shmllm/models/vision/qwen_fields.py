@@ -12,6 +12,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
+from shmllm.models.vision.specs import VisionSpec
 
 IMAGE_TOKEN = 151655
 """The default of ``image_token_id``."""
@@ -47,18 +48,26 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
     }
 
 
-def with_axes(
-    config: ModelConfig, fields: Fields, sections: tuple[int, ...], *, mixes_axes: bool
+def with_vision(
+    config: ModelConfig,
+    fields: Fields,
+    vision: VisionSpec | None,
+    sections: tuple[int, ...],
+    *,
+    mixes_axes: bool,
 ) -> ModelConfig:
     """Returns the configuration of a model that sees images, whose layers rotate by three axes also
     if config.json leaves ``mrope_section`` out.
 
     Args:
-        config: the configuration.
+        config: the configuration of the language model.
         fields: those of the language model.
+        vision: what it computes of images; None: nothing, and it stays as it is.
         sections: the default of ``mrope_section``.
         mixes_axes: `RopeConfig.mixes_axes`, which no field decides on.
     """
+    if vision is None:
+        return config
     layers = []
     for layer in config.layers:
         assert isinstance(layer.mixer, AttentionSpec), "all layers have attention"
@@ -72,7 +81,7 @@ def with_axes(
             )
         rope = replace(rope, sections=found, mixes_axes=mixes_axes)
         layers.append(replace(layer, mixer=replace(layer.mixer, rope=rope)))
-    return replace(config, layers=tuple(layers))
+    return replace(config, layers=tuple(layers), vision=vision)
 
 
 def _read_theta(fields: Fields) -> float:
