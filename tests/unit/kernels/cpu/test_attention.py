@@ -134,8 +134,8 @@ class Layer:
         pieces = at(columns["tiles"]), at(columns["splits"])
         requests = request_words(*addresses, at(self.table), MAX_BLOCKS, *pieces)
         per_thread = scratch_bytes(self.layout, self.num_heads)
-        scratch = np.zeros(NUM_THREADS * per_thread, np.uint8)
-        states = np.empty(split_states_bytes(self.layout, self.num_heads), np.uint8)
+        scratch = np.full(NUM_THREADS * per_thread, 0xFF, np.uint8)
+        states = np.full(split_states_bytes(self.layout, self.num_heads), 0xFF, np.uint8)  # NaN
         norms = [norm.data_ptr() if self.normed else 0 for norm in self.norms]
         self.program = KernelProgram(1)
         qkv, out = self.qkv, self.out
