@@ -180,13 +180,12 @@ def _attend_split(job, state, first_tile):
 def _attend_tile(job, own, first_tile):
     """Computes the state of a piece. own: the address for that of a split, if it is one."""
     rows, padded = job.rows, job.padded
-    if job.tile.split >= 0:  # its first tile may lie behind its last key, if a window hides them
-        _attend_split(job, state_at(own, rows, padded), first_tile)
-        return
     split, last_split = first_tile * TILE_KEYS // SPLIT_KEYS, job.tile.last_key // SPLIT_KEYS
     total = state_at(job.scratch.total, rows, padded)
     address = job.scratch.total if split == last_split else job.scratch.state
-    state = state_at(address, rows, padded)
+    state = state_at(own if job.tile.split >= 0 else address, rows, padded)
+    if job.tile.split >= 0:  # a window may hide all of its keys
+        clear(state, rows, padded)
     if split < last_split:
         clear(total, rows, padded)
     while first_tile * TILE_KEYS <= job.tile.last_key:
