@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
     from shmllm.frontend.llm import LLM
     from shmllm.frontend.prompt_chunks import PromptChunk
-    from shmllm.frontend.prompts import EmbedsPrompt, ImagesPrompt, TextPrompt, TokensPrompt
+    from shmllm.frontend.prompts import EmbedsPrompt, MultiModalPrompt, TextPrompt, TokensPrompt
     from shmllm.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -68,7 +68,7 @@ _IN_FRONT_END = {
     "AsyncEngineArgs": "engine_args",
     "EngineArgs": "engine_args",
     "EmbedsPrompt": "prompts",
-    "ImagesPrompt": "prompts",
+    "MultiModalPrompt": "prompts",
     "PromptChunk": "prompt_chunks",
     "TextPrompt": "prompts",
     "TokensPrompt": "prompts",
@@ -95,7 +95,6 @@ __all__ = [
     "EngineDeadError",
     "EnginePausedError",
     "EngineStartError",
-    "ImagesPrompt",
     "IpcError",
     "IpcTimeoutError",
     "LateChunk",
@@ -104,6 +103,7 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "MessageTooLargeError",
+    "MultiModalPrompt",
     "NoSpaceError",
     "PoolerConfig",
     "PoolingOutput",

@@ -1,8 +1,8 @@
 """shmllm's own batch format.
 
-A row holds `prompt`, `messages` or `prompt_token_ids`, and perhaps `images`, and a record holds
-`text`. A field with the
-name of a sampling parameter is one, as in the requests of vLLM's and OpenAI's servers.
+A row holds `prompt`, `messages` or `prompt_token_ids`, and perhaps `images` and `audio`, and a
+record holds `text`. A field with the name of a sampling parameter is one, as in the requests of
+vLLM's and OpenAI's servers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from shmllm.batch.parameters import SAMPLING_FIELDS
 from shmllm.batch.rows import JsonObject, Messages, Row, carried, shown
 from shmllm.errors import RequestError
 from shmllm.outputs.request import CompletionOutput, RequestOutput
+from shmllm.params.items import Modality
 
+ITEM_FIELDS: dict[str, Modality] = {"images": "image", "audio": "audio"}
+"""Lists of items of `prompt`, and their modalities."""
 INPUT_FIELDS = {
     "id",
     "prompt",
     "messages",
     "prompt_token_ids",
-    "images",
+    *ITEM_FIELDS,
     "cache_salt",
     "lora",
     "sampling_params",
@@ -92,7 +95,7 @@ class NativeFormat:
         row.carried = carried(fields, INPUT_FIELDS | parameters, RESULT_FIELDS)
         try:
             row.prompt = self._prompt(fields)
-            row.images = self._images(fields)
+            row.items = self._items(fields)
             row.sampling = self._sampling(fields)
             if "lora" in fields:
                 row.lora = "" if fields["lora"] is None else self._typed(fields, "lora", str)
@@ -155,18 +158,23 @@ class NativeFormat:
             return [*self._opening, *values["messages"]]
         return self._as_chat(values["prompt"] if list(values) == ["prompt"] else values)
 
-    def _images(self, fields: Mapping[str, Any]) -> list[str]:
-        """The images that a row names beside its prompt."""
-        if fields.get("images") is None:
-            return []
-        names: list[Any] = self._typed(fields, "images", list)
-        if not all(isinstance(name, str) and name for name in names):
-            raise RequestError(
-                f"'images' must be a list of paths and data URLs, got {shown(names)}"
-            )
-        if names and "messages" in fields:
-            raise RequestError("'images' cannot be used with 'messages', whose parts name images")
-        return names
+    def _items(self, fields: Mapping[str, Any]) -> dict[Modality, list[str]]:
+        """The items that a row names beside its prompt."""
+        found: dict[Modality, list[str]] = {}
+        for field, modality in ITEM_FIELDS.items():
+            given = fields.get(field) is not None
+            names: list[Any] = self._typed(fields, field, list) if given else []
+            if not all(isinstance(name, str) and name for name in names):
+                raise RequestError(
+                    f"{field!r} must be a list of paths and data URLs, got {shown(names)}"
+                )
+            if names and "messages" in fields:
+                raise RequestError(
+                    f"{field!r} cannot be used with 'messages', whose parts name {field}"
+                )
+            if names:
+                found[modality] = names
+        return found
 
     def _sampling(self, fields: Mapping[str, Any]) -> JsonObject:
         """The sampling parameters, in `sampling_params` or beside it; null there is no value."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from shmllm.errors import RequestError
+from shmllm.params.items import Modality
 
 Messages = list[dict[str, Any]]
 JsonObject = dict[str, Any]
@@ -31,7 +32,7 @@ class Row:
     Attributes:
         line: its line number in the file, from 1.
         prompt: a text, a dict as `LLM.generate` takes it, or messages.
-        images: the images of `prompt` that are named beside it: paths or URLs.
+        items: the items of `prompt` that are named beside it, by modality: paths or URLs.
         sampling: the row's own sampling parameters.
         lora: the name of the row's adapter; None: what the command says; "": none.
         defaults: the format's default sampling parameters.
@@ -44,7 +45,7 @@ class Row:
 
     line: int
     prompt: str | dict[str, Any] | Messages | None = None
-    images: list[str] = field(default_factory=list)
+    items: dict[Modality, list[str]] = field(default_factory=dict)
     sampling: JsonObject = field(default_factory=dict)
     lora: str | None = None
     defaults: JsonObject = field(default_factory=dict)

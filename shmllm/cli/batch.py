@@ -15,8 +15,8 @@ from shmllm.batch.parameters import make_params, seed_of
 from shmllm.batch.rows import JsonObject, Row
 from shmllm.cli.adapters import Adapters
 from shmllm.cli.batch_run import Work, run_plan
-from shmllm.cli.image_prompts import images_of_row, prompt_with_images
-from shmllm.cli.images import CommandImages
+from shmllm.cli.item_prompts import items_of_row, prompt_with_items
+from shmllm.cli.items import CommandItems
 from shmllm.cli.outcome import ABORTED
 from shmllm.cli.plan import GeneratePlan
 from shmllm.cli.sampling import completed
@@ -37,7 +37,7 @@ def run_batch(
     plan: GeneratePlan,
     sampling: JsonObject,
     session: CommandSession,
-    images: CommandImages | None = None,
+    items: CommandItems | None = None,
 ) -> int:
     """Runs a plan and returns the exit code.
 
@@ -45,14 +45,14 @@ def run_batch(
         plan: the plan.
         sampling: the sampling parameters from the command line; they override the model's defaults.
         session: starts the engine or attaches to it.
-        images: the images of rows that are plain lines; None for none.
+        items: the items of rows that are plain lines; None for none.
     """
 
     def work_on(llm: LLM) -> Work[Completion, RequestOutput]:
         from shmllm.frontend.progress import BatchProgress
 
         return Work(
-            Preparation(llm, sampling, plan.chat_template, session.adapters, images),
+            Preparation(llm, sampling, plan.chat_template, session.adapters, items),
             lambda requests: stream(llm, requests, plan.ordered, session.priority),
             BatchProgress,
         )
@@ -68,7 +68,7 @@ class Preparation:
         sampling: the sampling parameters from the command line.
         chat_template: the source of the chat template; None for the model's.
         adapters: those that rows can choose.
-        images: the images of all rows; None for those that rows name.
+        items: the items of all rows; None for those that rows name.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Preparation:
         sampling: JsonObject,
         chat_template: str | None,
         adapters: Adapters | None = None,
-        images: CommandImages | None = None,
+        items: CommandItems | None = None,
     ) -> None:
         self._llm = llm
-        self._images = images.ready(llm) if images else []
+        self._items = items.ready(llm) if items else []
         self._adapters = adapters or {}
         self._only = next(iter(self._adapters.values())) if len(self._adapters) == 1 else None
         self._given = llm.model_defaults | sampling
@@ -103,9 +103,9 @@ class Preparation:
 
     def _prompt(self, row: Row) -> Any:
         front_end, template = self._llm.front_end, {**self._template, **row.template}
-        images = images_of_row(front_end, row.images) if row.images else self._images
-        if images and row.prompt is not None:
-            return prompt_with_images(front_end, row.prompt, images, **template)
+        items = items_of_row(front_end, row.items) if row.items else self._items
+        if items and row.prompt is not None:
+            return prompt_with_items(front_end, row.prompt, items, **template)
         if isinstance(row.prompt, list):
             return dict(front_end.chat_prompt(row.prompt, **template))
         return row.prompt

@@ -22,7 +22,7 @@ from shmllm.cli.listing import print_records, size
 from shmllm.cli.metrics import check_metrics_port, metrics_command
 from shmllm.cli.named import engine_state
 from shmllm.cli.options import (
-    IMAGE_OPTIONS,
+    ITEM_OPTIONS,
     Status,
     engine_options,
     flag_of,
@@ -94,7 +94,7 @@ def start(
 
     check_metrics_port(metrics_port)
     registry.control_path(name)  # refuses an invalid name before anything uses it
-    if useless := given_options(IMAGE_OPTIONS):
+    if useless := given_options(ITEM_OPTIONS):
         raise click.UsageError(
             f"{flag_of(useless[0])} is for commands that send prompts, also with --attach {name}"
         )

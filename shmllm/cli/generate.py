@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from shmllm.cli.adapters import lora_option
-from shmllm.cli.images import CommandImages, folder_option, image_option, take_folder
 from shmllm.cli.interrupts import interruptible
+from shmllm.cli.items import CommandItems, folder_option, item_options, take_folder
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.prompts import (
     as_chat,
@@ -46,10 +46,10 @@ Examples:
 \b
 Files of JSON lines (or .parquet, or either compressed as .gz):
   A line of the input holds `prompt`, `messages` or `prompt_token_ids`, and may hold
-  `id`, `images`, `cache_salt`, `lora` (the NAME of a --lora, or null for the base) and
-  sampling parameters, such as `max_tokens`, by themselves or in the object `sampling_params`;
-  they override options. `images` is a list of images for `prompt`: data URLs, or paths
-  below the folder of --allowed-local-media-path. Other fields are copied to the output.
+  `id`, `images`, `audio`, `cache_salt`, `lora` (the NAME of a --lora, or null for the base)
+  and sampling parameters, such as `max_tokens`, by themselves or in the object `sampling_params`;
+  they override options. `images` and `audio` are lists of items for `prompt`: data URLs,
+  or paths below the folder of --allowed-local-media-path. Other fields are copied to the output.
   A line of the output holds `id` if the input has one, `line` (from 1), `text`,
   `finish_reason`, `num_prompt_tokens`, `num_output_tokens`, `num_cached_tokens`, or
   instead of these `error`; then the other fields. Each line is written as soon as its
@@ -75,7 +75,7 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 @click.option("--system", help="System message; implies --chat.")
 @chat_template_option
 @reply_options
-@image_option
+@item_options
 @folder_option
 @click.option("--echo", is_flag=True, help="Write the prompt before its completion.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object per line.")
@@ -128,7 +128,7 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     source, target = options["source"], options["target"]
     if prompts and source is not None:
         raise click.UsageError("give prompts as arguments or with --input, not both")
-    images = CommandImages.open(options.pop("images"))
+    items = CommandItems.take(options)
     engine, adapters = take_engine_options(options), options["adapters"]
     session = CommandSession(
         options["attach"],
@@ -143,9 +143,9 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     if target in (None, "-"):
         check_stdout()
     found = None if source is None else look_at(source)
-    images.check_input(None if found is None else found.kind, options["openai_batch"])
-    images.check_model(session)
-    if not prompts and not images and _asks_for_chat(options, sampling):
+    items.check_input(None if found is None else found.kind, options["openai_batch"])
+    items.check_model(session)
+    if not prompts and not items and _asks_for_chat(options, sampling):
         from shmllm.cli.chat.command import is_interactive, run_chat
         from shmllm.cli.chat.conversation import Conversation
 
@@ -159,14 +159,14 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
             from shmllm.cli.plan import make_plan
 
             texts = [] if found is not None else [str(p.content) for p in read_prompts(prompts)]
-            return run_batch(make_plan(found, texts, options), sampling, session, images)
+            return run_batch(make_plan(found, texts, options), sampling, session, items)
         from shmllm.cli.text import run_text
 
         inputs = read_prompts(prompts, None if found is None else found.lines)
         if options["chat"]:
             inputs = [as_chat(item, options["system"]) for item in inputs]
         template = options["chat_template"]
-        return run_text(inputs, sampling, target, options["echo"], session, template, images)
+        return run_text(inputs, sampling, target, options["echo"], session, template, items)
     return 0
 
 

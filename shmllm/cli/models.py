@@ -35,7 +35,7 @@ def models(name: str | None, as_json: bool) -> None:
 
     found = list_models() if name is None else describe_models(name)
     if as_json:
-        records = [asdict(each) | {"images": takes_images(each)} for each in found]
+        records = [asdict(each) | {"takes": takes(each)} for each in found]
         click.echo(json.dumps(records, indent=2))
     elif name is None or len(found) > 1:
         _print_list(found)
@@ -44,7 +44,7 @@ def models(name: str | None, as_json: bool) -> None:
 
 
 def _print_list(found: list[ModelRecord]) -> None:
-    seeing = [takes_images(each) for each in found]
+    taken = [", ".join(takes(each)) for each in found]
     rows = [
         {
             "name": each.name,
@@ -52,10 +52,10 @@ def _print_list(found: list[ModelRecord]) -> None:
             "format": _format(each),
             "parameters": _count(each.parameters),
             "size": _size(each.size_bytes),
-            **({"images": "yes" if sees else None} if any(seeing) else {}),
+            **({"takes": kinds or None} if any(taken) else {}),
             "runs here": "no" if each.problem else "yes",
         }
-        for each, sees in zip(found, seeing, strict=True)
+        for each, kinds in zip(found, taken, strict=True)
     ]
     print_records(tuple(rows[0]), rows, shrinking=("name", "architecture"))
     unfit = [each for each in found if each.problem]
@@ -73,7 +73,7 @@ def _print_one(found: ModelRecord) -> None:
         "architecture": found.architecture,
         "parameters": _count(found.parameters),
         "size": _size(found.size_bytes),
-        "images": "yes" if takes_images(found) else None,
+        "takes": ", ".join(takes(found)) or None,
         "runs here": f"no: {_reason(found)}" if found.problem else "yes",
     }
     for label, value in lines.items():
@@ -81,17 +81,17 @@ def _print_one(found: ModelRecord) -> None:
             click.echo(f"{label:<14}{value}")
 
 
-def takes_images(found: ModelRecord) -> bool:
-    """Whether prompts of a model may have images."""
+def takes(found: ModelRecord) -> tuple[str, ...]:
+    """The kinds of items, such as "image", that prompts of a model may have beside text."""
     if found.path is None or found.problem:
-        return False
-    from shmllm.cli.images import directory_takes_images
+        return ()
+    from shmllm.cli.items import modalities_of
     from shmllm.errors import EngineStartError
 
     try:
-        return directory_takes_images(Path(found.path))
+        return modalities_of(Path(found.path))
     except EngineStartError:
-        return False
+        return ()
 
 
 def _format(found: ModelRecord) -> str | None:

@@ -19,7 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and each.in_llm)
 NAMED_ENGINE_OPTIONS = tuple(each for each in OPTIONS if each.flag and not each.in_llm)
-IMAGE_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs")
+ITEM_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs")
 """Those that a front end reads, also one of a named engine."""
 
 _MODEL = next(each for each in ENGINE_OPTIONS if each.name == "model")

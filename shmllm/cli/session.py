@@ -9,8 +9,9 @@ import click
 
 from shmllm.cli.adapters import Adapters, with_adapters
 from shmllm.cli.metrics import check_metrics_port, start_metrics_server
-from shmllm.cli.options import IMAGE_OPTIONS, Status, flag_of, given_options
+from shmllm.cli.options import ITEM_OPTIONS, Status, flag_of, given_options
 from shmllm.errors import ShmLLMError
+from shmllm.params.items import COUNTED, MODALITIES
 
 if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
@@ -26,7 +27,7 @@ class CommandSession:
         priority: the priority of the command's requests; None for an engine without priorities.
         adapters: the adapters that the command's requests may have.
         replies: the options of `LLM` and `LLM.attach` that the front end reads: the formats of
-            replies, the folder of images.
+            replies, the folder of items.
     """
 
     attach: str | None
@@ -99,16 +100,16 @@ def _start(engine: dict[str, Any]) -> LLM:
 
 
 def _attach_to(name: str, engine: dict[str, Any], replies: dict[str, Any]) -> LLM:
-    """Use a named engine. Options for starting an engine are a usage error; those of images are
+    """Use a named engine. Options for starting an engine are a usage error; those of items are
     the front end's."""
     from shmllm.frontend.llm import LLM
 
     given = given_options(engine)
-    images = {option: engine[option] for option in given if option in IMAGE_OPTIONS}
-    if others := [option for option in given if option not in images]:
+    of_items = {option: engine[option] for option in given if option in ITEM_OPTIONS}
+    if others := [option for option in given if option not in of_items]:
         flag = flag_of(others[0])
         raise click.UsageError(f"{flag} is for starting an engine; {name!r} runs already")
-    return LLM.attach(name, **replies, **images)
+    return LLM.attach(name, **replies, **of_items)
 
 
 def _describe(llm: LLM, name: str) -> str:
@@ -118,11 +119,12 @@ def _describe(llm: LLM, name: str) -> str:
     shared = facts.shared_kv_cache_bytes
     sharing = f"; {shared / 2**20:,.0f} MiB of KV cache shared" if shared else ""
     drafts = f"; drafts by {facts.speculation}" if facts.speculation else ""
-    images = "; takes images" if facts.images.most_embeds else ""
+    taken = ", ".join(COUNTED[kind] for kind in MODALITIES if kind in facts.items.modalities)
+    items = f"; takes {taken}" if taken else ""
     return (
         f"{name}: {facts.num_parameters / 1e6:,.1f} M parameters, {facts.precision}, "
         f"weights {facts.weight_bytes / 2**20:,.0f} MiB, {facts.processor}, "
         f"{facts.max_model_len:,} tokens of context, KV cache "
         f"{facts.kv_cache_bytes / 2**20:,.0f} MiB (room for {facts.max_concurrency:,.1f} "
-        f"requests of that length){sharing}{graphs}{drafts}{images}"
+        f"requests of that length){sharing}{graphs}{drafts}{items}"
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from shmllm.cli.adapters import only_adapter
-from shmllm.cli.image_prompts import prompt_with_images
+from shmllm.cli.item_prompts import prompt_with_items
 from shmllm.cli.outcome import TextOutcome
 from shmllm.cli.prompts import InputPrompt
 from shmllm.cli.sampling import completed
@@ -19,10 +19,10 @@ from shmllm.cli.streams import is_on_screen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shmllm.cli.images import CommandImages
+    from shmllm.cli.items import CommandItems
     from shmllm.frontend.input_processor import PreparedRequest
     from shmllm.frontend.llm import LLM
-    from shmllm.frontend.prompt_images import ReadyImage
+    from shmllm.frontend.prompt_items import ReadyItem
     from shmllm.outputs.logprobs import Logprob
     from shmllm.outputs.request import CompletionOutput, RequestOutput
 
@@ -36,7 +36,7 @@ def run_text(
     echo: bool,
     session: CommandSession,
     chat_template: str | None = None,
-    images: CommandImages | None = None,
+    items: CommandItems | None = None,
 ) -> int:
     """Completes prompts and returns the exit code.
 
@@ -47,7 +47,7 @@ def run_text(
         echo: whether to write the prompts too.
         session: starts the engine or attaches to it.
         chat_template: the source of the chat template; None for the model's.
-        images: the images of each prompt; None for none.
+        items: the items of each prompt; None for none.
     """
     from shmllm.frontend.adapters import set_adapters
     from shmllm.frontend.priorities import set_priorities
@@ -56,7 +56,7 @@ def run_text(
     adapter = only_adapter(session.adapters)
     with session.open() as llm:
         params = SamplingParams(**completed(llm.model_defaults, sampling))
-        ready = images.ready(llm) if images else []
+        ready = items.ready(llm) if items else []
         prompts: list[Any] = [as_prompt(llm, item, chat_template, ready) for item in inputs]
         names = [item.origin for item in inputs]
         requests = llm.front_end.prepare(prompts, params, names)
@@ -80,15 +80,15 @@ def open_target(target: str | None) -> Any:
 
 
 def as_prompt(
-    llm: LLM, item: InputPrompt, chat_template: str | None, images: Sequence[ReadyImage] = ()
+    llm: LLM, item: InputPrompt, chat_template: str | None, items: Sequence[ReadyItem] = ()
 ) -> Any:
-    """The prompt for the engine, with these images; the chat template turns messages into one."""
+    """The prompt for the engine, with these items; the chat template turns messages into one."""
     from shmllm.errors import RequestError
 
     try:
-        if images:
-            return prompt_with_images(
-                llm.front_end, item.content, images, chat_template=chat_template
+        if items:
+            return prompt_with_items(
+                llm.front_end, item.content, items, chat_template=chat_template
             )
         if isinstance(item.content, list):
             return llm.front_end.chat_prompt(item.content, chat_template=chat_template)

@@ -348,7 +348,7 @@ class ChannelEngineClient:
 
     def _become_ready(self, ready: Text) -> EngineInfo:
         self.info = EngineInfo.from_json(ready.json)
-        self._sender.keep_items(self.info.images.cache_bytes)
+        self._sender.keep_items(self.info.items.cache_bytes)
         if self._channel.owns_waiter:
             self.set_policy(self.info.num_threads)
         return self.info

@@ -68,7 +68,7 @@ class RequestSender:
             self._send_item(number, item, put, make_room)
 
     def _send_item(self, number: int, item: Item, put: Put, make_room: MakeRoom) -> None:
-        """Send an image, with its pixels if the engine does not have them."""
+        """Send an item, with its data if the engine does not have them."""
         kind = RecordKind.PROMPT_ITEM
         if self._items.has(item):
             known = codec.encode_prompt_item(PromptItem(number, item))
@@ -78,7 +78,7 @@ class RequestSender:
         transmit(
             self._channel,
             kind,
-            lambda: codec.encode_prompt_item(PromptItem(number, item, put(item.pixels), forgotten)),
+            lambda: codec.encode_prompt_item(PromptItem(number, item, put(item.data), forgotten)),
             make_room,
         )
         self._items.sent(item)

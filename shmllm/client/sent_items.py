@@ -1,5 +1,5 @@
-"""Which items an engine has from earlier requests of this front end, so that their pixels need not
-be sent again.
+"""Which items an engine has from earlier requests of this front end, so that their data need not be
+sent again.
 
 The front end decides what the engine keeps: it names the identities that the engine may forget in
 the records of other items. Records arrive in order, so it knows what the engine has. An exception
@@ -19,7 +19,7 @@ from shmllm.params.items import Item
 class SentItems:
     """
     Args:
-        most_bytes: the most bytes of pixels that the engine keeps for this front end.
+        most_bytes: the most bytes of data that the engine keeps for this front end.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -28,7 +28,7 @@ class SentItems:
         self._in_doubt: dict[bytes, None] = {}
 
     def has(self, item: Item) -> bool:
-        """Whether the engine has an item's pixels; if so, it was used now."""
+        """Whether the engine has an item's data; if so, it was used now."""
         if item.identity not in self._sizes:
             return False
         self._sizes.move_to_end(item.identity)
@@ -41,7 +41,7 @@ class SentItems:
             The identities that the engine has to forget when it has the item; among them the
             item's own if it is too large to be kept.
         """
-        size = item.pixels.nbytes
+        size = item.data.nbytes
         excess = sum(self._sizes.values()) + size - self._most_bytes
         while self._sizes and excess > 0:
             identity = next(iter(self._sizes))
@@ -57,7 +57,7 @@ class SentItems:
 
     def sent(self, item: Item) -> None:
         """Take note that an item for which `make_room` was called has been sent."""
-        size = item.pixels.nbytes
+        size = item.data.nbytes
         if size <= self._most_bytes:
             self._sizes[item.identity] = size
         self._in_doubt.clear()

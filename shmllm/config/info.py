@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
-from shmllm.config.images import ImageInfo
+from shmllm.config.items import ItemInfo
 from shmllm.config.pooling import PoolingInfo
 from shmllm.config.shared_kv import Role
 
@@ -101,7 +101,7 @@ class EngineInfo:
     role: Role = "both"
     shared_kv_cache_bytes: int = 0
     pooling: PoolingInfo = field(default_factory=PoolingInfo)
-    images: ImageInfo = field(default_factory=ImageInfo)
+    items: ItemInfo = field(default_factory=ItemInfo)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -190,5 +190,5 @@ class EngineInfo:
         for name in ("eos_token_ids", "logits_processors", "extension_methods", "warnings"):
             values[name] = tuple(values[name])
         values["pooling"] = PoolingInfo.from_fields(values["pooling"])
-        values["images"] = ImageInfo(**values["images"])
+        values["items"] = ItemInfo.from_json(values["items"])
         return cls(**{each.name: values[each.name] for each in fields(cls)})

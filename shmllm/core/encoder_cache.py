@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from shmllm.config.images import ImageInfo
+from shmllm.config.items import ItemInfo
 from shmllm.core.plan import Encode, ItemUse, StepPlan
 from shmllm.core.request import Request
 from shmllm.params.items import Item, items_between
@@ -61,9 +61,9 @@ class EncoderCache:
         self._num_pinned = 0
 
     @classmethod
-    def of(cls, images: ImageInfo) -> EncoderCache:
-        """That of an engine which says so of its images."""
-        return cls(images.most_embeds, cuts_spans=not images.longest_span)
+    def of(cls, items: ItemInfo) -> EncoderCache:
+        """That of an engine which says so of its items."""
+        return cls(items.most_embeds, cuts_spans=not items.longest_span)
 
     def cut(self, request: Request, start: int, count: int, step: int) -> int:
         """How many of a request's tokens a step can compute. Changes nothing that lasts.

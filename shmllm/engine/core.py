@@ -100,8 +100,8 @@ class EngineCore:
             max_drafts=config.max_drafts,
             num_batches=config.parallel.pipeline_parallel_size,
             longest_whole=self.info.max_model_len if self.info.pooling.both_ways else 0,
-            longest_span=self.info.images.longest_span,
-            encoder_cache=EncoderCache.of(self.info.images),
+            longest_span=self.info.items.longest_span,
+            encoder_cache=EncoderCache.of(self.info.items),
         )
         self.drafting = make_drafting(
             config.speculative, self.scheduler, lambda row: self.runner.keeps_state_of(row)

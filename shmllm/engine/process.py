@@ -333,7 +333,7 @@ class EngineProcess:
             case PromptEmbeds() if core is not None:
                 session.keep_embeds(message, core.info.max_embeds_bytes)
             case PromptItem() if core is not None:
-                session.items.keep(message, core.info.max_model_len, core.info.images.cache_bytes)
+                session.items.keep(message, core.info.max_model_len, core.info.items.cache_bytes)
             case EngineCoreRequest() if core is not None:
                 self._add(core, session, message)
             case Abort() if core is not None:

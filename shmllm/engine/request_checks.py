@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shmllm.config.images import ImageInfo
 from shmllm.config.info import EngineInfo
+from shmllm.config.items import ItemInfo
 from shmllm.engine.runner import Runner
-from shmllm.params.items import Item
+from shmllm.params.items import COUNTED, Item
 from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
@@ -22,7 +22,7 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
     is_generating = isinstance(params, SamplingParams)
     if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
         return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
-    if problem := _refusal_of_items(request.items, len(ids), info.images):
+    if problem := _refusal_of_items(request.items, len(ids), info.items):
         return problem
     if not _are_known(ids, info):
         return f"a token id lies outside the vocabulary of {info.vocab_size:,}"
@@ -32,7 +32,7 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
 
 
 def check_tensors(request: EngineCoreRequest, runner: Runner) -> None:
-    """Check the embeddings and the images of a request, and convert the embeddings for the runner.
+    """Check the embeddings and the items of a request, and convert the embeddings for the runner.
 
     Raises:
         RequestError: they do not suit the model.
@@ -43,23 +43,24 @@ def check_tensors(request: EngineCoreRequest, runner: Runner) -> None:
         runner.check_item(item)
 
 
-def _refusal_of_items(items: Sequence[Item], num_tokens: int, images: ImageInfo) -> str | None:
-    if items and not images.most_embeds:
-        return "the model takes no images"
+def _refusal_of_items(items: Sequence[Item], num_tokens: int, info: ItemInfo) -> str | None:
     before = 0
     for item in items:
+        kind = item.modality
+        if kind not in info.modalities:
+            return f"the model takes no {COUNTED[kind]}"
         if not before <= item.start < item.end <= num_tokens:
-            return "the images of the prompt overlap, or lie behind its end"
+            return "the items of the prompt overlap, or lie behind its end"
         before = item.end
-        if item.num_embeds > images.most_embeds:
+        if item.num_embeds > info.most_embeds:
             return (
-                f"an image has {item.num_embeds:,} embeddings, the engine has room for "
-                f"{images.most_embeds:,}: raise max_num_batched_tokens, or prepare it smaller "
+                f"an item ({kind}) has {item.num_embeds:,} embeddings, the engine has room for "
+                f"{info.most_embeds:,}: raise max_num_batched_tokens, or prepare it smaller "
                 "(mm_processor_kwargs)"
             )
         longest = max(end - begin for begin, end in item.spans)
-        if images.longest_span and longest > images.longest_span:
-            return f"an image has {longest:,} embeddings in a row instead of {images.longest_span}"
+        if info.longest_span and longest > info.longest_span:
+            return f"an item has {longest:,} embeddings in a row instead of {info.longest_span}"
     return None
 
 

@@ -118,10 +118,10 @@ class Runner(Protocol):
         """
 
     def check_item(self, item: Item) -> None:
-        """Check that the model can encode an image.
+        """Check that the model can encode an item.
 
         Raises:
-            RequestError: its pixels or its number of embeddings are not those of its grid.
+            RequestError: its data or its number of embeddings are not those of its grid.
         """
 
     def keeps_state_of(self, row: int) -> bool:

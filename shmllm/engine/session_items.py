@@ -1,9 +1,9 @@
 """The items that a front end has sent, and which of them the engine keeps for later requests.
 
-This module copies pixels out of the front end's slots. It must not know what they show.
+This module copies items out of the front end's slots. It must not know what they contain.
 
 A front end names its items as it likes. Caches of the engine, which all front ends share, know them
-by an identity that covers their pixels and their grid, too: otherwise one that gives two images the
+by an identity that covers their data, kind and grid, too: otherwise one that gives two items the
 same name would get, and give others, the embeddings of the wrong one.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.tensors import TensorReader, TensorRef
-from shmllm.params.items import Item
+from shmllm.params.items import MODALITIES, Item, Modality
 from shmllm.wire.messages import PromptItem
 
 LARGEST_BYTES = 2**28
@@ -28,13 +28,20 @@ MOST_PENDING_BYTES = 2**32
 MOST_EXCESS_BYTES = 2**30
 """By how much a front end may exceed what it keeps here. A signal handler may interrupt it between
 what it counts and what it sends."""
-GRID = Struct("<3I")
+KIND = Struct("<Bd3I")
+
+_FORMS: dict[Modality, tuple[Any, int]] = {
+    "image": (np.dtype(np.uint8), 4),
+    "audio": (np.dtype(np.float32), 2),
+    "video": (np.dtype(np.uint8), 4),
+}
+"""The dtype of an item's data, and the number of their dimensions. The runner checks the rest."""
 
 
 class _Kept(NamedTuple):
-    """Pixels of a front end's slot, and their SHA-256."""
+    """The data of a front end's slot, and their SHA-256."""
 
-    pixels: Any
+    data: Any
     digest: bytes
 
 
@@ -44,7 +51,7 @@ class SessionItems:
         tensors: reads the front end's slots.
 
     Attributes:
-        num_bytes: the bytes of the pixels that are kept.
+        num_bytes: the bytes of the data that are kept.
     """
 
     def __init__(self, tensors: TensorReader) -> None:
@@ -63,24 +70,25 @@ class SessionItems:
             most_bytes: the most bytes that the front end may keep here.
 
         Raises:
-            ProtocolMismatchError: there are no such pixels, or too many.
+            ProtocolMismatchError: there are no such data, or too many.
         """
         item = message.item
-        found = self._copy(message.ref) if message.ref else self._kept.get(item.identity)
+        found = self._copy(message) if message.ref else self._kept.get(item.identity)
         if found is None:
-            raise ProtocolMismatchError("PROMPT_ITEM without pixels names none that are kept")
+            raise ProtocolMismatchError("PROMPT_ITEM without data names none that are kept")
         if message.ref:
             self._forget(item.identity)
             self._kept[item.identity] = found
-            self.num_bytes += found.pixels.nbytes
+            self.num_bytes += found.data.nbytes
         for identity in message.forgotten:
             self._forget(identity)
         if self._pending and self._pending[0][0] != message.number:
             self._drop_pending()  # their request was interrupted, and never comes
-        identity = sha256(item.identity + GRID.pack(*item.grid) + found.digest).digest()
-        own = replace(item, identity=identity, pixels=found.pixels)
+        kind = KIND.pack(MODALITIES.index(item.modality), item.frame_seconds, *item.grid)
+        identity = sha256(item.identity + kind + found.digest).digest()
+        own = replace(item, identity=identity, data=found.data)
         self._pending.append((message.number, own))
-        self._num_pending_bytes += found.pixels.nbytes
+        self._num_pending_bytes += found.data.nbytes
         if self.num_bytes > most_bytes + MOST_EXCESS_BYTES:
             raise ProtocolMismatchError(f"items of {self.num_bytes:,} bytes are to be kept")
         if len(self._pending) > most_items or self._num_pending_bytes > MOST_PENDING_BYTES:
@@ -104,18 +112,19 @@ class SessionItems:
     def _forget(self, identity: bytes) -> None:
         kept = self._kept.pop(identity, None)
         if kept is not None:
-            self.num_bytes -= kept.pixels.nbytes
+            self.num_bytes -= kept.data.nbytes
 
-    def _copy(self, encoded: bytes) -> _Kept:
-        ref = TensorRef.decode(encoded)
+    def _copy(self, message: PromptItem) -> _Kept:
+        ref = TensorRef.decode(message.ref)
         if ref.slot.nbytes > LARGEST_BYTES:
             raise ProtocolMismatchError(f"PROMPT_ITEM of {ref.slot.nbytes:,} bytes")
         with self._tensors.view(ref) as view:
-            pixels = view.numpy()
-            is_image = pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[3] == 3
-            if not is_image or not pixels.size:
+            data = view.numpy()
+            modality = message.item.modality
+            if not data.size or (data.dtype, data.ndim) != _FORMS[modality]:
                 raise ProtocolMismatchError(
-                    f"the pixels of PROMPT_ITEM are {pixels.dtype} of shape {list(pixels.shape)}"
+                    f"the data of PROMPT_ITEM ({modality}) are {data.dtype} of shape "
+                    f"{list(data.shape)}"
                 )
-            pixels = pixels.copy()
-            return _Kept(pixels, sha256(pixels.data).digest())
+            data = data.copy()
+            return _Kept(data, sha256(data.data).digest())

@@ -275,11 +275,11 @@ class EngineControls(WeightControls):
         return bool(self._dispatcher.call(Method.RESET_PREFIX_CACHE, asked))
 
     def reset_mm_cache(self) -> None:
-        """Forget the prepared images that this front end keeps."""
-        self.front_end.images.clear()
+        """Forget the prepared images and other items that this front end keeps."""
+        self.front_end.items.clear()
 
     def reset_encoder_cache(self) -> None:
-        """Let the engine forget the embeddings of images; those in use are computed again."""
+        """Let the engine forget the embeddings of items; those in use are computed again."""
         self._dispatcher.call(Method.RESET_ENCODER_CACHE, None)
 
     @property

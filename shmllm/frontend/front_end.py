@@ -23,7 +23,7 @@ from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import BatchProgress, TextProgress
-from shmllm.frontend.prompt_images import ImageOptions, PromptImages
+from shmllm.frontend.prompt_items import DATA, ItemOptions, PromptItems, by_modality
 from shmllm.frontend.prompts import Prompt, TokensPrompt
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools
@@ -59,7 +59,7 @@ class FrontEnd:
         tracing: records traces of this front end; None creates it.
         structured_outputs: the defaults of structured outputs.
         replies: how the model's replies are read; None finds it out.
-        image_options: the options of images.
+        item_options: the options of images.
 
     Attributes:
         info: what the engine reports about itself and the model.
@@ -75,7 +75,7 @@ class FrontEnd:
         tracing: FrontEndTracing | None = None,
         structured_outputs: StructuredOutputsDefaults | None = None,
         replies: ReplyFormats | None = None,
-        image_options: ImageOptions | None = None,
+        item_options: ItemOptions | None = None,
     ) -> None:
         self.client = client
         self.info = client.info
@@ -83,9 +83,9 @@ class FrontEnd:
         self.tokenizer = tokenizer
         self.model_defaults = model_defaults
         self._replies = replies or ReplyFormats(tokenizer)
-        self.images = PromptImages(self.info, image_options)
+        self.items = PromptItems(self.info, item_options)
         self.inputs: Inputs = InputProcessor(
-            tokenizer, self.info, structured_outputs, self._replies, self.images
+            tokenizer, self.info, structured_outputs, self._replies, self.items
         )
         self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids)
         self.dispatcher = Dispatcher(client, self.outputs)
@@ -103,7 +103,7 @@ class FrontEnd:
         defaults = read_model_defaults(directory, options.generation_config)
         structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
         check_names(options.reasoning_parser, options.tool_parser)
-        image_options = ImageOptions(
+        item_options = ItemOptions(
             options.limit_mm_per_prompt or {},
             options.mm_processor_kwargs or {},
             options.allowed_local_media_path,
@@ -128,7 +128,7 @@ class FrontEnd:
                 tracing,
                 structured_outputs,
                 replies,
-                image_options,
+                item_options,
             )
         except BaseException:
             client.close()
@@ -141,7 +141,7 @@ class FrontEnd:
         generation_config: str,
         reasoning_parser: str,
         tool_parser: str,
-        image_options: ImageOptions | None = None,
+        item_options: ItemOptions | None = None,
     ) -> Self:
         """Connect to a named engine that is already running, or to several."""
         check_names(reasoning_parser, tool_parser)
@@ -169,7 +169,7 @@ class FrontEnd:
                 defaults,
                 tracing,
                 replies=replies,
-                image_options=image_options,
+                item_options=item_options,
             )
         except BaseException:
             client.close()
@@ -230,23 +230,20 @@ class FrontEnd:
         **template_options: Any,
     ) -> TokensPrompt:
         """Turn a conversation into a prompt. The template itself writes the special tokens."""
-        from shmllm.frontend.chat_images import take_images
+        from shmllm.frontend.chat_items import take_items
 
         self._check_generates("chat")
-        messages, given = take_images(messages, self.images.options.folder)
+        messages, given = take_items(messages, self.items.options.folder)
+        marks = {item.modality: self.items.mark(item.modality) for item in given.items}
         text = self.tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            chat_template=chat_template,
-            image_mark=self.images.mark if given.images else None,
-            **template_options,
+            messages, tools=tools, chat_template=chat_template, marks=marks, **template_options
         )
         prompt: Any = {"prompt": text}
         expanded = text
-        if given.images:
-            images = self.images.ready("the conversation", given)
-            expanded = self.images.expand_text("the conversation", text, images)
-            prompt["multi_modal_data"] = {"image": images}
+        if given:
+            items = self.items.ready("the conversation", given)
+            expanded = self.items.expand_text("the conversation", text, items)
+            prompt[DATA] = by_modality(items)
         prompt["prompt_token_ids"] = self.tokenizer.encode(expanded, add_special_tokens=False)
         source = self.tokenizer.chat_template(chat_template, has_tools=tools is not None)
         reply_format = self._replies.of(text, source, tools, tool_choice)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.prompt_embeds import PLACEHOLDER, check_params, read_embeds, salt_with
-from shmllm.frontend.prompt_images import PromptImages
+from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import ParsedPrompt, Prompt, parse_prompt, require_unicode
 from shmllm.frontend.replies.formats import ReplyFormat, ReplyFormats
 from shmllm.frontend.sampling_checks import SamplingChecks
@@ -138,7 +138,7 @@ class InputProcessor:
         info: the limits of the engine.
         structured_outputs: the defaults of structured outputs.
         replies: how the model's replies are read; None finds it out.
-        images: prepares images; None: as the model's files say.
+        items: prepares items; None: as the model's files say.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class InputProcessor:
         info: EngineInfo,
         structured_outputs: StructuredOutputsDefaults | None = None,
         replies: ReplyFormats | None = None,
-        images: PromptImages | None = None,
+        items: PromptItems | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._info = info
-        self._images = images or PromptImages(info)
+        self._items = items or PromptItems(info)
         self._checks = SamplingChecks(tokenizer, info, structured_outputs, replies)
 
     def prepare(
@@ -181,7 +181,7 @@ class InputProcessor:
         parsed = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         for name, item in zip(names, parsed, strict=True):
             if item.given is not None:
-                self._prepare_images(name, item, truncation)
+                self._prepare_items(name, item, truncation)
         tokenized = self._tokenize(names, parsed, min_room, truncation)
         params = [
             own if item.reply_format is None else item.reply_format.constrain(name, own)
@@ -195,9 +195,9 @@ class InputProcessor:
                 self._take_embeds(name, item, own)
                 ids = [PLACEHOLDER] * len(item.embeds)
             items: tuple[Item, ...] = ()
-            if item.images:
+            if item.items:
                 ids = self._expanded_ids(name, item, ids)
-                items = self._images.items(name, ids, item.images)
+                items = self._items.items(name, ids, item.items)
             self._check_token_ids(name, ids, min_room)
             bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
@@ -215,22 +215,22 @@ class InputProcessor:
             requests.append(PreparedRequest(item.text, own, submitted, item.reply_format))
         return requests
 
-    def _prepare_images(self, name: str, item: ParsedPrompt, truncation: Truncation | None) -> None:
-        """Prepare the images of a prompt, and write their placeholders into its text."""
+    def _prepare_items(self, name: str, item: ParsedPrompt, truncation: Truncation | None) -> None:
+        """Prepare the items of a prompt, and write their placeholders into its text."""
         if truncation is not None:
-            raise RequestError(f"{name} has images, so it cannot be truncated")
+            raise RequestError(f"{name} has images or other items, so it cannot be truncated")
         if item.embeds is not None:
-            raise RequestError(f"{name} has both 'prompt_embeds' and images")
-        assert item.given is not None, "the prompt has images"
-        item.images = self._images.ready(name, item.given)
+            raise RequestError(f"{name} has both 'prompt_embeds' and 'multi_modal_data'")
+        assert item.given is not None, "the prompt has items"
+        item.items = self._items.ready(name, item.given)
         if item.token_ids is None:
-            item.expanded = self._images.expand_text(name, item.text or "", item.images)
+            item.expanded = self._items.expand_text(name, item.text or "", item.items)
 
     def _expanded_ids(self, name: str, item: ParsedPrompt, ids: list[int]) -> list[int]:
         if item.token_ids is None:
             return ids
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        return self._images.expand_ids(name, ids, item.images, encode)
+        return self._items.expand_ids(name, ids, item.items, encode)
 
     def _take_embeds(self, name: str, item: ParsedPrompt, params: SamplingParams) -> None:
         check_params(name, params)

@@ -34,7 +34,7 @@ from shmllm.frontend.io_processing import (
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pooling_calls import PoolingCalls
 from shmllm.frontend.priorities import set_priorities
-from shmllm.frontend.prompt_images import ImageOptions
+from shmllm.frontend.prompt_items import ItemOptions
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
@@ -107,10 +107,10 @@ class LLM(EngineControls, PoolingCalls):
         """
         llm = cls.__new__(cls)
         llm.profile_directory = None
-        images = ImageOptions(
+        items = ItemOptions(
             limit_mm_per_prompt or {}, mm_processor_kwargs or {}, allowed_local_media_path
         )
-        llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser, images))
+        llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser, items))
         llm._use_pooling(PoolerConfig())
         llm._tokenizer_name = llm.facts.model_directory
         llm._use_plugins(FrontEndConfig())
@@ -130,7 +130,7 @@ class LLM(EngineControls, PoolingCalls):
         Args:
             prompts: a str, a list of token ids, {"prompt": ...}, {"prompt_token_ids":
                 [...]}, either of these with {"multi_modal_data": {"image": ...}} (see
-                `ImagesPrompt`), or a list of these; or one {"data": ...}, of which an IO
+                `MultiModalPrompt`), or a list of these; or one {"data": ...}, of which an IO
                 processor makes prompts. The list then has one output, whose `outputs` is the
                 processor's result.
             sampling_params: one for all prompts or one for each; None takes the defaults.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from shmllm.errors import RequestError
-from shmllm.frontend.prompt_images import GivenImages, ReadyImage, given_images
+from shmllm.frontend.prompt_items import GivenItems, ReadyItem, given_items
 from shmllm.frontend.replies.formats import ReplyFormat
 
 
@@ -31,14 +31,15 @@ class TokensPrompt(TypedDict, total=False):
     reply_format: ReplyFormat | None
 
 
-class ImagesPrompt(TypedDict, total=False):
-    """A prompt with images, as text or as token ids. The text has the model's mark for each image,
-    the ids have the mark or all placeholders.
+class MultiModalPrompt(TypedDict, total=False):
+    """A prompt with images, sounds or videos, as text or as token ids. The text has the model's
+    mark for each item, the ids have the mark or all placeholders.
 
-    `multi_modal_data` is {"image": one or several}: PIL images, uint8 arrays or tensors of shape
-    (height, width, 3), or encoded bytes. `multi_modal_uuids` names them, {"image": one or several}:
-    a named image is not read to compare it with others, and None may be given in its place as long
-    as it is kept. `mm_processor_kwargs` changes how they are prepared."""
+    `multi_modal_data` has one item or several by modality. "image": PIL images, uint8 arrays or
+    tensors of shape (height, width, 3), or encoded bytes. "audio": (samples, rate), samples at the
+    model's rate, or encoded bytes. `multi_modal_uuids` names them: a named item is not read to
+    compare it with others, and None may be given in its place as long as it is kept.
+    `mm_processor_kwargs` changes how they are prepared."""
 
     prompt: str
     prompt_token_ids: Sequence[int]
@@ -58,10 +59,10 @@ class EmbedsPrompt(TypedDict, total=False):
     cache_salt: str
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt | ImagesPrompt
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt | MultiModalPrompt
 
 
-_IMAGE_KEYS = {"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"}
+_ITEM_KEYS = {"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"}
 
 
 _PROMPT_KEYS = {
@@ -70,7 +71,7 @@ _PROMPT_KEYS = {
     "prompt_embeds",
     "cache_salt",
     "reply_format",
-} | _IMAGE_KEYS
+} | _ITEM_KEYS
 
 
 @dataclass(slots=True)
@@ -80,8 +81,8 @@ class ParsedPrompt:
     cache_salt: str
     embeds: Any = None
     reply_format: ReplyFormat | None = None
-    given: GivenImages | None = None
-    images: list[ReadyImage] = field(default_factory=list)
+    given: GivenItems | None = None
+    items: list[ReadyItem] = field(default_factory=list)
     expanded: str = ""
 
 
@@ -142,7 +143,7 @@ def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:
     if salt is not None and not isinstance(salt, str):
         raise RequestError(f"{name}: 'cache_salt' must be a str, got {type(salt).__name__}")
     require_unicode(f"{name}: 'cache_salt'", salt or "")
-    given = given_images(name, prompt) if prompt.keys() & _IMAGE_KEYS else None
+    given = given_items(name, prompt) if prompt.keys() & _ITEM_KEYS else None
     if embeds is not None:
         return ParsedPrompt(text, [], salt or "", embeds, given=given)
     token_ids = None if ids is None else list(ids)

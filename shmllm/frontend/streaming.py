@@ -17,7 +17,7 @@ from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.pixels_in_flight import PixelsInFlight
+from shmllm.frontend.items_in_flight import ItemsInFlight
 from shmllm.frontend.priorities import check_priority, set_priorities
 from shmllm.frontend.prompt_source import AdaptersSource, ParamsSource, PromptSource, Taken
 from shmllm.frontend.prompts import Prompt
@@ -148,7 +148,7 @@ class Stream:
         self._output_kind = output_kind
         self._given: SamplingParams | None = None
         self._group = RequestGroup()
-        self._pixels = PixelsInFlight()
+        self._items_in_flight = ItemsInFlight()
         self._order = _Ordered(max_in_flight * REORDER_FACTOR) if ordered else _Unordered()
 
     def run(self) -> Iterator[RequestOutput]:
@@ -168,7 +168,7 @@ class Stream:
 
     def _room(self) -> int:
         """How many more prompts may be read now."""
-        if self._pixels.is_full:
+        if self._items_in_flight.is_full:
             return 0
         free = self._max_in_flight - self._group.num_open
         return min(free, self._order.room(self._source.position))
@@ -182,7 +182,7 @@ class Stream:
             if isinstance(request, FailedPrompt):
                 failed.append(request)
             else:
-                self._pixels.add(index, request.submitted.items)
+                self._items_in_flight.add(index, request.submitted.items)
                 streaming = _has_early_outputs(request)
                 self._dispatcher.submit(self._group, request, index, streaming=streaming)
         return failed
@@ -237,7 +237,7 @@ class Stream:
         changed = self._dispatcher.collect(self._group, timeout_s)
         for state in changed:
             if state.ends_request:
-                self._pixels.remove(state.index)
+                self._items_in_flight.remove(state.index)
         return [s for s in changed if s.ends_request or _has_early_outputs(s.request)]
 
     def _outputs(self, items: list[Item]) -> list[RequestOutput]:

@@ -178,6 +178,11 @@ class ModelConfig:
         )
 
     @property
+    def towers(self) -> dict[str, VisionSpec]:
+        """What the model computes of the items of each modality."""
+        return {} if self.vision is None else {"image": self.vision}
+
+    @property
     def num_levels(self) -> int:
         """How many levels images add to the residual stream, one behind each first layer."""
         return 0 if self.vision is None else self.vision.num_levels

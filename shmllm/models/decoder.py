@@ -85,6 +85,7 @@ class DecoderModel(Model):
         if config.vision is not None:
             of_tower = storage.kept_if(stage.is_first and config.shard.rank == 0)
             self.vision = make_tower(config.vision, config.hidden_size, of_tower)
+        self.towers: dict[str, Tower] = {} if self.vision is None else {"image": self.vision}
 
     def divide(self, division: Division, made: Sequence[Allocation]) -> None:
         """Records that this is a rank's part of a model.

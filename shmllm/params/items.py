@@ -1,4 +1,5 @@
-"""Items of a prompt that are no text: images, as a front end submits them to an engine core."""
+"""Items of a prompt that are no text, such as images, as a front end submits them to an engine
+core."""
 
 from __future__ import annotations
 
@@ -6,8 +7,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, get_args
 
+Modality = Literal["image", "audio", "video"]
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
+COUNTED: dict[Modality, str] = {"image": "images", "audio": "audio clips", "video": "videos"}
+"""What messages call several of them."""
 Grid = tuple[int, int, int]
 Span = tuple[int, int]
 
@@ -16,21 +21,26 @@ IDENTITY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image of a prompt.
+    """One image, sound or video of a prompt.
 
     Attributes:
-        identity: 32 bytes; items with equal identities have equal pixels and grids.
+        identity: 32 bytes; items with equal identities have equal modalities, data and grids.
         spans: the half-open intervals of the prompt's positions whose embeddings are the item's, in
             ascending order. The tokens at these positions are placeholders.
-        grid: how the model divides the pixels; its meaning is the family's.
-        pixels: (tiles, height, width, 3) uint8, a numpy array. On the wire it may be left out: the
-            engine has it from an earlier request of the same front end.
+        grid: how the model divides the data; its meaning is the family's.
+        data: a numpy array: pixels (tiles or frames, height, width, 3) uint8, or of a sound
+            (frames, features) float32. On the wire it may be left out: the engine has it from an
+            earlier request of the same front end.
+        modality: which of them it is.
+        frame_seconds: of a video the time between two frames of its grid.
     """
 
     identity: bytes
     spans: tuple[Span, ...]
     grid: Grid
-    pixels: Any = None
+    data: Any = None
+    modality: Modality = "image"
+    frame_seconds: float = 0.0
 
     @property
     def start(self) -> int:

@@ -34,7 +34,7 @@ from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 """The message of REJECTED from an engine that ends. A front end may try another engine."""
 
@@ -132,8 +132,8 @@ class PromptItem:
     """An image of a prompt. The request with this number follows.
 
     Attributes:
-        item: the image, without its pixels.
-        ref: an encoded `TensorRef` of the pixels, [tiles, height, width, 3] uint8; empty: the
+        item: the item, without its data.
+        ref: an encoded `TensorRef` of the data, see `params.items.Item`; empty: the
             engine has kept them since an earlier request of this front end.
         forgotten: identities of items that the engine need not keep any more.
     """

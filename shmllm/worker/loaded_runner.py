@@ -22,7 +22,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.errors import EngineStartError, RequestError
+from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields
 from shmllm.models.lora import read_files
 from shmllm.models.model import Model
@@ -34,7 +34,9 @@ from shmllm.version import __version__
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
-from shmllm.worker.items import Send, check_item, make_item_embeds
+from shmllm.worker.item_checks import check_item
+from shmllm.worker.item_encoders import Send
+from shmllm.worker.items import make_item_embeds
 from shmllm.worker.load_processors import ProcessorClasses
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import OwnedMemory
@@ -85,7 +87,7 @@ class LoadedRunner(ABC):
             the step has run, so that the core can prepare the next one meanwhile; or the number of
             batches of a pipeline.
         memory: the memory that can be given back while the engine sleeps.
-        items: the embeddings of images.
+        items: the embeddings of items.
         masks: the token masks of constrained requests.
         pooler: computes the vectors of pooling requests.
         processors: the custom logits processors; None if there are none.
@@ -293,15 +295,12 @@ class LoadedRunner(ABC):
         return check_prompt_embeds(embeds, shape, self.model.dtype)
 
     def check_item(self, item: Item) -> None:
-        """Check that an image is what the tower takes.
+        """Check that an item is what a tower takes.
 
         Raises:
-            RequestError: its pixels or its number of embeddings are not those of its grid.
+            RequestError: its data or its number of embeddings are not those of its grid.
         """
-        vision = self.model.config.vision
-        if vision is None:
-            raise RequestError("the model takes no images")
-        check_item(item, vision)
+        check_item(item, self.model.config.towers)
 
     def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
         """See `GrammarCompiler.compile`."""

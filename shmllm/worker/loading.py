@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from shmllm.config.engine import UNLIMITED_LOGPROBS, EngineConfig
-from shmllm.config.images import ImageInfo
 from shmllm.config.info import EngineInfo
+from shmllm.config.items import ItemInfo
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -277,20 +277,21 @@ def make_info(
         num_speculative_tokens=config.speculative.most_drafted,
         role=config.shared_kv.role,
         shared_kv_cache_bytes=config.shared_kv.num_bytes or 0,
-        images=image_info(config, model, size.max_model_len),
+        items=item_info(config, model, size.max_model_len),
         pooling=pooling_info(model, Path(config.load.directory), _use_of(config.load)),
         warnings=(*((size.warning,) if size.warning else ()), *warnings),
     )
 
 
-def image_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> ImageInfo:
-    """Return which images prompts may have."""
+def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> ItemInfo:
+    """Return which items prompts may have."""
+    if not model.towers:
+        return ItemInfo()
     vision, most = model.vision, config.scheduler.max_num_batched_tokens
-    if vision is None:
-        return ImageInfo()
-    return ImageInfo(
+    return ItemInfo(
+        modalities=tuple(model.towers),
         most_embeds=max(most, min(max_model_len, MOST_EMBEDS)),
-        longest_span=vision.tile_embeddings if vision.both_ways else 0,
+        longest_span=vision.tile_embeddings if vision and vision.both_ways else 0,
         cache_bytes=config.client.item_cache_bytes,
     )
 

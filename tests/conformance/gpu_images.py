@@ -113,7 +113,7 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
             spans = ((len(prompt), len(prompt) + count),)
             items.append(Item(sha256(pixels.tobytes()).digest(), spans, grid, pixels))
             prompt += [token] * count
-        wanted = reference_tokens(model, prompt, [each.pixels for each in items], COUNT)
+        wanted = reference_tokens(model, prompt, [each.data for each in items], COUNT)
         return Asked(prompt, tuple(items), wanted)
 
     asked = {
@@ -126,7 +126,7 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.flip(0))
-    wanted = reference_tokens(model, two.prompt, [each.pixels for each in two.items], COUNT)
+    wanted = reference_tokens(model, two.prompt, [each.data for each in two.items], COUNT)
     is_gemma = name == "gemma3"
     return Subject(directory, asked, dict(model.state_dict()), wanted, 1 + is_gemma, not is_gemma)
 

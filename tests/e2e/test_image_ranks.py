@@ -60,7 +60,7 @@ def prompts_of(llm: LLM) -> list[Any]:
     """Prompts with and without images, more than run at a time, some with the same images."""
     noise = np.random.default_rng(5).integers(0, 256, (90, 130, 3), dtype=np.uint8)
     images = [Image.fromarray(noise), Image.new("RGB", (70, 140), "teal")]
-    mark = llm.front_end.images.mark
+    mark = llm.front_end.items.mark("image")
 
     def with_images(text: str, *numbers: int) -> dict[str, Any]:
         data = {"image": [images[number] for number in numbers]}

@@ -70,7 +70,7 @@ def pictures() -> list[Any]:
 def prompts_of(llm: LLM, pictures: list[Any]) -> list[Any]:
     """Prompts with and without images, some with the same ones."""
     noise, slope, plain = pictures
-    mark = llm.front_end.images.mark
+    mark = llm.front_end.items.mark("image")
 
     def with_images(text: str, *images: Any) -> dict[str, Any]:
         return {"prompt": text.replace("#", mark), "multi_modal_data": {"image": [*images]}}
@@ -133,7 +133,7 @@ def test_no_bit_depends_on_chunks_caches_and_preemption(
 
 def test_a_hit_may_end_inside_an_image(some_subject: Subject, pictures: list[Any]) -> None:
     with LLM(str(some_subject.directory), block_size=8, **BASE) as llm:
-        mark = llm.front_end.images.mark
+        mark = llm.front_end.items.mark("image")
         image = {"image": pictures[0]}
         first = {"prompt": f"Here: {mark} one", "multi_modal_data": image}
         (alone,) = generate(llm, [first])
@@ -150,7 +150,7 @@ def test_a_hit_may_end_inside_an_image(some_subject: Subject, pictures: list[Any
 
 def test_images_that_change_places_are_no_hits(some_subject: Subject, pictures: list[Any]) -> None:
     with LLM(str(some_subject.directory), **BASE) as llm:
-        mark = llm.front_end.images.mark
+        mark = llm.front_end.items.mark("image")
         text = f"{mark}{mark} which?"
         orders = [pictures[:2], pictures[1::-1]]
         prompts = [{"prompt": text, "multi_modal_data": {"image": order}} for order in orders]
@@ -213,7 +213,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "video": (
         {"prompt": "x", "multi_modal_data": {"video": [1]}},
-        "has 'video'; only images are supported",
+        "the model takes no videos",
     ),
     "uuids": (
         {
@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "multi_modal_data": {"image": Image.new("RGB", (9, 9))},
             "multi_modal_uuids": {"image": ["a", "b"]},
         },
-        "has 1 images and 2 uuids of images",
+        "has 1 image and 2 uuids of them",
     ),
     "unknown uuid": (
         {"prompt": "<image>", "multi_modal_uuids": {"image": ["gone"]}},
@@ -249,7 +249,7 @@ def test_what_is_wrong_is_one_error(case: str, llava: LLM) -> None:
 
 
 def test_a_uuid_stands_for_an_image(llava: LLM, pictures: list[Any]) -> None:
-    mark = llava.front_end.images.mark
+    mark = llava.front_end.items.mark("image")
     image = {"image": pictures[0]}
     prompt = {"prompt": f"See {mark}", "multi_modal_data": image}
     named = {**prompt, "multi_modal_uuids": {"image": "mine"}}
@@ -260,7 +260,7 @@ def test_a_uuid_stands_for_an_image(llava: LLM, pictures: list[Any]) -> None:
 
 
 def test_ids_may_have_the_mark_or_all_placeholders(llava: LLM, pictures: list[Any]) -> None:
-    mark, data = llava.front_end.images.mark, {"image": pictures[0]}
+    mark, data = llava.front_end.items.mark("image"), {"image": pictures[0]}
     (text,) = generate(llava, [{"prompt": f"See {mark} now", "multi_modal_data": data}])
     marked = llava.front_end.tokenizer.encode(f"See {mark} now")
     for ids in (marked, list(text.prompt_token_ids)):
@@ -272,7 +272,7 @@ def test_ids_may_have_the_mark_or_all_placeholders(llava: LLM, pictures: list[An
 def test_conversations_have_images(llava: LLM, pictures: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     pictures[0].save(path)
-    llava.front_end.images.options = type(llava.front_end.images.options)(folder=str(tmp_path))
+    llava.front_end.items.options = type(llava.front_end.items.options)(folder=str(tmp_path))
     forms = [
         {"type": "image_pil", "image_pil": pictures[0]},
         {"type": "image", "image": pictures[0]},

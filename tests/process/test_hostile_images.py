@@ -56,7 +56,7 @@ class Good:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        mark = llm.front_end.images.mark
+        mark = llm.front_end.items.mark("image")
         self._prompt = {"prompt": f"See {mark}!", "multi_modal_data": {"image": PICTURE}}
         (prepared,) = llm.front_end.prepare([self._prompt])
         (self.item,) = prepared.submitted.items
@@ -90,10 +90,10 @@ class Hostile(RawFrontEnd):
 
     def send_item(self, item: Item, number: int, forgotten: Sequence[bytes] = ()) -> None:
         ref = b""
-        if item.pixels is not None:
+        if item.data is not None:
             slots, deadline = TensorWriter(self.channel.slots), time.monotonic() + PATIENCE_S
             alive = self.client.check_alive
-            ref = slots.put(item.pixels, deadline=deadline, on_full=alive).encode()
+            ref = slots.put(item.data, deadline=deadline, on_full=alive).encode()
         message = PromptItem(number, item, ref, list(forgotten))
         self.write(RecordKind.PROMPT_ITEM, b"".join(codec.encode_prompt_item(message)))
 
@@ -135,16 +135,16 @@ def ask(engine: Engine, items: Sequence[Item], token_ids: Sequence[int]) -> str:
 def changed(item: Item) -> dict[str, tuple[list[Item], str]]:
     """What is done to an item, and what the engine has to answer."""
     tiles, rows, columns = item.grid
-    begin, count, pixels = item.start, item.num_embeds, item.pixels
+    begin, count, pixels = item.start, item.num_embeds, item.data
     frames = replace(
         item,
         grid=(tiles + 1, rows, columns),
-        pixels=np.concatenate([pixels, pixels[:1]]),
+        data=np.concatenate([pixels, pixels[:1]]),
         spans=((begin, begin + count // tiles * (tiles + 1)),),
     )
     return {
         "nothing": ([item], SERVED),
-        "other pixels under its name": ([replace(item, pixels=255 - pixels)], SERVED),
+        "other pixels under its name": ([replace(item, data=255 - pixels)], SERVED),
         "behind the prompt": ([replace(item, spans=((500, 500 + count),))], REFUSED),
         "twice in one place": ([item, item], REFUSED),
         "fewer embeddings": ([replace(item, spans=((begin, begin + count - 1),))], REFUSED),
@@ -153,10 +153,10 @@ def changed(item: Item) -> dict[str, tuple[list[Item], str]]:
         "huge grid": ([replace(item, grid=(2**32 - 1,) * 3)], REFUSED),
         "no tiles": ([replace(item, grid=(0, rows, columns))], REFUSED),
         "more tiles": ([frames], ""),
-        "empty pixels": ([replace(item, pixels=pixels[:0])], CUT_OFF),
-        "floating pixels": ([replace(item, pixels=pixels.astype(np.float32))], CUT_OFF),
-        "four channels": ([replace(item, pixels=np.zeros((1, 4, 4, 4), np.uint8))], CUT_OFF),
-        "a name that nobody sent": ([replace(item, identity=bytes(32), pixels=None)], CUT_OFF),
+        "empty pixels": ([replace(item, data=pixels[:0])], CUT_OFF),
+        "floating pixels": ([replace(item, data=pixels.astype(np.float32))], CUT_OFF),
+        "four channels": ([replace(item, data=np.zeros((1, 4, 4, 4), np.uint8))], REFUSED),
+        "a name that nobody sent": ([replace(item, identity=bytes(32), data=None)], CUT_OFF),
         "embeddings apart": ([replace(item, spans=((0, 1), (3, 2 + count)))], ""),
     }
 
@@ -171,8 +171,8 @@ def test_no_image_ends_the_engine(engine: Engine, good: Good) -> None:
 def test_one_name_for_several_images_mixes_none_up(engine: Engine, good: Good) -> None:
     front_end = Hostile(engine.name)
     front_end.enter()
-    dark = replace(good.item, pixels=good.item.pixels // 4)
-    for item in (dark, replace(dark, pixels=None), good.item, replace(good.item, pixels=None)):
+    dark = replace(good.item, data=good.item.data // 4)
+    for item in (dark, replace(dark, data=None), good.item, replace(good.item, data=None)):
         assert front_end.ask([item], good.token_ids) == SERVED
         good.check()
     front_end.client.close()
@@ -186,7 +186,7 @@ def test_items_without_requests_end(engine: Engine, good: Good) -> None:
     assert front_end.ask([good.item], good.token_ids) == SERVED
     with pytest.raises(EngineDeadError, match=CUT_OFF):  # noqa: PT012
         for _ in range(600):
-            front_end.send_item(replace(good.item, pixels=None), 2**41)
+            front_end.send_item(replace(good.item, data=None), 2**41)
         front_end.ask([good.item], good.token_ids)
     front_end.client.close()
 
@@ -205,7 +205,7 @@ def random_items(draw: random.Random, good: Good) -> list[Item]:
             spans.append((position, position + length))
             left -= length
             position += length + draw.randrange(3)
-        pixels = draw.choice((item.pixels, 255 - item.pixels, item.pixels[:, ::-1].copy()))
+        pixels = draw.choice((item.data, 255 - item.data, item.data[:, ::-1].copy()))
         if draw.random() < 0.2:
             shape = [max(0, side + draw.randrange(-1, 2) * 16) for side in pixels.shape[1:3]]
             pixels = np.zeros((draw.randrange(1, 3), *shape, 3), np.uint8)

@@ -219,7 +219,7 @@ def test_a_wrong_image_fails_its_row_only_and_resume_repeats_none(
         (["--image", ".", "a"], "no regular file"),
         (["--image", "damaged.png", "a"], "--image damaged.png cannot be decoded"),
         (["--image", "ramp.png", "-m", "tiny", "a"], "tiny takes no images"),
-        (["--image", "ramp.png", "-i", "rows.jsonl"], "a row names its images itself"),
+        (["--image", "ramp.png", "-i", "rows.jsonl"], "a row names its items itself"),
         (["--allowed-local-media-path", "none", "a"], "there is no folder 'none'"),
         (["--image", "ramp.png", "a <image> <image>"], "and its text '<image>' 2 times"),
         (["--image", "ramp.png", "--limit-mm-per-prompt", '{"image": 0}', "a"], "allows 0"),

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shmllm.cli.chat.attachments import Attachment, ChatItems
 from shmllm.cli.chat.conversation import Call, Conversation, Message
-from shmllm.cli.chat.images import Attachment, ChatImages
 from shmllm.cli.chat.stopping import AnswerStopped, StopKey
 from shmllm.cli.sampling import completed
 from shmllm.errors import RequestError
+from shmllm.params.items import Modality
 
 if TYPE_CHECKING:
     from shmllm.frontend.input_processor import PreparedRequest
@@ -132,7 +133,7 @@ class Answerer:
         tool_choice: ToolChoice = None,
     ) -> None:
         self._llm = llm
-        self._images = ChatImages(llm.front_end.images)
+        self._items = ChatItems(llm.front_end.items)
         self._template = template
         self._tools = tools
         self._tool_choice = tool_choice
@@ -155,16 +156,16 @@ class Answerer:
                 'shmllm generate "TEXT"'
             ) from error
 
-    def attach(self, name: str) -> Attachment:
-        """Reads an image for the next message.
+    def attach(self, modality: Modality, name: str) -> Attachment:
+        """Reads an item for the next message.
 
         Raises:
             RequestError: there is none, or the model takes none.
         """
-        return self._images.attach(name)
+        return self._items.attach(modality, name)
 
-    def check_images(self, conversation: Conversation) -> None:
-        """Check that the model takes the images of a conversation.
+    def check_items(self, conversation: Conversation) -> None:
+        """Check that the model takes the items of a conversation.
 
         Raises:
             RequestError: it does not.
@@ -243,7 +244,7 @@ class Answerer:
 
     def _prompt(self, messages: Sequence[Message], forces_calls: bool = True) -> TokensPrompt:
         return self._llm.front_end.chat_prompt(
-            self._images.with_pixels(messages),
+            self._items.with_items(messages),
             chat_template=self._template,
             tools=self._tools,
             tool_choice=None if self._forces_calls and not forces_calls else self._tool_choice,

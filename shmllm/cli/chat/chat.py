@@ -6,16 +6,18 @@ This module must not know where lines come from, nor what an engine is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from shmllm.cli.chat.answer import STOPPED, Answer, Show
+from shmllm.cli.chat.attachments import Attachment, item_names
 from shmllm.cli.chat.commands import MARK, Command, help_lines, parse
 from shmllm.cli.chat.conversation import Conversation
-from shmllm.cli.chat.images import Attachment, image_names
 from shmllm.cli.chat.screen import Screen
 from shmllm.cli.outcome import ABORTED
 from shmllm.errors import RequestError
+from shmllm.params.items import Modality
 
 
 class Answers(Protocol):
@@ -23,8 +25,8 @@ class Answers(Protocol):
 
     def __call__(self, conversation: Conversation, show: Show, attempt: int = 0) -> Answer: ...
 
-    def attach(self, name: str) -> Attachment:
-        """Reads an image for a message. Raises RequestError."""
+    def attach(self, modality: Modality, name: str) -> Attachment:
+        """Reads an item for a message. Raises RequestError."""
         ...
 
 
@@ -53,7 +55,8 @@ class Chat:
             Command.SYSTEM: self._set_system,
             Command.RESET: self._reset,
             Command.REGENERATE: self._regenerate,
-            Command.IMAGE: self._attach,
+            Command.IMAGE: partial(self._attach, "image"),
+            Command.AUDIO: partial(self._attach, "audio"),
             Command.DETACH: self._detach,
             Command.RESULT: self._take_result,
             Command.SAVE: lambda name: self._save(name, "x"),
@@ -91,11 +94,11 @@ class Chat:
         return True
 
     def _ask(self, text: str) -> None:
-        """Send a message with the images that are attached; they stay so if it has no answer."""
+        """Send a message with the items that are attached; they stay so if it has no answer."""
         before = self.conversation
         asked = before.asked(text, [each.part for each in self._attached])
-        for name in image_names(asked.messages[-1]):
-            self._screen.note(f"[image: {name}]")
+        for name in item_names(asked.messages[-1]):
+            self._screen.note(f"[{name}]")
         self._answer(asked, 0)
         if self.conversation is not before:
             self._attached.clear()
@@ -149,9 +152,9 @@ class Chat:
         if self._attached:
             self._list_attached()
 
-    def _attach(self, name: str) -> None:
+    def _attach(self, modality: Modality, name: str) -> None:
         if name:
-            self._attached.append(self._answers.attach(name))
+            self._attached.append(self._answers.attach(modality, name))
         self._list_attached()
 
     def _detach(self, _: str) -> None:
@@ -160,7 +163,7 @@ class Chat:
 
     def _list_attached(self) -> None:
         names = ", ".join(each.name for each in self._attached)
-        self._screen.note(f"[for the next message: {names}]" if names else "[no image is attached]")
+        self._screen.note(f"[for the next message: {names}]" if names else "[nothing is attached]")
 
     def _save(self, name: str, mode: str) -> None:
         path = Path(name).expanduser()

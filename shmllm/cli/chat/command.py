@@ -41,7 +41,7 @@ Examples:
   echo "Why is the sky blue?" | shmllm chat -m ./my-model
 
 \b
-In the chat, /help lists the commands: /system, /reset, /regenerate, /image, /detach,
+In the chat, /help lists the commands: /system, /reset, /regenerate, /image, /audio, /detach,
 /result, /save, /exit.
 Ctrl-C ends an answer and Ctrl-D the chat. A line about each answer goes to stderr.
 
@@ -127,7 +127,7 @@ def run_chat(
         answerer = Answerer(llm, sampling, stop, template, tools, tool_choice)
         answerer.check_template()
         answerer.check_tool_choice()
-        answerer.check_images(conversation)
+        answerer.check_items(conversation)
         session.describe_engine(llm)
         talk = Chat(conversation, answerer, screen)
         if is_interactive():
@@ -168,7 +168,7 @@ def _opening(source: str | None, system: str | None) -> Conversation:
 
     if source is None:
         return Conversation.with_system(system)
-    from shmllm.cli.chat.images import check_files
+    from shmllm.cli.chat.attachments import check_files
 
     found = Conversation.from_json(read_text(source, None, None), source)
     for remark in check_files(found.messages, source):

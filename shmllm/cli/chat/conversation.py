@@ -24,7 +24,7 @@ class Conversation:
     """
     Attributes:
         messages: dicts with `role` and `content`, the oldest first; a system message comes first.
-            A content with images is a list of parts, in OpenAI's form.
+            A content with items is a list of parts, in OpenAI's form.
     """
 
     messages: tuple[Message, ...] = ()
@@ -48,14 +48,14 @@ class Conversation:
         """A new conversation with the same system message."""
         return self._of(self._system())
 
-    def asked(self, text: str, images: Sequence[Part] = ()) -> Self:
+    def asked(self, text: str, items: Sequence[Part] = ()) -> Self:
         """The conversation with the user's next message.
 
         Args:
             text: the message.
-            images: the parts that come before its text.
+            items: the parts that come before its text.
         """
-        content = [*images, {"type": "text", "text": text}] if images else text
+        content = [*items, {"type": "text", "text": text}] if items else text
         return self._of([*self.messages, {"role": "user", "content": content}])
 
     def answered(self, text: str, reasoning: str = "", calls: Sequence[Call] = ()) -> Self:

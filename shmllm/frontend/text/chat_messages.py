@@ -12,25 +12,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.params.items import Modality
 
 logger = logging.getLogger(__name__)
 
-IMAGE_PART = {"type": "image"}
-"""The part of a content that stands for an image; `chat_images` makes it."""
+ITEM_PARTS: dict[Modality, dict[str, str]] = {
+    "image": {"type": "image"},
+    "audio": {"type": "audio", "audio": ""},  # templates read one or the other
+    "video": {"type": "video"},
+}
+"""The parts of a content that stand for items, by modality; `chat_items` makes them."""
+
+Marks = Mapping[Modality, str]
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Templates read one of these names, and callers use one of them."""
 
 
 def checked_messages(
-    messages: object, *, keep_parts: bool, image_mark: str | None = None
+    messages: object, *, keep_parts: bool, marks: Marks | None = None
 ) -> list[dict[str, Any]]:
     """Copies of the messages of a conversation, for a template.
 
     Args:
         messages: dicts with `role` and `content`. Fields that are None count as missing.
         keep_parts: keep contents that are lists of parts; otherwise they become one text.
-        image_mark: what stands for an image in a text; None: parts are texts only.
+        marks: what stands for an item in a text, by modality; None: parts are texts only.
 
     Raises:
         RequestError: a message is malformed.
@@ -42,13 +49,13 @@ def checked_messages(
     if not messages:
         raise RequestError("messages is empty; a chat needs at least one message")
     return [
-        _checked_message(message, f"messages[{position}]", keep_parts, image_mark)
+        _checked_message(message, f"messages[{position}]", keep_parts, marks)
         for position, message in enumerate(messages)
     ]
 
 
 def _checked_message(
-    message: object, where: str, keep_parts: bool, image_mark: str | None
+    message: object, where: str, keep_parts: bool, marks: Marks | None
 ) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(
@@ -60,7 +67,7 @@ def _checked_message(
         raise RequestError(f"{where} has no role; give a str such as 'user'")
     if "content" in copied:
         content = copied["content"]
-        copied["content"] = _checked_content(content, f"{where}.content", keep_parts, image_mark)
+        copied["content"] = _checked_content(content, f"{where}.content", keep_parts, marks)
     elif not copied.get("tool_calls"):
         raise RequestError(f"{where} has no content; give a str or a list of text parts")
     reasoning = [copied.pop(name) for name in _REASONING_FIELDS if name in copied]
@@ -104,9 +111,7 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
     return {}
 
 
-def _checked_content(
-    content: object, where: str, keep_parts: bool, image_mark: str | None
-) -> object:
+def _checked_content(content: object, where: str, keep_parts: bool, marks: Marks | None) -> object:
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):
@@ -114,8 +119,8 @@ def _checked_content(
             f"{where} must be a str or a list of text parts, got {type(content).__name__}"
         )
     for position, part in enumerate(content):
-        is_image = part == IMAGE_PART and image_mark is not None
-        if not is_image and (
+        is_item = marks is not None and part in ITEM_PARTS.values()
+        if not is_item and (
             not isinstance(part, dict)
             or part.get("type") != "text"
             or not isinstance(part.get("text"), str)
@@ -126,7 +131,9 @@ def _checked_content(
             )
     if keep_parts:
         return content
-    texts = [str(image_mark) if part == IMAGE_PART else part["text"] for part in content]
+    texts = [
+        part["text"] if part["type"] == "text" else (marks or {})[part["type"]] for part in content
+    ]
     return "\n".join(texts)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
-from shmllm.frontend.text.chat_messages import checked_messages, checked_tools, json_copy
+from shmllm.frontend.text.chat_messages import Marks, checked_messages, checked_tools, json_copy
 from shmllm.frontend.text.template_environment import compile_template
 from shmllm.frontend.text.template_needs import fit_calls
 
@@ -115,7 +115,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     content_format: str = "auto",
     variables: Mapping[str, Any],
-    image_mark: str | None = None,
+    marks: Marks | None = None,
 ) -> str:
     """Render one conversation.
 
@@ -128,8 +128,8 @@ def render_chat(
         content_format: "string" joins text parts, "openai" makes every content a list of parts,
             and "auto" keeps lists if the template reads them.
         variables: special tokens and further variables of the template, by name.
-        image_mark: what stands for an image where the template takes texts only; None: there are no
-            images.
+        marks: what stands for an item where the template takes texts only, by modality; None:
+            there are no items.
 
     Raises:
         RequestError: the input is malformed, or the template does not compile or fails.
@@ -139,7 +139,7 @@ def render_chat(
             "continue_final_message=True needs add_generation_prompt=False: a prompt either goes "
             "on with the last message or opens a new one"
         )
-    conversation = _with_contents(messages, content_format, template, image_mark)
+    conversation = _with_contents(messages, content_format, template, marks)
     final_text = _mark_final_text(conversation) if continue_final_message else ""
     context = {
         "documents": None,
@@ -158,7 +158,7 @@ def render_chat(
 
 
 def _with_contents(
-    messages: object, content_format: str, template: str, image_mark: str | None
+    messages: object, content_format: str, template: str, marks: Marks | None
 ) -> list[dict[str, Any]]:
     """The checked messages, whose contents have the format."""
     if content_format not in ("auto", "string", "openai"):
@@ -167,7 +167,7 @@ def _with_contents(
         )
     reads_parts = content_format == "auto" and bool(_READS_PARTS.search(template))
     keep_parts = reads_parts or content_format == "openai"
-    conversation = checked_messages(messages, keep_parts=keep_parts, image_mark=image_mark)
+    conversation = checked_messages(messages, keep_parts=keep_parts, marks=marks)
     for message in conversation:
         if content_format == "openai" and isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]

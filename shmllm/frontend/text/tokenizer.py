@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.frontend.text.chat_messages import Marks
 from shmllm.frontend.text.tokenizer_backend import (
     FAST_FILE,
     NoBackend,
@@ -283,7 +284,7 @@ class Tokenizer:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_content_format: str = "auto",
-        image_mark: str | None = None,
+        marks: Marks | None = None,
         **kwargs: Any,
     ) -> str:
         """Render a conversation as a prompt text, with the model's chat template.
@@ -301,8 +302,8 @@ class Tokenizer:
             tools: the JSON schemas of tools.
             chat_template_content_format: the form in which the template gets contents: "string",
                 "openai" for lists of parts, or "auto" for lists if the template reads them.
-            image_mark: what stands for an image, a part {"type": "image"}, where the template takes
-                texts only; None: there are no images.
+            marks: what stands for an item, a part of `ITEM_PARTS`, where the template takes texts
+                only, by modality; None: there are no items.
             **kwargs: further variables of the template.
 
         Raises:
@@ -319,7 +320,7 @@ class Tokenizer:
             tools=tools,
             content_format=chat_template_content_format,
             variables=self.special_tokens | kwargs,
-            image_mark=image_mark,
+            marks=marks,
         )
 
 

@@ -5,6 +5,8 @@ A process that is no rank of a group computes the whole model.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from shmllm.config.engine import EngineConfig
@@ -96,10 +98,10 @@ class CpuPart:
         )
 
     @property
-    def tower(self) -> Tower | None:
-        """What makes embeddings of images, or None."""
+    def towers(self) -> Iterable[Tower]:
+        """What makes embeddings of items."""
         model = self.loaded.model
-        return model.vision if isinstance(model, DecoderModel) else None
+        return model.towers.values() if isinstance(model, DecoderModel) else ()
 
     def size_cache(self) -> CacheSize:
         """Return the size of the KV cache that fits, of which all ranks get the smallest."""

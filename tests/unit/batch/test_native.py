@@ -262,7 +262,9 @@ def test_the_record_of_an_unreadable_row_holds_its_line():
 def test_images_beside_a_prompt(fields, images):
     found = row(fields)
     assert found.error is None
-    assert [name[: len(start)] for name, start in zip(found.images, images, strict=True)] == images
+    assert [
+        name[: len(start)] for name, start in zip(found.items.get("image", []), images, strict=True)
+    ] == images
     assert "images" not in found.carried
 
 
@@ -280,4 +282,6 @@ def test_what_is_no_list_of_images_is_an_error_of_the_row(fields, words):
 
 
 def test_images_of_a_table_may_be_json():
-    assert row({"prompt": "a", "images": '["a.png"]'}, texts_are_json=True).images == ["a.png"]
+    assert row({"prompt": "a", "images": '["a.png"]'}, texts_are_json=True).items == {
+        "image": ["a.png"]
+    }

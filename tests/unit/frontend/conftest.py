@@ -1,15 +1,20 @@
-"""Small tokenizers of the usual kinds, and an LLM with a fake engine."""
+"""Small tokenizers, also with tokens that stand for images, random images, and an LLM with a fake
+engine."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import threading
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
+from PIL import Image
 from support.fakes import FakeEngineClient
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from shmllm import LLM, AsyncLLM
 from shmllm.frontend import front_end
@@ -166,3 +171,34 @@ def make_async_llm(monkeypatch, byte_level_model):
     for llm in made:
         llm.shutdown()
     assert "shmllm" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def random_image() -> Callable[..., Image.Image]:
+    """Makes an RGB image of random pixels, the same for the same sides."""
+
+    def make(width: int, height: int, seed: int = 0) -> Image.Image:
+        random = np.random.default_rng([seed, width, height])
+        return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+    return make
+
+
+@pytest.fixture
+def make_tokenizer() -> Callable[..., Any]:
+    """Makes a tokenizer of transformers with one token a byte, and tokens of several newlines."""
+    from transformers import PreTrainedTokenizerFast
+
+    def make(special: list[str], newlines: int = 0, **names: str) -> Any:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {character: index for index, character in enumerate(alphabet)}
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        runs = [AddedToken("\n" * n, normalized=False) for n in range(1, newlines + 1)]
+        tokenizer.add_tokens(runs)
+        tokenizer.add_special_tokens(special)
+        named = {"extra_special_tokens": names} if names else {}
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+
+    return make

@@ -21,7 +21,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Storage
 from shmllm.models.vision.towers import make_tower
 from shmllm.params.items import Item
-from shmllm.worker.items import ItemEmbeds, item_bytes
+from shmllm.worker.item_encoders import ImageEncoder
+from shmllm.worker.items import item_bytes
 
 QWEN_TEXT = {"num_hidden_layers": 3, "num_attention_heads": 32, "head_dim": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -204,10 +205,10 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     tower = make_tower(vision, model.hidden_size, Storage(allocate, torch.bfloat16))
     weights = [each[0] for each in tower.named_weights.values()]
     table = torch.empty((3, 256), dtype=torch.bfloat16, device="meta")
-    items = ItemEmbeds(tower, table, lambda tile: allocate(tile.shape, torch.uint8))
+    encode = ImageEncoder(tower, table, lambda tile: allocate(tile.shape, torch.uint8))
     pixels = np.broadcast_to(np.uint8(0), (1, size, size, 3))
     with torch.inference_mode(), torch.device("meta"), Allocations(weights) as counted:
-        found = items._encode(Item(bytes(32), ((0, most),), grid, pixels))
+        found = encode(Item(bytes(32), ((0, most),), grid, pixels))
     kept = most * found.shape[1] * found.itemsize
     needed = kept + counted.peak - found.nbytes
     assert needed < item_bytes(config, loaded) < 4 / 3 * needed

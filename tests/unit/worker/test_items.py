@@ -16,7 +16,7 @@ from shmllm.models.vision.specs import (
     VisionSpec,
 )
 from shmllm.params.items import Item
-from shmllm.worker.items import check_item
+from shmllm.worker.item_checks import check_item
 
 QWEN = VisionSpec(
     image_token=1,
@@ -48,22 +48,22 @@ TILES = Item(bytes(32), ((3, 7), (9, 13), (14, 18)), (3, 1, 2), pixels(3, 64, 64
 
 
 def test_images_that_a_tower_takes() -> None:
-    check_item(IMAGE, QWEN)
-    check_item(TILES, SMOLVLM)
-    check_item(replace(TILES, grid=(3, 0, 0)), SMOLVLM)
+    check_item(IMAGE, {"image": QWEN})
+    check_item(TILES, {"image": SMOLVLM})
+    check_item(replace(TILES, grid=(3, 0, 0)), {"image": SMOLVLM})
 
 
 WRONG: dict[str, dict[str, Any]] = {
     "two frames": {
         "grid": (2, 4, 6),
-        "pixels": pixels(2, 64, 96),
+        "data": pixels(2, 64, 96),
         "spans": ((3, 15),),
     },
     "pieces": {"spans": ((3, 5), (6, 10))},
-    "no whole squares": {"grid": (1, 4, 7), "pixels": pixels(1, 64, 112), "spans": ((3, 10),)},
-    "no patches": {"grid": (1, 0, 6), "pixels": pixels(1, 0, 96)},
-    "no frames": {"grid": (0, 4, 6), "pixels": pixels(0, 64, 96)},
-    "other pixels": {"pixels": pixels(1, 96, 64)},
+    "no whole squares": {"grid": (1, 4, 7), "data": pixels(1, 64, 112), "spans": ((3, 10),)},
+    "no patches": {"grid": (1, 0, 6), "data": pixels(1, 0, 96)},
+    "no frames": {"grid": (0, 4, 6), "data": pixels(0, 64, 96)},
+    "other pixels": {"data": pixels(1, 96, 64)},
     "a huge grid": {"grid": (1, 2**32 - 2, 2**32 - 2)},
     "fewer embeddings": {"spans": ((3, 8),)},
 }
@@ -71,21 +71,22 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_images_of_any_size_that_it_does_not_take(case: str) -> None:
-    with pytest.raises(RequestError, match="an image"):
-        check_item(replace(IMAGE, **WRONG[case]), QWEN)
+    with pytest.raises(RequestError, match="an item"):
+        check_item(replace(IMAGE, **WRONG[case]), {"image": QWEN})
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"pixels": pixels(3, 64, 48)},
-        {"pixels": pixels(2, 64, 64)},
+        {"data": pixels(3, 64, 48)},
+        {"data": np.zeros((3, 64, 64, 4), np.uint8)},
+        {"data": pixels(2, 64, 64)},
         {"grid": (2, 1, 1)},
-        {"grid": (0, 1, 2), "pixels": pixels(0, 64, 64)},
+        {"grid": (0, 1, 2), "data": pixels(0, 64, 64)},
         {"grid": (2**32 - 1, 1, 2)},
         {"spans": ((3, 14),)},
     ],
 )
 def test_tiles_that_it_does_not_take(change: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="an image"):
-        check_item(replace(TILES, **change), SMOLVLM)
+    with pytest.raises(RequestError, match="an item"):
+        check_item(replace(TILES, **change), {"image": SMOLVLM})

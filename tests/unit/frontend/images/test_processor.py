@@ -1,23 +1,19 @@
-"""The facade: identities of images, the cache of prepared ones, errors with names."""
+"""The facade: identities of images, and errors with names."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 from support.programs import run_source
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.images.picture import Picture
-from shmllm.frontend.images.prepared import PreparedImage, PreparedImages
 from shmllm.frontend.images.processor import ImageProcessor
-from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.items.registry import processors_of_model
 
 QWEN = {"architectures": ["Qwen2VLForConditionalGeneration"]}
 LLAVA = {
@@ -29,8 +25,8 @@ BOUNDS = {"shortest_edge": 784, "longest_edge": 7840}
 
 def model(directory: Path, config: dict[str, Any], **settings: Any) -> ImageProcessor:
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
-    processor = ImageProcessor.of_model(directory, config)
-    assert processor is not None
+    processor = processors_of_model(directory, config)["image"]
+    assert isinstance(processor, ImageProcessor)
     return processor
 
 
@@ -43,20 +39,6 @@ def qwen(tmp_path: Path) -> ImageProcessor:
 def llava(tmp_path: Path) -> ImageProcessor:
     fields = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
     return model(tmp_path, LLAVA, image_processor_type="CLIPImageProcessor", **fields)
-
-
-@pytest.fixture
-def resizings(monkeypatch: pytest.MonkeyPatch) -> list[Picture]:
-    """The images of which Qwen's rules have made tiles."""
-    seen: list[Picture] = []
-    tiles = Qwen2VLRules.tiles
-
-    def count(rules: Qwen2VLRules, picture: Picture) -> Any:
-        seen.append(picture)
-        return tiles(rules, picture)
-
-    monkeypatch.setattr(Qwen2VLRules, "tiles", count)
-    return seen
 
 
 def test_an_identity_is_that_of_pixels_and_size(
@@ -109,98 +91,11 @@ def test_overrides_change_an_identity_if_they_change_the_rules(
     assert qwen.identity(image, {"max_pixels": 7839}) != identity
 
 
-def test_a_known_image_is_not_resized_again(
-    qwen: ImageProcessor, resizings: list[Picture], random_image: Callable[..., Image.Image]
-) -> None:
-    cache = PreparedImages(2**20)
-    image = random_image(100, 90)
-    first = qwen.prepare(image, cache=cache)
-    assert qwen.prepare(image.copy(), {"max_pixels": 7840}, cache=cache) is first
-    assert (len(resizings), cache.num_hits, cache.num_misses) == (1, 1, 1)
-    assert qwen.prepare(image, {"max_pixels": 2000}, cache=cache).grid != first.grid
-    assert (len(resizings), cache.num_hits, cache.num_misses, len(cache)) == (2, 1, 2, 2)
-    assert qwen.prepare(image, cache=cache, identity=qwen.identity(image)) is first
-    cache.check_integrity()
-
-
-@pytest.mark.parametrize("cache", [None, PreparedImages(0)])
-def test_without_a_cache_every_image_is_resized(
-    cache: PreparedImages | None,
-    qwen: ImageProcessor,
-    resizings: list[Picture],
-    random_image: Callable[..., Image.Image],
-) -> None:
-    image = random_image(100, 90)
-    first, second = (qwen.prepare(image, cache=cache) for _ in range(2))
-    assert len(resizings) == 2
-    assert first.pixels.tobytes() == second.pixels.tobytes()
-
-
-def prepared(num_bytes: int) -> PreparedImage:
-    return PreparedImage(np.zeros((1, 1, num_bytes, 1), np.uint8), (1, 1, 1), 1)
-
-
-def test_the_least_recently_used_images_give_way() -> None:
-    cache = PreparedImages(100)
-    kept = {name: cache.get(name, lambda: prepared(40)) for name in (b"a", b"b")}
-    assert cache.get(b"a", lambda: prepared(1)) is kept[b"a"]
-    cache.get(b"c", lambda: prepared(50))
-    assert (len(cache), cache.num_bytes) == (2, 90)
-    assert cache.get(b"a", lambda: prepared(1)) is kept[b"a"]
-    assert cache.get(b"b", lambda: prepared(10)) is not kept[b"b"]
-    cache.check_integrity()
-    cache.get(b"too large", lambda: prepared(101))
-    assert len(cache) == 3
-    cache.clear()
-    assert (len(cache), cache.num_bytes) == (0, 0)
-    cache.check_integrity()
-
-
-def test_an_image_that_two_prepare_at_once_is_kept_once() -> None:
-    cache = PreparedImages(100)
-    cache.get(b"a", lambda: cache.get(b"a", lambda: prepared(40)))
-    assert (len(cache), cache.num_bytes) == (1, 40)
-    cache.check_integrity()
-
-
-def test_an_error_leaves_the_cache_as_it_was() -> None:
-    cache = PreparedImages(100)
-
-    def fail() -> PreparedImage:
-        raise RequestError("no")
-
-    with pytest.raises(RequestError):
-        cache.get(b"a", fail)
-    assert len(cache) == 0
-    cache.check_integrity()
-
-
-def test_threads_share_the_cache() -> None:
-    cache = PreparedImages(300)
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        for size in random.integers(1, 60, 2000).tolist():
-            image = cache.get(bytes([size]), lambda size=size: prepared(size))
-            if image.pixels.nbytes != size:
-                wrong.append(size)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    assert wrong == []
-    assert cache.num_hits + cache.num_misses == 8000
-    cache.check_integrity()
-
-
 def test_pixels_are_contiguous_and_read_only(
     qwen: ImageProcessor, llava: ImageProcessor, random_image: Callable[..., Image.Image]
 ) -> None:
     for processor in (qwen, llava):
-        pixels = processor.prepare(random_image(50, 60)).pixels
+        pixels = processor.prepare(random_image(50, 60)).data
         assert pixels.flags.c_contiguous
         with pytest.raises(ValueError, match="read-only"):
             pixels[0, 0, 0, 0] = 1
@@ -237,7 +132,7 @@ def test_tiles_that_the_tower_does_not_take_are_refused(
 
 def test_a_model_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match=r"has no settings for images; copy processor_conf"):
-        ImageProcessor.of_model(tmp_path, QWEN)
+        processors_of_model(tmp_path, QWEN)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +159,9 @@ def test_pillow_is_imported_with_the_first_image(tmp_path: Path) -> None:
     source = f"""
 import sys
 from pathlib import Path
-import shmllm.frontend.images.opening, shmllm.frontend.images.sources
-from shmllm.frontend.images.processor import ImageProcessor
-processor = ImageProcessor.of_model(Path({str(tmp_path)!r}), {LLAVA | {"vision_config": {}}!r})
+import shmllm.frontend.images.opening, shmllm.frontend.items.files
+from shmllm.frontend.items.registry import processors_of_model
+processor = processors_of_model(Path({str(tmp_path)!r}), {LLAVA | {"vision_config": {}}!r})["image"]
 assert processor.expand_text("prompt", "no image", []) == "no image"
 assert {{"PIL", "torch", "transformers"}}.isdisjoint(sys.modules), "imported"
 """

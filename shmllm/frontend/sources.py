@@ -1,4 +1,4 @@
-"""Reads images from where users say that they are: data URLs, file URLs, paths.
+"""Reads files from where users say that they are: data URLs, file URLs, paths.
 
 URLs come with requests, perhaps from strangers: they reach only files below a folder that the user
 of the process allows. Nothing is fetched from a network. Paths come from the command line.
@@ -14,80 +14,91 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images.opening import open_bytes
-from shmllm.frontend.images.picture import Picture
 
 MOST_BYTES = 2**28
-"""The largest encoded image, in bytes."""
+"""The largest file, in bytes."""
 
 _OPTION = "allowed_local_media_path"
 _LONGEST_SHOWN = 100
 
 
-def image_of_url(
-    name: str, url: str, allowed_local_media_path: str | os.PathLike[str] | None = None
-) -> Picture:
-    """Opens the image of a URL `data:image/...;base64,...` or `file:///...`.
+def bytes_of_url(
+    name: str,
+    url: str,
+    media_type: str,
+    allowed_local_media_path: str | os.PathLike[str] | None = None,
+) -> bytes:
+    """Reads what a URL `data:image/...;base64,...` or `file:///...` contains.
 
     Args:
-        name: the image's name for messages.
+        name: what messages call the item.
         url: the URL.
+        media_type: what a data URL has to be: "image", "audio" or "video".
         allowed_local_media_path: the folder below which files are read, behind symbolic links, too;
             without it none is.
 
-    Returns:
-        An image of pillow with mode RGB, turned as its EXIF data says.
-
     Raises:
-        RequestError: the URL is of another kind, the file is not allowed or no regular file, or the
-            image cannot be decoded.
+        RequestError: the URL is of another kind, or the file is not allowed or no regular file.
     """
     scheme = url[:_LONGEST_SHOWN].partition(":")[0].lower()
     if scheme == "data":
-        return open_bytes(name, _data(name, url))
+        return _data(name, url, media_type)
     if scheme == "file":
-        return open_bytes(
-            f"{name}: {_shown(url)}", _local_file(name, url, allowed_local_media_path)
-        )
+        return _local_file(name, url, allowed_local_media_path)
     if scheme in ("http", "https"):
         raise RequestError(
             f"{name}: {_shown(url)} is refused, as nothing is fetched from a network; download it, "
-            "and pass its bytes as a 'data:image/...;base64,' URL or the image itself"
+            f"and pass its bytes as a 'data:{media_type}/...;base64,' URL, or the {media_type} "
+            "itself"
         )
     raise RequestError(
-        f"{name}: {_shown(url)} must be a URL that begins with 'data:image/' or 'file:///'"
+        f"{name}: {_shown(url)} must be a URL that begins with 'data:{media_type}/' or 'file:///'"
     )
 
 
-def image_of_path(name: str, path: str | os.PathLike[str]) -> Picture:
-    """Opens the image in a regular file that the user of the process names.
+def name_of_url(name: str, url: str) -> str:
+    """What messages call the item of a URL: its file, too, if it has one."""
+    return f"{name}: {_shown(url)}" if url[:5].lower() == "file:" else name
+
+
+def bytes_of_path(name: str, path: str | os.PathLike[str]) -> bytes:
+    """Reads a regular file that the user of the process names.
 
     Raises:
-        RequestError: there is no such file, or it cannot be decoded.
+        RequestError: there is no such file.
     """
-    return open_bytes(name, _read(name, path, repr(str(path))))
+    return _read(name, path, repr(str(path)))
 
 
-def _data(name: str, url: str) -> bytes:
+def bytes_of_base64(name: str, text: str) -> bytes:
+    """Decodes base64.
+
+    Raises:
+        RequestError: it is none, or too long.
+    """
+    if len(text) > MOST_BYTES * 4 // 3 + 4:
+        raise RequestError(f"{name} has more than {MOST_BYTES:,} bytes; make it smaller")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"{name} is not valid base64: {error}") from None
+
+
+def _data(name: str, url: str, media: str) -> bytes:
     """The bytes in a data URL (RFC 2397)."""
     header, comma, content = url.partition(",")
     media_type, *parameters = header[len("data:") :].lower().split(";")
-    if not comma or not media_type.startswith("image/") or parameters[-1:] != ["base64"]:
+    if not comma or not media_type.startswith(f"{media}/") or parameters[-1:] != ["base64"]:
         raise RequestError(
-            f"{name}: a data URL must begin with 'data:image/...;base64,', not {_shown(url)}"
+            f"{name}: a data URL must begin with 'data:{media}/...;base64,', not {_shown(url)}"
         )
-    if len(content) > MOST_BYTES * 4 // 3 + 4:
-        raise RequestError(f"{name} has more than {MOST_BYTES:,} bytes; make it smaller")
-    try:
-        return base64.b64decode(content, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(f"{name}: the data URL is not valid base64: {error}") from None
+    return bytes_of_base64(f"{name}: the data URL", content)
 
 
 def _local_file(name: str, url: str, allowed: str | os.PathLike[str] | None) -> bytes:
     if allowed is None:
         raise RequestError(
-            f"{name}: {_shown(url)} is not read; name a folder of images by the option {_OPTION!r}"
+            f"{name}: {_shown(url)} is not read; name a folder of files by the option {_OPTION!r}"
         )
     try:
         parts = urlsplit(url)

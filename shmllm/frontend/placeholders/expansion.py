@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images.placeholders.family import Placeholder
-from shmllm.frontend.images.rules.family import Grid
+from shmllm.frontend.placeholders.family import Placeholder
+from shmllm.params.items import Grid
 
 Encode = Callable[[str], Sequence[int]]
 """Token ids of a text, without special tokens around it."""
@@ -27,16 +27,17 @@ _MOST_NEWLINES = 31
 
 
 def expand_text(name: str, placeholder: Placeholder, text: str, grids: Sequence[Grid]) -> str:
-    """The text with each mark replaced by the expansion of its image.
+    """The text with each mark replaced by the expansion of its item.
 
     Raises:
-        RequestError: the numbers of marks and images differ.
+        RequestError: the numbers of marks and items differ.
     """
     parts = text.split(placeholder.replaced)
     if len(parts) - 1 != len(grids):
         raise RequestError(
-            f"{name} has {_counted('image', len(grids))}, and its text {placeholder.replaced!r} "
-            f"{len(parts) - 1} times; write {placeholder.mark!r} once for each image"
+            f"{name} has {_counted(placeholder.modality, len(grids))}, and its text "
+            f"{placeholder.replaced!r} {len(parts) - 1} times; write {placeholder.mark!r} once for "
+            f"each {placeholder.modality}"
         )
     expansions = [placeholder.expansion(grid) for grid in grids]
     return "".join(piece for pair in zip(parts, [*expansions, ""], strict=True) for piece in pair)
@@ -49,7 +50,7 @@ def expand_ids(
     grids: Sequence[Grid],
     encode: Encode,
 ) -> list[int]:
-    """The ids with each mark replaced by the ids of its image's expansion. Ids that are expanded
+    """The ids with each mark replaced by the ids of its item's expansion. Ids that are expanded
     already stay as they are.
 
     Raises:
@@ -57,7 +58,7 @@ def expand_ids(
     """
     array = np.asarray(ids, np.int64)
     num_tokens = sum(map(placeholder.count, grids))
-    found = int(np.count_nonzero(array == placeholder.image_token_id))
+    found = int(np.count_nonzero(array == placeholder.token_id))
     marks = np.flatnonzero(array == placeholder.replaced_id)
     if len(marks) == len(grids) and _are_marks(placeholder, ids, found, num_tokens, grids, encode):
         expanded = _replaced(placeholder, list(ids), marks, grids, encode)
@@ -66,10 +67,10 @@ def expand_ids(
     if found == num_tokens:
         return list(ids)
     raise RequestError(
-        f"{name} has {_counted('image', len(grids))}: its ids need the token "
+        f"{name} has {_counted(placeholder.modality, len(grids))}: its ids need the token "
         f"{placeholder.replaced_id} ({placeholder.replaced!r}) as often or, if it is expanded "
         f"already, {_counted('token', num_tokens)} "
-        f"{placeholder.image_token_id} ({placeholder.image_token!r}); its token ids have "
+        f"{placeholder.token_id} ({placeholder.token!r}); its token ids have "
         f"{len(marks)} and {found}"
     )
 
@@ -77,23 +78,23 @@ def expand_ids(
 def find_runs(
     name: str, placeholder: Placeholder, ids: Sequence[int], counts: Sequence[int]
 ) -> list[Runs]:
-    """Of each image the positions of its embeddings.
+    """Of each item the positions of its embeddings.
 
     Args:
         name: the prompt's name for messages.
         placeholder: the model's.
         ids: the expanded prompt.
-        counts: of each image the number of its embeddings.
+        counts: of each item the number of its embeddings.
 
     Raises:
-        RequestError: the prompt has more or fewer image tokens.
+        RequestError: the prompt has more or fewer of the items' tokens.
     """
-    positions = np.flatnonzero(np.asarray(ids, np.int64) == placeholder.image_token_id)
+    positions = np.flatnonzero(np.asarray(ids, np.int64) == placeholder.token_id)
     if len(positions) != sum(counts):
         raise RequestError(
-            f"{name} has the token {placeholder.image_token_id} ({placeholder.image_token!r}) "
-            f"{len(positions)} times, and {_counted('image', len(counts))}, for which it needs "
-            f"{sum(counts)}"
+            f"{name} has the token {placeholder.token_id} ({placeholder.token!r}) "
+            f"{len(positions)} times, and {_counted(placeholder.modality, len(counts))}, for which "
+            f"it needs {sum(counts)}"
         )
     parts = np.split(positions, np.cumsum(np.asarray(counts, np.int64))[:-1]) if counts else []
     return [_intervals(part) for part in parts]
@@ -113,14 +114,14 @@ def _are_marks(
 ) -> bool:
     """Whether the ids contain marks, and not expansions with as many of the same token.
 
-    Both are possible if the mark is the image token and each image has one embedding. Then the ids
+    Both are possible if the mark is that token and each item has one embedding. Then the ids
     around the first one decide.
     """
-    if placeholder.replaced_id != placeholder.image_token_id:
+    if placeholder.replaced_id != placeholder.token_id:
         return found == 0
     if found != num_tokens or not found:
         return True
-    token = placeholder.image_token_id
+    token = placeholder.token_id
     expansion = list(encode(placeholder.expansion(grids[0]).strip("\n")))
     if token not in expansion:
         return True
@@ -138,12 +139,11 @@ def _intervals(positions: NDArray[np.int64]) -> Runs:
 
 
 def _check_tokens(name: str, placeholder: Placeholder, ids: list[int], num_tokens: int) -> None:
-    found = ids.count(placeholder.image_token_id)
+    found = ids.count(placeholder.token_id)
     if found != num_tokens:
         raise RequestError(
-            f"{name}: the tokenizer makes {found} tokens {placeholder.image_token_id} of the "
-            f"images' {num_tokens} times {placeholder.image_token!r}; the tokenizer does not suit "
-            "the model"
+            f"{name}: the tokenizer makes {found} tokens {placeholder.token_id} of "
+            f"{num_tokens} times {placeholder.token!r}; the tokenizer does not suit the model"
         )
 
 
@@ -157,7 +157,7 @@ def _replaced(
     if not len(marks):
         return ids
     texts = [placeholder.expansion(grid) for grid in grids]
-    repeated = placeholder.image_token
+    repeated = placeholder.token
     joined = any(text.startswith("\n") or text.endswith("\n") for text in texts)
     newlines = _newline_tokens(encode) if joined else {}
     out: list[int] = []
@@ -168,7 +168,7 @@ def _replaced(
         out += _between(ids[start:mark], num_open, before, newlines, encode)
         count = placeholder.count(grid)
         whole = core == repeated * count
-        out += [placeholder.image_token_id] * count if whole else encode(core)
+        out += [placeholder.token_id] * count if whole else encode(core)
         num_open = len(text) - len(text.rstrip("\n"))
         start = mark + 1
     return out + _between(ids[start:], num_open, 0, newlines, encode)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmllm.frontend import pixels_in_flight
-from shmllm.frontend.pixels_in_flight import PixelsInFlight
+from shmllm.frontend import items_in_flight
+from shmllm.frontend.items_in_flight import ItemsInFlight
 from shmllm.params.items import Item
 from shmllm.params.sampling import SamplingParams
 
@@ -19,7 +19,7 @@ def item(number: int, num_bytes: int = 3) -> Item:
 
 
 def test_an_image_counts_once_as_long_as_a_request_has_it() -> None:
-    pixels = PixelsInFlight()
+    pixels = ItemsInFlight()
     pixels.add(0, (item(1, 30), item(2, 60)))
     pixels.add(1, (item(2, 60), item(2, 60)))
     pixels.add(2, ())
@@ -48,7 +48,7 @@ def test_a_stream_reads_no_further_prompts_while_it_is_full(
         return [one for prompt in prompts for one in with_items([prompt], *others)]
 
     monkeypatch.setattr(llm.front_end.inputs, "prepare", alone)
-    monkeypatch.setattr(pixels_in_flight, "MOST_BYTES", 90)
+    monkeypatch.setattr(items_in_flight, "MOST_BYTES", 90)
     monkeypatch.setattr("shmllm.frontend.streaming.CHUNK_SIZE", 1)
     params = SamplingParams(max_tokens=3)
     found = list(llm.stream(([5, n % 100] for n in range(200)), params, ordered=ordered))

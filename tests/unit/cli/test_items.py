@@ -1,4 +1,4 @@
-"""`--image FILE`, and images that rows name: what is checked, and the prompts that they make."""
+"""`--image FILE`, and items that rows name: what is checked, and the prompts that they make."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 
 from shmllm.batch.sources import SourceKind
-from shmllm.cli.image_prompts import images_of_row, prompt_with_images
-from shmllm.cli.images import CommandImages, takes_images
+from shmllm.cli.item_prompts import items_of_row, prompt_with_items
+from shmllm.cli.items import CommandItems, modalities_of
 from shmllm.cli.session import CommandSession
 from shmllm.errors import RequestError
 from shmllm.frontend.model_files import bundled_model
+from shmllm.frontend.prompt_items import ReadyItem
 
 ENGINE = {"model": "tiny", "revision": None, "hf_overrides": None, "language_model_only": False}
 
@@ -25,10 +26,10 @@ class FrontEnd:
     """Has the mark "<i>"; chats become the text of their messages."""
 
     def __init__(self, folder: str = "", template: str | None = None) -> None:
-        self.images = SimpleNamespace(
-            mark="<i>",
+        self.items = SimpleNamespace(
+            mark=lambda modality: "<i>",
             options=SimpleNamespace(folder=folder),
-            ready=lambda name, given: [image.size for image in given.images],
+            ready=lambda name, given: [item.value.size for item in given.items],
         )
         self.tokenizer = self
         self._template = template
@@ -42,13 +43,22 @@ class FrontEnd:
         return {"chat": messages, **template}
 
 
-def prompt(given: Any, images: list[Any], template: str | None = None, **options: Any) -> Any:
+def prompt(given: Any, items: list[Any], template: str | None = None, **options: Any) -> Any:
     front_end: Any = FrontEnd(template=template)
-    return prompt_with_images(front_end, given, images, **options)
+    return prompt_with_items(front_end, given, items, **options)
+
+
+def ready(number: int) -> ReadyItem:
+    prepared: Any = None
+    return ReadyItem("image", bytes([number]) * 32, prepared)
+
+
+def taken(*paths: str) -> CommandItems:
+    return CommandItems.take({"image": paths, "audio": ()})
 
 
 def user(text: str, *images: Any) -> dict[str, Any]:
-    parts = [{"type": "image_pil", "image_pil": image} for image in images]
+    parts = [{"type": "image", "image": image} for image in images]
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
@@ -68,23 +78,25 @@ def user(text: str, *images: Any) -> dict[str, Any]:
     ],
 )
 def test_a_prompt_without_marks_gets_them_in_front(given: Any, template: Any, made: Any) -> None:
-    assert prompt(given, [1, 2], template) == {**made, "multi_modal_data": {"image": [1, 2]}}
+    items = [ready(1), ready(2)]
+    assert prompt(given, items, template) == {**made, "multi_modal_data": {"image": items}}
 
 
 def test_a_prompt_becomes_a_message_if_the_model_has_a_template() -> None:
-    assert prompt("a", [1, 2], "x", chat_template=None) == {
-        "chat": [user("a", 1, 2)],
+    items = [ready(1), ready(2)]
+    assert prompt("a", items, "x", chat_template=None) == {
+        "chat": [user("a", *items)],
         "chat_template": None,
         "prompt": "a",
     }
-    salted = prompt({"prompt": "a", "cache_salt": "s"}, [1], "x")
-    assert (salted["chat"], salted["cache_salt"]) == ([user("a", 1)], "s")
+    salted = prompt({"prompt": "a", "cache_salt": "s"}, items[:1], "x")
+    assert (salted["chat"], salted["cache_salt"]) == ([user("a", items[0])], "s")
 
 
 def test_the_last_message_gets_the_images() -> None:
     system = {"role": "system", "content": "Be brief."}
-    found = prompt([system, {"role": "user", "content": "a <i>"}], [1])
-    assert found == {"chat": [system, user("a <i>", 1)]}
+    found = prompt([system, {"role": "user", "content": "a <i>"}], [ready(1)])
+    assert found == {"chat": [system, user("a <i>", ready(1))]}
 
 
 @pytest.fixture
@@ -103,7 +115,7 @@ def test_a_row_names_paths_below_the_folder_and_urls(folder: Path) -> None:
     front_end: Any = FrontEnd(str(folder))
     names = ["a.png", "sub/b #1%.png", "sub/../a.png", str(folder / "a.png")]
     names.append((folder / "a.png").as_uri())
-    assert images_of_row(front_end, names) == [(8, 4)] * 5
+    assert items_of_row(front_end, {"image": names}) == [(8, 4)] * 5
 
 
 @pytest.mark.parametrize(
@@ -127,7 +139,7 @@ def test_a_file_that_a_row_may_not_name_is_an_error_with_its_name(
 ) -> None:
     front_end: Any = FrontEnd(str(folder))
     with pytest.raises(RequestError) as error:
-        images_of_row(front_end, [name])
+        items_of_row(front_end, {"image": [name]})
     assert words in str(error.value)
     assert "image 1" in str(error.value)
 
@@ -135,14 +147,14 @@ def test_a_file_that_a_row_may_not_name_is_an_error_with_its_name(
 def test_without_a_folder_a_path_is_an_error_with_the_option() -> None:
     front_end: Any = FrontEnd()
     with pytest.raises(RequestError, match=r"'a.png' is a file: --allowed-local-media-path DIR"):
-        images_of_row(front_end, ["a.png"])
+        items_of_row(front_end, {"image": ["a.png"]})
 
 
 @pytest.mark.parametrize("name", ["none.png", "sub", "bad.png"])
 def test_files_that_cannot_be_read_are_errors_with_their_names(name: str, folder: Path) -> None:
     path = str(folder / name)
     with pytest.raises(RequestError, match=f"--image {path}"):
-        CommandImages.open((str(folder / "a.png"), path))
+        taken(str(folder / "a.png"), path)
 
 
 @pytest.mark.parametrize(
@@ -152,26 +164,26 @@ def test_files_that_cannot_be_read_are_errors_with_their_names(name: str, folder
 def test_rows_in_json_name_their_images_themselves(
     kind: SourceKind, is_openai: bool, folder: Path
 ) -> None:
-    CommandImages.open(()).check_input(kind, is_openai)
-    images = CommandImages.open((str(folder / "a.png"),))
+    taken().check_input(kind, is_openai)
+    images = taken(str(folder / "a.png"))
     images.check_input(None, False)
     images.check_input(SourceKind.TEXT, False)
-    with pytest.raises(click.UsageError, match="a row names its images itself"):
+    with pytest.raises(click.UsageError, match="a row names its items itself"):
         images.check_input(kind, is_openai)
 
 
 def test_a_model_without_images_is_known_before_it_starts(folder: Path) -> None:
-    images = CommandImages.open((str(folder / "a.png"),))
+    images = taken(str(folder / "a.png"))
     with pytest.raises(RequestError, match="tiny takes no images"):
         images.check_model(CommandSession(None, ENGINE))
     with pytest.raises(click.UsageError, match="--language-model-only exclude each other"):
         images.check_model(CommandSession(None, ENGINE | {"language_model_only": True}))
     images.check_model(CommandSession("main", ENGINE))
-    CommandImages.open(()).check_model(CommandSession(None, ENGINE))
+    taken().check_model(CommandSession(None, ENGINE))
 
 
 def test_a_directory_says_whether_its_model_takes_images(tmp_path: Path) -> None:
     config = json.loads((bundled_model("tiny") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").touch()
-    assert not takes_images(str(tmp_path))
+    assert modalities_of(tmp_path) == ()

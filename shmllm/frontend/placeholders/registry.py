@@ -1,4 +1,4 @@
-"""The placeholder of a model, by the name of its architecture."""
+"""The placeholders of a model, by the name of its architecture."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
-from shmllm.frontend.images.placeholders.family import Config, Placeholder
-from shmllm.frontend.images.placeholders.gemma3 import Gemma3Placeholder
-from shmllm.frontend.images.placeholders.idefics3 import Idefics3Placeholder
-from shmllm.frontend.images.placeholders.llava import LlavaPlaceholder
-from shmllm.frontend.images.placeholders.qwen_vl import Qwen3VLPlaceholder, QwenVLPlaceholder
+from shmllm.frontend.placeholders.family import Config, Placeholder
+from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
+from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
+from shmllm.frontend.placeholders.llava import LlavaPlaceholder
+from shmllm.frontend.placeholders.qwen_vl import Qwen3VLPlaceholder, QwenVLPlaceholder
+from shmllm.params.items import Modality
 
-FAMILIES: dict[str, type[Placeholder]] = {
-    "LlavaForConditionalGeneration": LlavaPlaceholder,
-    "Idefics3ForConditionalGeneration": Idefics3Placeholder,
-    "SmolVLMForConditionalGeneration": Idefics3Placeholder,
-    "Qwen2VLForConditionalGeneration": QwenVLPlaceholder,
-    "Qwen2_5_VLForConditionalGeneration": QwenVLPlaceholder,
-    "Qwen3VLForConditionalGeneration": Qwen3VLPlaceholder,
-    "Gemma3ForConditionalGeneration": Gemma3Placeholder,
+FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
+    "LlavaForConditionalGeneration": (LlavaPlaceholder,),
+    "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
+    "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
+    "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder,),
+    "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder,),
+    "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder,),
+    "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
 }
+"""One for each modality that the architecture takes."""
 
 _TOKENIZER = "tokenizer_config.json"
 _NAMED = ("model_specific_special_tokens", "extra_special_tokens")
 
 
-def placeholder_of_model(directory: Path, config: Mapping[str, Any]) -> Placeholder | None:
-    """The placeholder of a model.
+def placeholders_of_model(
+    directory: Path, config: Mapping[str, Any]
+) -> dict[Modality, Placeholder]:
+    """The placeholders of a model, by modality.
 
     Args:
         directory: the model's directory; its tokenizer may name the special tokens.
         config: the content of its config.json.
-
-    Returns:
-        None if the architecture takes no images.
 
     Raises:
         EngineStartError: a file cannot be read, or a field is wrong.
     """
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    family = FAMILIES.get(name) if isinstance(name, str) else None
-    if family is None:
-        return None
-    where = str(directory / "config.json")
-    return family.of(Config(config, where), _special_texts(directory / _TOKENIZER))
+    families = FAMILIES.get(name, ()) if isinstance(name, str) else ()
+    if not families:
+        return {}
+    found = Config(config, str(directory / "config.json"))
+    texts = _special_texts(directory / _TOKENIZER)
+    return {family.modality: family.of(found, texts) for family in families}
 
 
 def _special_texts(path: Path) -> dict[str, str]:

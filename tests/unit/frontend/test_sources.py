@@ -1,4 +1,4 @@
-"""Images come from data URLs, from files below an allowed folder, and from nowhere else."""
+"""Items come from data URLs, from files below an allowed folder, and from nowhere else."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images import sources
-from shmllm.frontend.images.sources import image_of_path, image_of_url
+from shmllm.frontend import sources
+from shmllm.frontend.items.files import item_of_path, item_of_url
 
 NAME = "prompt 0: image 2"
 
@@ -49,7 +49,9 @@ def data_url(png: bytes, header: str = "data:image/png;base64") -> str:
 def test_a_data_url_is_read(header: str, png: bytes) -> None:
     with Image.open(io.BytesIO(png)) as image:
         expected = np.asarray(image)
-    assert np.asarray(image_of_url(NAME, data_url(png, header))).tolist() == expected.tolist()
+    assert (
+        np.asarray(item_of_url("image", NAME, data_url(png, header))).tolist() == expected.tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,31 +73,31 @@ def test_a_data_url_is_read(header: str, png: bytes) -> None:
 )
 def test_other_urls_are_refused_with_the_name(url: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as raised:
-        image_of_url(NAME, url)
+        item_of_url("image", NAME, url)
     assert str(raised.value).startswith(NAME)
 
 
 def test_a_long_url_is_shown_in_part() -> None:
     with pytest.raises(RequestError) as raised:
-        image_of_url(NAME, "data:" + "x" * 100_000)
+        item_of_url("image", NAME, "data:" + "x" * 100_000)
     assert len(str(raised.value)) < 300
 
 
 def test_files_below_the_folder_are_read(folder: Path, tmp_path: Path) -> None:
     path = folder / "inner" / "a b#?%.png"
     for url in (path.as_uri(), path.as_uri().replace("file://", "file://localhost")):
-        assert image_of_url(NAME, url, folder).size == (6, 4)
-        assert image_of_url(NAME, url, str(folder)).size == (6, 4)
-        assert image_of_url(NAME, url, "/").size == (6, 4)
+        assert item_of_url("image", NAME, url, folder).size == (6, 4)
+        assert item_of_url("image", NAME, url, str(folder)).size == (6, 4)
+        assert item_of_url("image", NAME, url, "/").size == (6, 4)
     (tmp_path / "link to folder").symlink_to(folder)
-    assert image_of_url(NAME, path.as_uri(), tmp_path / "link to folder").size == (6, 4)
+    assert item_of_url("image", NAME, path.as_uri(), tmp_path / "link to folder").size == (6, 4)
     (folder / "good link.png").symlink_to(path)
-    assert image_of_url(NAME, (folder / "good link.png").as_uri(), folder).size == (6, 4)
+    assert item_of_url("image", NAME, (folder / "good link.png").as_uri(), folder).size == (6, 4)
 
 
 def test_without_the_option_no_file_is_read(folder: Path) -> None:
     with pytest.raises(RequestError, match="by the option 'allowed_local_media_path'"):
-        image_of_url(NAME, (folder / "inner" / "a b#?%.png").as_uri())
+        item_of_url("image", NAME, (folder / "inner" / "a b#?%.png").as_uri())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_files_elsewhere_are_refused_by_the_options_name(
     outside.append((tmp_path / "allowed and more" / "secret.png").as_uri())
     for url in outside:
         with pytest.raises(RequestError, match="is not below the folder of 'allowed_local_media"):
-            image_of_url(NAME, url, folder)
+            item_of_url("image", NAME, url, folder)
 
 
 def test_a_file_that_is_exchanged_while_it_is_opened_is_refused(
@@ -128,7 +130,7 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_refused(
 
     monkeypatch.setattr(sources.os, "open", exchange)
     with pytest.raises(RequestError, match="is not below the folder"):
-        image_of_url(NAME, path.as_uri(), folder)
+        item_of_url("image", NAME, path.as_uri(), folder)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +154,13 @@ def test_what_is_no_image_file_is_refused(url: str, message: str, folder: Path) 
     (folder / "text.png").write_text("no image")
     allowed = "/" if "/dev" in url else folder
     with pytest.raises(RequestError, match=message) as raised:
-        image_of_url(NAME, url.format(folder), allowed)
+        item_of_url("image", NAME, url.format(folder), allowed)
     assert str(raised.value).startswith(NAME)
 
 
 def test_the_folder_must_exist(folder: Path) -> None:
     with pytest.raises(RequestError, match="folder of 'allowed_local_media_path' does not exist"):
-        image_of_url(NAME, f"file://{folder}/a.png", folder / "none")
+        item_of_url("image", NAME, f"file://{folder}/a.png", folder / "none")
 
 
 def test_a_file_above_the_limit_is_refused(
@@ -166,19 +168,19 @@ def test_a_file_above_the_limit_is_refused(
 ) -> None:
     monkeypatch.setattr(sources, "MOST_BYTES", 50)
     with pytest.raises(RequestError, match=r"bytes, more than 50; make it smaller"):
-        image_of_path(NAME, folder / "inner" / "a b#?%.png")
+        item_of_path("image", NAME, folder / "inner" / "a b#?%.png")
     with pytest.raises(RequestError, match="has more than 50 bytes"):
-        image_of_url(NAME, data_url(png))
+        item_of_url("image", NAME, data_url(png))
 
 
 def test_paths_need_no_folder(folder: Path, tmp_path: Path) -> None:
-    assert image_of_path(NAME, tmp_path / "secret.png").size == (6, 4)
+    assert item_of_path("image", NAME, tmp_path / "secret.png").size == (6, 4)
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
-    assert image_of_path(NAME, str(folder / "link.png")).size == (6, 4)
+    assert item_of_path("image", NAME, str(folder / "link.png")).size == (6, 4)
     for path, message in (
         (folder, "is no regular file"),
         (folder / "none", "cannot read .*none': No such file"),
         ("a\0b", "no valid path"),
     ):
         with pytest.raises(RequestError, match=f"{NAME}: .*{message}"):
-            image_of_path(NAME, path)
+            item_of_path("image", NAME, path)

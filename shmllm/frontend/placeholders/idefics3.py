@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from shmllm.frontend.images.placeholders.family import Config, Placeholder
-from shmllm.frontend.images.rules.family import Grid
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.params.items import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idefics3Placeholder(Placeholder):
+class Idefics3Placeholder(ImagePlaceholder):
     """Attributes:
     tokens: the number of embeddings of a tile.
     around: the text of the token before each tile, and behind the last one.
@@ -34,8 +34,8 @@ class Idefics3Placeholder(Placeholder):
             mark=text,
             replaced=text,
             replaced_id=token,
-            image_token=text,
-            image_token_id=token,
+            token=text,
+            token_id=token,
             side=side,
             tokens=rows**2 // config.integer("scale_factor", default=2) ** 2,
             around=texts.get("fake_image_token", "<fake_token_around_image>"),
@@ -47,7 +47,7 @@ class Idefics3Placeholder(Placeholder):
 
     def expansion(self, grid: Grid) -> str:
         _, rows, columns = grid
-        tokens = self.image_token * self.tokens
+        tokens = self.token * self.tokens
         lines = [
             "".join(f"{self.around}<row_{row}_col_{c}>{tokens}" for c in range(1, columns + 1))
             for row in range(1, rows + 1)

@@ -5,35 +5,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.images.rules.family import Grid, Rules
+from shmllm.frontend.images.rules.family import Rules
+from shmllm.params.items import Grid, Modality
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placeholder(ABC):
-    """How a model's prompts contain images.
+    """How a model's prompts contain the items of a modality.
 
-    A prompt has a mark for each image. It is replaced by the image's expansion, in which the image
-    token stands for each embedding of the image, perhaps among other text.
+    A prompt has a mark for each item. It is replaced by the item's expansion, in which a token of
+    its own stands for each embedding of the item, perhaps among other text.
 
     Attributes:
-        mark: what users and chat templates write for an image.
+        modality: what the items are.
+        mark: what users and chat templates write for an item.
         replaced: the part of `mark` that the expansion replaces: the text of one token.
         replaced_id: the id of that token.
-        image_token: the text of the image token; it may be the same as `replaced`.
-        image_token_id: its id.
-        side: height and width of the tiles that the model's tower takes, in pixels; None if it
-            takes images of several sizes.
+        token: the text of the token that stands for an embedding; it may be the same as `replaced`.
+        token_id: its id.
     """
+
+    modality: ClassVar[Modality]
 
     mark: str
     replaced: str
     replaced_id: int
-    image_token: str
-    image_token_id: int
-    side: int | None
+    token: str
+    token_id: int
 
     @classmethod
     @abstractmethod
@@ -50,11 +51,25 @@ class Placeholder(ABC):
 
     @abstractmethod
     def count(self, grid: Grid) -> int:
-        """The number of embeddings of an image."""
+        """The number of embeddings of an item."""
 
     @abstractmethod
     def expansion(self, grid: Grid) -> str:
         """The text that replaces a mark, as transformers' processor writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePlaceholder(Placeholder):
+    """How a model's prompts contain images.
+
+    Attributes:
+        side: height and width of the tiles that the model's tower takes, in pixels; None if it
+            takes images of several sizes.
+    """
+
+    modality: ClassVar[Modality] = "image"
+
+    side: int | None
 
     def check_rules(self, rules: Rules) -> None:
         """Checks that the rules for images suit the model's tower.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from shmllm.frontend.images.placeholders.family import Config, Placeholder
-from shmllm.frontend.images.rules.family import Grid
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.params.items import Grid
 
 _TOWERS = {"clip_vision_model": (1, 224, 32), "siglip_vision_model": (0, 224, 16)}
 """Of each kind of tower the number of tokens before the patches (CLIP's CLS), and the sides of an
@@ -15,7 +15,7 @@ image and of a patch where config.json is silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlavaPlaceholder(Placeholder):
+class LlavaPlaceholder(ImagePlaceholder):
     """Attributes:
     tokens: the number of embeddings of an image.
     """
@@ -38,8 +38,8 @@ class LlavaPlaceholder(Placeholder):
             mark=text,
             replaced=text,
             replaced_id=token,
-            image_token=text,
-            image_token_id=token,
+            token=text,
+            token_id=token,
             side=side,
             tokens=rows * rows + leading - dropped,
         )
@@ -48,4 +48,4 @@ class LlavaPlaceholder(Placeholder):
         return self.tokens
 
     def expansion(self, grid: Grid) -> str:
-        return self.image_token * self.tokens
+        return self.token * self.tokens

@@ -40,8 +40,8 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.images.placeholders.registry import placeholder_of_model
-from shmllm.frontend.images.processor import ImageProcessor
+from shmllm.frontend.items.registry import processors_of_model
+from shmllm.frontend.placeholders.registry import placeholders_of_model
 
 QWEN = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 GEMMA = {
@@ -74,7 +74,7 @@ class Model:
         self.tokenizer = processor.tokenizer
         processor.image_processor.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
-        ours = ImageProcessor.of_model(directory, config)
+        ours = processors_of_model(directory, config)["image"]
         assert ours is not None
         self.ours = ours
 
@@ -181,7 +181,7 @@ def test_prompts_are_expanded_as_transformers_expands_them(
     for image, intervals in zip(images, runs, strict=True):
         assert sum(end - start for start, end in intervals) == image.num_tokens
     positions = [i for each in runs for start, end in each for i in range(start, end)]
-    token = model.ours.image_token_id
+    token = model.ours.token_id
     assert positions == [i for i, each in enumerate(expected) if each == token]
 
 
@@ -224,7 +224,7 @@ def test_smolvlm_has_the_text_of_its_module(
     token = tokenizer.convert_tokens_to_ids("<image>")
     config = SmolVLMConfig(vision_config=VISION, scale_factor=2, image_token_id=token).to_dict()
     config["architectures"] = ["SmolVLMForConditionalGeneration"]
-    ours = ImageProcessor.of_model(tmp_path, config)
+    ours = processors_of_model(tmp_path, config)["image"]
     assert ours is not None
     image = ours.prepare(random_image(*sides))
     assert (image.grid[1:] == (0, 0)) == (sides == (64, 64))
@@ -304,8 +304,8 @@ def test_no_image_has_more_tokens_than_the_most(
 
 def test_architectures_without_images_have_no_placeholder(tmp_path: Path) -> None:
     for architectures in (["LlamaForCausalLM"], [], None, [3]):
-        assert placeholder_of_model(tmp_path, {"architectures": architectures}) is None
-    assert ImageProcessor.of_model(tmp_path, {"architectures": ["LlamaForCausalLM"]}) is None
+        assert placeholders_of_model(tmp_path, {"architectures": architectures}) == {}
+    assert processors_of_model(tmp_path, {"architectures": ["LlamaForCausalLM"]}) == {}
 
 
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
@@ -320,10 +320,12 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (Qwen2_5_VLConfig(), "Qwen2_5_VLForConditionalGeneration", "image_token_id"),
     ):
         whole = config.to_dict() | {"architectures": [architecture]}
-        expected = placeholder_of_model(tmp_path, whole)
+        expected = placeholders_of_model(tmp_path, whole)["image"]
         assert expected is not None
-        assert expected.image_token_id == whole[token]
-        assert placeholder_of_model(tmp_path, {"architectures": [architecture]}) == expected
+        assert expected.token_id == whole[token]
+        assert (
+            placeholders_of_model(tmp_path, {"architectures": [architecture]})["image"] == expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -342,4 +344,4 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
 def test_a_wrong_field_is_named(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     config = config | {"architectures": ["LlavaForConditionalGeneration"]}
     with pytest.raises(EngineStartError, match=rf"config\.json.*: {message}"):
-        placeholder_of_model(tmp_path, config)
+        placeholders_of_model(tmp_path, config)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from shmllm.frontend.images.placeholders.family import Config, Placeholder
-from shmllm.frontend.images.rules.family import Grid
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.params.items import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3Placeholder(Placeholder):
+class Gemma3Placeholder(ImagePlaceholder):
     """Attributes:
     tokens: the number of embeddings of a crop.
     end: the text of the token behind them.
@@ -28,8 +28,8 @@ class Gemma3Placeholder(Placeholder):
             mark=begin,
             replaced=begin,
             replaced_id=config.integer("boi_token_index", "boi_token_id", default=255_999),
-            image_token=texts.get("image_token", "<image_soft_token>"),
-            image_token_id=config.integer("image_token_id", "image_token_index", default=262_144),
+            token=texts.get("image_token", "<image_soft_token>"),
+            token_id=config.integer("image_token_id", "image_token_index", default=262_144),
             side=config.table("vision_config").integer("image_size", default=224),
             tokens=config.integer("mm_tokens_per_image", default=256),
             end=texts.get("eoi_token", "<end_of_image>"),
@@ -39,7 +39,7 @@ class Gemma3Placeholder(Placeholder):
         return grid[0] * self.tokens
 
     def expansion(self, grid: Grid) -> str:
-        image = f"\n\n{self.mark}{self.image_token * self.tokens}{self.end}\n\n"
+        image = f"\n\n{self.mark}{self.token * self.tokens}{self.end}\n\n"
         if grid[0] == 1:
             return image
         crops = " ".join([image] * (grid[0] - 1))

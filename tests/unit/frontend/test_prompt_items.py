@@ -10,16 +10,17 @@ import pytest
 from PIL import Image
 from support.fakes import info
 
-from shmllm.config.images import ImageInfo
+from shmllm.config.items import ItemInfo
 from shmllm.errors import RequestError
-from shmllm.frontend import prompt_images
-from shmllm.frontend.images.prepared import PreparedImage
-from shmllm.frontend.prompt_images import (
-    GivenImages,
-    ImageOptions,
-    PromptImages,
-    ReadyImage,
-    given_images,
+from shmllm.frontend import prompt_items
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.prompt_items import (
+    GivenItem,
+    GivenItems,
+    ItemOptions,
+    PromptItems,
+    ReadyItem,
+    given_items,
 )
 
 MOST_EMBEDS = 8
@@ -28,28 +29,39 @@ MOST_EMBEDS = 8
 class Processor:
     """Makes one tile of an image, and counts how often."""
 
+    known_overrides = frozenset({"a", "b", "tokens"})
+
     def __init__(self) -> None:
         self.num_prepared = 0
+
+    def open(self, name: str, value: Any) -> Any:
+        return value
+
+    def size(self, picture: Any) -> Any:
+        return picture.size
 
     def identity(self, picture: Any, overrides: Any, name: str) -> bytes:
         return (picture.tobytes()[:4] + repr(sorted(overrides.items())).encode()).ljust(32)[:32]
 
-    def prepare(self, picture: Any, overrides: Any, name: str) -> PreparedImage:
+    def prepare(self, picture: Any, overrides: Any, name: str) -> PreparedItem:
         self.num_prepared += 1
         pixels = np.full((1, 2, 2, 3), picture.getpixel((0, 0))[0], np.uint8)
-        return PreparedImage(pixels, (1, 1, 1), overrides.get("tokens", 2))
+        return PreparedItem(pixels, (1, 1, 1), overrides.get("tokens", 2))
 
-    def runs(self, name: str, ids: Any, images: list[PreparedImage]) -> list[Any]:
+    def runs(self, name: str, ids: Any, images: list[PreparedItem]) -> list[Any]:
         starts = np.cumsum([0, *(each.num_tokens for each in images)]).tolist()
         return [
             ((start, start + each.num_tokens),) for start, each in zip(starts, images, strict=False)
         ]
 
 
-def make(cache_bytes: int = 1000, **options: Any) -> PromptImages:
-    engine = replace(info(), images=ImageInfo(most_embeds=MOST_EMBEDS, cache_bytes=cache_bytes))
-    found = PromptImages(engine, ImageOptions(**options))
-    found._processor = Processor()  # type: ignore[misc, assignment]
+def make(cache_bytes: int = 1000, **options: Any) -> PromptItems:
+    engine = replace(
+        info(),
+        items=ItemInfo(modalities=("image",), most_embeds=MOST_EMBEDS, cache_bytes=cache_bytes),
+    )
+    found = PromptItems(engine, ItemOptions(**options))
+    found._processors = {"image": Processor()}  # type: ignore[dict-item]
     return found
 
 
@@ -57,13 +69,18 @@ def picture(value: int) -> Any:
     return Image.new("RGB", (4, 4), (value, 0, 0))
 
 
-def ready(images: PromptImages, *given: Any, uuids: Any = None, **overrides: Any) -> list[Any]:
+def ready(images: PromptItems, *given: Any, uuids: Any = None, **overrides: Any) -> list[Any]:
     names = uuids or [None] * len(given)
-    return images.ready("the prompt", GivenImages(given, names, overrides))
+    return images.ready(
+        "the prompt",
+        GivenItems(
+            [GivenItem("image", *each) for each in zip(given, names, strict=True)], overrides
+        ),
+    )
 
 
-def value_of(image: ReadyImage) -> int:
-    return int(image.prepared.pixels[0, 0, 0, 0])
+def value_of(image: ReadyItem) -> int:
+    return int(image.prepared.data[0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -89,8 +106,8 @@ def value_of(image: ReadyImage) -> int:
     ],
 )
 def test_what_a_prompt_has_of_images(prompt: Any, count: int, uuids: list[Any]) -> None:
-    given = given_images("the prompt", prompt)
-    found = (0, []) if given is None else (len(given.images), given.uuids)
+    given = given_items("the prompt", prompt)
+    found = (0, []) if given is None else (len(given.items), [each.uuid for each in given.items])
     assert found == (count, uuids)
 
 
@@ -98,12 +115,12 @@ def test_what_a_prompt_has_of_images(prompt: Any, count: int, uuids: list[Any]) 
     ("prompt", "message"),
     [
         ({"multi_modal_data": ["x"]}, "'multi_modal_data' must be a dict"),
-        ({"multi_modal_data": {"audio": "x"}}, "has 'audio'; only images are supported"),
-        ({"multi_modal_uuids": {"video": "x"}}, "has 'video'; only images are supported"),
+        ({"multi_modal_data": {"sound": "x"}}, "has 'sound'; supported are image, audio, video"),
+        ({"multi_modal_uuids": {"smell": "x"}}, "has 'smell'; supported are image"),
         ({"multi_modal_data": {"image": "x"}, "mm_processor_kwargs": [1]}, "must be a dict"),
         (
             {"multi_modal_data": {"image": "x"}, "multi_modal_uuids": {"image": ["a", "b"]}},
-            "has 1 images and 2 uuids",
+            "has 1 image and 2 uuids",
         ),
         (
             {"multi_modal_data": {"image": "x"}, "multi_modal_uuids": {"image": 7}},
@@ -113,7 +130,7 @@ def test_what_a_prompt_has_of_images(prompt: Any, count: int, uuids: list[Any]) 
 )
 def test_malformed_images_of_a_prompt(prompt: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        given_images("the prompt", prompt)
+        given_items("the prompt", prompt)
 
 
 @pytest.mark.parametrize("limit", [1, {"count": 1, "width": 5}])
@@ -132,7 +149,7 @@ def test_a_limit_that_is_none(limit: Any) -> None:
 
 def test_an_image_is_prepared_once_for_each_way() -> None:
     images = make(overrides={"a": 1})
-    processor: Any = images._processor
+    processor: Any = images._processors["image"]
     for _ in range(2):
         ready(images, picture(1))
         ready(images, picture(1), b=2)
@@ -173,7 +190,7 @@ def test_names_are_those_of_one_front_end() -> None:
 
 
 def test_the_oldest_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_images, "MOST_UUIDS", 2)
+    monkeypatch.setattr(prompt_items, "MOST_UUIDS", 2)
     images = make()
     for name, value in (("a", 1), ("b", 2), ("a", 1), ("c", 3)):
         ready(images, picture(value), uuids=[name])
@@ -199,4 +216,4 @@ def test_an_image_with_too_many_embeddings_is_refused() -> None:
 
 def test_an_engine_without_images_refuses_them() -> None:
     with pytest.raises(RequestError, match="the model takes no images"):
-        ready(PromptImages(info()), picture(1))
+        ready(PromptItems(info()), picture(1))

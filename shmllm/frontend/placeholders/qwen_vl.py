@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from shmllm.frontend.images.placeholders.family import Config, Placeholder
-from shmllm.frontend.images.rules.family import Grid, Rules
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.params.items import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVLPlaceholder(Placeholder):
+class QwenVLPlaceholder(ImagePlaceholder):
     """Attributes:
     patch_size: the side of a patch, in pixels.
     merge_size: the side of the square of patches that becomes one embedding, in patches.
@@ -33,8 +34,8 @@ class QwenVLPlaceholder(Placeholder):
             mark=f"<|vision_start|>{text}<|vision_end|>",
             replaced=text,
             replaced_id=token,
-            image_token=text,
-            image_token_id=token,
+            token=text,
+            token_id=token,
             side=None,
             patch_size=vision.integer("patch_size", default=cls.DEFAULT_PATCH),
             merge_size=vision.integer("spatial_merge_size", default=2),
@@ -44,7 +45,7 @@ class QwenVLPlaceholder(Placeholder):
         return grid[0] * grid[1] * grid[2] // self.merge_size**2
 
     def expansion(self, grid: Grid) -> str:
-        return self.image_token * self.count(grid)
+        return self.token * self.count(grid)
 
     def check_rules(self, rules: Rules) -> None:
         if not isinstance(rules, Qwen2VLRules):

@@ -11,20 +11,22 @@ import pytest
 from PIL import Image
 
 from shmllm.cli.chat.answer import STOPPED, Answer, Show
+from shmllm.cli.chat.attachments import Attachment, ChatItems, attach_file, check_files, item_names
 from shmllm.cli.chat.chat import Chat
 from shmllm.cli.chat.conversation import Conversation
-from shmllm.cli.chat.images import Attachment, ChatImages, attach_file, check_files, image_names
 from shmllm.cli.chat.screen import Screen
 from shmllm.errors import RequestError
+from shmllm.params.items import Modality
 
 
 class Prepared:
-    """In place of PromptImages: the size of an image stands for it."""
+    """In place of PromptItems: the size of an image stands for it."""
 
-    mark = "<image>"
+    def mark(self, modality: str) -> str:
+        return "<image>"
 
     def ready(self, name: str, given: Any) -> list[tuple[int, int]]:
-        return [image.size for image in given.images]
+        return [item.value.size for item in given.items]
 
 
 class Answers:
@@ -38,8 +40,8 @@ class Answers:
         self.asked.append(conversation.messages[-1]["content"])
         return self._answers.pop(0)
 
-    def attach(self, name: str) -> Attachment:
-        return attach_file(name)
+    def attach(self, modality: Modality, name: str) -> Attachment:
+        return attach_file(modality, name)
 
 
 def done(text: str = "yes") -> Answer:
@@ -67,7 +69,7 @@ def test_an_image_is_a_part_in_front_of_the_next_message_only(cat: Path) -> None
     answers = Answers(done(), done())
     _, notes = talk(answers, f"/image {cat}", "What is this?", "And now?")
     assert answers.asked == [
-        [attach_file(str(cat)).part, {"type": "text", "text": "What is this?"}],
+        [attach_file("image", str(cat)).part, {"type": "text", "text": "What is this?"}],
         "And now?",
     ]
     assert f"[for the next message: {cat}]\n[image: a cat#1.png]\n" in notes
@@ -79,10 +81,10 @@ def test_attached_images_are_listed_and_dropped(cat: Path) -> None:
     _, notes = talk(answers, *lines)
     assert answers.asked == ["hello"]
     assert notes.splitlines()[:5] == [
-        "[no image is attached]",
+        "[nothing is attached]",
         f"[for the next message: {cat}]",
         *[f"[for the next message: {cat}, {cat}]"] * 2,
-        "[no image is attached]",
+        "[nothing is attached]",
     ]
 
 
@@ -110,13 +112,13 @@ def test_what_is_no_image_is_an_error_and_is_not_attached(
     Path("text.png").write_text("no image")
     chat, notes = talk(Answers(), f"/image {name}", "/image")
     assert notes.startswith("shmllm: ")
-    assert notes.endswith("\n[no image is attached]\n")
+    assert notes.endswith("\n[nothing is attached]\n")
     assert chat.num_failed == 1
 
 
 def test_a_home_directory_is_found(cat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(cat.parent))
-    assert attach_file("~/a cat#1.png").part == attach_file(str(cat)).part
+    assert attach_file("image", "~/a cat#1.png").part == attach_file("image", str(cat)).part
 
 
 def test_saved_messages_have_the_images_and_are_read_again(cat: Path, tmp_path: Path) -> None:
@@ -126,14 +128,14 @@ def test_saved_messages_have_the_images_and_are_read_again(cat: Path, tmp_path: 
     found = Conversation.from_json(text, "saved.json")
     assert found == chat.conversation
     assert check_files(found.messages, "saved.json") == []
-    assert image_names(found.messages[0]) == [cat.name]
+    assert item_names(found.messages[0]) == [f"image: {cat.name}"]
 
 
 def test_files_that_are_gone_or_have_changed(cat: Path) -> None:
-    messages = Conversation().asked("one", [attach_file(str(cat)).part]).messages
+    messages = Conversation().asked("one", [attach_file("image", str(cat)).part]).messages
     picture(cat, width=9)
     assert check_files(messages, "s.json") == [
-        f"{cat} has changed since it was attached; the model sees the new one"
+        f"{cat} has changed since it was attached; the model gets the new one"
     ]
     cat.unlink()
     with pytest.raises(RequestError, match=r"^s.json: messages\[0\].content\[0\]: cannot read"):
@@ -141,28 +143,27 @@ def test_files_that_are_gone_or_have_changed(cat: Path) -> None:
 
 
 def test_a_file_is_read_once_and_a_changed_one_is_another_image(cat: Path) -> None:
-    images = ChatImages(Prepared())  # type: ignore[arg-type]
-    first = images.attach(str(cat)).part
+    images = ChatItems(Prepared())  # type: ignore[arg-type]
+    first = images.attach("image", str(cat)).part
     picture(cat, width=9)
-    second = images.attach(str(cat)).part
+    second = images.attach("image", str(cat)).part
     cat.unlink()
     messages = Conversation().asked("one", [first]).asked("two", [second]).messages
-    contents = [message["content"] for message in images.with_pixels(messages)]
+    contents = [message["content"] for message in images.with_items(messages)]
     assert [content[0] for content in contents] == [
-        {"type": "image_pil", "image_pil": (8, 4)},
-        {"type": "image_pil", "image_pil": (9, 4)},
+        {"type": "image", "image": (8, 4)},
+        {"type": "image", "image": (9, 4)},
     ]
     assert messages[0]["content"][0] == first
 
 
 def test_a_model_without_images_refuses_them(cat: Path) -> None:
     class NoImages:
-        @property
-        def mark(self) -> str:
+        def mark(self, modality: str) -> str:
             raise RequestError("the model takes no images")
 
     with pytest.raises(RequestError, match="the model takes no images"):
-        ChatImages(NoImages()).attach(str(cat))  # type: ignore[arg-type]
+        ChatItems(NoImages()).attach("image", str(cat))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("content", [[{"text": "no type"}], [3], {"type": "text"}, None, 3])

@@ -1,6 +1,6 @@
-"""How many bytes the images of unfinished requests have: what bounds the requests of a stream.
+"""How many bytes the items of unfinished requests have: what bounds the requests of a stream.
 
-Front end and engine keep the images of requests that wait. Requests with the same image keep it
+Front end and engine keep the items of requests that wait. Requests with the same item keep it
 once.
 """
 
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from shmllm.params.items import Item
 
 MOST_BYTES = 2**28
-"""The bytes with which no further prompts are read. A model that gets 10 MB of an image would
+"""The bytes with which no further prompts are read. A model that gets 10 MB of an item would
 otherwise need gigabytes for the usual number of requests in flight."""
 
 
-class PixelsInFlight:
+class ItemsInFlight:
     """
     Attributes:
-        num_bytes: of all images of the requests.
+        num_bytes: of all items of the requests.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class PixelsInFlight:
 
         Args:
             index: its number.
-            items: its images, perhaps none.
+            items: its items, perhaps none.
         """
         if items:
             self._of_requests[index] = items
@@ -50,7 +50,7 @@ class PixelsInFlight:
         for item in items:
             before = self._users.get(item.identity, 0)
             after = before + change
-            self.num_bytes += item.pixels.nbytes * ((after > 0) - (before > 0))
+            self.num_bytes += item.data.nbytes * ((after > 0) - (before > 0))
             self._users[item.identity] = after
             if not after:
                 del self._users[item.identity]

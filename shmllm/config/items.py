@@ -1,0 +1,33 @@
+"""What an engine says of the items that prompts may have: images, sounds, videos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemInfo:
+    """
+    Attributes:
+        modalities: the kinds of items that the model takes, of `params.items.MODALITIES`.
+        most_embeds: the most embeddings of one item.
+        longest_span: the most embeddings in a row that one step has to compute, because each is
+            attended to by those before it; 0: a step may divide all.
+        cache_bytes: the most bytes of prepared items that a front end keeps, and the engine for
+            it.
+    """
+
+    modalities: tuple[str, ...] = ()
+    most_embeds: int = 0
+    longest_span: int = 0
+    cache_bytes: int = 0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The same from the object that JSON has made of it."""
+        return cls(**{**values, "modalities": tuple(values["modalities"])})
+
+    def __bool__(self) -> bool:
+        return bool(self.modalities)

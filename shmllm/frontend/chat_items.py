@@ -1,0 +1,104 @@
+"""Takes the items, such as images, out of conversations: each part that is one becomes a short part
+that says so, such as {"type": "image"}.
+
+This module knows the forms that vLLM, OpenAI and transformers give such parts. It must not know
+templates, nor how an item becomes part of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shmllm.errors import RequestError
+from shmllm.frontend.prompt_items import GivenItem, GivenItems
+from shmllm.frontend.text.chat_messages import ITEM_PARTS
+from shmllm.params.items import Modality
+
+_KINDS: dict[str, Modality] = {
+    "image_url": "image",
+    "image_pil": "image",
+    "image": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+}
+"""The types of parts, which are also the names of the fields with the items, and what they are."""
+_REFUSED = ("video_url", "image_embeds", "audio_embeds", "video")
+
+
+def take_items(messages: Any, folder: str) -> tuple[Any, GivenItems]:
+    """Takes the items out of a conversation.
+
+    Args:
+        messages: the messages.
+        folder: the folder below which URLs may name files; empty: nowhere.
+
+    Returns:
+        The messages with a part of `ITEM_PARTS` for each item, the same object if there are none;
+        and the items.
+
+    Raises:
+        RequestError: a part is of a kind that is not supported, or names no item that can be read.
+    """
+    items: list[GivenItem] = []
+    if isinstance(messages, list | tuple):
+        found = [
+            _without_items(message, f"messages[{index}]", folder, items)
+            for index, message in enumerate(messages)
+        ]
+        messages = found if items else messages
+    return messages, GivenItems(items)
+
+
+def _without_items(message: Any, where: str, folder: str, items: list[GivenItem]) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return message
+    parts: list[Any] = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        here = f"{where}.content[{index}]"
+        if kind in _REFUSED:
+            raise RequestError(
+                f"{here} is of the type {kind!r}; supported are 'text', "
+                f"{', '.join(map(repr, _KINDS))}"
+            )
+        if kind not in _KINDS:
+            parts.append(part)
+            continue
+        modality, uuid = _KINDS[kind], _uuid_of(part, here)
+        items.append(GivenItem(modality, _value_of(part, kind, here, folder, uuid), uuid))
+        parts.append(dict(ITEM_PARTS[modality]))
+    return {**message, "content": parts}
+
+
+def _uuid_of(part: Mapping[str, Any], where: str) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is not None and not isinstance(uuid, str):
+        raise RequestError(f"{where}: 'uuid' must be a str, got {uuid!r}")
+    return uuid
+
+
+def _value_of(part: Mapping[str, Any], kind: str, where: str, folder: str, uuid: str | None) -> Any:
+    value = next((part[key] for key in (kind, "url") if part.get(key) is not None), None)
+    if kind.endswith("_url") and isinstance(value, Mapping):
+        value = value.get("url")
+    if kind == "input_audio" and isinstance(value, Mapping):
+        value = value.get("data")
+    if isinstance(value, str):
+        return _item_of_text(kind, where, value, folder)
+    if value is None and uuid is None:
+        raise RequestError(f"{where} has no {_KINDS[kind]}: give it as {kind!r}")
+    return value
+
+
+def _item_of_text(kind: str, where: str, text: str, folder: str) -> Any:
+    """The item that a text names, or contains."""
+    from shmllm.frontend.items import files
+
+    if kind != "input_audio":
+        return files.item_of_url(_KINDS[kind], where, text, folder or None)
+    from shmllm.frontend.sources import bytes_of_base64
+
+    return files.item_of_bytes("audio", where, bytes_of_base64(where, text))

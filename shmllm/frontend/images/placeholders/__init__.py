@@ -1,1 +1,0 @@
-"""What stands for an image in a prompt: one module for each family of models."""

@@ -1,0 +1,1 @@
+"""What images, sounds and videos of prompts have in common."""

@@ -1,0 +1,95 @@
+"""Prepared items, and a cache of them (vLLM's `mm_processor_cache_gb`)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from shmllm.params.items import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedItem:
+    """An item as the engine needs it.
+
+    Attributes:
+        data: contiguous and read-only. Of an image pixels, uint8 [tiles, height, width, 3], which
+            `pixel_table` in formats/image_settings.py turns into the tower's inputs. Of a sound
+            features, float32 [frames, features].
+        grid: how they lie. CLIP and SigLIP: (1, 1, 1). Qwen: (1, rows, columns) of patches
+            before they are merged. Idefics3, SmolVLM: (tiles, rows, columns), the whole image is
+            the last tile; rows and columns are 0 if it is the only one. Gemma 3: (1 + crops, 1, 1),
+            the whole image is the first tile. A sound: (frames, 1, 1), without those behind its
+            end.
+        num_tokens: the number of its embeddings.
+        frame_seconds: of a video the time between two frames of its grid.
+    """
+
+    data: NDArray[Any]
+    grid: Grid
+    num_tokens: int
+    frame_seconds: float = 0.0
+
+
+class PreparedItems:
+    """Prepared items by their identity; the least recently used ones give way.
+
+    Threads may share it. Two threads that prepare the same item at the same time do so twice.
+
+    Attributes:
+        most_bytes: the limit of all data together; 0 keeps none.
+        num_hits: how often an item was there.
+        num_misses: how often it was not.
+        num_bytes: of all data that are kept.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.num_hits = self.num_misses = self.num_bytes = 0
+        self._lock = threading.Lock()
+        self._items: OrderedDict[bytes, PreparedItem] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, identity: bytes, prepare: Callable[[], PreparedItem]) -> PreparedItem:
+        """The item with an identity; `prepare` is called if it is not there, without the lock."""
+        with self._lock:
+            known = self._items.get(identity)
+            if known is not None:
+                self._items.move_to_end(identity)
+                self.num_hits += 1
+                return known
+            self.num_misses += 1
+        item = prepare()
+        self._keep(identity, item)
+        return item
+
+    def clear(self) -> None:
+        """Forgets all items. The counts stay."""
+        with self._lock:
+            self._items.clear()
+            self.num_bytes = 0
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the sum of bytes is wrong or above the limit."""
+        with self._lock:
+            assert self.num_bytes == sum(each.data.nbytes for each in self._items.values())
+            assert self.num_bytes <= self.most_bytes
+
+    def _keep(self, identity: bytes, item: PreparedItem) -> None:
+        if item.data.nbytes > self.most_bytes:
+            return
+        with self._lock:
+            if identity in self._items:
+                return
+            self._items[identity] = item
+            self.num_bytes += item.data.nbytes
+            while self.num_bytes > self.most_bytes:
+                _, oldest = self._items.popitem(last=False)
+                self.num_bytes -= oldest.data.nbytes

@@ -1,0 +1,121 @@
+"""What becomes of a model's items of one kind, and of prompts with them.
+
+A processor joins how items are prepared, which is the subclass's, with the placeholder of the
+model's architecture. It must not know where items come from and how they reach the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.placeholders import expansion
+from shmllm.frontend.placeholders.expansion import Encode, Runs
+from shmllm.frontend.placeholders.family import Placeholder
+
+Opened = TypeVar("Opened")
+"""An item that has been decoded."""
+
+NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
+
+
+class ItemProcessor(ABC, Generic[Opened]):
+    """Prepares items and prompts for one model. Threads may share it.
+
+    Args:
+        placeholder: what stands for an item in a prompt.
+
+    Attributes:
+        mark: what users and chat templates write for an item.
+        token_id: the id of the token at whose positions the embeddings are.
+    """
+
+    def __init__(self, placeholder: Placeholder) -> None:
+        self.mark = placeholder.mark
+        self.token_id = placeholder.token_id
+        self._placeholder = placeholder
+
+    @property
+    @abstractmethod
+    def known_overrides(self) -> frozenset[str]:
+        """The names in `mm_processor_kwargs` that have a meaning for these items."""
+
+    @abstractmethod
+    def open(self, name: str, value: Any) -> Opened:
+        """Decodes what a user gives.
+
+        Args:
+            name: the item's name for messages, such as "prompt 3: image 1".
+            value: what the modality's `opening` module takes.
+
+        Raises:
+            RequestError: it is something else, or damaged.
+        """
+
+    @abstractmethod
+    def size(self, opened: Opened) -> tuple[int, ...]:
+        """The size of an item: what tells apart items of one name without reading them."""
+
+    @abstractmethod
+    def identity(
+        self, opened: Opened, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the item"
+    ) -> bytes:
+        """32 bytes: equal ones mean equal data, grids and inputs of the tower.
+
+        Args:
+            opened: the item.
+            overrides: vLLM's `mm_processor_kwargs`. Those without an effect make no difference.
+            name: the item's name for messages.
+
+        Raises:
+            RequestError: an override is unknown or wrong.
+        """
+
+    @abstractmethod
+    def prepare(
+        self, opened: Opened, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the item"
+    ) -> PreparedItem:
+        """Makes of an item what the engine needs. Arguments are those of `identity`.
+
+        Raises:
+            RequestError: an override is unknown or wrong, or the item does not suit the model.
+        """
+
+    def expand_text(self, name: str, text: str, items: Sequence[PreparedItem]) -> str:
+        """The text of a prompt with each mark replaced by what stands for its item.
+
+        Raises:
+            RequestError: the numbers of marks and items differ.
+        """
+        return expansion.expand_text(name, self._placeholder, text, [each.grid for each in items])
+
+    def expand_ids(
+        self, name: str, ids: Sequence[int], items: Sequence[PreparedItem], encode: Encode
+    ) -> list[int]:
+        """The token ids of a prompt with each mark replaced by the ids of its item's expansion.
+        Ids that contain the tokens of all embeddings already stay as they are.
+
+        Args:
+            name: the prompt's name for messages.
+            ids: the token ids.
+            items: in the order of their marks.
+            encode: makes token ids of a text, without special tokens around it.
+
+        Raises:
+            RequestError: the ids have neither a mark for each item nor all tokens.
+        """
+        grids = [each.grid for each in items]
+        return expansion.expand_ids(name, self._placeholder, ids, grids, encode)
+
+    def runs(self, name: str, ids: Sequence[int], items: Sequence[PreparedItem]) -> list[Runs]:
+        """Of each item the positions of its embeddings in the expanded prompt: ascending half-open
+        intervals, together as long as its `num_tokens`.
+
+        Raises:
+            RequestError: the prompt has more or fewer tokens than its items have embeddings.
+        """
+        counts = [each.num_tokens for each in items]
+        return expansion.find_runs(name, self._placeholder, ids, counts)

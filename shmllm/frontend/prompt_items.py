@@ -1,0 +1,370 @@
+"""Items of prompts, such as images: checks what users give, prepares it once, and makes items of
+the wire.
+
+This module must not know how items are prepared or where they are from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shmllm.config.info import EngineInfo
+from shmllm.errors import RequestError
+from shmllm.params.items import COUNTED, MODALITIES, Item, Modality
+
+if TYPE_CHECKING:
+    from shmllm.frontend.items.prepared import PreparedItem, PreparedItems
+    from shmllm.frontend.items.processor import ItemProcessor
+
+MOST_ITEMS = 999
+MOST_UUIDS = 2**16
+"""How many of the user's names for items are remembered."""
+DATA = "multi_modal_data"
+UUIDS = "multi_modal_uuids"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOptions:
+    """
+    Attributes:
+        limits: `limit_mm_per_prompt`.
+        overrides: `mm_processor_kwargs`.
+        folder: `allowed_local_media_path`; empty: no file may be named.
+    """
+
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenItem:
+    """What a user gives for an item.
+
+    Attributes:
+        modality: what it is.
+        value: the item; None if one of the same name was given before.
+        uuid: the user's name for it; None: it has none.
+    """
+
+    modality: Modality
+    value: Any
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenItems:
+    """What a prompt has of items.
+
+    Attributes:
+        items: those of a modality in the order of their marks.
+        overrides: `mm_processor_kwargs` of this prompt.
+    """
+
+    items: Sequence[GivenItem]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyItem:
+    """A prepared item and what identifies it."""
+
+    modality: Modality
+    identity: bytes
+    prepared: PreparedItem
+
+
+class PromptItems:
+    """
+    Args:
+        info: what the engine says of itself.
+        options: the front end's options.
+
+    Raises:
+        RequestError: a limit is not valid.
+    """
+
+    def __init__(self, info: EngineInfo, options: ItemOptions | None = None) -> None:
+        self._info = info
+        self.options = options or ItemOptions()
+        self._most = {name: _limit_of(self.options.limits, name) for name in MODALITIES}
+        self._nonce = os.urandom(16)
+        self._of_uuids: OrderedDict[bytes, bytes] = OrderedDict()
+
+    @cached_property
+    def _processors(self) -> dict[Modality, ItemProcessor[Any]]:
+        """Read with the first item."""
+        from shmllm.frontend.items.registry import processors_of_model
+
+        if not self._info.items:
+            return {}
+        directory = Path(self._info.model_directory)
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        found = processors_of_model(directory, config)
+        return {name: each for name, each in found.items() if name in self._info.items.modalities}
+
+    def _check_taken(self, modality: Modality, name: str = "") -> None:
+        """Raises RequestError with the name of a prompt if the model takes no such items."""
+        if modality not in self._processors:
+            where = f"{name}: " if name else ""
+            raise RequestError(f"{where}the model takes no {COUNTED[modality]}")
+
+    def mark(self, modality: Modality) -> str:
+        """What stands for an item in a text.
+
+        Raises:
+            RequestError: the model takes none.
+        """
+        self._check_taken(modality)
+        return self._processors[modality].mark
+
+    @cached_property
+    def _cache(self) -> PreparedItems:
+        from shmllm.frontend.items.prepared import PreparedItems
+
+        return PreparedItems(self._info.items.cache_bytes)
+
+    def clear(self) -> None:
+        """Forget prepared items."""
+        self._of_uuids.clear()
+        self._cache.clear()
+
+    def ready(self, name: str, given: GivenItems) -> list[ReadyItem]:
+        """Prepare the items of a prompt.
+
+        Args:
+            name: what errors call the prompt.
+            given: its items.
+
+        Raises:
+            RequestError: there are too many, the model takes none, or one cannot be used.
+        """
+        counts = Counter(item.modality for item in given.items)
+        for modality, count in counts.items():
+            self._check_taken(modality, name)
+            if count > self._most[modality]:
+                raise RequestError(
+                    f"{name} has {_counted(modality, count)}; limit_mm_per_prompt allows "
+                    f"{self._most[modality]}",
+                    parameter=DATA,
+                    value=count,
+                )
+        overrides = {modality: self._overrides_of(modality, given.overrides) for modality in counts}
+        seen: Counter[str] = Counter()
+        found = []
+        for item in given.items:
+            seen[item.modality] += 1
+            where = f"{name}: {item.modality} {seen[item.modality]}"
+            found.append(self._ready(where, item, overrides[item.modality]))
+        return found
+
+    def _overrides_of(self, modality: Modality, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The overrides for a modality. Those that only another one of the model knows are its
+        own."""
+        every = {**self.options.overrides, **given}
+        known = self._processors[modality].known_overrides
+        others = {name for each in self._processors.values() for name in each.known_overrides}
+        return {name: value for name, value in every.items() if name not in others - known}
+
+    def _ready(self, name: str, given: GivenItem, overrides: Mapping[str, Any]) -> ReadyItem:
+        if isinstance(given.value, ReadyItem):
+            return given.value
+        modality, uuid = given.modality, given.uuid
+        if given.value is None:
+            return self._of_uuid(name, modality, uuid, overrides)
+        processor = self._processors[modality]
+        opened = processor.open(name, given.value)
+        if uuid is None:
+            identity = processor.identity(opened, overrides, name)
+        else:
+            identity = self._identity_of_uuid(modality, uuid, processor.size(opened), overrides)
+        prepared = self._cache.get(identity, lambda: processor.prepare(opened, overrides, name))
+        return ReadyItem(modality, identity, prepared)
+
+    def _identity_of_uuid(
+        self, modality: Modality, uuid: str, size: tuple[int, ...], overrides: Mapping[str, Any]
+    ) -> bytes:
+        """The identity of an item that the user names, so that it is not read. Other front ends
+        have other identities for the same name."""
+        name = self._key_of_uuid(modality, uuid, overrides)
+        identity = sha256(name + repr(size).encode()).digest()
+        self._of_uuids[name] = identity
+        self._of_uuids.move_to_end(name)
+        if len(self._of_uuids) > MOST_UUIDS:
+            self._of_uuids.popitem(last=False)
+        return identity
+
+    def _key_of_uuid(self, modality: Modality, uuid: str, overrides: Mapping[str, Any]) -> bytes:
+        text = json.dumps([modality, uuid, overrides], sort_keys=True, default=repr)
+        return sha256(self._nonce + text.encode("utf-8", "surrogatepass")).digest()
+
+    def _of_uuid(
+        self, name: str, modality: Modality, uuid: str | None, overrides: Mapping[str, Any]
+    ) -> ReadyItem:
+        """The item that was given with a UUID before."""
+
+        def missing() -> NoReturn:
+            raise RequestError(
+                f"{name} is None, and no {modality} with the uuid {uuid!r} is kept: pass the "
+                f"{modality}"
+            )
+
+        key = None if uuid is None else self._key_of_uuid(modality, uuid, overrides)
+        identity = None if key is None else self._of_uuids.get(key)
+        if identity is None:
+            missing()
+        return ReadyItem(modality, identity, self._cache.get(identity, missing))
+
+    def expand_text(self, name: str, text: str, items: Sequence[ReadyItem]) -> str:
+        """A prompt's text with as many placeholders as the items have embeddings."""
+        for modality, prepared in _prepared(items).items():
+            text = self._processors[modality].expand_text(name, text, prepared)
+        return text
+
+    def expand_ids(
+        self,
+        name: str,
+        ids: list[int],
+        items: Sequence[ReadyItem],
+        encode: Callable[[str], list[int]],
+    ) -> list[int]:
+        """The same of a prompt's token ids, unless they have so many already."""
+        for modality, prepared in _prepared(items).items():
+            ids = self._processors[modality].expand_ids(name, ids, prepared, encode)
+        return ids
+
+    def items(self, name: str, ids: Sequence[int], items: Sequence[ReadyItem]) -> tuple[Item, ...]:
+        """The items of a prompt.
+
+        Raises:
+            RequestError: its placeholders are not those of its items.
+        """
+        self._check_sizes(name, items)
+        spans = {
+            modality: iter(self._processors[modality].runs(name, ids, prepared))
+            for modality, prepared in _prepared(items).items()
+        }
+        found = [
+            Item(
+                each.identity,
+                next(spans[each.modality]),
+                each.prepared.grid,
+                each.prepared.data,
+                each.modality,
+                each.prepared.frame_seconds,
+            )
+            for each in items
+        ]
+        return tuple(sorted(found, key=lambda item: item.start))
+
+    def _check_sizes(self, name: str, items: Iterable[ReadyItem]) -> None:
+        most = self._info.items.most_embeds
+        seen: Counter[str] = Counter()
+        for each in items:
+            seen[each.modality] += 1
+            if each.prepared.num_tokens > most:
+                raise RequestError(
+                    f"{name}: {each.modality} {seen[each.modality]} has "
+                    f"{each.prepared.num_tokens:,} embeddings, more than the {most:,} that the "
+                    "engine has room for: raise max_num_batched_tokens, or make it smaller, by "
+                    "itself or by mm_processor_kwargs"
+                )
+
+
+def by_modality(items: Iterable[ReadyItem]) -> dict[Modality, list[ReadyItem]]:
+    """The items of each modality, in their order, as `multi_modal_data` has them."""
+    found: dict[Modality, list[ReadyItem]] = {}
+    for item in items:
+        found.setdefault(item.modality, []).append(item)
+    return found
+
+
+def given_items(name: str, prompt: Mapping[str, Any]) -> GivenItems | None:
+    """What a prompt that is a dict has of items; None: nothing.
+
+    Args:
+        name: what errors call the prompt.
+        prompt: may have "multi_modal_data", "multi_modal_uuids" and "mm_processor_kwargs".
+
+    Raises:
+        RequestError: one of them is malformed, or has something unknown.
+    """
+    data, uuids = (_table(name, prompt, key) for key in (DATA, UUIDS))
+    overrides = prompt.get("mm_processor_kwargs") or {}
+    if not isinstance(overrides, Mapping):
+        raise RequestError(f"{name}: 'mm_processor_kwargs' must be a dict, got {overrides!r}")
+    found = [
+        item
+        for modality in dict.fromkeys([*data, *uuids])
+        for item in _given_of(name, modality, data.get(modality), uuids.get(modality))
+    ]
+    return GivenItems(found, overrides) if found else None
+
+
+def _given_of(name: str, modality: Modality, data: Any, uuids: Any) -> list[GivenItem]:
+    values = _as_list(modality, data)
+    names = _as_list("uuid", uuids) or [None] * len(values)
+    if not values and any(each is not None for each in names):
+        values = [None] * len(names)
+    if len(names) != len(values):
+        raise RequestError(
+            f"{name} has {_counted(modality, len(values))} and {len(names)} uuids of them"
+        )
+    if any(each is not None and not isinstance(each, str) for each in names):
+        raise RequestError(f"{name}: a uuid must be a str or None")
+    return [GivenItem(modality, *each) for each in zip(values, names, strict=True)]
+
+
+def _table(name: str, prompt: Mapping[str, Any], key: str) -> dict[Modality, Any]:
+    found = prompt.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise RequestError(f'{name}: {key!r} must be a dict such as {{"image": ...}}')
+    for modality, value in found.items():
+        if modality not in MODALITIES and value is not None:
+            raise RequestError(
+                f"{name}: {key!r} has {modality!r}; supported are {', '.join(MODALITIES)}"
+            )
+    return {modality: value for modality, value in found.items() if value is not None}
+
+
+def _as_list(kind: str, value: Any) -> list[Any]:
+    """Several items, or one. A tuple is one sound, (samples, rate)."""
+    if value is None:
+        return []
+    several = isinstance(value, list) or (isinstance(value, tuple) and kind in ("image", "uuid"))
+    return [*value] if several else [value]
+
+
+def _prepared(items: Iterable[ReadyItem]) -> dict[Modality, list[PreparedItem]]:
+    return {
+        modality: [each.prepared for each in own] for modality, own in by_modality(items).items()
+    }
+
+
+def _counted(modality: Modality, count: int) -> str:
+    return f"{count} {COUNTED[modality].removesuffix('s') if count == 1 else COUNTED[modality]}"
+
+
+def _limit_of(limits: Mapping[str, Any], modality: Modality) -> int:
+    """The most items of a prompt.
+
+    Raises:
+        RequestError: the limit is not valid.
+    """
+    found = limits.get(modality, MOST_ITEMS)
+    if isinstance(found, Mapping):  # as vLLM describes what it profiles
+        found = found.get("count", MOST_ITEMS)
+    if type(found) is not int or found < 0:
+        raise RequestError(f"limit_mm_per_prompt must be a number for {modality!r}, got {found!r}")
+    return found

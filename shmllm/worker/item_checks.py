@@ -1,0 +1,43 @@
+"""Whether an item is what a model's tower takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shmllm.errors import RequestError
+from shmllm.models.vision.specs import VisionSpec
+from shmllm.params.items import COUNTED, Item
+
+
+def check_item(item: Item, specs: Mapping[str, VisionSpec]) -> None:
+    """Check an item.
+
+    Args:
+        item: the item.
+        specs: the model's towers, by modality.
+
+    Raises:
+        RequestError: the model has no tower for it, or its data or its number of embeddings are not
+            those of its grid.
+    """
+    spec = specs.get(item.modality)
+    if spec is None:
+        raise RequestError(f"the model takes no {COUNTED[item.modality]}")
+    expected = _shape_of_image(item, spec)
+    count = spec.num_embeddings(item.grid) if expected else 0
+    if item.data.shape != expected or item.num_embeds != count or not count:
+        raise RequestError(
+            f"an item ({item.modality}) of grid {item.grid} has data of shape {item.data.shape} "
+            f"and {item.num_embeds} embeddings instead of {expected} and {count}"
+        )
+
+
+def _shape_of_image(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
+    """The shape of the pixels of a grid; None if there is no such grid."""
+    tiles, rows, columns = item.grid
+    if vision.tile_size:
+        return tiles, vision.tile_size, vision.tile_size, 3
+    merge = vision.merge_size or 1
+    if tiles != 1 or rows % merge or columns % merge or len(item.spans) > 1:
+        return None
+    return tiles, rows * vision.patch_size, columns * vision.patch_size, 3

@@ -1,0 +1,95 @@
+"""What makes a tower's inputs of an item's data, and embeddings by the tower.
+
+Each kind of item has an encoder. It computes one item at a time, so the bits of embeddings are the
+item's own. This module must not know how a tower computes, nor what becomes of embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shmllm.errors import EngineStartError
+from shmllm.formats.image_settings import pixel_table, read_image_settings
+from shmllm.params.items import Grid, Item
+
+Tower = Callable[[Tensor, Grid], Tensor]
+"""Computes the embeddings, [n, width], of an item's inputs."""
+Send = Callable[[npt.NDArray[Any]], Tensor]
+"""Copies an array to where a tower computes. It must not let the host wait for a device."""
+Encoder = Callable[[Item], Tensor]
+"""Returns the embeddings of an item, [n, width]."""
+
+
+class ImageEncoder:
+    """
+    Args:
+        tower: computes embeddings of pixels, [tiles, 3, height, width], normalised.
+        table: [3, 256], what the values of red, green and blue become, where the tower computes and
+            in the dtype of its products, to which it would round them.
+        send: copies pixels to where the tower computes.
+    """
+
+    def __init__(self, tower: Tower, table: Tensor, send: Send) -> None:
+        self._tower = tower
+        self._table = table
+        self._send = send
+
+    def __call__(self, item: Item) -> Tensor:
+        """Compute one tile after the other: a tower does that as well, and of the others there are
+        bytes on the host only."""
+        grid = 1, *item.grid[1:]
+        found = [self._tower(self._prepare(tile), grid) for tile in item.data]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _prepare(self, tile: npt.NDArray[np.uint8]) -> Tensor:
+        """Return a tower's input, [1, 3, height, width], of one tile, (height, width, 3)."""
+        pixels = self._send(tile).permute(2, 0, 1)
+        planes = pixels.new_empty((1, *pixels.shape), dtype=self._table.dtype)
+        for color in range(3):  # one by one: an index takes eight times the memory of a byte
+            planes[0, color] = self._table[color][pixels[color].long()]
+        return planes
+
+
+class SoundEncoder:
+    """
+    Args:
+        tower: computes embeddings of features, [frames, features].
+        send: copies features to where the tower computes.
+    """
+
+    def __init__(self, tower: Tower, send: Send) -> None:
+        self._tower = tower
+        self._send = send
+
+    def __call__(self, item: Item) -> Tensor:
+        return self._tower(self._send(item.data), item.grid)
+
+
+def make_encoder(modality: str, tower: Any, directory: str, send: Send) -> Encoder:
+    """Make the encoder of a kind of item.
+
+    Args:
+        modality: the kind.
+        tower: the model's tower for it.
+        directory: the model's directory.
+        send: see `Send`.
+
+    Raises:
+        EngineStartError: the directory does not say how images are prepared.
+    """
+    if modality == "audio":
+        return SoundEncoder(tower, send)
+    settings = read_image_settings(Path(directory))
+    if settings is None:
+        raise EngineStartError(
+            f"{directory} has no settings for images: copy processor_config.json or "
+            "preprocessor_config.json of the model into it, or pass language_model_only=True"
+        )
+    return ImageEncoder(tower, send(pixel_table(settings)).to(tower.dtype), send)
