@@ -29,8 +29,9 @@ KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 def with_only_text(overrides: dict[str, Any], language_model_only: object) -> dict[str, Any]:
     """The fields that take the place of those in config.json: without ``vision_config`` a model
-    sees no images."""
-    return {**overrides, "vision_config": None} if language_model_only else overrides
+    sees no images, without ``audio_config`` it hears nothing."""
+    without = dict.fromkeys(("vision_config", "audio_config"))
+    return {**overrides, **without} if language_model_only else overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class LoadConfig(Section):
     )
     language_model_only: bool = option(
         False,
-        "Leave out the part of a multimodal model that sees images: prompts are text.",
+        "Leave out the parts of a multimodal model for images and sounds: prompts are text.",
         Flag(),
     )
 

@@ -9,7 +9,6 @@ or pillow.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError
-
-PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
+from shmllm.formats.processor_files import read_section
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = range(6)
 """The values of "resample" in the files: pillow's filters."""
@@ -118,14 +116,8 @@ def read_image_settings(directory: Path) -> ImageSettings | None:
     Raises:
         EngineStartError: a file cannot be read, or a field has a wrong type.
     """
-    for name in (PROCESSOR, PREPROCESSOR):
-        path = directory / name
-        values = _read_object(path)
-        if values is not None and name == PROCESSOR:
-            values = values.get("image_processor")
-        if values is not None:
-            return settings_of(values, str(path))
-    return None
+    found = read_section(directory, "image_processor")
+    return None if found is None else settings_of(found[0], str(found[1]))
 
 
 def settings_of(values: Any, where: str) -> ImageSettings:
@@ -171,20 +163,6 @@ def pixel_table(settings: ImageSettings) -> NDArray[np.float32]:
         mean, std = (np.array(each, np.float32)[:, None] for each in (settings.mean, settings.std))
         table = (table - mean) / std
     return table
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise EngineStartError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise EngineStartError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise EngineStartError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
 
 
 def _class_name(values: dict[str, Any], where: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shmllm.errors import EngineStartError
+from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config_file import (
     architecture_name,
     eos_token_ids,
@@ -86,6 +87,7 @@ class ModelConfig:
             model lacks them.
         vision: what the model computes of images; None: it sees none, and a tower that its
             checkpoint may have is not loaded.
+        audio: the same for sounds.
         shard: the rank whose part of a model this is. The sizes of the layers are those of the
             part, `vocab_size` and `hidden_size` are the model's.
         stage: the stage whose part of a model this is. `layers` are those of all stages.
@@ -123,6 +125,7 @@ class ModelConfig:
     num_further: int = 0
     skipped_prefixes: tuple[str, ...] = ()
     vision: VisionSpec | None = None
+    audio: AudioSpec | None = None
     shard: Shard = WHOLE
     stage: Stage = ONLY
     whole: ModelConfig | None = None
@@ -178,9 +181,14 @@ class ModelConfig:
         )
 
     @property
-    def towers(self) -> dict[str, VisionSpec]:
+    def towers(self) -> dict[str, VisionSpec | AudioSpec]:
         """What the model computes of the items of each modality."""
-        return {} if self.vision is None else {"image": self.vision}
+        found: dict[str, VisionSpec | AudioSpec] = {}
+        if self.vision is not None:
+            found["image"] = self.vision
+        if self.audio is not None:
+            found["audio"] = self.audio
+        return found
 
     @property
     def num_levels(self) -> int:
@@ -345,8 +353,8 @@ class ModelConfig:
         of_layers = 0
         if self.per_layer is not None:
             of_layers = self.per_layer.vocab_size * self.per_layer.width * self.num_layers
-        of_tower = 0 if self.vision is None else self.vision.tower.num_elements
-        return rows * self.hidden_size + of_layers + of_tower
+        of_towers = sum(spec.tower.num_elements for spec in self.towers.values())
+        return rows * self.hidden_size + of_layers + of_towers
 
     def with_further(self, count: int) -> ModelConfig:
         """Returns the configuration with so many of `further_layers` loaded.

@@ -23,8 +23,8 @@ from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.shares import Division, Share
 from shmllm.models.specs import LayerSpec
-from shmllm.models.vision.tower import Tower
-from shmllm.models.vision.towers import make_tower
+from shmllm.models.tower import Tower
+from shmllm.models.towers import make_tower
 from shmllm.models.weight_names import model_name, tower_name
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
@@ -81,11 +81,11 @@ class DecoderModel(Model):
             self.head = Head(config.head, config.vocab_size, of_first)
         behind = range(config.num_layers, len(config.loaded_layers))
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
-        self.vision: Tower | None = None
-        if config.vision is not None:
-            of_tower = storage.kept_if(stage.is_first and config.shard.rank == 0)
-            self.vision = make_tower(config.vision, config.hidden_size, of_tower)
-        self.towers: dict[str, Tower] = {} if self.vision is None else {"image": self.vision}
+        of_tower = storage.kept_if(stage.is_first and config.shard.rank == 0)
+        self.towers: dict[str, Tower] = {
+            name: make_tower(spec, config.hidden_size, of_tower)
+            for name, spec in config.towers.items()
+        }
 
     def divide(self, division: Division, made: Sequence[Allocation]) -> None:
         """Records that this is a rank's part of a model.
@@ -146,9 +146,10 @@ class DecoderModel(Model):
         return logits if scale == 1 and cap is None else ops.scale_and_cap(logits, scale, cap)
 
     def known_name(self, name: str) -> str | None:
-        of_tower = None if self.vision is None else tower_name(name)
-        if self.vision is not None and of_tower is not None:
-            return None if of_tower.startswith(self.vision.unused) else of_tower
+        of_tower = tower_name(name) if self.towers else None
+        if of_tower is not None:
+            owners = [tower for tower in self.towers.values() if tower.owns(of_tower)]
+            return of_tower if owners else None
         known = model_name(name, self.config.tie_word_embeddings)
         is_skipped = known is not None and known.startswith(self.config.left_out)
         return None if is_skipped else known
@@ -168,8 +169,8 @@ class DecoderModel(Model):
         if self.head is not None:
             for name, views in self.head.named_weights(self._name_of_lm_head(weights)).items():
                 weights[name] = (*weights.get(name, ()), *views)
-        if self.vision is not None:
-            weights |= self.vision.named_weights
+        for tower in self.towers.values():
+            weights |= tower.named_weights
         return self._shares_of(weights)
 
     def _name_of_lm_head(self, weights: NamedWeights) -> str:
@@ -202,8 +203,8 @@ class DecoderModel(Model):
         norms = [norm for norm in (self.norm, self.embedding.norm) if norm is not None]
         norms += [] if self.per_layer is None else [self.per_layer.norm]
         norms += [] if self.head is None else [s for s in self.head.steps if isinstance(s, Norm)]
-        if self.vision is not None:
-            yield from self.vision.neutral_weights
+        for tower in self.towers.values():
+            yield from tower.neutral_weights
         for further in self.further:
             norms += further.norms
         for layer in (*self.layers, *(further.layer for further in self.further)):

@@ -30,7 +30,7 @@ from shmllm.models.readers import (
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
-from shmllm.models.vision.fields import read_image_token, read_siglip, vision_fields
+from shmllm.models.vision.fields import read_item_token, read_siglip, vision_fields
 from shmllm.models.vision.specs import Gemma3Tower, VisionSpec
 
 NORMS = LayerNorms(
@@ -111,7 +111,7 @@ def read_vision(fields: Fields) -> VisionSpec | None:
             "it is the square of how many means of equal size a row has"
         )
     return VisionSpec(
-        image_token=read_image_token(
+        image_token=read_item_token(
             fields,
             ("image_token_index", "image_token_id"),
             262_144,

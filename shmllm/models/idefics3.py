@@ -7,7 +7,7 @@ from dataclasses import replace
 from shmllm.models import llama
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.vision.fields import read_idefics3, read_image_token, vision_fields
+from shmllm.models.vision.fields import read_idefics3, read_item_token, vision_fields
 from shmllm.models.vision.specs import Idefics3Tower, VisionSpec
 
 
@@ -28,7 +28,7 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
             f"scale_factor ({factor}) must divide the {encoder.side} patches of a row"
         )
     return VisionSpec(
-        image_token=read_image_token(fields, ("image_token_id",), 128257, vocab_size),
+        image_token=read_item_token(fields, ("image_token_id",), 128257, vocab_size),
         tower=Idefics3Tower(encoder=encoder, factor=factor),
         tile_embeddings=(encoder.side // factor) ** 2,
     )

@@ -10,7 +10,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import (
     read_clip,
-    read_image_token,
+    read_item_token,
     read_siglip,
     read_vision_activation,
     vision_fields,
@@ -61,7 +61,7 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
         bias=whole.flag("multimodal_projector_bias", True),
     )
     return VisionSpec(
-        image_token=read_image_token(
+        image_token=read_item_token(
             fields, ("image_token_index", "image_token_id"), 32000, vocab_size
         ),
         tower=tower,

@@ -13,7 +13,7 @@ from typing import Any
 from shmllm.models import qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.vision.fields import read_image_token, read_layer_indices, vision_fields
+from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
 from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_vision
 from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
 
@@ -52,7 +52,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
             f"{config.num_layers}"
         )
     return VisionSpec(
-        image_token=read_image_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
+        image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
         tower=Qwen3Tower(**shared, num_positions=positions, level_layers=levels),
         num_levels=len(levels),
         merge_size=shared["merge_size"],

@@ -33,11 +33,12 @@ TOWER_PREFIXES = {
         "visual": ("",),
         "vision_model": ("",),
         "connector": ("",),
+        "audio_tower": ("",),
     }.items()
     for outer in ("model.", "")
     for inner in inners
 }
-"""The prefixes of the weights of towers for images, and what they stand for: files and the modules
+"""The prefixes of the weights of towers, and what they stand for: files and the modules
 of transformers' versions have other ones."""
 
 SKIPPED_PREFIXES = (
@@ -45,8 +46,6 @@ SKIPPED_PREFIXES = (
     *TOWER_PREFIXES,
     "model.mm_projector.",
     "mm_projector.",
-    "model.audio_tower.",
-    "audio_tower.",
     "model.embed_vision.",
     "model.embed_audio.",
 )
@@ -85,7 +84,7 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
 
 
 def tower_name(name: str) -> str | None:
-    """Returns the name under which a tower for images knows a checkpoint's tensor; None: the tensor
+    """Returns the name under which a tower knows a checkpoint's tensor; None: the tensor
     is none of a tower's weights."""
     if name.endswith(_SKIPPED_SUFFIXES):
         return None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shmllm.errors import RequestError
+from shmllm.formats.audio_settings import FRAMES_BEHIND
+from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.params.items import COUNTED, Item
 
 
-def check_item(item: Item, specs: Mapping[str, VisionSpec]) -> None:
+def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec]) -> None:
     """Check an item.
 
     Args:
@@ -23,7 +25,10 @@ def check_item(item: Item, specs: Mapping[str, VisionSpec]) -> None:
     spec = specs.get(item.modality)
     if spec is None:
         raise RequestError(f"the model takes no {COUNTED[item.modality]}")
-    expected = _shape_of_image(item, spec)
+    if isinstance(spec, AudioSpec):
+        expected = _shape_of_sound(item, spec)
+    else:
+        expected = _shape_of_image(item, spec)
     count = spec.num_embeddings(item.grid) if expected else 0
     if item.data.shape != expected or item.num_embeds != count or not count:
         raise RequestError(
@@ -41,3 +46,11 @@ def _shape_of_image(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     if tiles != 1 or rows % merge or columns % merge or len(item.spans) > 1:
         return None
     return tiles, rows * vision.patch_size, columns * vision.patch_size, 3
+
+
+def _shape_of_sound(item: Item, audio: AudioSpec) -> tuple[int, ...] | None:
+    """The shape of the features of a grid; None if there is no such grid."""
+    frames, *others = item.grid
+    if others != [1, 1] or not 0 < frames <= audio.most_frames:
+        return None
+    return min(frames + FRAMES_BEHIND, audio.most_frames), audio.num_mels

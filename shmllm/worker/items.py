@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan
+from shmllm.models.vision.specs import VisionSpec
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.item_encoders import Encoder, Send, make_encoder
 from shmllm.worker.item_places import item_places
@@ -82,10 +83,15 @@ def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
     kept = most * (1 + model.num_levels) * model.hidden_size * loaded.dtype.itemsize
     computed = []
     for spec in model.towers.values():
-        size = spec.patch_size
-        patches = (spec.tile_size // size) ** 2 or most * spec.merge_size**2
-        of_patch = (spec.most_activations + 3 * size**2) * loaded.dtype.itemsize + 3 * size**2
-        computed.append(patches * of_patch)
+        if isinstance(spec, VisionSpec):
+            size = spec.patch_size
+            patches = (spec.tile_size // size) ** 2 or most * spec.merge_size**2
+            of_patch = (spec.most_activations + 3 * size**2) * loaded.dtype.itemsize + 3 * size**2
+            computed.append(patches * of_patch)
+        else:
+            of_position = spec.tower.most_activations * loaded.dtype.itemsize
+            of_frame = spec.num_mels * (4 + loaded.dtype.itemsize)
+            computed.append(spec.most_frames * (of_position // 2 + of_frame))
     return kept + max(computed)
 
 

@@ -48,7 +48,7 @@ def make_vision_model(
     """
     family = FAMILIES[name]
     torch.manual_seed(7)
-    tokenizer = _tokenizer(family)
+    tokenizer = tokenizer_with(family.marks)
     ids = {field: tokenizer.token_to_id(mark) for field, mark in family.ids.items()}
     end = tokenizer.token_to_id(family.marks[0])
     config = getattr(transformers, f"{family.model}Config")(
@@ -57,7 +57,7 @@ def make_vision_model(
         **({"tie_word_embeddings": False} | family.outer | ids | (outer or {})),
     )
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
-    _draw(model, 0.0 if name == "gemma3" else 1.0)
+    draw_weights(model, 0.0 if name == "gemma3" else 1.0)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     model.vision_family = name
@@ -195,8 +195,8 @@ def image_token(model: Any) -> int:
     return found
 
 
-def _draw(model: torch.nn.Module, norms: float) -> None:
-    """Draws weights that hide no mistake, and with which images change tokens."""
+def draw_weights(model: torch.nn.Module, norms: float) -> None:
+    """Draws weights that hide no mistake, and with which items change tokens."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm = parameter.ndim == 1 and name.endswith("weight")
@@ -205,7 +205,7 @@ def _draw(model: torch.nn.Module, norms: float) -> None:
             parameter.normal_(mean if is_norm else 0.0, 0.2 if is_norm else 0.12)
 
 
-def _tokenizer(family: VisionFamily) -> Tokenizer:
+def tokenizer_with(marks_of_family: Sequence[str]) -> Tokenizer:
     """Bytes, some newlines in one token, and the marks of a family."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     newline = "\u010a"
@@ -215,7 +215,7 @@ def _tokenizer(family: VisionFamily) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(names)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    marks = [AddedToken(mark, normalized=False, special=True) for mark in family.marks]
+    marks = [AddedToken(mark, normalized=False, special=True) for mark in marks_of_family]
     tokenizer.add_special_tokens(marks)
     assert tokenizer.get_vocab_size() <= VOCAB_SIZE
     return tokenizer

@@ -85,7 +85,7 @@ RULES = {
         "client config errors formats outputs params plugins tracing transfer wire",
         lazy="engine models",
         packages="jinja2 numpy tokenizers",
-        lazy_packages="PIL huggingface_hub llguidance rich torch transformers",
+        lazy_packages="PIL huggingface_hub llguidance rich soundfile soxr torch transformers",
     ),
     "shmllm.quantize": Rule(
         "errors formats frontend models",

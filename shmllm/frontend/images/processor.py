@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.formats.image_settings import (
-    PREPROCESSOR,
-    PROCESSOR,
-    ImageSettings,
-    read_image_settings,
-)
+from shmllm.formats.image_settings import ImageSettings, read_image_settings
+from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
 from shmllm.frontend.images.opening import open_image
 from shmllm.frontend.images.picture import Picture
 from shmllm.frontend.images.rules.family import Rules

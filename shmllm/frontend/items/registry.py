@@ -14,6 +14,7 @@ from shmllm.params.items import Modality
 
 _CLASSES: dict[Modality, tuple[str, str]] = {
     "image": ("shmllm.frontend.images.processor", "ImageProcessor"),
+    "audio": ("shmllm.frontend.audio.processor", "AudioProcessor"),
 }
 """Module and name of each, which is imported with a model that needs it."""
 

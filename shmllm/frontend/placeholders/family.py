@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from shmllm.errors import EngineStartError, RequestError
+from shmllm.formats.audio_settings import AudioSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.params.items import Grid, Modality
 
@@ -85,6 +86,30 @@ class ImagePlaceholder(Placeholder):
             raise RequestError(
                 f"the image becomes {width}x{height} pixels, but the model takes {self.side}x"
                 f"{self.side}; change the settings of the image processor, or mm_processor_kwargs"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioPlaceholder(Placeholder):
+    """How a model's prompts contain sounds.
+
+    Attributes:
+        num_mels: the features of a frame that the model's tower takes.
+        most_frames: the frames of the longest sound.
+    """
+
+    modality: ClassVar[Modality] = "audio"
+
+    num_mels: int
+    most_frames: int
+
+    def check_settings(self, settings: AudioSettings) -> None:
+        """Raises EngineStartError if the feature extractor's settings do not suit the tower."""
+        found = settings.num_mels, settings.most_frames
+        if found != (self.num_mels, self.most_frames):
+            raise Config({}).error(
+                f"the audio tower takes {self.num_mels} features of up to {self.most_frames} "
+                f"frames, the feature extractor makes {found[0]} of {found[1]}"
             )
 
 

@@ -12,6 +12,7 @@ from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.llava import LlavaPlaceholder
+from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import Qwen3VLPlaceholder, QwenVLPlaceholder
 from shmllm.params.items import Modality
 
@@ -19,6 +20,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
+    "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder,),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder,),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder,),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.specs import EncoderSpec
-from shmllm.models.vision.tower import ACTIVATIONS, Tower, attend, patches_of
+from shmllm.models.vision.tiles import patches_of
 
 
 class Encoder:

@@ -56,11 +56,13 @@ def read_vision_activation(fields: Fields, name: str, default: str) -> VisionAct
     return _ACTIVATIONS[found]
 
 
-def read_num_heads(vision: Fields, name: str, default: int, hidden_size: int) -> int:
+def read_num_heads(
+    vision: Fields, name: str, default: int, hidden_size: int, width: str = "hidden_size"
+) -> int:
     """Returns the number of heads, which divides the width of the stream."""
     num_heads = vision.integer(name, default)
     if hidden_size % num_heads:
-        raise vision.error(f"{name} ({num_heads}) must divide hidden_size ({hidden_size})")
+        raise vision.error(f"{name} ({num_heads}) must divide {width} ({hidden_size})")
     return num_heads
 
 
@@ -114,8 +116,8 @@ def _read_encoder(vision: Fields, default: EncoderSpec, activation: str) -> Enco
     )
 
 
-def read_image_token(fields: Fields, names: Sequence[str], default: int, vocab_size: int) -> int:
-    """Returns the token of whose embeddings an image's take the place.
+def read_item_token(fields: Fields, names: Sequence[str], default: int, vocab_size: int) -> int:
+    """Returns the token of whose embeddings an item's take the place.
 
     Args:
         fields: what `configure` got.

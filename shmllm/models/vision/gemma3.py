@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.layers import Storage
+from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.specs import Gemma3Tower, Grid
-from shmllm.models.vision.tower import Tower, tiles_of
+from shmllm.models.vision.tiles import tiles_of
 
 _PROJECTOR = "multi_modal_projector."
 

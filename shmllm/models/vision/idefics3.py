@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from shmllm.models.layers import Storage
+from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.specs import Grid, Idefics3Tower
-from shmllm.models.vision.tower import Tower, tiles_of
+from shmllm.models.vision.tiles import tiles_of
 
 
 class Idefics3(Tower):

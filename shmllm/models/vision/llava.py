@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from shmllm.models.layers import Storage
+from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.specs import Grid, LlavaTower
-from shmllm.models.vision.tower import ACTIVATIONS, Tower, tiles_of
+from shmllm.models.vision.tiles import tiles_of
 
 ENCODER, PROJECTOR = "vision_tower.", "multi_modal_projector."
 

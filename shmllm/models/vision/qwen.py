@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shmllm.models.tower import Dense, attend
 from shmllm.models.vision.specs import Grid, QwenTower
-from shmllm.models.vision.tower import Dense, attend, patches_of
+from shmllm.models.vision.tiles import patches_of
 
 
 def in_squares(x: Tensor, size: int) -> Tensor:

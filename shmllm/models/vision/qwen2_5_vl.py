@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.layers import Storage
+from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.qwen import Rotation, attend_within, embed_patches
 from shmllm.models.vision.specs import Grid, Qwen2_5Tower
-from shmllm.models.vision.tower import ACTIVATIONS, Tower
 
 _EPS = 1e-6
 

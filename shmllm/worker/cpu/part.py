@@ -12,7 +12,7 @@ import torch
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.vision.tower import Tower
+from shmllm.models.tower import Tower
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena

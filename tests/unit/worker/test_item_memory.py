@@ -19,7 +19,7 @@ from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from shmllm.config.load import LoadConfig
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Storage
-from shmllm.models.vision.towers import make_tower
+from shmllm.models.towers import make_tower
 from shmllm.params.items import Item
 from shmllm.worker.item_encoders import ImageEncoder
 from shmllm.worker.items import item_bytes

@@ -91,8 +91,7 @@ def make_tiles(config: ModelConfig, grid: Grid, seed: int = 0) -> npt.NDArray[np
 
 @torch.inference_mode()
 def embed(model: DecoderModel, pixels: Tensor, grid: Grid) -> Tensor:
-    assert model.vision is not None
-    return model.vision(pixels, grid)
+    return model.towers["image"](pixels, grid)
 
 
 def assert_close(ours: Tensor, reference: Tensor) -> None:

@@ -120,21 +120,27 @@ class Tower(ABC):
         self.neutral_weights: list[tuple[Tensor, float]] = []
 
     @abstractmethod
-    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
-        """Computes the embeddings of one image. Its bits depend on this image alone.
+    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """Computes the embeddings of one item. Its bits depend on this item alone.
 
         Args:
-            pixels: [tiles, 3, height, width], normalised, on the weights' device, of any floating
-                dtype.
-            grid: the shape of the image, see `specs.Grid`.
+            inputs: on the weights' device, of any floating dtype: of an image its pixels, [tiles,
+                3, height, width], normalised; of a sound its features, [frames, features].
+            grid: the shape of the item, see `params.items.Item`.
 
         Returns:
             [embeddings, (1 + num_levels) * hidden], in the weights' dtype.
 
         Raises:
-            ValueError: the tiles do not have the size that the tower is for, or differ from the
+            ValueError: the inputs do not have the size that the tower is for, or differ from the
                 grid.
         """
+
+    def owns(self, name: str) -> bool:
+        """Whether a weight of a checkpoint is one of the tower's, or should be: it has the prefix
+        of one, and is not among those that the tower does not need."""
+        prefixes = {known.partition(".")[0] for known in self.named_weights}
+        return name.partition(".")[0] in prefixes and not name.startswith(self.unused)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Allocates a weight."""
@@ -161,37 +167,12 @@ class Tower(ABC):
         return RMSNorm(weight, eps, offset)
 
 
-def tiles_of(pixels: Tensor, grid: Grid) -> Tensor:
-    """Returns the tiles of an image, to be computed one by one, so that their bits depend on
-    nothing else.
-
-    Raises:
-        ValueError: the grid has another number of them.
-    """
-    if len(pixels) != grid[0]:
-        raise ValueError(f"a grid of {grid[0]} tiles has {len(pixels)}")
-    return pixels
-
-
-def patches_of(pixels: Tensor, size: int) -> Tensor:
-    """Returns the patches of an image, row by row; the rest at the right and at the bottom is left
-    out.
-
-    Args:
-        pixels: [3, height, width].
-        size: the height and the width of a patch.
-
-    Returns:
-        [rows, columns, 3, size, size], without a copy.
-    """
-    return pixels.unfold(1, size, size).unfold(2, size, size).permute(1, 2, 0, 3, 4)
-
-
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Returns what patches read from one another: each attends to all of its sequence.
+    """Returns what places of a sequence, such as patches, read from one another: each attends to
+    all of them.
 
     Args:
-        q: [sequences, patches, heads, head_dim].
+        q: [sequences, places, heads, head_dim].
         k: the same.
         v: the same.
 

@@ -1,0 +1,82 @@
+"""Log-mel features of sounds, as Whisper has them (Radford et al., 2022, section 2.2).
+
+They are those of transformers' `WhisperFeatureExtractor` for a sound with zeros behind it, up to
+the rounding of sums, without the frames that only contain zeros.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmllm.formats.audio_settings import FRAMES_BEHIND, AudioSettings
+
+_HIGHEST = 8000.0
+"""Hertz: up to where the filters reach."""
+_FLOOR = 1e-10
+_RANGE = 8.0
+"""By how many powers of ten the loudest feature may exceed the others."""
+
+
+def count_frames(num_samples: int, settings: AudioSettings) -> int:
+    """The number of frames that begin inside a sound."""
+    return -(-num_samples // settings.hop)
+
+
+def log_mel(samples: NDArray[np.float32], settings: AudioSettings) -> NDArray[np.float32]:
+    """Computes features.
+
+    Args:
+        samples: [n], at most `settings.most_samples`, with the rate of the settings.
+        settings: those of the extractor.
+
+    Returns:
+        [frames, num_mels]: `count_frames` and FRAMES_BEHIND, at most `settings.most_frames`.
+    """
+    count = min(count_frames(len(samples), settings) + FRAMES_BEHIND, settings.most_frames)
+    window = settings.window
+    whole = np.zeros(settings.most_samples)
+    whole[: len(samples)] = samples
+    padded = np.pad(whole, window // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, window)[:: settings.hop][:count]
+    power = np.abs(np.fft.rfft(frames * _hann(window))) ** 2
+    mels = np.maximum(power @ _filters(settings), _FLOOR)
+    logs = np.log10(mels).astype(np.float32)
+    features = (np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0
+    return np.ascontiguousarray(features, np.float32)
+
+
+def _hann(size: int) -> NDArray[np.float64]:
+    """The window of a periodic signal: the first zero of the next period is left out."""
+    return np.hanning(size + 1)[:-1]
+
+
+@lru_cache(maxsize=4)
+def _filters(settings: AudioSettings) -> NDArray[np.float64]:
+    """Triangles over the frequencies of a frame, [window / 2 + 1, num_mels], of equal areas
+    (Slaney's Auditory Toolbox, 1998)."""
+    frequencies = np.linspace(0, settings.rate // 2, settings.window // 2 + 1)
+    corners = _hertz(np.linspace(0, _mel(_HIGHEST), settings.num_mels + 2))
+    widths = np.diff(corners)
+    distances = corners - frequencies[:, None]
+    rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
+    triangles = np.maximum(np.minimum(rising, falling), 0)
+    return triangles * (2 / (corners[2:] - corners[:-2]))
+
+
+_LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0
+"""Up to here 200 Hz are 3 mels; further up each octave has as many."""
+_LOG_STEP = np.log(6.4) / 27
+
+
+def _mel(hertz: float) -> float:
+    if hertz < _LINEAR_HERTZ:
+        return hertz * 3 / 200
+    return float(_LINEAR_MELS + np.log(hertz / _LINEAR_HERTZ) / _LOG_STEP)
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    above = _LINEAR_HERTZ * np.exp(_LOG_STEP * (mels - _LINEAR_MELS))
+    return np.where(mels < _LINEAR_MELS, mels * 200 / 3, above)

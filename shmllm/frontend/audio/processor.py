@@ -1,0 +1,117 @@
+"""Sounds of one model: what becomes of their samples.
+
+`AudioProcessor` must not know where sounds come from and how they reach the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.formats.audio_settings import AudioSettings, read_audio_settings
+from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
+from shmllm.frontend.audio.features import count_frames, log_mel
+from shmllm.frontend.audio.opening import Sound, open_audio
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
+from shmllm.frontend.placeholders.family import AudioPlaceholder
+
+_TRUNCATION = "truncation"
+
+
+class AudioProcessor(ItemProcessor[Sound]):
+    """
+    Args:
+        settings: those of the model's feature extractor.
+        placeholder: what stands for a sound in a prompt.
+
+    Raises:
+        EngineStartError: the settings do not suit the model.
+    """
+
+    def __init__(self, settings: AudioSettings, placeholder: AudioPlaceholder) -> None:
+        super().__init__(placeholder)
+        placeholder.check_settings(settings)
+        self._settings = settings
+        self._count = placeholder.count
+
+    @classmethod
+    def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> AudioProcessor:
+        """The processor of a model.
+
+        Args:
+            directory: the model's directory.
+            placeholder: that of its architecture.
+
+        Raises:
+            EngineStartError: a file is missing or wrong, or its settings are not supported.
+        """
+        settings = read_audio_settings(directory)
+        if settings is None:
+            raise EngineStartError(
+                f"{directory} has no settings for sounds; copy {PROCESSOR} or {PREPROCESSOR} of "
+                "the model into it"
+            )
+        return cls(settings, placeholder)
+
+    @property
+    def known_overrides(self) -> frozenset[str]:
+        return frozenset({_TRUNCATION})
+
+    def open(self, name: str, value: Any) -> Sound:
+        """The sound has the model's rate; soxr converts others."""
+        rate = self._settings.rate
+        sound = open_audio(name, value, rate)
+        if sound.rate == rate:
+            return sound
+        import soxr
+
+        return Sound(soxr.resample(sound.samples, sound.rate, rate, quality="HQ"), rate)
+
+    def size(self, opened: Sound) -> tuple[int, ...]:
+        return (len(opened.samples),)
+
+    def identity(
+        self, opened: Sound, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the sound"
+    ) -> bytes:
+        samples = self._heard(opened, overrides, name)
+        digest = hashlib.sha256(hashlib.sha256(repr(self._settings).encode()).digest())
+        digest.update(samples.tobytes())
+        return digest.digest()
+
+    def prepare(
+        self, opened: Sound, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the sound"
+    ) -> PreparedItem:
+        samples = self._heard(opened, overrides, name)
+        grid = (count_frames(len(samples), self._settings), 1, 1)
+        count = self._count(grid)
+        if not count:
+            raise RequestError(
+                f"{name} is too short: it has {len(samples)} samples at {self._settings.rate} Hz"
+            )
+        features = log_mel(samples, self._settings)
+        features.flags.writeable = False
+        return PreparedItem(features, grid, count)
+
+    def _heard(self, sound: Sound, overrides: Mapping[str, Any], name: str) -> Any:
+        """The samples of which features are made."""
+        for key, value in overrides.items():
+            if key != _TRUNCATION or not isinstance(value, bool):
+                raise RequestError(
+                    f"{name}: mm_processor_kwargs may have {_TRUNCATION!r} with True or False for "
+                    f"sounds, not {key!r} with {value!r}",
+                    parameter="mm_processor_kwargs",
+                    value=key,
+                )
+        most = self._settings.most_samples
+        if len(sound.samples) > most and not overrides.get(_TRUNCATION):
+            seconds = self._settings.most_seconds
+            raise RequestError(
+                f"{name} has {sound.seconds:,.1f} seconds, and the model hears {seconds} at once: "
+                f"cut it, or pass mm_processor_kwargs={{{_TRUNCATION!r}: True}} for the first "
+                f"{seconds}"
+            )
+        return sound.samples[:most]

@@ -1,0 +1,38 @@
+"""Qwen2-Audio: an audio token for each four frames of features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Config
+from shmllm.params.items import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2AudioPlaceholder(AudioPlaceholder):
+    """Of transformers' `Qwen2AudioProcessor`."""
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        audio = config.table("audio_config")
+        text = texts.get("audio_token", "<|AUDIO|>")
+        token = config.integer("audio_token_id", "audio_token_index", default=151646, minimum=0)
+        begin = texts.get("audio_bos_token", "<|audio_bos|>")
+        end = texts.get("audio_eos_token", "<|audio_eos|>")
+        return cls(
+            mark=f"{begin}{text}{end}",
+            replaced=text,
+            replaced_id=token,
+            token=text,
+            token_id=token,
+            num_mels=audio.integer("num_mel_bins", default=128),
+            most_frames=2 * audio.integer("max_source_positions", default=1500),
+        )
+
+    def count(self, grid: Grid) -> int:
+        return (grid[0] + 1) // 2 // 2
+
+    def expansion(self, grid: Grid) -> str:
+        return self.token * self.count(grid)

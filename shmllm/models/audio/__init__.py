@@ -1,0 +1,1 @@
+"""Towers for sound. `specs.py` says what they are, without torch."""

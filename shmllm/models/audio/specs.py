@@ -1,0 +1,84 @@
+"""What the towers are that make embeddings of sounds: the values that decide what they compute.
+
+A family's module makes them from config.json, `models/towers.py` makes towers of them. This module
+must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shmllm.models.vision.specs import Grid, VisionActivation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhisperTower:
+    """The encoder of Whisper, means of pairs of its results, a norm and a projection.
+
+    Attributes:
+        hidden_size: the width of the stream.
+        num_layers: the number of layers.
+        num_heads: the number of heads.
+        inner: the width of the activation's output.
+        activation: the activation of the MLPs.
+        num_mels: the number of features of a frame.
+        num_positions: the length of the table of positions; there are two frames for each.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    inner: int
+    activation: VisionActivation
+    num_mels: int
+    num_positions: int
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
+        of_frames = 3 * (self.num_mels + self.hidden_size) + self.num_positions
+        return self.hidden_size * (of_layers + of_frames)
+
+    @property
+    def most_activations(self) -> int:
+        """About the most numbers of a position that are in memory at a time: an activation of the
+        MLP has up to four tensors, a layer three of the stream; the convolutions have windows of
+        three frames, and two frames for each position."""
+        of_layer = 4 * self.inner + 3 * self.hidden_size
+        return max(of_layer, 2 * 3 * self.num_mels + 8 * self.hidden_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioSpec:
+    """What a model computes of sounds.
+
+    A sound is one item of a prompt, whose grid is (frames, 1, 1). Its embeddings take the place of
+    those of as many audio tokens.
+
+    Attributes:
+        token: the token of whose embeddings a sound's take the place.
+        tower: what computes the embeddings.
+    """
+
+    token: int
+    tower: WhisperTower
+
+    def num_embeddings(self, grid: Grid) -> int:
+        """Returns how many embeddings a sound has."""
+        return num_positions(grid[0]) // 2
+
+    @property
+    def most_frames(self) -> int:
+        """The most frames of a sound."""
+        return 2 * self.tower.num_positions
+
+    @property
+    def num_mels(self) -> int:
+        """The number of features of a frame."""
+        return self.tower.num_mels
+
+
+def num_positions(frames: int) -> int:
+    """Returns the number of positions of a sound in the encoder."""
+    return (frames + 1) // 2

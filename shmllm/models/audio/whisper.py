@@ -1,0 +1,97 @@
+"""The tower of Qwen 2 Audio: Whisper's encoder (Radford et al., 2022), means of pairs, a norm and a
+projection.
+
+transformers pads every sound to the longest one and masks what is behind it. Here it is not there:
+the results are those of the positions that are not masked.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shmllm.formats.audio_settings import FRAMES_BEHIND
+from shmllm.models.audio.specs import WhisperTower, num_positions
+from shmllm.models.layers import Storage
+from shmllm.models.tower import ACTIVATIONS, Dense, Tower, attend
+from shmllm.models.vision.specs import Grid
+
+ENCODER, PROJECTOR = "audio_tower.", "multi_modal_projector."
+_EPS = 1e-5
+_KERNEL = 3
+"""The length of the convolutions, in frames."""
+
+
+class Whisper(Tower):
+    """See `specs.WhisperTower`."""
+
+    def __init__(self, spec: WhisperTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(storage)
+        self._spec = spec
+        width = spec.hidden_size
+        self._first = self.make_dense(f"{ENCODER}conv1", width, spec.num_mels, _KERNEL)
+        self._second = self.make_dense(f"{ENCODER}conv2", width, width, _KERNEL)
+        self._positions = self.tensor(f"{ENCODER}embed_positions.weight", spec.num_positions, width)
+        self._layers = [
+            _Layer(spec, f"{ENCODER}layers.{layer}", self) for layer in range(spec.num_layers)
+        ]
+        self._norm = self.make_layer_norm(f"{ENCODER}layer_norm", width, _EPS)
+        self._project = self.make_dense(f"{PROJECTOR}linear", hidden_size, width)
+
+    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """
+        Args:
+            inputs: [frames, num_mels]: those of the sound and FRAMES_BEHIND behind it, as far as
+                the longest sound has so many.
+            grid: (frames of the sound, 1, 1).
+        """
+        spec, frames = self._spec, grid[0]
+        expected = min(frames + FRAMES_BEHIND, 2 * spec.num_positions), spec.num_mels
+        if inputs.shape != expected:
+            raise ValueError(f"{frames} frames are {list(expected)}, not {list(inputs.shape)}")
+        count = num_positions(frames)
+        x = F.gelu(_convolve(self._first, inputs.to(self.dtype), stride=1))
+        x = F.gelu(_convolve(self._second, x, stride=2)[:count])
+        x = x + self._positions[:count]
+        for layer in self._layers:
+            x = layer(x)
+        pairs = x[: count // 2 * 2].unflatten(0, (-1, 2)).mean(1)
+        return self._project(self._norm(pairs))
+
+
+class _Layer:
+    """One layer: attention and an MLP, each behind a norm."""
+
+    def __init__(self, spec: WhisperTower, prefix: str, tower: Tower) -> None:
+        width = spec.hidden_size
+        self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
+        self._norms = [
+            tower.make_layer_norm(f"{prefix}.{name}_layer_norm", width, _EPS)
+            for name in ("self_attn", "final")
+        ]
+        self._qkv = [
+            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width, bias=name != "k")
+            for name in "qkv"
+        ]
+        self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
+        self._up = tower.make_dense(f"{prefix}.fc1", spec.inner, width)
+        self._down = tower.make_dense(f"{prefix}.fc2", width, spec.inner)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Runs the layer: [positions, width] -> [positions, width]."""
+        normed = self._norms[0](x)
+        q, k, v = (dense(normed).view(1, len(x), self._heads, -1) for dense in self._qkv)
+        x = x + self._out(attend(q, k, v).reshape(x.shape))
+        x = x + self._down(self._activation(self._up(self._norms[1](x))))
+        if x.dtype == torch.float16:  # large activations of some checkpoints
+            largest = torch.finfo(x.dtype).max - 1000
+            x = x.clamp(-largest, largest)
+        return x
+
+
+def _convolve(dense: Dense, x: Tensor, stride: int) -> Tensor:
+    """Returns the convolution over frames, [frames, in] -> [frames / stride, out]. It is a product
+    with windows of frames: torch's convolution may depend on the number of threads."""
+    windows = F.pad(x, (0, 0, 1, 1)).unfold(0, _KERNEL, stride)  # [frames, in, kernel]
+    return dense(windows.flatten(1))

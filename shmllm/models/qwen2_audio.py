@@ -1,0 +1,59 @@
+"""Qwen 2 Audio: Whisper's encoder for sounds of up to 30 seconds, and Qwen 2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shmllm.models import qwen2
+from shmllm.models.audio.specs import AudioSpec, WhisperTower
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.vision.fields import (
+    MOST_LAYERS,
+    read_item_token,
+    read_num_heads,
+    read_vision_activation,
+)
+
+AUDIO_TOKEN = 151646
+_TEXT_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+_TYPE = "qwen2_audio_encoder"
+
+
+def configure(fields: Fields) -> ModelConfig:
+    config = qwen2.configure(fields.with_defaults(_TEXT_DEFAULTS))
+    return replace(config, audio=read_audio(fields, config.vocab_size))
+
+
+def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
+    """Returns what the model computes of sounds; None: it has no ``audio_config``."""
+    values = fields.whole.table("audio_config")
+    if not values:
+        return None
+    audio = Fields(values, f"{fields.whole.where}: audio_config")
+    if (found := audio.text("model_type", _TYPE)) != _TYPE:
+        raise audio.error(f"model_type {found!r} is not supported; supported: {_TYPE}")
+    if audio.flag("scale_embedding", False):
+        raise audio.error("scale_embedding is not supported")
+    hidden_size = audio.integer("d_model", 1280)
+    return AudioSpec(
+        token=read_item_token(
+            fields, ("audio_token_id", "audio_token_index"), AUDIO_TOKEN, vocab_size
+        ),
+        tower=WhisperTower(
+            hidden_size=hidden_size,
+            num_layers=audio.integer("encoder_layers", 32, maximum=MOST_LAYERS),
+            num_heads=read_num_heads(audio, "encoder_attention_heads", 20, hidden_size, "d_model"),
+            inner=audio.integer("encoder_ffn_dim", 5120),
+            activation=read_vision_activation(audio, "activation_function", "gelu"),
+            num_mels=audio.integer("num_mel_bins", 128),
+            num_positions=audio.integer("max_source_positions", 1500),
+        ),
+    )

@@ -1,0 +1,126 @@
+"""A small random model that hears sounds, made by transformers, and the tokens that it generates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from support.vision_families import TEXT
+from support.vision_models import draw_weights, tokenizer_with
+from torch import Tensor
+
+RATE = 16000
+SECONDS = 3
+"""The longest sound."""
+AUDIO: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "num_mel_bins": 16,
+    "max_source_positions": SECONDS * 50,
+}
+MARKS = ("<|im_end|>", "<|im_start|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+TEMPLATE = (
+    "{% set number = namespace(value=0) %}{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if 'audio' in part or 'audio_url' in part %}"
+    "{% set number.value = number.value + 1 %}"
+    "Audio {{ number.value }}: <|audio_bos|><|AUDIO|><|audio_eos|>\n"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""It finds sounds as Qwen2-Audio's does: by the name of the field."""
+
+
+def make_audio_model(directory: Path, **audio: Any) -> Any:
+    """A random float32 Qwen2-Audio of transformers' in `directory`.
+
+    Args:
+        directory: where its files are written to.
+        audio: further fields of config.json's ``audio_config``.
+    """
+    torch.manual_seed(7)
+    tokenizer = tokenizer_with(MARKS)
+    end, token = (tokenizer.token_to_id(mark) for mark in ("<|im_end|>", "<|AUDIO|>"))
+    text = TEXT | {"model_type": "qwen2", "bos_token_id": None, "eos_token_id": end}
+    config = transformers.Qwen2AudioConfig(
+        text_config=text,
+        audio_config=AUDIO | audio,
+        audio_token_id=token,
+        tie_word_embeddings=False,
+    )
+    model = transformers.Qwen2AudioForConditionalGeneration(config).eval()
+    draw_weights(model, 1.0)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": AUDIO["num_mel_bins"],
+        "chunk_length": SECONDS,
+    }
+    for name, content in {
+        "generation_config.json": {"eos_token_id": end},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|im_end|>",
+            "chat_template": TEMPLATE,
+        },
+        "preprocessor_config.json": settings,
+    }.items():
+        (directory / name).write_text(json.dumps(content, indent=2))
+    return model
+
+
+def extractor() -> Any:
+    """transformers' feature extractor of the model."""
+    return transformers.WhisperFeatureExtractor(
+        feature_size=AUDIO["num_mel_bins"], chunk_length=SECONDS
+    )
+
+
+def audio_inputs(sounds: Sequence[npt.NDArray[np.float32]]) -> dict[str, Tensor]:
+    """What transformers' model takes for sounds with RATE samples a second."""
+    found = extractor()(
+        list(sounds), sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
+    )
+    return {
+        "input_features": found["input_features"],
+        "feature_attention_mask": found["attention_mask"],
+    }
+
+
+@torch.inference_mode()
+def reference_tokens(
+    model: Any,
+    token_ids: Sequence[int],
+    sounds: Sequence[npt.NDArray[np.float32]],
+    max_new_tokens: int = 12,
+) -> list[int]:
+    """transformers' greedy tokens; nothing but their number ends them.
+
+    Args:
+        model: what `make_audio_model` returned.
+        token_ids: the prompt, with as many audio tokens as there are embeddings.
+        sounds: its sounds, with RATE samples a second.
+        max_new_tokens: how many.
+    """
+    ids = torch.tensor([list(token_ids)])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=0,
+        **(audio_inputs(sounds) if sounds else {}),
+    )
+    tokens: list[int] = output[0, len(token_ids) :].tolist()
+    return tokens
