@@ -51,6 +51,7 @@ _QWEN2_VL = {
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+_SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
     "LlavaImageProcessor": _CLIP | {"do_pad": False},
@@ -59,6 +60,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "SmolVLMImageProcessor": _IDEFICS3,
     "Qwen2VLImageProcessor": _QWEN2_VL,
     "Qwen2_5_VLImageProcessor": _QWEN2_VL,
+    "Qwen2VLVideoProcessor": _QWEN2_VL
+    | _SAMPLED
+    | {
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+        "do_sample_frames": False,
+    },
+    "Qwen3VLVideoProcessor": _QWEN2_VL
+    | _SAMPLED
+    | {
+        "image_mean": _HALF,
+        "image_std": _HALF,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+        "patch_size": 16,
+        "do_sample_frames": True,
+    },
     "Gemma3ImageProcessor": {
         "resample": BILINEAR,
         "size": {"height": 224, "width": 224},
@@ -120,19 +136,20 @@ def read_image_settings(directory: Path) -> ImageSettings | None:
     return None if found is None else settings_of(found[0], str(found[1]))
 
 
-def settings_of(values: Any, where: str) -> ImageSettings:
+def settings_of(values: Any, where: str, processor: str | None = None) -> ImageSettings:
     """The settings in an object of a file.
 
     Args:
         values: the object.
         where: its name in messages.
+        processor: the name of transformers' class, if the object does not name it.
 
     Raises:
         EngineStartError: it is no object, or a field that `pixel_table` needs has a wrong type.
     """
     if not isinstance(values, dict):
         raise EngineStartError(f"{where}: the image processor must be an object, not {values!r}")
-    processor = _class_name(values, where)
+    processor = processor or _class_name(values, where)
     fields = _COMMON | _DEFAULTS.get(processor, {})
     fields |= {name: value for name, value in values.items() if value is not None}
     return ImageSettings(

@@ -27,7 +27,7 @@ def read_section(directory: Path, name: str) -> tuple[Any, Path] | None:
     """
     for file, section in ((PROCESSOR, name), (PREPROCESSOR, None)):
         path = directory / file
-        values = _read_object(path)
+        values = read_object(path)
         if values is not None and section is not None:
             values = values.get(section)
         if values is not None:
@@ -35,7 +35,12 @@ def read_section(directory: Path, name: str) -> tuple[Any, Path] | None:
     return None
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Reads a file with a JSON object; None: there is no such file.
+
+    Raises:
+        EngineStartError: it cannot be read, or is something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

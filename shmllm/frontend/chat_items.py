@@ -22,9 +22,11 @@ _KINDS: dict[str, Modality] = {
     "input_audio": "audio",
     "audio_url": "audio",
     "audio": "audio",
+    "video_url": "video",
+    "video": "video",
 }
 """The types of parts, which are also the names of the fields with the items, and what they are."""
-_REFUSED = ("video_url", "image_embeds", "audio_embeds", "video")
+_REFUSED = ("image_embeds", "audio_embeds", "video_embeds")
 
 
 def take_items(messages: Any, folder: str) -> tuple[Any, GivenItems]:

@@ -339,10 +339,15 @@ def _table(name: str, prompt: Mapping[str, Any], key: str) -> dict[Modality, Any
 
 
 def _as_list(kind: str, value: Any) -> list[Any]:
-    """Several items, or one. A tuple is one sound, (samples, rate)."""
+    """Several items, or one: a tuple may be a sound or video with its rate, a list of numbers a
+    sound, and a list of images a video."""
     if value is None:
         return []
     several = isinstance(value, list) or (isinstance(value, tuple) and kind in ("image", "uuid"))
+    if several and value and kind == "audio":
+        several = not isinstance(value[0], int | float)
+    if several and value and kind == "video":
+        several = not hasattr(value[0], "getbands") and getattr(value[0], "ndim", 4) != 3
     return [*value] if several else [value]
 
 

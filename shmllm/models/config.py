@@ -186,6 +186,8 @@ class ModelConfig:
         found: dict[str, VisionSpec | AudioSpec] = {}
         if self.vision is not None:
             found["image"] = self.vision
+            if self.vision.video is not None:
+                found["video"] = self.vision
         if self.audio is not None:
             found["audio"] = self.audio
         return found
@@ -200,6 +202,12 @@ class ModelConfig:
         """How many patches of an image an embedding stands for in each direction, in models that
         rotate by positions on several axes; 0: the model sees no images, or rotates otherwise."""
         return 0 if self.vision is None else self.vision.merge_size
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How many positions a second of a video is on the axis of time; 0: frames are images."""
+        video = None if self.vision is None else self.vision.video
+        return 0.0 if video is None else video.tokens_per_second
 
     @property
     def num_layers(self) -> int:
@@ -353,7 +361,8 @@ class ModelConfig:
         of_layers = 0
         if self.per_layer is not None:
             of_layers = self.per_layer.vocab_size * self.per_layer.width * self.num_layers
-        of_towers = sum(spec.tower.num_elements for spec in self.towers.values())
+        specs = {id(spec): spec for spec in self.towers.values()}
+        of_towers = sum(spec.tower.num_elements for spec in specs.values())
         return rows * self.hidden_size + of_layers + of_towers
 
     def with_further(self, count: int) -> ModelConfig:

@@ -23,8 +23,7 @@ from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.shares import Division, Share
 from shmllm.models.specs import LayerSpec
-from shmllm.models.tower import Tower
-from shmllm.models.towers import make_tower
+from shmllm.models.towers import make_towers
 from shmllm.models.weight_names import model_name, tower_name
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
@@ -82,10 +81,7 @@ class DecoderModel(Model):
         behind = range(config.num_layers, len(config.loaded_layers))
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
         of_tower = storage.kept_if(stage.is_first and config.shard.rank == 0)
-        self.towers: dict[str, Tower] = {
-            name: make_tower(spec, config.hidden_size, of_tower)
-            for name, spec in config.towers.items()
-        }
+        self.towers = make_towers(config.towers, config.hidden_size, of_tower)
 
     def divide(self, division: Division, made: Sequence[Allocation]) -> None:
         """Records that this is a rank's part of a model.

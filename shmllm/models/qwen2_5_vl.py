@@ -11,7 +11,7 @@ from shmllm.models import qwen2
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_vision
+from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import Qwen2_5Tower, VisionSpec
 
 _DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
@@ -46,4 +46,10 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
         tower=Qwen2_5Tower(**shared, window=window, full_layers=full),
         merge_size=shared["merge_size"],
+        video=read_video(
+            fields,
+            "Qwen2VLVideoProcessor",
+            config.vocab_size,
+            vision.number("tokens_per_second", 4),
+        ),
     )

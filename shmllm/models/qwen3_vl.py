@@ -14,7 +14,7 @@ from shmllm.models import qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, with_vision
+from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
 
 _DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
@@ -56,4 +56,5 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         tower=Qwen3Tower(**shared, num_positions=positions, level_layers=levels),
         num_levels=len(levels),
         merge_size=shared["merge_size"],
+        video=read_video(fields, "Qwen3VLVideoProcessor", config.vocab_size),
     )

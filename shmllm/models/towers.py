@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.models.audio.specs import AudioSpec, WhisperTower
@@ -37,3 +37,14 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
 def make_tower(spec: VisionSpec | AudioSpec, hidden_size: int, storage: Storage) -> Tower:
     """Allocates a tower, whose weights are not set."""
     return TOWERS[type(spec.tower)](spec.tower, hidden_size, storage)
+
+
+def make_towers(
+    specs: Mapping[str, VisionSpec | AudioSpec], hidden_size: int, storage: Storage
+) -> dict[str, Tower]:
+    """Allocates the towers of a model, by modality. Modalities with the same spec share one."""
+    made: dict[int, Tower] = {}
+    for spec in specs.values():
+        if id(spec) not in made:
+            made[id(spec)] = make_tower(spec, hidden_size, storage)
+    return {name: made[id(spec)] for name, spec in specs.items()}

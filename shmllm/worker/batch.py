@@ -10,7 +10,7 @@ host stores the tokens when they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -160,6 +160,7 @@ class InputBatch:
         make_tables: returns the memory of `block_tables`, zeroed, by their shape; None: any.
         patches_per_side: how many patches of an image an embedding stands for in each direction, in
             models that rotate by positions on several axes; 0: others.
+        tokens_per_second: how many positions a second of a video is; 0: its frames are images.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -186,6 +187,7 @@ class InputBatch:
         max_drafts: int = 0,
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
         patches_per_side: int = 0,
+        tokens_per_second: float = 0.0,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -204,6 +206,7 @@ class InputBatch:
         self.seeds = np.zeros(num_rows, np.uint64)
         self._second_segments = np.full(num_rows, NEVER, np.int64)
         self._patches_per_side = patches_per_side
+        self._tokens_per_second = tokens_per_second
         self.rope_positions = RopePositions(num_rows) if patches_per_side else None
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
@@ -243,7 +246,8 @@ class InputBatch:
         self.seeds[row] = request.seed % 2**64
         self._second_segments[row] = request.second_segment or NEVER
         if self.rope_positions is not None:
-            self.rope_positions.update(row, self._placed_grids(request))
+            grids = list(self._placed_grids(request))
+            self.rope_positions.update(row, grids, request.num_prompt_tokens)
         self.logits_states.pop(row, None)
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)
@@ -253,10 +257,15 @@ class InputBatch:
         elif params.logprobs is not None:
             self.logprobs[row] = params.logprobs
 
-    def _placed_grids(self, request: NewRequest) -> list[PlacedGrid]:
+    def _placed_grids(self, request: NewRequest) -> Iterator[PlacedGrid]:
+        """Yield the images and videos of a request; each span of one has some of its frames."""
         side = self._patches_per_side
-        grids = [(item.start, item.grid) for item in request.items]
-        return [(start, (frames, r // side, c // side)) for start, (frames, r, c) in grids]
+        for item in request.items:
+            frames, rows, columns = item.grid
+            of_span = frames // len(item.spans)
+            interval = self._tokens_per_second * item.frame_seconds
+            for begin, _ in item.spans:
+                yield PlacedGrid(begin, of_span, rows // side, columns // side, interval)
 
     def is_filtered(self, rows: LongArray) -> npt.NDArray[np.bool_]:
         """Return (N,) booleans: whether top_k, top_p or min_p restricts the draws of these rows."""

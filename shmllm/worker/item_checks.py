@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.audio.specs import AudioSpec
-from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.specs import QwenTower, VisionSpec
 from shmllm.params.items import COUNTED, Item
 
 
@@ -25,8 +25,11 @@ def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec]) -> None:
     spec = specs.get(item.modality)
     if spec is None:
         raise RequestError(f"the model takes no {COUNTED[item.modality]}")
+    expected: tuple[int, ...] | None
     if isinstance(spec, AudioSpec):
         expected = _shape_of_sound(item, spec)
+    elif item.modality == "video":
+        expected = _shape_of_video(item, spec)
     else:
         expected = _shape_of_image(item, spec)
     count = spec.num_embeddings(item.grid) if expected else 0
@@ -46,6 +49,21 @@ def _shape_of_image(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     if tiles != 1 or rows % merge or columns % merge or len(item.spans) > 1:
         return None
     return tiles, rows * vision.patch_size, columns * vision.patch_size, 3
+
+
+def _shape_of_video(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
+    """The shape of the pixels of a grid; None if there is no such grid, or if the embeddings do not
+    lie as the model has them: in one piece, or in as many as the grid has frames."""
+    assert vision.video is not None, "it takes videos"
+    assert isinstance(vision.tower, QwenTower), "the tower joins frames"
+    frames, rows, columns = item.grid
+    merge, size = vision.merge_size, vision.patch_size
+    if not frames or rows % merge or columns % merge:
+        return None
+    lengths = {end - begin for begin, end in item.spans}
+    if len(item.spans) != (1 if vision.video.tokens_per_second else frames) or len(lengths) > 1:
+        return None
+    return frames * vision.tower.num_frames, rows * size, columns * size, 3
 
 
 def _shape_of_sound(item: Item, audio: AudioSpec) -> tuple[int, ...] | None:

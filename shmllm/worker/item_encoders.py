@@ -17,6 +17,9 @@ from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.image_settings import pixel_table, read_image_settings
+from shmllm.formats.video_settings import read_video_settings
+from shmllm.models.audio.specs import AudioSpec
+from shmllm.models.vision.specs import QwenTower, VisionSpec
 from shmllm.params.items import Grid, Item
 
 Tower = Callable[[Tensor, Grid], Tensor]
@@ -57,6 +60,26 @@ class ImageEncoder:
         return planes
 
 
+class VideoEncoder(ImageEncoder):
+    """
+    Args:
+        tower, table, send: see `ImageEncoder`.
+        num_frames: how many frames of the video become one of its grid.
+    """
+
+    def __init__(self, tower: Tower, table: Tensor, send: Send, num_frames: int) -> None:
+        super().__init__(tower, table, send)
+        self._num_frames = num_frames
+
+    def __call__(self, item: Item) -> Tensor:
+        """Compute one frame of the grid after the other: frames do not attend to one another."""
+        grid, size = (1, *item.grid[1:]), self._num_frames
+        parts = [item.data[start : start + size] for start in range(0, len(item.data), size)]
+        return torch.cat(
+            [self._tower(torch.cat([self._prepare(f) for f in part]), grid) for part in parts]
+        )
+
+
 class SoundEncoder:
     """
     Args:
@@ -72,11 +95,14 @@ class SoundEncoder:
         return self._tower(self._send(item.data), item.grid)
 
 
-def make_encoder(modality: str, tower: Any, directory: str, send: Send) -> Encoder:
+def make_encoder(
+    modality: str, spec: VisionSpec | AudioSpec, tower: Any, directory: str, send: Send
+) -> Encoder:
     """Make the encoder of a kind of item.
 
     Args:
         modality: the kind.
+        spec: what the model computes of it.
         tower: the model's tower for it.
         directory: the model's directory.
         send: see `Send`.
@@ -84,12 +110,20 @@ def make_encoder(modality: str, tower: Any, directory: str, send: Send) -> Encod
     Raises:
         EngineStartError: the directory does not say how images are prepared.
     """
-    if modality == "audio":
+    if isinstance(spec, AudioSpec):
         return SoundEncoder(tower, send)
-    settings = read_image_settings(Path(directory))
+    video = spec.video if modality == "video" else None
+    if video is not None:
+        settings = read_video_settings(Path(directory), video.processor)
+    else:
+        settings = read_image_settings(Path(directory))
     if settings is None:
         raise EngineStartError(
             f"{directory} has no settings for images: copy processor_config.json or "
             "preprocessor_config.json of the model into it, or pass language_model_only=True"
         )
-    return ImageEncoder(tower, send(pixel_table(settings)).to(tower.dtype), send)
+    table = send(pixel_table(settings)).to(tower.dtype)
+    if video is None:
+        return ImageEncoder(tower, table, send)
+    assert isinstance(spec.tower, QwenTower), "the tower joins frames"
+    return VideoEncoder(tower, table, send, spec.tower.num_frames)

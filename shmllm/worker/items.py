@@ -69,7 +69,10 @@ def make_item_embeds(loaded: LoadedModel, send: Send = torch.tensor) -> ItemEmbe
     towers = getattr(loaded.model, "towers", {})
     directory = loaded.load.directory
     return ItemEmbeds(
-        {name: make_encoder(name, tower, directory, send) for name, tower in towers.items()}
+        {
+            name: make_encoder(name, loaded.config.towers[name], tower, directory, send)
+            for name, tower in towers.items()
+        }
     )
 
 

@@ -2,8 +2,11 @@
 et al., "Qwen2-VL", 2024, section 2.1).
 
 The three are alike for a token of text. The tokens of an image of r x c tokens, one row of it after
-the other, have the time of its first token, and rows and columns from there on; what follows begins
-max(r, c) behind that. So the positions of a request fall behind the indices of its tokens.
+the other, have the time of its first token, and rows and columns from there on; what follows in the
+prompt begins max(r, c) behind that. A video has several such frames, whose times differ. What a
+model generates begins behind the largest position of the prompt: times of a long video may be
+larger than those of the text behind it. So the positions of a request differ from the indices of
+its tokens.
 
 This module must not know how a step is made, nor what an image is besides its size.
 """
@@ -14,39 +17,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import LongArray
 
-PlacedGrid = tuple[int, tuple[int, int, int]]
-"""The index of an image's first token in its request, and the numbers of frames, rows and columns
-of its tokens. The number of frames is 1."""
+
+@dataclass(frozen=True, slots=True)
+class PlacedGrid:
+    """An image or a video of a request.
+
+    Attributes:
+        begin: the index of its first token.
+        frames, rows, columns: how many of each its tokens have.
+        interval: the difference of the times of two frames.
+    """
+
+    begin: int
+    frames: int
+    rows: int
+    columns: int
+    interval: float = 1.0
 
 
 class RopePositions:
-    """Knows the images of the request of each row.
+    """Knows the images and videos of the request of each row.
 
     Args:
         num_rows: the largest number of requests that run at once.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._images: dict[int, _Images] = {}
+        self._grids: dict[int, _Grids] = {}
         self._ends = np.zeros(num_rows, np.int64)
         self._shifts = np.zeros(num_rows, np.int64)
 
-    def update(self, row: int, items: Sequence[PlacedGrid]) -> None:
+    def update(self, row: int, grids: Sequence[PlacedGrid], num_prompt_tokens: int) -> None:
         """Assign a row to a request.
 
         Args:
             row: the row.
-            items: the images in its prompt, in their order.
+            grids: the images and frames in its prompt, in their order.
+            num_prompt_tokens: the length of its prompt.
         """
-        self._images.pop(row, None)
+        self._grids.pop(row, None)
         self._ends[row] = self._shifts[row] = 0
-        if items:
-            images = self._images[row] = _Images.of(items)
-            self._ends[row], self._shifts[row] = images.ends[-1], images.shifts[-1]
+        if grids:
+            found = self._grids[row] = _Grids.of(grids)
+            end = max(num_prompt_tokens, int(found.ends[-1]))
+            self._ends[row], self._shifts[row] = end, found.end_behind(end) - end
 
     def fill(self, rows: LongArray, positions: LongArray) -> LongArray:
         """Return the positions of tokens on the axes, (3, T) int64, not to be written: they may be
@@ -56,7 +75,7 @@ class RopePositions:
             rows: (T,) int64, the row of each token.
             positions: (T,) int64, the index of each token in its request.
         """
-        if not self._images:
+        if not self._grids:
             return _alike(positions)
         behind = _alike(positions + self._shifts[rows])
         is_earlier = positions < self._ends[rows]
@@ -65,46 +84,69 @@ class RopePositions:
         found = behind.copy()
         for row in np.unique(rows[is_earlier]).tolist():
             chosen = is_earlier & (rows == row)
-            found[:, chosen] = self._images[row].place(positions[chosen])
+            found[:, chosen] = self._grids[row].place(positions[chosen])
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Images:
-    """The I images of a request.
+class _Grids:
+    """The G images and videos of a request.
 
     Attributes:
-        begins, ends: (I,) int64, the indices of their first tokens, and of those behind the last.
-        starts: (I,) int64, their first positions.
-        widths: (I,) int64, their numbers of columns.
-        shifts: (I + 1,) int64, the difference of position and index of text behind that many
-            images.
+        begins, ends: (G,) int64, the indices of their first tokens, and of those behind the last.
+        starts: (G,) int64, their first positions.
+        widths, sizes: (G,) int64, their numbers of columns, and of tokens of a frame.
+        intervals: (G,) float32, the differences of the times of frames.
+        shifts: (G + 1,) int64, the difference of position and index of text behind that many.
     """
 
     begins: LongArray
     ends: LongArray
     starts: LongArray
     widths: LongArray
+    sizes: LongArray
+    intervals: npt.NDArray[np.float32]
     shifts: LongArray
 
     @classmethod
-    def of(cls, items: Sequence[PlacedGrid]) -> _Images:
-        begins, grids = (np.array(part, np.int64) for part in zip(*items, strict=True))
-        frames, heights, widths = grids.T
-        assert (frames == 1).all(), "an image has one frame"
-        counts = heights * widths
-        shifts = np.append(0, np.cumsum(np.maximum(heights, widths) - counts))
-        return cls(begins, begins + counts, begins + shifts[:-1], widths, shifts)
+    def of(cls, grids: Sequence[PlacedGrid]) -> _Grids:
+        begins, frames, heights, widths = np.array(
+            [(each.begin, each.frames, each.rows, each.columns) for each in grids], np.int64
+        ).T
+        sizes = heights * widths
+        shifts = np.append(0, np.cumsum(np.maximum(heights, widths) - frames * sizes))
+        return cls(
+            begins,
+            begins + frames * sizes,
+            begins + shifts[:-1],
+            widths,
+            sizes,
+            np.array([each.interval for each in grids], np.float32),
+            shifts,
+        )
+
+    def end_behind(self, num_prompt_tokens: int) -> int:
+        """Return the position behind the largest one of a prompt."""
+        last_frames = (self.ends - self.begins) // self.sizes - 1
+        largest = int((self.starts + self._times(last_frames, self.intervals)).max()) + 1
+        return max(largest, num_prompt_tokens + int(self.shifts[-1]))
 
     def place(self, positions: LongArray) -> LongArray:
-        """Return the positions on the axes, (3, T) int64, of the request's tokens with these
+        """Return the positions on the axes, (3, T) int64, of the prompt's tokens with these
         indices."""
         num_begun = np.searchsorted(self.begins, positions, side="right")
-        image = np.maximum(num_begun - 1, 0)
-        is_inside = (num_begun > 0) & (positions < self.ends[image])
-        rows, columns = np.divmod(positions - self.begins[image], self.widths[image])
-        inside = self.starts[image] + np.stack((np.zeros_like(rows), rows, columns))
+        grid = np.maximum(num_begun - 1, 0)
+        is_inside = (num_begun > 0) & (positions < self.ends[grid])
+        frames, places = np.divmod(positions - self.begins[grid], self.sizes[grid])
+        rows, columns = np.divmod(places, self.widths[grid])
+        times = self._times(frames, self.intervals[grid])
+        inside = self.starts[grid] + np.stack((times, rows, columns))
         return np.where(is_inside, inside, positions + self.shifts[num_begun])
+
+    @staticmethod
+    def _times(frames: LongArray, intervals: npt.NDArray[np.float32]) -> LongArray:
+        """Return times of frames, which are whole numbers, rounded as in transformers."""
+        return (frames.astype(np.float32) * intervals).astype(np.int64)
 
 
 def _alike(positions: LongArray) -> LongArray:

@@ -13,6 +13,7 @@ from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.rope_positions import PlacedGrid
 
 ROWS, SAMPLES, BLOCKS, GROUPS = 4, 7, 8, 2
 IN_SECOND = 50
@@ -112,7 +113,7 @@ class InputsConformance:
             alike = [1, 2, 3, 4, 4, 5, 0, 0]
             want = [alike] * 3
             if batch.rope_positions is not None:
-                batch.rope_positions.update(2, [(2, (1, 1, 2))])
+                batch.rope_positions.update(2, [PlacedGrid(2, 1, 1, 2)], 4)
                 want = [[1, 2, 2, 4, 4, 5, 0, 0], [1, 2, 2, 4, 4, 5, 0, 0], alike]
             inputs.send(batch.inputs(plan), BatchDescriptor(8, 3, False))
             gpu_device.synchronize()

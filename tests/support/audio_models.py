@@ -1,4 +1,4 @@
-"""A small random model that hears sounds, made by transformers, and the tokens that it generates."""
+"""A small random model that hears sounds, made by transformers, and the tokens it generates."""
 
 from __future__ import annotations
 

@@ -184,7 +184,8 @@ class GpuSteps:
         self.batch.update(plan)
         if self.batch.rope_positions is not None:
             for request in plan.new_requests:
-                self.batch.rope_positions.update(request.row, self.items.get(request.row, ()))
+                grids = self.items.get(request.row, ())
+                self.batch.rope_positions.update(request.row, grids, request.num_prompt_tokens)
         inputs = self.batch.inputs(plan)
         if self.items:
             ends = {row: item_ends_of(self.items.get(row, ()), MAX_LENGTH) for row in work}

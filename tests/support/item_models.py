@@ -24,7 +24,11 @@ from shmllm.worker.arrays import LongArray
 from shmllm.worker.rope_positions import PlacedGrid
 
 LENGTH = 44
-ITEMS: list[PlacedGrid] = [(3, (1, 3, 4)), (17, (1, 5, 1)), (22, (1, 2, 7))]
+ITEMS: list[PlacedGrid] = [
+    PlacedGrid(3, 1, 3, 4),
+    PlacedGrid(17, 1, 5, 1),
+    PlacedGrid(22, 1, 2, 7),
+]
 """Images in a prompt; the last two are neighbours, and the window of a layer is smaller."""
 WINDOW = 5
 SHAPE: dict[str, Any] = {
@@ -74,9 +78,9 @@ def items_config(directory: Path) -> ModelConfig:
 def positions_of(items: Sequence[PlacedGrid], length: int) -> LongArray:
     """The positions of a request's tokens on three axes, (3, length), one token after the other."""
     found: list[tuple[int, int, int]] = []
-    starts, position = dict(items), 0
+    starts, position = {item.begin: (item.rows, item.columns) for item in items}, 0
     while len(found) < length:
-        _, rows, columns = starts.get(len(found), (1, 0, 0))
+        rows, columns = starts.get(len(found), (0, 0))
         found += [
             (position, position + r, position + c) for r in range(rows) for c in range(columns)
         ]
@@ -91,8 +95,9 @@ def positions_of(items: Sequence[PlacedGrid], length: int) -> LongArray:
 def item_ends_of(items: Sequence[PlacedGrid], length: int) -> LongArray:
     """The position behind the image that each token belongs to, or behind its own, (length,)."""
     ends = np.arange(length) + 1
-    for begin, (_, rows, columns) in items:
-        ends[begin : begin + rows * columns] = begin + rows * columns
+    for item in items:
+        end = item.begin + item.rows * item.columns
+        ends[item.begin : end] = end
     return ends
 
 
@@ -112,8 +117,8 @@ def _on_axes(
 def _masks_of(items: tuple[PlacedGrid, ...]) -> dict[str, Tensor]:
     config = Gemma3TextConfig(sliding_window=WINDOW, attn_implementation="eager")
     groups = torch.full((1, LENGTH), -1)
-    for index, (begin, (_, rows, columns)) in enumerate(items):
-        groups[0, begin : begin + rows * columns] = index
+    for index, item in enumerate(items):
+        groups[0, item.begin : item.begin + item.rows * item.columns] = index
     masks: dict[str, Tensor] = create_masks_for_vision_model(
         config, torch.zeros(1, LENGTH, 1), None, None, None, groups
     )

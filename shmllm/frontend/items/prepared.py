@@ -28,12 +28,14 @@ class PreparedItem:
             end.
         num_tokens: the number of its embeddings.
         frame_seconds: of a video the time between two frames of its grid.
+        times: of a video the second of each frame of its grid.
     """
 
     data: NDArray[Any]
     grid: Grid
     num_tokens: int
     frame_seconds: float = 0.0
+    times: tuple[float, ...] = ()
 
 
 class PreparedItems:

@@ -90,7 +90,7 @@ class ItemProcessor(ABC, Generic[Opened]):
         Raises:
             RequestError: the numbers of marks and items differ.
         """
-        return expansion.expand_text(name, self._placeholder, text, [each.grid for each in items])
+        return expansion.expand_text(name, self._placeholder, text, items)
 
     def expand_ids(
         self, name: str, ids: Sequence[int], items: Sequence[PreparedItem], encode: Encode
@@ -107,8 +107,7 @@ class ItemProcessor(ABC, Generic[Opened]):
         Raises:
             RequestError: the ids have neither a mark for each item nor all tokens.
         """
-        grids = [each.grid for each in items]
-        return expansion.expand_ids(name, self._placeholder, ids, grids, encode)
+        return expansion.expand_ids(name, self._placeholder, ids, items, encode)
 
     def runs(self, name: str, ids: Sequence[int], items: Sequence[PreparedItem]) -> list[Runs]:
         """Of each item the positions of its embeddings in the expanded prompt: ascending half-open

@@ -15,6 +15,7 @@ from shmllm.params.items import Modality
 _CLASSES: dict[Modality, tuple[str, str]] = {
     "image": ("shmllm.frontend.images.processor", "ImageProcessor"),
     "audio": ("shmllm.frontend.audio.processor", "AudioProcessor"),
+    "video": ("shmllm.frontend.videos.processor", "VideoProcessor"),
 }
 """Module and name of each, which is imported with a model that needs it."""
 

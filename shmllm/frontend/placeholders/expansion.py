@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import RequestError
+from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Placeholder
-from shmllm.params.items import Grid
 
 Encode = Callable[[str], Sequence[int]]
 """Token ids of a text, without special tokens around it."""
@@ -26,20 +26,22 @@ _MOST_NEWLINES = 31
 """The longest run of newlines that is one token: Gemma's."""
 
 
-def expand_text(name: str, placeholder: Placeholder, text: str, grids: Sequence[Grid]) -> str:
+def expand_text(
+    name: str, placeholder: Placeholder, text: str, items: Sequence[PreparedItem]
+) -> str:
     """The text with each mark replaced by the expansion of its item.
 
     Raises:
         RequestError: the numbers of marks and items differ.
     """
     parts = text.split(placeholder.replaced)
-    if len(parts) - 1 != len(grids):
+    if len(parts) - 1 != len(items):
         raise RequestError(
-            f"{name} has {_counted(placeholder.modality, len(grids))}, and its text "
+            f"{name} has {_counted(placeholder.modality, len(items))}, and its text "
             f"{placeholder.replaced!r} {len(parts) - 1} times; write {placeholder.mark!r} once for "
             f"each {placeholder.modality}"
         )
-    expansions = [placeholder.expansion(grid) for grid in grids]
+    expansions = [placeholder.expansion(item) for item in items]
     return "".join(piece for pair in zip(parts, [*expansions, ""], strict=True) for piece in pair)
 
 
@@ -47,7 +49,7 @@ def expand_ids(
     name: str,
     placeholder: Placeholder,
     ids: Sequence[int],
-    grids: Sequence[Grid],
+    items: Sequence[PreparedItem],
     encode: Encode,
 ) -> list[int]:
     """The ids with each mark replaced by the ids of its item's expansion. Ids that are expanded
@@ -57,19 +59,19 @@ def expand_ids(
         RequestError: the ids are neither, or the tokenizer does not know the expansions' tokens.
     """
     array = np.asarray(ids, np.int64)
-    num_tokens = sum(map(placeholder.count, grids))
+    num_tokens = sum(item.num_tokens for item in items)
     found = int(np.count_nonzero(array == placeholder.token_id))
-    marks = np.flatnonzero(array == placeholder.replaced_id)
-    if len(marks) == len(grids) and _are_marks(placeholder, ids, found, num_tokens, grids, encode):
-        expanded = _replaced(placeholder, list(ids), marks, grids, encode)
+    marks = _places(array, placeholder.replaced_ids)
+    if len(marks) == len(items) and _are_marks(placeholder, ids, found, num_tokens, items, encode):
+        expanded = _replaced(placeholder, list(ids), marks, items, encode)
         _check_tokens(name, placeholder, expanded, num_tokens)
         return expanded
     if found == num_tokens:
         return list(ids)
     raise RequestError(
-        f"{name} has {_counted(placeholder.modality, len(grids))}: its ids need the token "
-        f"{placeholder.replaced_id} ({placeholder.replaced!r}) as often or, if it is expanded "
-        f"already, {_counted('token', num_tokens)} "
+        f"{name} has {_counted(placeholder.modality, len(items))}: its ids need "
+        f"{_listed(placeholder.replaced_ids)} ({placeholder.replaced!r}) as often or, if it is "
+        f"expanded already, {_counted('token', num_tokens)} "
         f"{placeholder.token_id} ({placeholder.token!r}); its token ids have "
         f"{len(marks)} and {found}"
     )
@@ -104,12 +106,29 @@ def _counted(noun: str, count: int) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def _listed(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def _places(ids: NDArray[np.int64], wanted: Sequence[int]) -> list[int]:
+    """The places at which ids begin that do not overlap."""
+    count = len(ids) - len(wanted) + 1
+    if count < 1:
+        return []
+    matches = np.all([ids[i : count + i] == each for i, each in enumerate(wanted)], 0)
+    found: list[int] = []
+    for place in np.flatnonzero(matches).tolist():
+        if not found or place >= found[-1] + len(wanted):
+            found.append(place)
+    return found
+
+
 def _are_marks(
     placeholder: Placeholder,
     ids: Sequence[int],
     found: int,
     num_tokens: int,
-    grids: Sequence[Grid],
+    items: Sequence[PreparedItem],
     encode: Encode,
 ) -> bool:
     """Whether the ids contain marks, and not expansions with as many of the same token.
@@ -117,12 +136,12 @@ def _are_marks(
     Both are possible if the mark is that token and each item has one embedding. Then the ids
     around the first one decide.
     """
-    if placeholder.replaced_id != placeholder.token_id:
+    if placeholder.token_id not in placeholder.replaced_ids:
         return found == 0
     if found != num_tokens or not found:
         return True
     token = placeholder.token_id
-    expansion = list(encode(placeholder.expansion(grids[0]).strip("\n")))
+    expansion = list(encode(placeholder.expansion(items[0]).strip("\n")))
     if token not in expansion:
         return True
     start = list(ids).index(token) - expansion.index(token)
@@ -150,27 +169,27 @@ def _check_tokens(name: str, placeholder: Placeholder, ids: list[int], num_token
 def _replaced(
     placeholder: Placeholder,
     ids: list[int],
-    marks: NDArray[np.int64],
-    grids: Sequence[Grid],
+    marks: Sequence[int],
+    items: Sequence[PreparedItem],
     encode: Encode,
 ) -> list[int]:
-    if not len(marks):
+    if not marks:
         return ids
-    texts = [placeholder.expansion(grid) for grid in grids]
+    texts = [placeholder.expansion(item) for item in items]
     repeated = placeholder.token
     joined = any(text.startswith("\n") or text.endswith("\n") for text in texts)
     newlines = _newline_tokens(encode) if joined else {}
     out: list[int] = []
     start = num_open = 0
-    for mark, text, grid in zip(marks.tolist(), texts, grids, strict=True):
+    for mark, text, item in zip(marks, texts, items, strict=True):
         core = text.strip("\n")
         before = len(text) - len(text.lstrip("\n"))
         out += _between(ids[start:mark], num_open, before, newlines, encode)
-        count = placeholder.count(grid)
+        count = item.num_tokens
         whole = core == repeated * count
         out += [placeholder.token_id] * count if whole else encode(core)
         num_open = len(text) - len(text.rstrip("\n"))
-        start = mark + 1
+        start = mark + len(placeholder.replaced_ids)
     return out + _between(ids[start:], num_open, 0, newlines, encode)
 
 

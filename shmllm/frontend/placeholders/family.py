@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import AudioSettings
 from shmllm.frontend.images.rules.family import Rules
+from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.params.items import Grid, Modality
 
 
@@ -23,8 +24,8 @@ class Placeholder(ABC):
     Attributes:
         modality: what the items are.
         mark: what users and chat templates write for an item.
-        replaced: the part of `mark` that the expansion replaces: the text of one token.
-        replaced_id: the id of that token.
+        replaced: the part of `mark` that the expansion replaces.
+        replaced_ids: the ids of its tokens.
         token: the text of the token that stands for an embedding; it may be the same as `replaced`.
         token_id: its id.
     """
@@ -33,7 +34,7 @@ class Placeholder(ABC):
 
     mark: str
     replaced: str
-    replaced_id: int
+    replaced_ids: tuple[int, ...]
     token: str
     token_id: int
 
@@ -55,7 +56,7 @@ class Placeholder(ABC):
         """The number of embeddings of an item."""
 
     @abstractmethod
-    def expansion(self, grid: Grid) -> str:
+    def expansion(self, item: PreparedItem) -> str:
         """The text that replaces a mark, as transformers' processor writes it."""
 
 
@@ -87,6 +88,22 @@ class ImagePlaceholder(Placeholder):
                 f"the image becomes {width}x{height} pixels, but the model takes {self.side}x"
                 f"{self.side}; change the settings of the image processor, or mm_processor_kwargs"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoPlaceholder(Placeholder):
+    """How a model's prompts contain videos.
+
+    Attributes:
+        processor: the name of transformers' class that prepares them.
+    """
+
+    modality: ClassVar[Modality] = "video"
+    processor: ClassVar[str]
+
+    @abstractmethod
+    def check_rules(self, rules: Rules) -> None:
+        """Raises EngineStartError if the rules for frames do not suit the model's tower."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
 from shmllm.params.items import Grid
 
@@ -27,7 +28,7 @@ class Gemma3Placeholder(ImagePlaceholder):
         return cls(
             mark=begin,
             replaced=begin,
-            replaced_id=config.integer("boi_token_index", "boi_token_id", default=255_999),
+            replaced_ids=(config.integer("boi_token_index", "boi_token_id", default=255_999),),
             token=texts.get("image_token", "<image_soft_token>"),
             token_id=config.integer("image_token_id", "image_token_index", default=262_144),
             side=config.table("vision_config").integer("image_size", default=224),
@@ -38,11 +39,11 @@ class Gemma3Placeholder(ImagePlaceholder):
     def count(self, grid: Grid) -> int:
         return grid[0] * self.tokens
 
-    def expansion(self, grid: Grid) -> str:
+    def expansion(self, item: PreparedItem) -> str:
         image = f"\n\n{self.mark}{self.token * self.tokens}{self.end}\n\n"
-        if grid[0] == 1:
+        if item.grid[0] == 1:
             return image
-        crops = " ".join([image] * (grid[0] - 1))
+        crops = " ".join([image] * (item.grid[0] - 1))
         return (
             f"Here is the original image {image} and here are some crops to help you see better "
             f"{crops}"

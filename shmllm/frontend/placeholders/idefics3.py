@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
 from shmllm.params.items import Grid
 
@@ -33,7 +34,7 @@ class Idefics3Placeholder(ImagePlaceholder):
         return cls(
             mark=text,
             replaced=text,
-            replaced_id=token,
+            replaced_ids=(token,),
             token=text,
             token_id=token,
             side=side,
@@ -45,8 +46,8 @@ class Idefics3Placeholder(ImagePlaceholder):
     def count(self, grid: Grid) -> int:
         return grid[0] * self.tokens
 
-    def expansion(self, grid: Grid) -> str:
-        _, rows, columns = grid
+    def expansion(self, item: PreparedItem) -> str:
+        _, rows, columns = item.grid
         tokens = self.token * self.tokens
         lines = [
             "".join(f"{self.around}<row_{row}_col_{c}>{tokens}" for c in range(1, columns + 1))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
 from shmllm.params.items import Grid
 
@@ -37,7 +38,7 @@ class LlavaPlaceholder(ImagePlaceholder):
         return cls(
             mark=text,
             replaced=text,
-            replaced_id=token,
+            replaced_ids=(token,),
             token=text,
             token_id=token,
             side=side,
@@ -47,5 +48,5 @@ class LlavaPlaceholder(ImagePlaceholder):
     def count(self, grid: Grid) -> int:
         return self.tokens
 
-    def expansion(self, grid: Grid) -> str:
+    def expansion(self, item: PreparedItem) -> str:
         return self.token * self.tokens

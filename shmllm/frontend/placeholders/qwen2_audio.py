@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import AudioPlaceholder, Config
 from shmllm.params.items import Grid
 
@@ -24,7 +25,7 @@ class Qwen2AudioPlaceholder(AudioPlaceholder):
         return cls(
             mark=f"{begin}{text}{end}",
             replaced=text,
-            replaced_id=token,
+            replaced_ids=(token,),
             token=text,
             token_id=token,
             num_mels=audio.integer("num_mel_bins", default=128),
@@ -34,5 +35,5 @@ class Qwen2AudioPlaceholder(AudioPlaceholder):
     def count(self, grid: Grid) -> int:
         return (grid[0] + 1) // 2 // 2
 
-    def expansion(self, grid: Grid) -> str:
-        return self.token * self.count(grid)
+    def expansion(self, item: PreparedItem) -> str:
+        return self.token * self.count(item.grid)

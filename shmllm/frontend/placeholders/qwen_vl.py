@@ -1,4 +1,5 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: an image token for each square of merged patches."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a token for each square of merged patches of an image, or of a
+frame of a video."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import ClassVar, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, VideoPlaceholder
 from shmllm.params.items import Grid
 
 
@@ -33,7 +35,7 @@ class QwenVLPlaceholder(ImagePlaceholder):
         return cls(
             mark=f"<|vision_start|>{text}<|vision_end|>",
             replaced=text,
-            replaced_id=token,
+            replaced_ids=(token,),
             token=text,
             token_id=token,
             side=None,
@@ -44,8 +46,8 @@ class QwenVLPlaceholder(ImagePlaceholder):
     def count(self, grid: Grid) -> int:
         return grid[0] * grid[1] * grid[2] // self.merge_size**2
 
-    def expansion(self, grid: Grid) -> str:
-        return self.token * self.count(grid)
+    def expansion(self, item: PreparedItem) -> str:
+        return self.token * self.count(item.grid)
 
     def check_rules(self, rules: Rules) -> None:
         if not isinstance(rules, Qwen2VLRules):
@@ -63,3 +65,77 @@ class Qwen3VLPlaceholder(QwenVLPlaceholder):
     """The defaults of transformers' `Qwen3VLVisionConfig`."""
 
     DEFAULT_PATCH: ClassVar[int] = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVideoPlaceholder(VideoPlaceholder):
+    """Of Qwen2-VL and Qwen2.5-VL: a video token for each square of merged patches.
+
+    Attributes:
+        image: how the model's prompts contain images.
+        begin, end: the texts of the tokens around them.
+    """
+
+    processor: ClassVar[str] = "Qwen2VLVideoProcessor"
+    IMAGE: ClassVar[type[QwenVLPlaceholder]] = QwenVLPlaceholder
+
+    image: QwenVLPlaceholder
+    begin: str
+    end: str
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        text = texts.get("video_token", "<|video_pad|>")
+        token = config.integer("video_token_id", default=151656, minimum=0)
+        begin = texts.get("vision_start_token", "<|vision_start|>")
+        end = texts.get("vision_end_token", "<|vision_end|>")
+        mark = f"{begin}{text}{end}"
+        replaced, ids = cls._replaced(config, mark, text, token)
+        return cls(
+            mark=mark,
+            replaced=replaced,
+            replaced_ids=ids,
+            token=text,
+            token_id=token,
+            image=cls.IMAGE.of(config, texts),
+            begin=begin,
+            end=end,
+        )
+
+    @classmethod
+    def _replaced(
+        cls, config: Config, mark: str, text: str, token: int
+    ) -> tuple[str, tuple[int, ...]]:
+        """What an expansion replaces: its text and its ids."""
+        return text, (token,)
+
+    def count(self, grid: Grid) -> int:
+        return self.image.count(grid)
+
+    def expansion(self, item: PreparedItem) -> str:
+        return self.token * item.num_tokens
+
+    def check_rules(self, rules: Rules) -> None:
+        self.image.check_rules(rules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VideoPlaceholder(QwenVideoPlaceholder):
+    """Each frame of a video is one of its own behind its time, as the model's authors and vLLM
+    write it: the tokens around the mark go, too. (transformers 5.24 leaves them around the whole.)
+    """
+
+    processor: ClassVar[str] = "Qwen3VLVideoProcessor"
+    IMAGE: ClassVar[type[QwenVLPlaceholder]] = Qwen3VLPlaceholder
+
+    @classmethod
+    def _replaced(
+        cls, config: Config, mark: str, text: str, token: int
+    ) -> tuple[str, tuple[int, ...]]:
+        begin = config.integer("vision_start_token_id", default=151652, minimum=0)
+        end = config.integer("vision_end_token_id", default=151653, minimum=0)
+        return mark, (begin, token, end)
+
+    def expansion(self, item: PreparedItem) -> str:
+        tokens = self.token * (item.num_tokens // item.grid[0])
+        return "".join(f"<{time:.1f} seconds>{self.begin}{tokens}{self.end}" for time in item.times)

@@ -13,7 +13,12 @@ from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.llava import LlavaPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
-from shmllm.frontend.placeholders.qwen_vl import Qwen3VLPlaceholder, QwenVLPlaceholder
+from shmllm.frontend.placeholders.qwen_vl import (
+    Qwen3VideoPlaceholder,
+    Qwen3VLPlaceholder,
+    QwenVideoPlaceholder,
+    QwenVLPlaceholder,
+)
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
@@ -22,8 +27,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder,),
-    "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder,),
-    "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder,),
+    "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
+    "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
 }
 """One for each modality that the architecture takes."""

@@ -33,7 +33,7 @@ def embed_patches(pixels: Tensor, grid: Grid, spec: QwenTower, projection: Dense
     """Returns the embeddings of an image's patches, [patches, width], square by square.
 
     Args:
-        pixels: [1, 3, height, width].
+        pixels: [frames, 3, height, width]: an image, or as many frames of a video as become one.
         grid: the shape of the image.
         spec: what the tower computes.
         projection: of the pixels of a patch, [width, 3, frames, size, size].
@@ -43,15 +43,17 @@ def embed_patches(pixels: Tensor, grid: Grid, spec: QwenTower, projection: Dense
     """
     frames, rows, columns = grid
     size, square = spec.patch_size, spec.merge_size
-    if pixels.shape != (1, 3, rows * size, columns * size) or frames != 1:
+    shape = 3, rows * size, columns * size
+    if frames != 1 or len(pixels) not in (1, spec.num_frames) or pixels.shape[1:] != shape:
         raise ValueError(
             f"a grid of {list(grid)} patches has images of [1, 3, {rows * size}, "
             f"{columns * size}] pixels, not {list(pixels.shape)}"
         )
     if rows % square or columns % square:
         raise ValueError(f"a grid of {rows} x {columns} patches has no squares of {square}")
-    patches = in_squares(patches_of(pixels[0], size), square)
-    repeated = patches[:, :, None].expand(-1, -1, spec.num_frames, -1, -1)
+    of_frames = torch.stack([patches_of(frame, size) for frame in pixels], 3)
+    patches = in_squares(of_frames, square)  # [patches, 3, frames, size, size]
+    repeated = patches.expand(-1, -1, spec.num_frames, -1, -1)
     return projection(repeated.flatten(1).to(projection.weight.dtype))
 
 

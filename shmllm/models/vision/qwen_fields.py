@@ -12,10 +12,10 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
-from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.specs import VideoSpec, VisionSpec
 
-IMAGE_TOKEN = 151655
-"""The default of ``image_token_id``."""
+IMAGE_TOKEN, VIDEO_TOKEN = 151655, 151656
+"""The defaults of ``image_token_id`` and ``video_token_id``."""
 
 
 def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +46,23 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
         "activation": read_vision_activation(fields, "hidden_act", "silu"),
         "theta": _read_theta(fields),
     }
+
+
+def read_video(
+    fields: Fields, processor: str, vocab_size: int, tokens_per_second: float = 0.0
+) -> VideoSpec | None:
+    """Returns how a model takes videos; None: its vocabulary has no token for them.
+
+    Args:
+        fields: what `configure` got.
+        processor: see `VideoSpec`.
+        vocab_size: the number of tokens.
+        tokens_per_second: see `VideoSpec`.
+    """
+    token = fields.whole.integer("video_token_id", VIDEO_TOKEN, minimum=0)
+    if token >= vocab_size:
+        return None
+    return VideoSpec(token=token, processor=processor, tokens_per_second=tokens_per_second)
 
 
 def with_vision(

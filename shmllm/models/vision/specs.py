@@ -208,6 +208,23 @@ TowerSpec = LlavaTower | Idefics3Tower | Gemma3Tower | Qwen2_5Tower | Qwen3Tower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoSpec:
+    """How a model takes videos: frames of images for the same tower, several of which become one.
+
+    Attributes:
+        token: the token of whose embeddings a video's take the place.
+        processor: the name of transformers' class that prepares them, whose defaults hold where
+            files are silent.
+        tokens_per_second: how many positions on the axis of time are a second. 0: each frame is an
+            image of its own, behind a text that says its time.
+    """
+
+    token: int
+    processor: str
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
     """What a model computes of images.
 
@@ -224,6 +241,7 @@ class VisionSpec:
         both_ways: whether the tokens of an image attend to all of it, in all layers.
         merge_size: the number of patches that an embedding stands for in each direction, for
             models whose positions have three axes; 0: those of images count on like those of text.
+        video: how it takes videos; None: it takes none.
     """
 
     image_token: int
@@ -232,6 +250,7 @@ class VisionSpec:
     num_levels: int = 0
     both_ways: bool = False
     merge_size: int = 0
+    video: VideoSpec | None = None
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings an image has."""

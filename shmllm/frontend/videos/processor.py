@@ -1,0 +1,161 @@
+"""Videos of one model: what becomes of their frames.
+
+`VideoProcessor` must not know where videos come from and how they reach the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.formats.image_settings import ImageSettings
+from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
+from shmllm.formats.video_settings import VIDEO_PREPROCESSOR, read_video_settings
+from shmllm.frontend.images.picture import pixels_of, resized
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
+from shmllm.frontend.placeholders.family import VideoPlaceholder
+from shmllm.frontend.videos.opening import EncodedVideo, Frames, decode, open_video
+from shmllm.frontend.videos.rules import FAMILIES, OVERRIDES, VideoRules, rules_of_model
+
+
+class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
+    """
+    Args:
+        settings: those of the model's video processor.
+        placeholder: what stands for a video in a prompt.
+
+    Raises:
+        EngineStartError: the settings are not supported, or do not suit the model.
+    """
+
+    def __init__(self, settings: ImageSettings, placeholder: VideoPlaceholder) -> None:
+        super().__init__(placeholder)
+        self._settings = settings
+        self._rules = rules_of_model(settings)
+        placeholder.check_rules(self._rules.of_frames)
+        self._count = placeholder.count
+
+    @classmethod
+    def of_model(cls, directory: Path, placeholder: VideoPlaceholder) -> VideoProcessor:
+        """The processor of a model.
+
+        Args:
+            directory: the model's directory.
+            placeholder: that of its architecture.
+
+        Raises:
+            EngineStartError: a file is missing or wrong, or its settings are not supported.
+        """
+        settings = read_video_settings(directory, placeholder.processor)
+        if settings is None:
+            raise EngineStartError(
+                f"{directory} has no settings for videos; copy {VIDEO_PREPROCESSOR}, {PROCESSOR} "
+                f"or {PREPROCESSOR} of the model into it"
+            )
+        return cls(settings, placeholder)
+
+    @property
+    def known_overrides(self) -> frozenset[str]:
+        return OVERRIDES
+
+    def open(self, name: str, value: Any) -> Frames | EncodedVideo:
+        return open_video(name, value)
+
+    def size(self, opened: Frames | EncodedVideo) -> tuple[int, ...]:
+        if isinstance(opened, EncodedVideo):
+            return (len(opened.data),)
+        return (len(opened.pictures), *opened.pictures[0].size)
+
+    def identity(
+        self,
+        opened: Frames | EncodedVideo,
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        name: str = "the video",
+    ) -> bytes:
+        """Versions of the libraries are part of it, as others may make other bits."""
+        import PIL
+
+        rules, settings = self._rules_for(overrides, name), self._settings
+        table = (settings.do_rescale, settings.rescale_factor, settings.do_normalize)
+        kind = (rules, table, settings.mean, settings.std, PIL.__version__)
+        digest = hashlib.sha256(hashlib.sha256(repr(kind).encode()).digest())
+        if isinstance(opened, EncodedVideo):
+            import av
+
+            digest.update(av.__version__.encode() + b"\0")
+            digest.update(opened.data)
+            return digest.digest()
+        facts = opened.indices, opened.total, opened.rate, opened.is_chosen
+        digest.update(repr((facts, opened.pictures[0].size)).encode() + b"\0")
+        for picture in opened.pictures:
+            digest.update(picture.tobytes())
+        return digest.digest()
+
+    def prepare(
+        self,
+        opened: Frames | EncodedVideo,
+        overrides: Mapping[str, Any] = NO_OVERRIDES,
+        name: str = "the video",
+    ) -> PreparedItem:
+        rules = self._rules_for(overrides, name)
+        if isinstance(opened, EncodedVideo):
+            frames = decode(name, opened, rules.choose)
+        else:
+            frames = _chosen(opened, rules)
+        step = rules.frames_at_once
+        behind = -len(frames.pictures) % step  # the last frame is repeated
+        pictures = [*frames.pictures, *[frames.pictures[-1]] * behind]
+        indices = [*frames.indices, *[frames.indices[-1]] * behind]
+        try:
+            pixels = _pixels(pictures, rules, len(frames.pictures))
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}", parameter=error.parameter) from None
+        pixels.flags.writeable = False
+        patch = rules.of_frames.patch_size
+        grid = len(pictures) // step, pixels.shape[1] // patch, pixels.shape[2] // patch
+        rate = frames.rate or rules.rate
+        firsts, lasts = indices[::step], indices[step - 1 :: step]
+        times = tuple((a / rate + b / rate) / 2 for a, b in zip(firsts, lasts, strict=True))
+        used = len(frames.indices) / frames.total * rate  # frames of a second that are used
+        return PreparedItem(pixels, grid, self._count(grid), step / used, times)
+
+    def _rules_for(self, overrides: Mapping[str, Any], name: str) -> VideoRules:
+        if not overrides:
+            return self._rules
+        try:
+            return FAMILIES[self._settings.processor].of(self._settings, overrides)
+        except RequestError as error:
+            message = f"{name}: mm_processor_kwargs: {error}"
+            raise RequestError(message, parameter=error.parameter) from None
+
+
+def _chosen(frames: Frames, rules: VideoRules) -> Frames:
+    """The frames that are used of those that a user gives."""
+    if frames.is_chosen or frames.rate is None or not rules.samples:
+        return frames
+    indices = tuple(rules.choose(frames.total, frames.rate))
+    pictures = [frames.pictures[index] for index in indices]
+    return Frames(pictures, indices, frames.total, frames.rate, True)
+
+
+def _pixels(pictures: Any, rules: VideoRules, count: int) -> Any:
+    """The frames in the model's size, uint8 [frames, height, width, 3]."""
+    if rules.of_frames.resize:
+        width, height = rules.size_of(pictures[0].size[0], pictures[0].size[1], count)
+        filter = rules.of_frames.resample
+        pictures = [resized(each, width, height, filter) for each in pictures]
+    width, height = pictures[0].size
+    factor = rules.of_frames.factor
+    if width % factor or height % factor:
+        raise RequestError(
+            f"without 'do_resize' both sides must be multiples of {factor} pixels, not "
+            f"{width}x{height}",
+            parameter="do_resize",
+        )
+    return np.stack([pixels_of(each) for each in pictures])
