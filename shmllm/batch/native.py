@@ -1,8 +1,8 @@
 """shmllm's own batch format.
 
-A row holds `prompt`, `messages` or `prompt_token_ids`, and perhaps `images` and `audio`, and a
-record holds `text`. A field with the name of a sampling parameter is one, as in the requests of
-vLLM's and OpenAI's servers.
+A row holds `prompt`, `messages` or `prompt_token_ids`, and perhaps `images`, `audio` and `videos`,
+and a record holds `text`. A field with the name of a sampling parameter is one, as in the requests
+of vLLM's and OpenAI's servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shmllm.errors import RequestError
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.params.items import Modality
 
-ITEM_FIELDS: dict[str, Modality] = {"images": "image", "audio": "audio"}
+ITEM_FIELDS: dict[str, Modality] = {"images": "image", "audio": "audio", "videos": "video"}
 """Lists of items of `prompt`, and their modalities."""
 INPUT_FIELDS = {
     "id",

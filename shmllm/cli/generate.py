@@ -46,10 +46,11 @@ Examples:
 \b
 Files of JSON lines (or .parquet, or either compressed as .gz):
   A line of the input holds `prompt`, `messages` or `prompt_token_ids`, and may hold
-  `id`, `images`, `audio`, `cache_salt`, `lora` (the NAME of a --lora, or null for the base)
-  and sampling parameters, such as `max_tokens`, by themselves or in the object `sampling_params`;
-  they override options. `images` and `audio` are lists of items for `prompt`: data URLs,
-  or paths below the folder of --allowed-local-media-path. Other fields are copied to the output.
+  `id`, `images`, `audio`, `videos`, `cache_salt`, `lora` (the NAME of a --lora, or null
+  for the base) and sampling parameters, such as `max_tokens`, by themselves or in the
+  object `sampling_params`; they override options. `images`, `audio` and `videos` are
+  lists of items for `prompt`: data URLs, or paths below the folder of
+  --allowed-local-media-path. Other fields are copied to the output.
   A line of the output holds `id` if the input has one, `line` (from 1), `text`,
   `finish_reason`, `num_prompt_tokens`, `num_output_tokens`, `num_cached_tokens`, or
   instead of these `error`; then the other fields. Each line is written as soon as its

@@ -1,5 +1,5 @@
-"""Items on the command line: `--image FILE`, `--audio FILE`, and the folder of the files that
-prompts may name.
+"""Items on the command line: `--image FILE`, `--audio FILE`, `--video FILE`, and the folder of the
+files that prompts may name.
 
 This module opens files and checks options before an engine starts. What becomes of items in a
 prompt is in `item_prompts`.
@@ -29,7 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 FOLDER = "allowed_local_media_path"
 FOLDER_FLAG = "--allowed-local-media-path"
-FLAGS: dict[Modality, str] = {"image": "--image", "audio": "--audio"}
+FLAGS: dict[Modality, str] = {"image": "--image", "audio": "--audio", "video": "--video"}
 
 
 def item_options(command: Command) -> Command:
@@ -51,8 +51,8 @@ folder_option = click.option(
     FOLDER_FLAG,
     FOLDER,
     metavar="DIR",
-    help="Folder of files that rows may name: `images`, `audio`, and image_url and audio_url with "
-    "file:///.  "
+    help="Folder of files that rows may name: `images`, `audio`, `videos`, and image_url, "
+    "audio_url and video_url with file:///.  "
     "[default: none]",
 )
 
@@ -123,7 +123,7 @@ class CommandItems:
         if self and (is_openai or kind not in (None, SourceKind.TEXT)):
             raise click.UsageError(
                 f"{FLAGS[self._modalities[0]]} is for prompts as text: a row names its items "
-                "itself, in `images`, `audio` or in its messages"
+                "itself, in `images`, `audio`, `videos` or in its messages"
             )
 
     def check_model(self, session: CommandSession) -> None:

@@ -1,9 +1,9 @@
-"""Images and sounds of a conversation: reads the files that messages name, once, and keeps them
-prepared.
+"""Images, sounds and videos of a conversation: reads the files that messages name, once, and keeps
+them prepared.
 
-A message names a file by an `image_url` or `audio_url` with file:///, as clients of OpenAI and vLLM
-do, so that it can be saved. Its `uuid` is a hash of the file: a file that has changed and is
-attached again is another item, and the earlier message keeps the old one.
+A message names a file by an `image_url`, `audio_url` or `video_url` with file:///, as clients of
+OpenAI and vLLM do, so that it can be saved. Its `uuid` is a hash of the file: a file that has
+changed and is attached again is another item, and the earlier message keeps the old one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shmllm.frontend.prompt_items import PromptItems, ReadyItem
 
 Part = dict[str, Any]
-TYPES: dict[str, Modality] = {"image_url": "image", "audio_url": "audio"}
+TYPES: dict[str, Modality] = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 """The types of parts that name files."""
 _HASH_LENGTH = 32
 

@@ -57,6 +57,7 @@ class Chat:
             Command.REGENERATE: self._regenerate,
             Command.IMAGE: partial(self._attach, "image"),
             Command.AUDIO: partial(self._attach, "audio"),
+            Command.VIDEO: partial(self._attach, "video"),
             Command.DETACH: self._detach,
             Command.RESULT: self._take_result,
             Command.SAVE: lambda name: self._save(name, "x"),

@@ -41,8 +41,8 @@ Examples:
   echo "Why is the sky blue?" | shmllm chat -m ./my-model
 
 \b
-In the chat, /help lists the commands: /system, /reset, /regenerate, /image, /audio, /detach,
-/result, /save, /exit.
+In the chat, /help lists the commands: /system, /reset, /regenerate, /image, /audio, /video,
+/detach, /result, /save, /exit.
 Ctrl-C ends an answer and Ctrl-D the chat. A line about each answer goes to stderr.
 
 \b

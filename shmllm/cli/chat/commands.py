@@ -21,6 +21,7 @@ class Command(Enum):
     REGENERATE = ("regenerate", "", "answer the last message again")
     IMAGE = ("image", "[FILE]", "attach an image to the next message; alone: list what is attached")
     AUDIO = ("audio", "[FILE]", "the same with a sound")
+    VIDEO = ("video", "[FILE]", "the same with a video")
     DETACH = ("detach", "", "drop what is attached")
     RESULT = ("result", "TEXT", "give the result of the tool call that waits for one")
     SAVE = ("save", "FILE", "write the messages to a new file, for --messages or a batch")

@@ -54,7 +54,7 @@ def ready(number: int) -> ReadyItem:
 
 
 def taken(*paths: str) -> CommandItems:
-    return CommandItems.take({"image": paths, "audio": ()})
+    return CommandItems.take({"image": paths, "audio": (), "video": ()})
 
 
 def user(text: str, *images: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from shmllm.models.vision.specs import (
     LlavaTower,
     Qwen2_5Tower,
     Qwen3Tower,
+    VideoSpec,
     VisionSpec,
 )
 
@@ -274,6 +275,7 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
             full_layers=(7, 15, 23, 31),
         ),
         merge_size=2,
+        video=VideoSpec(token=151656, processor="Qwen2VLVideoProcessor", tokens_per_second=2.0),
     )
 
 

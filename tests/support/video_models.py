@@ -1,0 +1,75 @@
+"""transformers' greedy tokens for prompts with images and videos of Qwen-VL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from support.vision_models import joined_inputs, normalised
+from torch import Tensor
+
+from shmllm.params.items import Item
+
+
+def patches_of_frames(model: Any, frames: npt.NDArray[np.uint8]) -> tuple[Tensor, list[int]]:
+    """What transformers' video processor makes of frames that have their size already: [patches,
+    values] and the grid. The order is that of the processor's documentation.
+
+    Args:
+        model: what `make_vision_model` returned.
+        frames: [frames, height, width, 3].
+    """
+    vision = model.config.vision_config
+    size, merge, joined = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
+    values = normalised(model.vision_family, frames).numpy()
+    count, channels, height, width = values.shape
+    grid = [count // joined, height // size, width // size]
+    parts = values.reshape(
+        grid[0], joined, channels, grid[1] // merge, merge, size, grid[2] // merge, merge, size
+    ).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    patches = np.ascontiguousarray(parts).reshape(np.prod(grid), -1)
+    return torch.from_numpy(patches), grid
+
+
+@torch.inference_mode()
+def reference_tokens(
+    model: Any, token_ids: Sequence[int], items: Sequence[Item], max_new_tokens: int = 12
+) -> list[int]:
+    """transformers' greedy tokens; nothing but their number ends them.
+
+    Args:
+        model: what `make_vision_model` returned.
+        token_ids: the expanded prompt.
+        items: its images and videos, in order.
+        max_new_tokens: how many.
+    """
+    ids = torch.tensor([list(token_ids)])
+    inputs: dict[str, Tensor] = {}
+    images = [item.data for item in items if item.modality == "image"]
+    videos = [item for item in items if item.modality == "video"]
+    if images:
+        inputs |= joined_inputs(model.vision_family, images)
+    if videos:
+        found = [patches_of_frames(model, item.data) for item in videos]
+        inputs["pixel_values_videos"] = torch.cat([patches for patches, _ in found])
+        inputs["video_grid_thw"] = torch.tensor([grid for _, grid in found])
+        if model.vision_family == "qwen2_5_vl":
+            seconds = [item.frame_seconds for item in videos]
+            inputs["second_per_grid_ts"] = torch.tensor(seconds)
+    config = model.config
+    inputs["mm_token_type_ids"] = (ids == config.image_token_id).long() + 2 * (
+        ids == config.video_token_id
+    ).long()
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        pad_token_id=0,
+        **inputs,
+    )
+    tokens: list[int] = output[0, len(token_ids) :].tolist()
+    return tokens
