@@ -246,8 +246,7 @@ class InputBatch:
         self.seeds[row] = request.seed % 2**64
         self._second_segments[row] = request.second_segment or NEVER
         if self.rope_positions is not None:
-            grids = list(self._placed_grids(request))
-            self.rope_positions.update(row, grids, request.num_prompt_tokens)
+            self.rope_positions.update(row, list(self._placed_grids(request)))
         self.logits_states.pop(row, None)
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)

@@ -2,11 +2,10 @@
 et al., "Qwen2-VL", 2024, section 2.1).
 
 The three are alike for a token of text. The tokens of an image of r x c tokens, one row of it after
-the other, have the time of its first token, and rows and columns from there on; what follows in the
-prompt begins max(r, c) behind that. A video has several such frames, whose times differ. What a
-model generates begins behind the largest position of the prompt: times of a long video may be
-larger than those of the text behind it. So the positions of a request differ from the indices of
-its tokens.
+the other, have the time of its first token, and rows and columns from there on; what follows begins
+max(r, c) behind that. A video has several such frames, whose times differ; what follows it begins
+where it would behind one of them, as in transformers 5 (vLLM begins behind the largest time). So
+the positions of a request differ from the indices of its tokens.
 
 This module must not know how a step is made, nor what an image is besides its size.
 """
@@ -52,20 +51,18 @@ class RopePositions:
         self._ends = np.zeros(num_rows, np.int64)
         self._shifts = np.zeros(num_rows, np.int64)
 
-    def update(self, row: int, grids: Sequence[PlacedGrid], num_prompt_tokens: int) -> None:
+    def update(self, row: int, grids: Sequence[PlacedGrid]) -> None:
         """Assign a row to a request.
 
         Args:
             row: the row.
             grids: the images and frames in its prompt, in their order.
-            num_prompt_tokens: the length of its prompt.
         """
         self._grids.pop(row, None)
         self._ends[row] = self._shifts[row] = 0
         if grids:
             found = self._grids[row] = _Grids.of(grids)
-            end = max(num_prompt_tokens, int(found.ends[-1]))
-            self._ends[row], self._shifts[row] = end, found.end_behind(end) - end
+            self._ends[row], self._shifts[row] = found.ends[-1], found.shifts[-1]
 
     def fill(self, rows: LongArray, positions: LongArray) -> LongArray:
         """Return the positions of tokens on the axes, (3, T) int64, not to be written: they may be
@@ -125,28 +122,17 @@ class _Grids:
             shifts,
         )
 
-    def end_behind(self, num_prompt_tokens: int) -> int:
-        """Return the position behind the largest one of a prompt."""
-        last_frames = (self.ends - self.begins) // self.sizes - 1
-        largest = int((self.starts + self._times(last_frames, self.intervals)).max()) + 1
-        return max(largest, num_prompt_tokens + int(self.shifts[-1]))
-
     def place(self, positions: LongArray) -> LongArray:
-        """Return the positions on the axes, (3, T) int64, of the prompt's tokens with these
-        indices."""
+        """Return the positions on the axes, (3, T) int64, of the request's tokens with these
+        indices. Times are rounded as in transformers."""
         num_begun = np.searchsorted(self.begins, positions, side="right")
         grid = np.maximum(num_begun - 1, 0)
         is_inside = (num_begun > 0) & (positions < self.ends[grid])
         frames, places = np.divmod(positions - self.begins[grid], self.sizes[grid])
         rows, columns = np.divmod(places, self.widths[grid])
-        times = self._times(frames, self.intervals[grid])
+        times = (frames.astype(np.float32) * self.intervals[grid]).astype(np.int64)
         inside = self.starts[grid] + np.stack((times, rows, columns))
         return np.where(is_inside, inside, positions + self.shifts[num_begun])
-
-    @staticmethod
-    def _times(frames: LongArray, intervals: npt.NDArray[np.float32]) -> LongArray:
-        """Return times of frames, which are whole numbers, rounded as in transformers."""
-        return (frames.astype(np.float32) * intervals).astype(np.int64)
 
 
 def _alike(positions: LongArray) -> LongArray:

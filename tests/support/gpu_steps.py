@@ -184,8 +184,7 @@ class GpuSteps:
         self.batch.update(plan)
         if self.batch.rope_positions is not None:
             for request in plan.new_requests:
-                grids = self.items.get(request.row, ())
-                self.batch.rope_positions.update(request.row, grids, request.num_prompt_tokens)
+                self.batch.rope_positions.update(request.row, self.items.get(request.row, ()))
         inputs = self.batch.inputs(plan)
         if self.items:
             ends = {row: item_ends_of(self.items.get(row, ()), MAX_LENGTH) for row in work}

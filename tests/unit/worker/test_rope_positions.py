@@ -81,7 +81,7 @@ def test_they_equal_those_of_transformers_in_any_chunks(reference: Any) -> None:
         prompt, delta = wanted_of(reference, parts)
         further = np.arange(prompt.shape[1], prompt.shape[1] + 9) + delta
         wanted.append(np.concatenate((prompt, np.broadcast_to(further, (3, 9))), 1))
-        known.update(row, items_of(parts), prompt.shape[1])
+        known.update(row, items_of(parts))
     generator = np.random.default_rng(4)
     for size in (1, 3, 7, 100):
         done = np.zeros(len(wanted), np.int64)
@@ -106,14 +106,14 @@ def test_text_alone_has_three_equal_positions_without_a_copy() -> None:
 
 def test_rows_without_images_stay_as_they_are() -> None:
     known = RopePositions(4)
-    known.update(2, [PlacedGrid(0, 1, 2, 3)], 6)
+    known.update(2, [PlacedGrid(0, 1, 2, 3)])
     rows = np.array([1, 2, 1, 2])
     assert known.fill(rows, np.array([4, 4, 9, 9])).tolist() == [
         [4, 0, 9, 6],
         [4, 1, 9, 6],
         [4, 1, 9, 6],
     ]
-    known.update(2, (), 6)
+    known.update(2, ())
     assert known.fill(rows, np.array([4, 4, 9, 9])).tolist() == [[4, 4, 9, 9]] * 3
 
 
@@ -136,7 +136,7 @@ def test_a_batch_fills_them_also_in_repeated_steps() -> None:
     assert batch.rope_positions is not None
     new = request_of(0, 8), request_of(1, 3)
     batch.update(plan_of((0, 0, 7), (1, 0, 2), new=new))
-    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)], 8)
+    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)])
     found = []
     for step in range(3):
         plan = plan_of((0, 7 + step, 1), (1, 2 + step, 1))
@@ -151,7 +151,7 @@ def test_a_new_request_of_a_row_has_no_images_of_the_former() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=1)
     batch.update(plan_of((0, 0, 8), new=(request_of(0, 8),)))
     assert batch.rope_positions is not None
-    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)], 8)
+    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)])
     batch.update(plan := plan_of((0, 0, 4), new=(request_of(0, 4),)))
     assert batch.inputs(plan).positions_on_axes.tolist() == [[0, 1, 2, 3]] * 3
 
