@@ -223,11 +223,13 @@ def tokenizer_with(marks_of_family: Sequence[str]) -> Tokenizer:
 
 def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
     end, begin = family.marks[:2]
+    video = family.chat.replace("image_pad", "video_pad")
     template = (
         f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
         "{% if message['content'] is string %}{{ message['content'] }}"
         "{% else %}{% for part in message['content'] %}"
         f"{{% if part['type'] == 'image' %}}{{{{ '{family.chat}' }}}}"
+        f"{{% elif part['type'] == 'video' %}}{{{{ '{video}' }}}}"
         "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
         f"{end}\n{{% endfor %}}"
         f"{{% if add_generation_prompt %}}{begin}assistant\n{{% endif %}}"

@@ -82,10 +82,10 @@ RULES = {
         lazy_packages="torch",
     ),
     "shmllm.frontend": Rule(
-        "client config errors formats outputs params plugins tracing transfer wire",
+        "client config errors extras formats outputs params plugins tracing transfer wire",
         lazy="engine models",
         packages="jinja2 numpy tokenizers",
-        lazy_packages="PIL huggingface_hub llguidance rich soundfile soxr torch transformers",
+        lazy_packages="PIL av huggingface_hub llguidance rich soundfile soxr torch transformers",
     ),
     "shmllm.quantize": Rule(
         "errors formats frontend models",

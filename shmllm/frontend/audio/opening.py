@@ -1,141 +1,121 @@
-"""Makes sounds with one channel of what users give: samples with their rate, encoded files.
+"""Makes mono sounds of what users give: arrays and tensors, with or without a rate, encoded bytes.
 
-An error of a sound is one RequestError with the sound's name.
+Channels are averaged. An error of a sound is one RequestError with the sound's name. soundfile is
+imported with the first encoded sound.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import RequestError
+from shmllm.frontend.audio.decoding import open_bytes
+from shmllm.frontend.audio.sound import Sound, check_length, whole_rate
 
-MOST_SAMPLES = 2**28
-"""The most samples of all channels; at 48 kHz an hour and a half of one."""
 MOST_CHANNELS = 32
-MOST_RATE = 2**20
+"""The largest number of channels of an array."""
+_FULL_SCALE = {"int16": (0, 2**15), "int32": (0, 2**31), "uint8": (2**7, 2**7)}
+"""PCM samples by dtype: silence, and the distance from it to full scale."""
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class Sound:
-    """
-    Attributes:
-        samples: float32 [n], most of them between -1 and 1.
-        rate: the samples of a second.
-    """
-
-    samples: NDArray[np.float32]
-    rate: int
-
-    @property
-    def seconds(self) -> float:
-        """How long it is."""
-        return len(self.samples) / self.rate
-
-
-def open_audio(name: str, value: Any, rate: int) -> Sound:
-    """Makes a sound of what a user gives.
+def open_audio(name: str, value: Any, default_rate: int) -> Sound:
+    """Makes a mono sound of what a user gives.
 
     Args:
         name: the sound's name for messages, such as "prompt 3: audio 1".
-        value: encoded bytes; samples as a numpy array, torch tensor or list; or a tuple of such
-            samples and their rate. Samples are floating-point numbers, or integers of which the
-            largest one of their type stands for 1. They have the shape [samples], or a second
-            dimension of channels, which may come first: the smaller one is that of channels.
-        rate: that of samples which come without one.
+        value: a Sound; encoded bytes; samples as a numpy array or torch tensor of shape [time],
+            [channels, time] or [time, channels], where the shorter axis has the channels, or as a
+            list of floats; or a pair (samples, rate in Hz). Samples are floats, or PCM as int16,
+            int32 or uint8, which becomes floats from -1 to 1.
+        default_rate: the rate in Hz of samples without one.
+
+    Returns:
+        The sound in its own rate. Its samples may be those of `value`, not copied.
 
     Raises:
-        RequestError: `value` is something else, or cannot be decoded.
+        RequestError: `value` is something else, empty, not finite, too long, or cannot be decoded.
     """
     if isinstance(value, Sound):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return open_bytes(name, bytes(value))
-    if isinstance(value, tuple) and len(value) == 2:
-        value, rate = value[0], _checked_rate(name, value[1])
-    return Sound(_samples_of(name, value), rate)
-
-
-def open_bytes(name: str, data: bytes) -> Sound:
-    """Decodes an encoded sound: WAV, FLAC, OGG, MP3 and what else libsndfile reads.
-
-    Raises:
-        RequestError: the data are empty, damaged or of an unknown format, or too long.
-    """
-    if not data:
-        raise RequestError(f"{name} is empty (0 bytes)")
-    import soundfile
-
-    try:
-        with soundfile.SoundFile(BytesIO(data)) as file:
-            rate, channels, frames = file.samplerate, file.channels, file.frames
-            _check_size(name, frames, channels)
-            _checked_rate(name, rate)
-            samples = file.read(frames, dtype="float32", always_2d=True)
-    except RequestError:
-        raise
-    except Exception as error:
+    samples, rate = value, default_rate
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise RequestError(f"{name} must be a pair (samples, rate), not {len(value)} values")
+        samples, rate = value[0], whole_rate(name, value[1])
+    if isinstance(samples, list) and all(isinstance(each, float) for each in samples):
+        samples = np.array(samples, np.float64)
+    if not (hasattr(samples, "shape") and hasattr(samples, "dtype")):
         raise RequestError(
-            f"{name} cannot be decoded: {error}; known are WAV, FLAC, OGG and MP3. Is it damaged?"
-        ) from None
-    return Sound(_checked(name, samples.mean(1)), rate)
-
-
-def _samples_of(name: str, value: Any) -> NDArray[np.float32]:
-    if not hasattr(value, "dtype") and not isinstance(value, list):
-        raise RequestError(
-            f"{name} must be samples (a numpy array, torch tensor or list), a tuple of samples and "
-            f"their rate, or encoded bytes, not {type(value).__name__}"
+            f"{name} must be samples as a numpy array, torch tensor or list of floats, a pair "
+            f"(samples, rate), or encoded bytes, not {_kind_of(value)}"
         )
-    try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"{name} does not consist of samples: {error}") from None
-    if array.ndim not in (1, 2) or array.dtype.kind not in "fiu":
+    return Sound(_mono(name, samples, rate), rate)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a pair with {type(value[0]).__name__}"
+    return type(value).__name__
+
+
+def _mono(name: str, value: Any, rate: int) -> NDArray[np.float32]:
+    """The samples of an array or tensor with its channels averaged, float32 [time]."""
+    shape = _checked_shape(name, value)
+    kind = str(value.dtype).removeprefix("torch.")
+    if kind not in _FULL_SCALE and kind not in _FLOATS:
         raise RequestError(
-            f"{name}: samples must be numbers of shape [samples] or [samples, channels], not "
-            f"{array.dtype} of shape {list(array.shape)}"
+            f"{name}: samples must be floats, or PCM as int16, int32 or uint8, not {value.dtype}; "
+            "scale them to -1 to 1 as float32"
         )
-    if array.ndim == 2 and array.shape[0] < array.shape[1]:
-        array = array.T
-    _check_size(name, len(array), array.shape[1] if array.ndim == 2 else 1)
-    scaled = _scaled(array)
-    return _checked(name, scaled.mean(1) if scaled.ndim == 2 else scaled)
-
-
-def _scaled(array: NDArray[Any]) -> NDArray[np.float32]:
-    """The samples as floating-point numbers. Bytes without a sign lie around 128, as in WAV."""
-    if array.dtype.kind == "f":
-        return array.astype(np.float32)
-    half = 2.0 ** (8 * array.dtype.itemsize - 1)
-    offset = half if array.dtype.kind == "u" else 0.0
-    return ((array.astype(np.float64) - offset) / half).astype(np.float32)
-
-
-def _check_size(name: str, frames: int, channels: int) -> None:
-    if not 1 <= channels <= MOST_CHANNELS:
-        raise RequestError(f"{name} has {channels} channels; 1 to {MOST_CHANNELS} are supported")
-    if frames < 1:
-        raise RequestError(f"{name} has no samples")
-    if frames * channels > MOST_SAMPLES:
-        raise RequestError(
-            f"{name} has {frames * channels:,} samples, more than {MOST_SAMPLES:,}; cut it"
-        )
-
-
-def _checked(name: str, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    channels = None if len(shape) == 1 else int(shape[1] < shape[0])
+    check_length(name, shape[0] if channels is None else shape[1 - channels], rate)
+    samples = _floats(name, value, kind)
+    if channels is not None:
+        samples = samples.mean(axis=channels, dtype=np.float32)
+    samples = np.ascontiguousarray(samples)
     if not np.isfinite(samples).all():
-        raise RequestError(f"{name} has samples that are no finite numbers")
-    return np.ascontiguousarray(samples, np.float32)
+        raise RequestError(f"{name}: samples must be finite numbers")
+    return samples
 
 
-def _checked_rate(name: str, rate: Any) -> int:
-    is_number = isinstance(rate, int | float | np.number) and not isinstance(rate, bool)
-    if not is_number or not math.isfinite(rate) or not 1 <= rate <= MOST_RATE or rate != int(rate):
-        raise RequestError(f"{name}: the rate must be the samples of a second, not {rate!r}")
-    return int(rate)
+def _checked_shape(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(each) for each in value.shape)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{name}: the samples have no shape: {error}") from None
+    if len(shape) not in (1, 2):
+        raise RequestError(
+            f"{name}: samples must have the shape [time], [channels, time] or [time, channels], "
+            f"not {list(shape)}"
+        )
+    if 0 in shape:
+        raise RequestError(f"{name} has no samples: its shape is {list(shape)}")
+    if len(shape) == 2 and min(shape) > MOST_CHANNELS:
+        raise RequestError(
+            f"{name}: samples of shape {list(shape)} have {min(shape)} channels, more than "
+            f"{MOST_CHANNELS}; average them"
+        )
+    return shape
+
+
+def _floats(name: str, value: Any, kind: str) -> NDArray[np.float32]:
+    """The samples as float32; PCM is scaled to -1 to 1. Values above float32 become infinite."""
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = value.float() if kind == "bfloat16" else value
+        with np.errstate(over="ignore"):
+            samples: NDArray[np.float32] = np.asarray(np.asarray(value), np.float32)
+    except Exception as error:  # A tensor without memory, or an array of another library.
+        reason = str(error) or type(error).__name__
+        raise RequestError(f"{name}: the samples cannot be read: {reason}") from None
+    if kind in _FULL_SCALE:
+        silence, scale = _FULL_SCALE[kind]
+        samples = (samples - np.float32(silence)) / np.float32(scale)
+    return samples

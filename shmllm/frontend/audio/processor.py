@@ -14,7 +14,9 @@ from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import AudioSettings, read_audio_settings
 from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
 from shmllm.frontend.audio.features import count_frames, log_mel
-from shmllm.frontend.audio.opening import Sound, open_audio
+from shmllm.frontend.audio.opening import open_audio
+from shmllm.frontend.audio.resampling import resampled
+from shmllm.frontend.audio.sound import Sound
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import AudioPlaceholder
@@ -64,12 +66,7 @@ class AudioProcessor(ItemProcessor[Sound]):
     def open(self, name: str, value: Any) -> Sound:
         """The sound has the model's rate; soxr converts others."""
         rate = self._settings.rate
-        sound = open_audio(name, value, rate)
-        if sound.rate == rate:
-            return sound
-        import soxr
-
-        return Sound(soxr.resample(sound.samples, sound.rate, rate, quality="HQ"), rate)
+        return resampled(open_audio(name, value, rate), rate, name)
 
     def size(self, opened: Sound) -> tuple[int, ...]:
         return (len(opened.samples),)

@@ -12,7 +12,7 @@ from shmllm.params.items import Modality
 
 _DECODERS: dict[Modality, tuple[str, str]] = {
     "image": ("shmllm.frontend.images.opening", "open_bytes"),
-    "audio": ("shmllm.frontend.audio.opening", "open_bytes"),
+    "audio": ("shmllm.frontend.audio.decoding", "open_bytes"),
     "video": ("shmllm.frontend.videos.opening", "open_bytes"),
 }
 """Module and name of each, which is imported with the first item."""
