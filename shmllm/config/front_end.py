@@ -56,20 +56,21 @@ class FrontEndConfig(Section):
     )
     limit_mm_per_prompt: dict[str, Any] | None = option(
         None,
-        'Most images of one prompt: {"image": 2}; 0 allows none.',
+        'Most items of one prompt: {"image": 2, "audio": 1, "video": 1}; 0 allows none.',
         JsonObject(),
         default_text="999",
     )
     mm_processor_kwargs: dict[str, Any] | None = option(
         None,
-        "How images are prepared where that differs from the model's preprocessor_config.json, "
+        "How items are prepared where that differs from the model's preprocessor_config.json, "
         'such as {"max_pixels": 1003520}.',
         JsonObject(),
         default_text="the model's",
     )
     allowed_local_media_path: str = option(
         "",
-        "Folder below which image_url may name files as file:///...; empty: nowhere.",
+        "Folder below which image_url, audio_url and video_url may name files as file:///...; "
+        "empty: nowhere.",
         Free(),
         flag="",
     )

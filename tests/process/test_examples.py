@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from support.audio_models import make_audio_model
 from support.vision_models import make_vision_model
 
 from shmllm.compat import vllm
@@ -143,6 +144,11 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("llava")
     make_vision_model("llava", directory)
     return str(directory)
+
+
+def test_a_sound_is_heard(run_example: Run, tmp_path: Path) -> None:
+    make_audio_model(tmp_path / "model")
+    assert "prompt tokens)" in run_example("audio.py", str(tmp_path / "model"))
 
 
 def test_images_are_read_once(run_example: Run, vision_model: str, tmp_path: Path) -> None:

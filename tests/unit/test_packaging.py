@@ -103,6 +103,10 @@ def test_every_foreign_import_is_a_dependency(setup: configparser.ConfigParser) 
     required = {
         re.split(r"[<>=!~ ]", line)[0] for line in setup["options"]["install_requires"].split()
     }
+    video = setup["options.extras_require"]["video"].split()
+    required |= {
+        re.split(r"[<>=!~ ]", line)[0] for line in video
+    }  # where it is missing, it is named
     foreign = set()
     for folder in ("shmllm", "kernels"):
         for path in (REPOSITORY / folder).rglob("*.py"):
