@@ -40,8 +40,6 @@ def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
     audio = Fields(values, f"{fields.whole.where}: audio_config")
     if (found := audio.text("model_type", _TYPE)) != _TYPE:
         raise audio.error(f"model_type {found!r} is not supported; supported: {_TYPE}")
-    if audio.flag("scale_embedding", False):
-        raise audio.error("scale_embedding is not supported")
     hidden_size = audio.integer("d_model", 1280)
     return AudioSpec(
         token=read_item_token(
