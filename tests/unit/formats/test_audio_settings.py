@@ -1,4 +1,4 @@
-"""Settings of feature extractors: both files, the defaults of transformers' class, what is refused."""
+"""Settings of feature extractors: both files, the defaults of the class, what is refused."""
 
 from __future__ import annotations
 
