@@ -29,7 +29,7 @@ def open_audio(name: str, value: Any, default_rate: int) -> Sound:
         name: the sound's name for messages, such as "prompt 3: audio 1".
         value: a Sound; encoded bytes; samples as a numpy array or torch tensor of shape [time],
             [channels, time] or [time, channels], where the shorter axis has the channels, or as a
-            list of floats; or a pair (samples, rate in Hz). Samples are floats, or PCM as int16,
+            list of numbers; or a pair (samples, rate in Hz). Samples are floats, or PCM as int16,
             int32 or uint8, which becomes floats from -1 to 1.
         default_rate: the rate in Hz of samples without one.
 
@@ -48,14 +48,21 @@ def open_audio(name: str, value: Any, default_rate: int) -> Sound:
         if len(value) != 2:
             raise RequestError(f"{name} must be a pair (samples, rate), not {len(value)} values")
         samples, rate = value[0], whole_rate(name, value[1])
-    if isinstance(samples, list) and all(isinstance(each, float) for each in samples):
-        samples = np.array(samples, np.float64)
+    if isinstance(samples, list):
+        samples = _array_of(name, samples)
     if not (hasattr(samples, "shape") and hasattr(samples, "dtype")):
         raise RequestError(
             f"{name} must be samples as a numpy array, torch tensor or list of floats, a pair "
             f"(samples, rate), or encoded bytes, not {_kind_of(value)}"
         )
     return Sound(_mono(name, samples, rate), rate)
+
+
+def _array_of(name: str, samples: list[Any]) -> NDArray[np.float64]:
+    try:
+        return np.array(samples, np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"{name} does not consist of samples: {error}") from None
 
 
 def _kind_of(value: Any) -> str:

@@ -118,7 +118,7 @@ def test_conversations_without_items_stay_the_same_object() -> None:
         ({"type": "audio_embeds", "audio_embeds": WAVE}, " is of the type 'audio_embeds'; supp"),
         ({"type": "input_audio", "input_audio": {"data": "ä"}}, " is not valid base64: "),
         ({"type": "input_audio", "input_audio": {"data": ""}}, " is empty (0 bytes)"),
-        ({"type": "input_audio", "input_audio": {"data": "YWJj"}}, " cannot be decoded: "),
+        ({"type": "input_audio", "input_audio": {"data": "YWJj"}}, " has an unknown format"),
         ({"type": "audio_url", "audio_url": "https://a/b.wav"}, ": 'https://a/b.wav' is refused"),
         ({"type": "audio_url", "audio_url": "a.wav"}, ": 'a.wav' must be a URL that begins with"),
         (
