@@ -143,6 +143,7 @@ class PackedProgramConformance:
         steps.step({0: 3, 1: 1})
         assert_replay_equals_launch(steps, steps.prepare({0: 1, 1: 1}))
 
+    @pytest.mark.slow
     def test_an_engine_sleeps_and_rounds_new_weights_as_on_a_cpu(
         self, gpu_device, tmp_path
     ) -> None:

@@ -129,6 +129,7 @@ class SharedKVConformance:
         second = engines(sharing(config))
         assert ask(second, 0, PROMPT) == (wanted, hits)
 
+    @pytest.mark.slow
     def test_blocks_are_saved_before_later_steps_overwrite_them(
         self, engines: Callable[..., Engine], tmp_path: Path
     ) -> None:

@@ -256,6 +256,8 @@ DISTURBANCES: dict[str, Callable[[LLM], Any]] = {
     "another": lambda llm: llm.generate("x", SamplingParams(max_tokens=3, seed=1), use_tqdm=False),
     "profile": profile,
 }
+QUICK = ("sleep 2", "reset", "model", "another")
+"""Those of the default suite."""
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +265,7 @@ def undisturbed(engines: Pair) -> Any:
     return ask(engines.plain, CODE, LONG)
 
 
-@pytest.mark.parametrize(
-    "kind", [slow(kind) if kind == "profile" else kind for kind in DISTURBANCES]
-)
+@pytest.mark.parametrize("kind", [kind if kind in QUICK else slow(kind) for kind in DISTURBANCES])
 def test_calls_between_steps_change_no_token(
     pair: Pair, undisturbed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

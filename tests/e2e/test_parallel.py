@@ -116,7 +116,7 @@ def test_other_numbers_of_ranks_and_threads(
 @pytest.fixture(
     scope="module",
     params=[
-        ("llama", {"dtype": "float32"}),
+        slow(("llama", {"dtype": "float32"})),
         ("llama", {"dtype": "bfloat16"}),
         ("llama", {"quantization": "int8", "activation_dtype": "int8"}),
         slow(("qwen2_moe", {"quantization": "int4"})),

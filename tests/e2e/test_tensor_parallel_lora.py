@@ -134,7 +134,9 @@ class TestAdapters(AdaptersConformance):
         {},
         slow({"max_num_batched_tokens": 23, "enable_prefix_caching": False}),
         slow({"async_scheduling": True, "max_loras": 2, "max_cpu_loras": 3}),
-        {"speculative_config": {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}},
+        slow(
+            {"speculative_config": {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}}
+        ),
         slow({"dtype": "bfloat16"}),
         slow({"num_gpu_blocks_override": 14, "max_num_seqs": 16}),
         slow({"num_threads": 4}),

@@ -78,7 +78,7 @@ WHY = "shmllm: the engine was stopped, paused or put to sleep and aborted reques
 @pytest.mark.parametrize(
     ("arguments", "num_running", "message"),
     [
-        (["x"], 1, "the text is cut off"),
+        slow(["x"], 1, "the text is cut off"),
         (["x", "y"], 2, "2 of 2 texts are cut off"),
         slow(["x", "-n", "2", "--temperature", "1"], 2, "2 of 2 texts are cut off"),
         (["x", "--json"], 1, "1 row has no record"),

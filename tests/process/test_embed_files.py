@@ -18,6 +18,7 @@ import pytest
 from support import commands
 from support.programs import CLI, SLOW_CLI, Completed, kill, start_source, watched
 from support.terminals import opened_terminal
+from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within
 
 from shmllm import LLM
@@ -30,7 +31,7 @@ except ImportError:
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 needs_pyarrow = pytest.mark.skipif(pq is None, reason="pyarrow, of the extra parquet, is missing")
-FORMATS = ["jsonl", "npy", pytest.param("parquet", marks=needs_pyarrow)]
+FORMATS = ["jsonl", slow("npy"), pytest.param("parquet", marks=needs_pyarrow)]
 Shmllm = Callable[..., Completed]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.variants import slow
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
@@ -120,7 +121,7 @@ def test_tiles_have_the_bits_of_transformers_for_many_images(
         compare(processor, rules.tiles(image), image)
 
 
-@pytest.mark.parametrize("sides", [(640, 480), (40, 3000), (5000, 70)])
+@pytest.mark.parametrize("sides", [slow((640, 480)), (40, 3000), slow((5000, 70))])
 def test_published_settings_have_the_bits_of_transformers(
     sides: tuple[int, int], random_image: Callable[..., Image.Image]
 ) -> None:

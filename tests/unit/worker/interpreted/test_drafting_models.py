@@ -59,6 +59,7 @@ def launches_of_the_third_step(engine: Engine, device: FakeGpu) -> list[str]:
 
 
 class TestDraftModel(DraftModelConformance):
+    @pytest.mark.slow
     def test_a_drafted_token_is_a_few_launches(self, directory: Path, gpu_device: FakeGpu) -> None:
         """The first step of the draft model, of two tokens for each request, has a graph, too."""
         config = drafting_config(directory, GRAPHS, sizes=(4, 8), num_blocks=200)
