@@ -6,10 +6,10 @@ one RequestError with the video's name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,20 +97,42 @@ def open_video(name: str, value: Any) -> Frames | EncodedVideo:
 def _with_metadata(name: str, pictures: Sequence[Picture], metadata: Mapping[str, Any]) -> Frames:
     rate, count = metadata.get("fps"), len(pictures)
     if rate is not None and not _is_rate(rate):
-        raise RequestError(f"{name}: 'fps' must be the frames of a second, not {rate!r}")
-    indices = metadata.get("frames_indices")
-    indices = list(range(count)) if indices is None else [int(each) for each in indices]
-    total = metadata.get("total_num_frames") or max(count, *indices, 0)
-    if len(indices) != count or sorted(indices) != indices or min(indices) < 0:
+        raise RequestError(f"{name}: 'fps' must be the frames of a second, not {_shown(rate)}")
+    indices = _indices(metadata.get("frames_indices"), count)
+    if indices is None:
         raise RequestError(f"{name}: 'frames_indices' must be {count} ascending indices")
-    is_chosen = metadata.get("do_sample_frames") is False or total != count
-    return Frames(pictures, tuple(indices), int(total), rate, is_chosen or rate is None)
+    total = metadata.get("total_num_frames")
+    total = max(count, indices[-1] + 1) if total is None else total
+    if not isinstance(total, int | np.integer) or total <= indices[-1]:
+        raise RequestError(
+            f"{name}: 'total_num_frames' must be more than the last index, {indices[-1]}, not "
+            f"{_shown(total)}"
+        )
+    is_whole = total == count and indices == list(range(count))
+    is_chosen = metadata.get("do_sample_frames") is False or not is_whole or rate is None
+    rate = None if rate is None else float(rate)
+    return Frames(pictures, tuple(indices), int(total), rate, is_chosen)
+
+
+def _indices(given: Any, count: int) -> list[int] | None:
+    """The indices of `count` frames, ascending; None: `given` has others."""
+    if given is None:
+        return list(range(count))
+    try:
+        found = [index(each) for each in given]
+    except TypeError:
+        return None
+    return found if len(found) == count and sorted(found) == found and found[0] >= 0 else None
 
 
 def _is_rate(value: Any) -> bool:
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
-        return False
-    return bool(math.isfinite(value) and 0 < value < MOST_FRAMES)
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    return is_number and not isinstance(value, bool) and bool(0 < value < MOST_FRAMES)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 2**64 else "a huge number"
+    return text if len(text) < 100 else type(value).__name__
 
 
 def open_bytes(name: str, data: bytes) -> EncodedVideo:
@@ -143,10 +165,10 @@ def decode(name: str, video: EncodedVideo, choose: Choose) -> Frames:
     indices = tuple(choose(total, rate))
     wanted, found = set(indices), {}
     with _Container(name, video.data) as container:
-        for index, picture in enumerate(container.pictures(wanted)):
+        for place, picture in enumerate(container.pictures(wanted)):
             if picture is not None:
-                found[index] = picture
-    pictures = [found[index] for index in indices if index in found]
+                found[place] = picture
+    pictures = [found[place] for place in indices if place in found]
     if len(pictures) < len(indices):
         raise RequestError(f"{name} is cut off: it has {len(pictures)} of {len(indices)} frames")
     return Frames(pictures, indices, total, rate, True)
@@ -170,7 +192,7 @@ class _Container:
             raise self._error(error) from None
         if not self._container.streams.video:
             self._container.close()
-            raise RequestError(f"{name} contains no video")
+            raise RequestError(f"{name} contains no video; is it damaged or cut off?")
         self._stream = self._container.streams.video[0]
         self._stream.thread_type = "NONE"
 
@@ -193,11 +215,17 @@ class _Container:
     def pictures(self, wanted: set[int]) -> Iterator[Picture | None]:
         """All frames, but None for those that are not wanted."""
         last = max(wanted)
-        for index, frame in enumerate(self._decoded()):
-            picture: Any = frame.to_image() if index in wanted else None
-            yield picture
-            if index == last:
+        for place, frame in enumerate(self._decoded()):
+            yield self._picture(frame) if place in wanted else None
+            if place == last:
                 return
+
+    def _picture(self, frame: Any) -> Picture:
+        try:
+            picture: Picture = frame.to_image()
+        except Exception as error:
+            raise self._error(error) from None
+        return picture
 
     def _decoded(self) -> Iterator[Any]:
         try:

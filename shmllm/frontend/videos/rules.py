@@ -109,8 +109,9 @@ class Qwen2VLVideoRules(VideoRules):
             most = min(self.most, total) // step * step
             wanted = min(max(total / rate * self.rate, self.fewest), most, total)
             count = math.floor(wanted / step) * step
-        indices = np.arange(0, total, total / max(count, 1)).astype(np.int32)
-        return [int(index) for index in indices]
+        count = max(count, 1)
+        # transformers' arange of floats, which has an index behind the last frame now and then
+        return [index * total // count for index in range(count)]
 
     def size_of(self, width: int, height: int, frames: int) -> tuple[int, int]:
         return self.of_frames.size_of(width, height)
@@ -130,6 +131,7 @@ class Qwen3VLVideoRules(VideoRules):
     def size_of(self, width: int, height: int, frames: int) -> tuple[int, int]:
         rules = self.of_frames
         factor = rules.factor
+        frames = max(frames, self.frames_at_once)  # the last one is repeated
         if min(width, height) < factor:
             scale = max(factor / height, factor / width)
             width, height = int(width * scale), int(height * scale)
