@@ -217,3 +217,84 @@ def test_an_image_with_too_many_embeddings_is_refused() -> None:
 def test_an_engine_without_images_refuses_them() -> None:
     with pytest.raises(RequestError, match="the model takes no images"):
         ready(PromptItems(info()), picture(1))
+
+
+class VideoProcessor(Processor):
+    """Knows fields that images do not have."""
+
+    known_overrides = frozenset({"b", "tokens", "fps"})
+
+    def size(self, picture: Any) -> Any:
+        return picture.shape
+
+    def identity(self, picture: Any, overrides: Any, name: str) -> bytes:
+        return (b"v" + repr(sorted(overrides.items())).encode()).ljust(32)[:32]
+
+    def prepare(self, picture: Any, overrides: Any, name: str) -> PreparedItem:
+        self.num_prepared += 1
+        return PreparedItem(picture, (1, 1, 1), 2, overrides.get("fps", 1.0), (0.5,))
+
+
+def make_with_videos(**options: Any) -> PromptItems:
+    images = make(**options)
+    images._processors["video"] = VideoProcessor()  # type: ignore[assignment]
+    return images
+
+
+def test_overrides_of_videos_do_not_disturb_images_of_the_same_prompt() -> None:
+    images = make_with_videos(overrides={"a": 1})
+    frames = np.zeros((2, 4, 4, 3), np.uint8)
+    given = given_items(
+        "the prompt",
+        {
+            "multi_modal_data": {"image": picture(1), "video": frames},
+            "mm_processor_kwargs": {"fps": 4.0, "b": 2, "unknown": 3},
+        },
+    )
+    assert given is not None
+    image, video = images.ready("the prompt", given)
+    assert image.identity == picture(1).tobytes()[:4].ljust(4) + (
+        repr([("a", 1), ("b", 2), ("unknown", 3)]).encode().ljust(28)[:28]
+    )
+    assert video.identity == b"v" + (
+        repr([("b", 2), ("fps", 4.0), ("unknown", 3)]).encode().ljust(31)[:31]
+    )
+    (item,) = (
+        each
+        for each in images.items("the prompt", [0] * 9, [image, video])
+        if each.modality == "video"
+    )
+    assert item.frame_seconds == 4.0
+
+
+FRAME = np.zeros((4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (np.stack([FRAME] * 3), 1),
+        ([np.stack([FRAME] * 3)] * 2, 2),
+        ([FRAME, FRAME, FRAME], 1),
+        ([Image.new("RGB", (4, 4))] * 3, 1),
+        ([[FRAME, FRAME], [FRAME]], 2),
+        ((np.stack([FRAME] * 3), {"fps": 2}), 1),
+        ([([FRAME] * 3, {"fps": 2}), (FRAME[None], {"fps": 2})], 2),
+        (b"a file", 1),
+        ([b"a file", b"another"], 2),
+        ([], 0),
+    ],
+)
+def test_one_video_is_told_from_several(value: Any, count: int) -> None:
+    given = given_items("the prompt", {"multi_modal_data": {"video": value}})
+    assert (0 if given is None else len(given.items)) == count
+
+
+def test_videos_and_images_are_counted_apart() -> None:
+    images = make_with_videos(limits={"video": 1})
+    given = [GivenItem("image", picture(1)), GivenItem("video", FRAME[None])]
+    images.ready("the prompt", GivenItems([*given, given[0]]))
+    with pytest.raises(RequestError, match="has 2 videos; limit_mm_per_prompt allows 1"):
+        images.ready("the prompt", GivenItems([*given, given[1]]))
+    with pytest.raises(RequestError, match="the prompt: the model takes no videos"):
+        make().ready("the prompt", GivenItems(given))

@@ -1,4 +1,4 @@
-"""What is checked of an image before any step has to compute it."""
+"""What is checked of an image or a video before any step has to compute it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shmllm.models.vision.specs import (
     EncoderSpec,
     Idefics3Tower,
     Qwen3Tower,
+    VideoSpec,
     VisionSpec,
 )
 from shmllm.params.items import Item
@@ -90,3 +91,65 @@ def test_images_of_any_size_that_it_does_not_take(case: str) -> None:
 def test_tiles_that_it_does_not_take(change: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="an item"):
         check_item(replace(TILES, **change), {"image": SMOLVLM})
+
+
+def qwen(tokens_per_second: float) -> VisionSpec:
+    video = VideoSpec(token=2, processor="a class", tokens_per_second=tokens_per_second)
+    return replace(QWEN, video=video)
+
+
+IN_TIME, AMONG_TEXT = qwen(2.0), qwen(0.0)
+VIDEO = Item(bytes(32), ((3, 21),), (3, 4, 6), pixels(6, 64, 96), "video", 0.5)
+FRAMES = replace(VIDEO, spans=((3, 9), (14, 20), (25, 31)))
+
+
+def test_videos_that_a_tower_takes() -> None:
+    check_item(VIDEO, {"video": IN_TIME})
+    check_item(FRAMES, {"video": AMONG_TEXT})
+    one = replace(VIDEO, grid=(1, 4, 6), data=pixels(2, 64, 96), spans=((3, 9),))
+    for spec in (IN_TIME, AMONG_TEXT):
+        check_item(one, {"video": spec, "image": QWEN})
+
+
+WRONG_VIDEOS: dict[str, dict[str, Any]] = {
+    "too few frames": {"data": pixels(5, 64, 96)},
+    "frames of the grid only": {"data": pixels(3, 64, 96)},
+    "other sides": {"data": pixels(6, 96, 64)},
+    "no colours": {"data": np.zeros((6, 64, 96), np.uint8)},
+    "no frames": {"grid": (0, 4, 6), "data": pixels(0, 64, 96)},
+    "no patches": {"grid": (3, 0, 6), "data": pixels(6, 0, 96)},
+    "no whole squares": {"grid": (3, 4, 7), "data": pixels(6, 64, 112)},
+    "a huge grid": {"grid": (2**32 - 1, 4, 6)},
+}
+
+
+@pytest.mark.parametrize("case", WRONG_VIDEOS)
+@pytest.mark.parametrize("in_time", [True, False])
+def test_videos_that_it_does_not_take(case: str, in_time: bool) -> None:
+    video, spec = (VIDEO, IN_TIME) if in_time else (FRAMES, AMONG_TEXT)
+    with pytest.raises(RequestError, match=r"^an item \(video\) of grid"):
+        check_item(replace(video, **WRONG_VIDEOS[case]), {"video": spec})
+
+
+@pytest.mark.parametrize(
+    ("spec", "spans"),
+    [
+        (IN_TIME, ((3, 20),)),
+        (IN_TIME, ((3, 22),)),
+        (IN_TIME, FRAMES.spans),
+        (IN_TIME, ((3, 12), (14, 23))),
+        (AMONG_TEXT, ((3, 21),)),
+        (AMONG_TEXT, ((3, 12), (14, 23))),
+        (AMONG_TEXT, ((3, 9), (14, 20))),
+        (AMONG_TEXT, ((3, 8), (14, 20), (25, 32))),
+        (AMONG_TEXT, ((3, 9), (14, 20), (25, 30))),
+    ],
+)
+def test_embeddings_of_videos_that_lie_elsewhere(spec: VisionSpec, spans: Any) -> None:
+    with pytest.raises(RequestError, match=r"^an item \(video\) of grid"):
+        check_item(replace(VIDEO, spans=spans), {"video": spec})
+
+
+def test_a_model_without_videos_takes_none() -> None:
+    with pytest.raises(RequestError, match="the model takes no videos"):
+        check_item(VIDEO, {"image": QWEN})

@@ -12,6 +12,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel, Qwen3VLConfig, Qwen3
 
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.mixer_specs import WITHIN_ITEMS
+from shmllm.params.items import Item
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.rope_positions import PlacedGrid, RopePositions
@@ -97,6 +98,75 @@ def test_they_equal_those_of_transformers_in_any_chunks(reference: Any) -> None:
             done[rows] = ends
 
 
+SECONDS = 0.37
+VIDEOS: dict[str, list[int | tuple[int, int, int, float]]] = {
+    # numbers of tokens of text, and frames, rows, columns and seconds between frames of videos
+    "slow, times exceed the text behind": [3, (4, 2, 3, 5.0), 6],
+    "slow, at the end": [3, (3, 2, 3, 20.0)],
+    "fast, all frames have one time": [2, (5, 4, 3, 0.01), 4],
+    "times that are rounded": [2, (9, 2, 2, SECONDS), 30],
+    "a slow one before a fast one": [1, (3, 2, 2, 40.0), 5, (2, 3, 1, 0.5), 2],
+    "a fast one before a slow one": [1, (3, 2, 2, 0.5), 5, (2, 3, 1, 40.0), 2],
+    "one frame": [4, (1, 3, 3, 7.0), 1],
+}
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_videos_of_qwen_2_5_equal_transformers_with_deltas(name: str, reference: Any) -> None:
+    """Tokens behind a prompt are behind its largest position, which may be a time."""
+    parts = VIDEOS[name]
+    if not isinstance(reference, Qwen2_5_VLModel):
+        pytest.skip("of Qwen 2.5 only")
+    kinds: list[int] = []
+    placed, grids, seconds = [], [], []
+    for part in parts:
+        if isinstance(part, int):
+            kinds += [0] * part
+            continue
+        frames, rows, columns, each = part
+        interval = reference.config.vision_config.tokens_per_second * each
+        placed.append(PlacedGrid(len(kinds), frames, rows, columns, interval))
+        grids.append([frames, MERGE * rows, MERGE * columns])
+        seconds.append(each)
+        kinds += [2] * (frames * rows * columns)
+    types = torch.tensor([kinds])
+    expected, deltas = reference.get_rope_index(
+        torch.zeros_like(types),
+        types,
+        video_grid_thw=torch.tensor(grids),
+        second_per_grid_ts=torch.tensor(seconds),
+    )
+    known, indices = RopePositions(1), np.arange(len(kinds) + 3)
+    known.update(0, placed, len(kinds))
+    found = known.fill(np.zeros_like(indices), indices)
+    assert found[:, : len(kinds)].tolist() == expected[:, 0].tolist()
+    behind = indices[len(kinds) :] + int(deltas[0, 0])
+    assert found[:, len(kinds) :].tolist() == [behind.tolist()] * 3
+    assert behind[0] == expected.max() + 1
+
+
+def test_frames_of_qwen_3_are_images_behind_their_times(reference: Any) -> None:
+    if not isinstance(reference, Qwen3VLModel):
+        pytest.skip("of Qwen 3 only")
+    kinds: list[int] = [0] * 4
+    placed = []
+    for video in ((3, 2, 4), (2, 5, 1)):
+        for _ in range(video[0]):
+            kinds += [0] * 6
+            placed.append(PlacedGrid(len(kinds), 1, *video[1:]))
+            kinds += [2] * (video[1] * video[2])
+    kinds += [0] * 2
+    types = torch.tensor([kinds])
+    expected, deltas = reference.get_rope_index(
+        torch.zeros_like(types), types, video_grid_thw=torch.tensor([[3, 4, 8], [2, 10, 2]])
+    )
+    known, indices = RopePositions(1), np.arange(len(kinds) + 2)
+    known.update(0, placed, len(kinds))
+    found = known.fill(np.zeros_like(indices), indices)
+    assert found[:, : len(kinds)].tolist() == expected[:, 0].tolist()
+    assert (found[:, -1] - indices[-1]).tolist() == [int(deltas[0, 0])] * 3
+
+
 def test_text_alone_has_three_equal_positions_without_a_copy() -> None:
     known, positions = RopePositions(4), np.arange(6)
     found = known.fill(np.zeros(6, np.int64), positions)
@@ -154,6 +224,28 @@ def test_a_new_request_of_a_row_has_no_images_of_the_former() -> None:
     batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)])
     batch.update(plan := plan_of((0, 0, 4), new=(request_of(0, 4),)))
     assert batch.inputs(plan).positions_on_axes.tolist() == [[0, 1, 2, 3]] * 3
+
+
+VIDEO = Item(bytes(32), ((2, 14),), (3, 4, 4), None, "video", 1.5)
+FRAMES = Item(bytes(32), ((2, 6), (8, 12), (14, 18)), (3, 4, 4), None, "video", 1.5)
+
+
+def test_a_batch_places_videos_by_the_time_between_their_frames() -> None:
+    batch = InputBatch(1, 32, 32, 100, patches_per_side=2, tokens_per_second=2.0)
+    batch.update(plan := plan_of((0, 0, 16), new=(replace(request_of(0, 16), items=(VIDEO,)),)))
+    time, row, column = batch.inputs(plan).positions_on_axes.tolist()
+    assert time == [0, 1, *[2] * 4, *[5] * 4, *[8] * 4, 4, 5]
+    assert row == [0, 1, *[2, 2, 3, 3] * 3, 4, 5]
+    assert column == [0, 1, *[2, 3] * 6, 4, 5]
+
+
+def test_a_batch_places_frames_between_texts_as_images() -> None:
+    batch = InputBatch(1, 32, 32, 100, patches_per_side=2)
+    batch.update(plan := plan_of((0, 0, 19), new=(replace(request_of(0, 19), items=(FRAMES,)),)))
+    time, row, column = batch.inputs(plan).positions_on_axes.tolist()
+    assert time == [0, 1, *[2] * 4, 4, 5, *[6] * 4, 8, 9, *[10] * 4, 12]
+    assert row == [0, 1, 2, 2, 3, 3, 4, 5, 6, 6, 7, 7, 8, 9, 10, 10, 11, 11, 12]
+    assert column == [0, 1, 2, 3, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10, 11, 10, 11, 12]
 
 
 def test_a_batch_of_a_model_without_axes_has_none() -> None:
