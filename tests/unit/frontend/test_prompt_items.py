@@ -253,11 +253,14 @@ def test_overrides_of_videos_do_not_disturb_images_of_the_same_prompt() -> None:
     )
     assert given is not None
     image, video = images.ready("the prompt", given)
-    assert image.identity == picture(1).tobytes()[:4].ljust(4) + (
-        repr([("a", 1), ("b", 2), ("unknown", 3)]).encode().ljust(28)[:28]
+    assert (
+        image.identity
+        == picture(1).tobytes()[:4].ljust(4)
+        + (repr([("a", 1), ("b", 2), ("unknown", 3)]).encode().ljust(28)[:28])
     )
-    assert video.identity == b"v" + (
-        repr([("b", 2), ("fps", 4.0), ("unknown", 3)]).encode().ljust(31)[:31]
+    assert (
+        video.identity
+        == b"v" + (repr([("b", 2), ("fps", 4.0), ("unknown", 3)]).encode().ljust(31)[:31])
     )
     (item,) = (
         each

@@ -111,12 +111,11 @@ VIDEOS: dict[str, list[int | tuple[int, int, int, float]]] = {
 }
 
 
+@pytest.mark.parametrize("reference", ["Qwen2.5-VL"], indirect=True)
 @pytest.mark.parametrize("name", VIDEOS)
 def test_videos_of_qwen_2_5_equal_transformers_with_deltas(name: str, reference: Any) -> None:
     """Tokens behind a prompt are behind its largest position, which may be a time."""
     parts = VIDEOS[name]
-    if not isinstance(reference, Qwen2_5_VLModel):
-        pytest.skip("of Qwen 2.5 only")
     kinds: list[int] = []
     placed, grids, seconds = [], [], []
     for part in parts:
@@ -145,9 +144,8 @@ def test_videos_of_qwen_2_5_equal_transformers_with_deltas(name: str, reference:
     assert behind[0] == expected.max() + 1
 
 
+@pytest.mark.parametrize("reference", ["Qwen3-VL"], indirect=True)
 def test_frames_of_qwen_3_are_images_behind_their_times(reference: Any) -> None:
-    if not isinstance(reference, Qwen3VLModel):
-        pytest.skip("of Qwen 3 only")
     kinds: list[int] = [0] * 4
     placed = []
     for video in ((3, 2, 4), (2, 5, 1)):
@@ -230,9 +228,13 @@ VIDEO = Item(bytes(32), ((2, 14),), (3, 4, 4), None, "video", 1.5)
 FRAMES = Item(bytes(32), ((2, 6), (8, 12), (14, 18)), (3, 4, 4), None, "video", 1.5)
 
 
+def with_item(length: int, item: Item) -> NewRequest:
+    return replace(request_of(0, length), items=(item,), num_prompt_tokens=length)
+
+
 def test_a_batch_places_videos_by_the_time_between_their_frames() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=2, tokens_per_second=2.0)
-    batch.update(plan := plan_of((0, 0, 16), new=(replace(request_of(0, 16), items=(VIDEO,)),)))
+    batch.update(plan := plan_of((0, 0, 16), new=(with_item(16, VIDEO),)))
     time, row, column = batch.inputs(plan).positions_on_axes.tolist()
     assert time == [0, 1, *[2] * 4, *[5] * 4, *[8] * 4, 4, 5]
     assert row == [0, 1, *[2, 2, 3, 3] * 3, 4, 5]
@@ -241,7 +243,7 @@ def test_a_batch_places_videos_by_the_time_between_their_frames() -> None:
 
 def test_a_batch_places_frames_between_texts_as_images() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=2)
-    batch.update(plan := plan_of((0, 0, 19), new=(replace(request_of(0, 19), items=(FRAMES,)),)))
+    batch.update(plan := plan_of((0, 0, 19), new=(with_item(19, FRAMES),)))
     time, row, column = batch.inputs(plan).positions_on_axes.tolist()
     assert time == [0, 1, *[2] * 4, 4, 5, *[6] * 4, 8, 9, *[10] * 4, 12]
     assert row == [0, 1, 2, 2, 3, 3, 4, 5, 6, 6, 7, 7, 8, 9, 10, 10, 11, 11, 12]
