@@ -262,7 +262,8 @@ class InputBatch:
         for item in request.items:
             frames, rows, columns = item.grid
             of_span = frames // len(item.spans)
-            interval = self._tokens_per_second * item.frame_seconds
+            # rounded as in transformers, which has times in float32
+            interval = float(np.float32(self._tokens_per_second) * np.float32(item.frame_seconds))
             for begin, _ in item.spans:
                 yield PlacedGrid(begin, of_span, rows // side, columns // side, interval)
 
