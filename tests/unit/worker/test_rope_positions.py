@@ -241,6 +241,23 @@ def test_a_batch_places_videos_by_the_time_between_their_frames() -> None:
     assert column == [0, 1, *[2, 3] * 6, 4, 5]
 
 
+def test_times_have_the_roundings_of_transformers() -> None:
+    """Those of `get_vision_position_ids`, of seconds that a tensor has in float32."""
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        used, total, rate = (
+            draw.integers(2, 60),
+            draw.integers(60, 900),
+            draw.choice([24, 25, 29.97]),
+        )
+        seconds, tokens = float(2 / (used / total * rate)), int(draw.choice([2, 3, 25]))
+        item = replace(VIDEO, spans=((0, 40),), grid=(40, 2, 2), frame_seconds=seconds)
+        batch = InputBatch(1, 64, 32, 100, patches_per_side=2, tokens_per_second=float(tokens))
+        batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
+        expected = (torch.arange(40) * (tokens * torch.tensor([seconds])[0])).long()
+        assert batch.inputs(plan).positions_on_axes[0].tolist() == expected.tolist()
+
+
 def test_a_batch_places_frames_between_texts_as_images() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=2)
     batch.update(plan := plan_of((0, 0, 19), new=(with_item(19, FRAMES),)))
