@@ -248,3 +248,20 @@ def test_damaged_files_are_frames_or_one_error_with_the_name(
             assert len(found.pictures) == len(found.indices) == found.total
     assert all(message.startswith(NAME) for message in refused)
     assert 15 < len(refused) < 60
+
+
+def test_nothing_is_decoded_behind_the_last_frame(
+    encoded: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond counting, which decodes all."""
+    num_decoded, known = 0, opening._Container._decoded
+
+    def counted(self: Any) -> Any:
+        nonlocal num_decoded
+        for frame in known(self):
+            num_decoded += 1
+            yield frame
+
+    monkeypatch.setattr(opening._Container, "_decoded", counted)
+    decoded(encoded(6), lambda total, rate: [0, 1])
+    assert num_decoded == 6 + 2
