@@ -29,6 +29,9 @@ Choose = Callable[[int, float], Sequence[int]]
 """Returns the indices of the frames that are needed, by the number of all and of those in a second.
 They ascend, and may repeat."""
 
+Shrink = Callable[["Picture", int], "Picture"]
+"""Returns a frame in the size that is needed; the number is that of all chosen frames."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frames:
@@ -147,13 +150,14 @@ def open_bytes(name: str, data: bytes) -> EncodedVideo:
         return EncodedVideo(data)
 
 
-def decode(name: str, video: EncodedVideo, choose: Choose) -> Frames:
+def decode(name: str, video: EncodedVideo, choose: Choose, shrink: Shrink) -> Frames:
     """Decodes some frames.
 
     Args:
         name: what errors call it.
         video: the video.
         choose: see `Choose`.
+        shrink: see `Shrink`; large frames are not kept.
 
     Raises:
         RequestError: it is damaged.
@@ -167,7 +171,7 @@ def decode(name: str, video: EncodedVideo, choose: Choose) -> Frames:
     with _Container(name, video.data) as container:
         for place, picture in enumerate(container.pictures(wanted)):
             if picture is not None:
-                found[place] = picture
+                found[place] = shrink(picture, len(indices))
     pictures = [found[place] for place in indices if place in found]
     if len(pictures) < len(indices):
         raise RequestError(f"{name} is cut off: it has {len(pictures)} of {len(indices)} frames")

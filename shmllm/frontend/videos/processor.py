@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import ImageSettings
 from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
 from shmllm.formats.video_settings import VIDEO_PREPROCESSOR, read_video_settings
-from shmllm.frontend.images.picture import pixels_of, resized
+from shmllm.frontend.images.picture import Picture, pixels_of, resized
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import VideoPlaceholder
@@ -104,18 +105,18 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         name: str = "the video",
     ) -> PreparedItem:
         rules = self._rules_for(overrides, name)
+        shrink = partial(_shrunk, name, rules)
         if isinstance(opened, EncodedVideo):
-            frames = decode(name, opened, rules.choose)
+            frames = decode(name, opened, rules.choose, shrink)
+            shrunk = [*frames.pictures]
         else:
             frames = _chosen(opened, rules)
+            shrunk = [shrink(each, len(frames.pictures)) for each in frames.pictures]
         step = rules.frames_at_once
-        behind = -len(frames.pictures) % step  # the last frame is repeated
-        pictures = [*frames.pictures, *[frames.pictures[-1]] * behind]
+        behind = -len(shrunk) % step  # the last frame is repeated
+        pictures = shrunk + [shrunk[-1]] * behind
         indices = [*frames.indices, *[frames.indices[-1]] * behind]
-        try:
-            pixels = _pixels(pictures, rules, len(frames.pictures))
-        except RequestError as error:
-            raise RequestError(f"{name}: {error}", parameter=error.parameter) from None
+        pixels = np.stack([pixels_of(each) for each in pictures])
         pixels.flags.writeable = False
         patch = rules.of_frames.patch_size
         grid = len(pictures) // step, pixels.shape[1] // patch, pixels.shape[2] // patch
@@ -144,18 +145,24 @@ def _chosen(frames: Frames, rules: VideoRules) -> Frames:
     return Frames(pictures, indices, frames.total, frames.rate, True)
 
 
-def _pixels(pictures: Any, rules: VideoRules, count: int) -> Any:
-    """The frames in the model's size, uint8 [frames, height, width, 3]."""
-    if rules.of_frames.resize:
-        width, height = rules.size_of(pictures[0].size[0], pictures[0].size[1], count)
-        filter = rules.of_frames.resample
-        pictures = [resized(each, width, height, filter) for each in pictures]
-    width, height = pictures[0].size
-    factor = rules.of_frames.factor
-    if width % factor or height % factor:
-        raise RequestError(
-            f"without 'do_resize' both sides must be multiples of {factor} pixels, not "
-            f"{width}x{height}",
-            parameter="do_resize",
-        )
-    return np.stack([pixels_of(each) for each in pictures])
+def _shrunk(name: str, rules: VideoRules, picture: Picture, count: int) -> Picture:
+    """A frame in the model's size.
+
+    Raises:
+        RequestError: its size does not suit the settings.
+    """
+    try:
+        if rules.of_frames.resize:
+            width, height = rules.size_of(*picture.size, count)
+            return resized(picture, width, height, rules.of_frames.resample)
+        width, height = picture.size
+        factor = rules.of_frames.factor
+        if width % factor or height % factor:
+            raise RequestError(
+                f"without 'do_resize' both sides must be multiples of {factor} pixels, not "
+                f"{width}x{height}",
+                parameter="do_resize",
+            )
+        return picture
+    except RequestError as error:
+        raise RequestError(f"{name}: {error}", parameter=error.parameter) from None

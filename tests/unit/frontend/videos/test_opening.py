@@ -33,7 +33,7 @@ def opened(value: Any) -> Frames:
 
 
 def decoded(data: bytes, choose: Any = every) -> Frames:
-    return decode(NAME, open_bytes(NAME, data), choose)
+    return decode(NAME, open_bytes(NAME, data), choose, lambda picture, count: picture)
 
 
 def values_of(frames: Frames) -> list[int]:
