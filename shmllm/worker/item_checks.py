@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.audio.specs import AudioSpec
@@ -38,6 +40,8 @@ def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec]) -> None:
             f"an item ({item.modality}) of grid {item.grid} has data of shape {item.data.shape} "
             f"and {item.num_embeds} embeddings instead of {expected} and {count}"
         )
+    if isinstance(spec, AudioSpec) and not np.isfinite(item.data).all():
+        raise RequestError("the features of a sound must be finite numbers")
 
 
 def _shape_of_image(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,24 +16,19 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.engines import assert_unused, named_engine
+from support.hostile_items import REFUSED, SERVED, Hostile
 from support.programs import is_running
-from support.raw_front_end import CUT_OFF, RawFrontEnd
+from support.raw_front_end import CUT_OFF
 from support.variants import slow
 from support.vision_models import make_vision_model
-from support.waiting import PATIENCE_S
 
 from shmllm import LLM, EngineDeadError, SamplingParams
-from shmllm.ipc.tensors import TensorWriter
 from shmllm.params.items import Item
-from shmllm.params.request import EngineCoreRequest
-from shmllm.wire import codec
-from shmllm.wire.messages import PromptItem, RecordKind, Rejected
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PICTURE = Image.fromarray(np.random.default_rng(5).integers(0, 256, (90, 130, 3), dtype=np.uint8))
-REFUSED, SERVED = "rejected", "served"
 
 
 class Engine(NamedTuple):
@@ -83,43 +77,6 @@ def good(engine: Engine) -> Iterator[Good]:
     assert_unused(engine.name)
 
 
-class Hostile(RawFrontEnd):
-    """Sends requests with any items."""
-
-    number = 0
-
-    def send_item(self, item: Item, number: int, forgotten: Sequence[bytes] = ()) -> None:
-        ref = b""
-        if item.data is not None:
-            slots, deadline = TensorWriter(self.channel.slots), time.monotonic() + PATIENCE_S
-            alive = self.client.check_alive
-            ref = slots.put(item.data, deadline=deadline, on_full=alive).encode()
-        message = PromptItem(number, item, ref, list(forgotten))
-        self.write(RecordKind.PROMPT_ITEM, b"".join(codec.encode_prompt_item(message)))
-
-    def ask(self, items: Sequence[Item], token_ids: Sequence[int]) -> str:
-        """Send a request, and wait for its end. Returns REFUSED or SERVED.
-
-        Raises:
-            EngineDeadError: the engine has ended the connection.
-        """
-        self.number += 1
-        for item in items:
-            self.send_item(item, self.number)
-        message = EngineCoreRequest(self.number, token_ids, GREEDY, "hostile")
-        self.write(RecordKind.ADD, b"".join(codec.encode_add(message)))
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            events = [*self.client.poll(0.01)]
-            self.client._inbox.clear()
-            for event in events:
-                if isinstance(event, Rejected):
-                    return REFUSED
-                if any(getattr(event, "finishes", ())):
-                    return SERVED
-        raise AssertionError("the request never ends")
-
-
 def ask(engine: Engine, items: Sequence[Item], token_ids: Sequence[int]) -> str:
     """As a front end of its own. Returns CUT_OFF if that has ended the connection."""
     front_end = Hostile(engine.name)
@@ -156,6 +113,8 @@ def changed(item: Item) -> dict[str, tuple[list[Item], str]]:
         "empty pixels": ([replace(item, data=pixels[:0])], CUT_OFF),
         "floating pixels": ([replace(item, data=pixels.astype(np.float32))], CUT_OFF),
         "four channels": ([replace(item, data=np.zeros((1, 4, 4, 4), np.uint8))], REFUSED),
+        "a video": ([replace(item, modality="video", frame_seconds=1.0)], REFUSED),
+        "a sound": ([replace(item, modality="audio")], CUT_OFF),
         "a name that nobody sent": ([replace(item, identity=bytes(32), data=None)], CUT_OFF),
         "embeddings apart": ([replace(item, spans=((0, 1), (3, 2 + count)))], ""),
     }
