@@ -18,11 +18,9 @@ import numpy as np
 
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.tensors import TensorReader, TensorRef
-from shmllm.params.items import MODALITIES, Item, Modality
+from shmllm.params.items import MODALITIES, MOST_ITEM_BYTES, Item, Modality
 from shmllm.wire.messages import PromptItem
 
-LARGEST_BYTES = 2**28
-"""The most bytes of one item."""
 MOST_PENDING_BYTES = 2**32
 """The most bytes of the items of one request."""
 MOST_EXCESS_BYTES = 2**30
@@ -116,7 +114,7 @@ class SessionItems:
 
     def _copy(self, message: PromptItem) -> _Kept:
         ref = TensorRef.decode(message.ref)
-        if ref.slot.nbytes > LARGEST_BYTES:
+        if ref.slot.nbytes > MOST_ITEM_BYTES:
             raise ProtocolMismatchError(f"PROMPT_ITEM of {ref.slot.nbytes:,} bytes")
         with self._tensors.view(ref) as view:
             data = view.numpy()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
-from shmllm.params.items import COUNTED, MODALITIES, Item, Modality
+from shmllm.params.items import COUNTED, MODALITIES, MOST_ITEM_BYTES, Item, Modality
 
 if TYPE_CHECKING:
     from shmllm.frontend.items.prepared import PreparedItem, PreparedItems
@@ -279,6 +279,12 @@ class PromptItems:
                     f"{each.prepared.num_tokens:,} embeddings, more than the {most:,} that the "
                     "engine has room for: raise max_num_batched_tokens, or make it smaller, by "
                     "itself or by mm_processor_kwargs"
+                )
+            if each.prepared.data.nbytes > MOST_ITEM_BYTES:
+                raise RequestError(
+                    f"{name}: {each.modality} {seen[each.modality]} becomes "
+                    f"{each.prepared.data.nbytes:,} bytes, more than {MOST_ITEM_BYTES:,}: make it "
+                    "smaller, by itself or by mm_processor_kwargs"
                 )
 
 

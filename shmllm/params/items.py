@@ -17,6 +17,8 @@ Grid = tuple[int, int, int]
 Span = tuple[int, int]
 
 IDENTITY_BYTES = 32
+MOST_ITEM_BYTES = 2**28
+"""The most bytes of the data of one item."""
 
 
 @dataclass(frozen=True, slots=True)

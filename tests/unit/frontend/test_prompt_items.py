@@ -214,6 +214,14 @@ def test_an_image_with_too_many_embeddings_is_refused() -> None:
         images.items("the prompt", [0] * 9, found)
 
 
+def test_an_item_with_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_items, "MOST_ITEM_BYTES", 11)
+    images = make()
+    found = ready(images, picture(1))
+    with pytest.raises(RequestError, match="image 1 becomes 12 bytes, more than 11"):
+        images.items("the prompt", [0] * 4, found)
+
+
 def test_an_engine_without_images_refuses_them() -> None:
     with pytest.raises(RequestError, match="the model takes no images"):
         ready(PromptItems(info()), picture(1))
