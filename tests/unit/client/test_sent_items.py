@@ -184,10 +184,10 @@ def test_unknown_and_too_many_items_are_refused(
     bare = Item(bytes(32), ((0, 1),), (1, 1, 1))
     with pytest.raises(ProtocolMismatchError, match="names none that are kept"):
         session.keep(PromptItem(1, bare), 10, MOST)
-    monkeypatch.setattr(session_items, "LARGEST_BYTES", 29)
+    monkeypatch.setattr(session_items, "MOST_ITEM_BYTES", 29)
     with pytest.raises(ProtocolMismatchError, match="PROMPT_ITEM of 30 bytes"):
         session.keep(PromptItem(1, bare, tensors.put(image(1).data)), 10, MOST)
-    monkeypatch.setattr(session_items, "LARGEST_BYTES", 30)
+    monkeypatch.setattr(session_items, "MOST_ITEM_BYTES", 30)
     monkeypatch.setattr(session_items, "MOST_EXCESS_BYTES", 0)
     with pytest.raises(ProtocolMismatchError, match="items of 30 bytes are to be kept"):
         session.keep(PromptItem(1, bare, tensors.put(image(1).data)), 10, 20)
