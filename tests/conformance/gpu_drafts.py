@@ -174,8 +174,7 @@ class DraftsConformance:
     @pytest.mark.parametrize(
         ("mode", "drafted"),
         [
-            ("FULL_AND_PIECEWISE", [MIXED]),
-            slow("FULL_AND_PIECEWISE", [RIGHT, WRONG, ANY]),
+            slow("FULL_AND_PIECEWISE", [RIGHT, WRONG, MIXED, ANY]),
             *(
                 slow(mode, [RIGHT, WRONG, MIXED, ANY])
                 for mode in ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY")

@@ -162,6 +162,7 @@ def test_random_weights_of_ranks_are_those_of_one_process(subject: Subject) -> N
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_levels_behind_the_first_stage_are_refused(tmp_path: Path) -> None:
     make_vision_model("qwen3_vl", tmp_path)
     with pytest.raises(EngineStartError, match="reach into its first 3 layers, which the first"):

@@ -73,6 +73,7 @@ def test_drafts_leave_the_bits_of_ranks(drafter: str, plain: LLM) -> None:
         assert stats_of(llm).accepted_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mixtral", slow("qwen3_next"), slow("deepseek_v3")])
 def test_wrong_drafts_leave_states_and_caches_of_all_ranks(kind: str, tmp_path: Path) -> None:
     make_model(kind, tmp_path)

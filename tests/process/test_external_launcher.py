@@ -73,6 +73,7 @@ def started(directory: Path, deadline_s: int = 600) -> Iterator[Processes]:
             kill(process)
 
 
+@pytest.mark.slow
 def test_all_processes_have_the_results_and_the_errors_of_one_engine(tmp_path: Path) -> None:
     with LLM("tiny", multiprocess=False) as llm:
         expected = shared_engine_driver.texts(llm)

@@ -178,6 +178,7 @@ def test_an_async_llm_runs_requests_of_data(installed: Path, llama: Path, tmp_pa
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
+@pytest.mark.slow
 def test_ranks_have_families_of_plugins_and_the_front_end_s_modules(
     installed: Path, llama: Path, tmp_path: Path
 ) -> None:

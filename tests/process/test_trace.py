@@ -415,6 +415,7 @@ def assert_steps_of_rank(trace: Trace, role: str) -> None:
 RANKED = ("--num-threads", "2", "--kv-cache-memory-bytes", str(2**26))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "role"),
     [

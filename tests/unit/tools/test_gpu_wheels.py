@@ -44,6 +44,7 @@ def test_what_the_gpu_tests_import_is_installed_or_carried():
 
 OURS = {"shmllm", "shmllm_kernels", "gpu", "support", "conformance"}
 OPTIONAL = {
+    "av",
     "cuda",  # without cuda-bindings, which torch brings, engines cannot sleep
     "prometheus-client",  # a metrics server
     "ray",  # batch files on a cluster

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 CPU_ONLY = {"llvmlite", "shmllm_kernels.cpu", "shmllm.worker.cpu"}
 GPU_ONLY = {"triton", "shmllm_kernels.gpu", "shmllm.worker.gpu"}
 
@@ -42,6 +44,7 @@ def test_a_gpu_s_runner_loads_no_module_of_a_cpu_s():
     assert "transformers" not in modules
 
 
+@pytest.mark.slow
 def test_a_rank_loads_only_the_modules_of_its_device():
     (modules,) = modules_after_importing("shmllm.parallel.gpu_rank")
     assert modules >= GPU_ONLY

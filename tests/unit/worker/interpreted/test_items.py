@@ -33,6 +33,7 @@ def launches_of_attention(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_only_steps_with_images_have_ends(
     gpu_device: FakeGpu, items_models: Any, launches_of_attention: list[bool]
 ) -> None:
@@ -45,6 +46,7 @@ def test_only_steps_with_images_have_ends(
     assert shown == [[True] * 2, [False] * 2, [True] * 2, []]
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_in_steps(gpu_device: FakeGpu, items_models: Any) -> None:
     directory: Path = items_models("gemma3")[1]
     with seen_variants(lambda: gpu_device.is_capturing) as seen:

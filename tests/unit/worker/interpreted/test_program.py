@@ -98,6 +98,7 @@ def test_small_steps_are_split_and_warm_up_runs_all_their_variants(
     assert warm == set(used)
 
 
+@pytest.mark.slow
 def test_a_step_may_be_limited_to_one_token(gpu_device, models) -> None:
     reference, directory = models("llama")
     steps = GpuSteps(gpu_device, directory, "FULL", None, max_tokens=1, max_requests=2)
