@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shmllm.errors import EngineStartError
 from shmllm.models.audio.specs import AudioSpec
+from shmllm.models.both_ways import attend_both_ways
 from shmllm.models.config_file import (
     architecture_name,
     eos_token_ids,
@@ -168,7 +169,7 @@ class ModelConfig:
         is_quantized = quantization_fields(fields) is not None
         config: ModelConfig = find_family(architecture).configure(fields)
         if not fields.flag("is_causal", True) and not config.both_ways:
-            config = replace(config, layers=_both_ways(config.layers, fields))
+            config = replace(config, layers=attend_both_ways(config.layers, fields))
         if is_quantized and config.transposed:
             raise fields.error("quantized checkpoints of this family are not supported")
         if (count := config.num_matrix_elements) > MOST_PARAMETERS:
@@ -397,19 +398,3 @@ class ModelConfig:
             tuple(map(lengthened, layers)) for layers in (self.layers, self.further_layers)
         )
         return replace(self, layers=layers, further_layers=further)
-
-
-def _both_ways(layers: tuple[LayerSpec, ...], fields: Fields) -> tuple[LayerSpec, ...]:
-    """Returns a decoder's layers with attention both ways, as transformers computes it for a config
-    with ``is_causal`` false: as far ahead as back, a window's own position not included."""
-
-    def changed(layer: LayerSpec) -> LayerSpec:
-        mixer = layer.mixer
-        if mixer is None:
-            return layer
-        if not isinstance(mixer, AttentionSpec):
-            raise fields.error("is_causal False is supported with plain attention only")
-        wider = None if mixer.window is None else mixer.window + 1
-        return replace(layer, mixer=replace(mixer, window=wider, ahead=mixer.window))
-
-    return tuple(map(changed, layers))
