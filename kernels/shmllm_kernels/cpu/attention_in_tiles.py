@@ -162,11 +162,10 @@ def _add_values(job, state, first_key):
 
 @compiled
 def _attend_split(job, state, first_tile):
-    """Computes the state of one split, from the chunk that begins with a tile of keys; returns the
-    tile behind it."""
+    """Adds one split to a state without keys, from the chunk that begins with a tile of keys;
+    returns the tile behind it."""
     split = first_tile * TILE_KEYS // SPLIT_KEYS
     last_key = min(job.tile.last_key, (split + 1) * SPLIT_KEYS - 1)
-    clear(state, job.rows, job.padded)
     while first_tile * TILE_KEYS <= last_key:
         find_chunk(job, first_tile)
         _score_rows(job, first_tile * TILE_KEYS)
@@ -184,14 +183,14 @@ def _attend_tile(job, own, first_tile):
     total = state_at(job.scratch.total, rows, padded)
     address = job.scratch.total if split == last_split else job.scratch.state
     state = state_at(own if job.tile.split >= 0 else address, rows, padded)
-    if job.tile.split >= 0:  # a window may hide all of its keys
-        clear(state, rows, padded)
+    clear(state, rows, padded)  # it stays so if a window hides all of the piece's keys
     if split < last_split:
         clear(total, rows, padded)
     while first_tile * TILE_KEYS <= job.tile.last_key:
         first_tile = _attend_split(job, state, first_tile)
         if split < last_split:
             merge(total, state, rows, padded)
+            clear(state, rows, padded)
 
 
 @compiled

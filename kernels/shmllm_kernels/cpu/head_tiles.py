@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from shmllm_kernels.cpu import cache_layout as at
 from shmllm_kernels.cpu.bfloat16 import round_to_shorts, round_upper, store_bits, store_halves
-from shmllm_kernels.cpu.cache_layout import TILE_KEYS
+from shmllm_kernels.cpu.cache_layout import TILE_DIMS, TILE_KEYS
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import word
 from shmllm_kernels.cpu.shuffles import transposed_eights
@@ -32,10 +32,11 @@ def _pairs(e: Emitter, numbers: ir.Value) -> ir.Value:
 
 
 @emitted
-def _put_key(builder, key, count, out, line):
-    """Writes one key. line: the bytes from a pair of dimensions to the next."""
+def _put_key(builder, key, count, padded, out, line):
+    """Writes one key. padded: its dimensions in the cache; line: the bytes from a pair of them to
+    the next."""
     e = Emitter(builder, _AT_ONCE)
-    loop = Loop(e, e.const(0), count, _AT_ONCE)
+    loop = Loop(e, e.const(0), padded, _AT_ONCE)
     loop.begin([])
     words = _pairs(e, _load(e, key, loop.index, count))
     target = e.at(out, builder.mul(builder.lshr(loop.index, e.const(1)), line))
@@ -58,10 +59,10 @@ def _put_value(builder, value, count, out, half):
 
 
 @emitted
-def _put_keys(builder, keys, stride, count, out, line):
-    """Writes the keys of a tile of tokens, which are `stride` bytes apart."""
+def _put_keys(builder, keys, stride, count, padded, out, line):
+    """Writes the keys of a tile of tokens, which are `stride` bytes apart; see `_put_key`."""
     e = Emitter(builder, _AT_ONCE)
-    loop = Loop(e, e.const(0), count, _AT_ONCE)
+    loop = Loop(e, e.const(0), padded, _AT_ONCE)
     loop.begin([])
     rows = [
         _pairs(e, _load(e, e.at(keys, builder.mul(stride, e.const(i))), loop.index, count))
@@ -87,9 +88,16 @@ def _put_values(builder, values, stride, count, out):
 
 
 @compiled
+def _padded(head_dim):
+    """Returns the number of dimensions of a key in the cache: whole steps of products."""
+    return (head_dim + TILE_DIMS - 1) // TILE_DIMS * TILE_DIMS
+
+
+@compiled
 def store_token_in_tiles(heads, row, slot, cache):
     """Writes the keys and values of one token. row: address of its first key head."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
+    padded = _padded(head_dim)
     shift = word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
@@ -97,7 +105,7 @@ def store_token_in_tiles(heads, row, slot, cache):
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
         values = keys + word(heads, at.KEY_BYTES) + (offset >> 1) * value_line
-        _put_key(row + 4 * head * head_dim, head_dim, keys + 4 * offset, key_line)
+        _put_key(row + 4 * head * head_dim, head_dim, padded, keys + 4 * offset, key_line)
         _put_value(row + 4 * (num_kv_heads + head) * head_dim, head_dim, values, offset & 1)
 
 
@@ -106,13 +114,14 @@ def store_tile(heads, row, stride, slot, cache):
     """Writes the keys and values of the tokens of a whole tile. row: address of the first key head
     of the first token; stride: bytes from one token to the next."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
+    padded = _padded(head_dim)
     shift = word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
     key_line, value_line = 2 * word(heads, at.DIMENSION_BYTES), 2 * word(heads, at.VALUE_ROW_BYTES)
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
-        _put_keys(row + 4 * head * head_dim, stride, head_dim, keys + 4 * offset, key_line)
+        _put_keys(row + 4 * head * head_dim, stride, head_dim, padded, keys + 4 * offset, key_line)
         values = keys + word(heads, at.KEY_BYTES) + (offset >> 1) * value_line
         source = row + 4 * (num_kv_heads + head) * head_dim
         for i in range(0, TILE_KEYS, 2):

@@ -432,6 +432,20 @@ def test_results_have_the_same_bits_in_any_batch(options, shape, stored):
     assert torch.equal(alone, computed([100, 190], 1, 2, poison=nan))
 
 
+@pytest.mark.parametrize("dim", [16, 48, 80])
+def test_the_padding_of_keys_is_written(dim: int) -> None:
+    """Their dimensions are filled up to whole steps of a product, which NaN would spoil."""
+    found = []
+    for poison in (0, 0x7FC0):
+        layer = Layer(4, made(2, dim, 32, TILES))
+        layer.cache.view(np.uint16)[:] = poison
+        request = Request(70, 4, layer.layout, 7)
+        for count in (50, 19, 1):
+            layer.run([(request, count)])
+        found.append(request.out)
+    assert torch.equal(*found)
+
+
 LENGTHS = (1, 5, 16, 17, 70, 129, 300)
 AHEADS = {
     "all": np.full(MAX_TOKENS, MAX_TOKENS),
