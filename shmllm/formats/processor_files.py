@@ -11,6 +11,15 @@ from shmllm.errors import EngineStartError
 PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
 
 
+def missing_settings(kind: str, directory: Path) -> EngineStartError:
+    """The error for a directory that does not say how items, such as "images", are prepared; the
+    caller raises it."""
+    return EngineStartError(
+        f"{directory} has no settings for {kind}; copy {PROCESSOR} or {PREPROCESSOR} of the model "
+        "into it, or pass language_model_only=True"
+    )
+
+
 def read_section(directory: Path, name: str) -> tuple[Any, Path] | None:
     """Reads the settings of one of a model's processors.
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shmllm.errors import EngineStartError
 from shmllm.formats.image_settings import pixel_table, read_image_settings
+from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.vision.specs import QwenTower, VisionSpec
@@ -118,10 +118,7 @@ def make_encoder(
     else:
         settings = read_image_settings(Path(directory))
     if settings is None:
-        raise EngineStartError(
-            f"{directory} has no settings for images: copy processor_config.json or "
-            "preprocessor_config.json of the model into it, or pass language_model_only=True"
-        )
+        raise missing_settings(f"{modality}s", Path(directory))
     table = send(pixel_table(settings)).to(tower.dtype)
     if video is None:
         return ImageEncoder(tower, table, send)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from shmllm.errors import EngineStartError, RequestError
+from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import AudioSettings, read_audio_settings
-from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
+from shmllm.formats.processor_files import missing_settings
 from shmllm.frontend.audio.features import count_frames, log_mel
 from shmllm.frontend.audio.opening import open_audio
 from shmllm.frontend.audio.resampling import resampled
@@ -41,22 +41,10 @@ class AudioProcessor(ItemProcessor[Sound]):
         self._count = placeholder.count
 
     @classmethod
-    def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> AudioProcessor:
-        """The processor of a model.
-
-        Args:
-            directory: the model's directory.
-            placeholder: that of its architecture.
-
-        Raises:
-            EngineStartError: a file is missing or wrong, or its settings are not supported.
-        """
+    def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> Self:
         settings = read_audio_settings(directory)
         if settings is None:
-            raise EngineStartError(
-                f"{directory} has no settings for sounds; copy {PROCESSOR} or {PREPROCESSOR} of "
-                "the model into it"
-            )
+            raise missing_settings("sounds", directory)
         return cls(settings, placeholder)
 
     @property

@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from shmllm.errors import EngineStartError, RequestError
+from shmllm.errors import RequestError
 from shmllm.formats.image_settings import ImageSettings, read_image_settings
-from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
+from shmllm.formats.processor_files import missing_settings
 from shmllm.frontend.images.opening import open_image
 from shmllm.frontend.images.picture import Picture
 from shmllm.frontend.images.rules.family import Rules
@@ -52,22 +52,10 @@ class ImageProcessor(ItemProcessor[Picture]):
         self._changed_rules: dict[str, Rules] = {}
 
     @classmethod
-    def of_model(cls, directory: Path, placeholder: ImagePlaceholder) -> ImageProcessor:
-        """The image processor of a model.
-
-        Args:
-            directory: the model's directory.
-            placeholder: that of its architecture.
-
-        Raises:
-            EngineStartError: a file is missing or wrong, or its settings are not supported.
-        """
+    def of_model(cls, directory: Path, placeholder: ImagePlaceholder) -> Self:
         settings = read_image_settings(directory)
         if settings is None:
-            raise EngineStartError(
-                f"{directory} has no settings for images; copy {PROCESSOR} or {PREPROCESSOR} of "
-                "the model into it"
-            )
+            raise missing_settings("images", directory)
         return cls(settings, placeholder)
 
     @property

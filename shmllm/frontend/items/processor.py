@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders import expansion
@@ -37,6 +38,19 @@ class ItemProcessor(ABC, Generic[Opened]):
         self.mark = placeholder.mark
         self.token_id = placeholder.token_id
         self._placeholder = placeholder
+
+    @classmethod
+    @abstractmethod
+    def of_model(cls, directory: Path, placeholder: Any) -> Self:
+        """The processor of a model.
+
+        Args:
+            directory: the model's directory.
+            placeholder: that of its architecture, of the modality's own class.
+
+        Raises:
+            EngineStartError: a file is missing or wrong, or its settings are not supported.
+        """
 
     @property
     @abstractmethod

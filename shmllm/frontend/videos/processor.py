@@ -9,15 +9,15 @@ import hashlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from shmllm.errors import EngineStartError, RequestError
+from shmllm.errors import RequestError
 from shmllm.formats.image_settings import ImageSettings
-from shmllm.formats.processor_files import PREPROCESSOR, PROCESSOR
-from shmllm.formats.video_settings import VIDEO_PREPROCESSOR, read_video_settings
-from shmllm.frontend.images.picture import Picture, pixels_of, resized
+from shmllm.formats.processor_files import missing_settings
+from shmllm.formats.video_settings import read_video_settings
+from shmllm.frontend.images.picture import Picture, pixels_of
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import VideoPlaceholder
@@ -43,22 +43,10 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         self._count = placeholder.count
 
     @classmethod
-    def of_model(cls, directory: Path, placeholder: VideoPlaceholder) -> VideoProcessor:
-        """The processor of a model.
-
-        Args:
-            directory: the model's directory.
-            placeholder: that of its architecture.
-
-        Raises:
-            EngineStartError: a file is missing or wrong, or its settings are not supported.
-        """
+    def of_model(cls, directory: Path, placeholder: VideoPlaceholder) -> Self:
         settings = read_video_settings(directory, placeholder.processor)
         if settings is None:
-            raise EngineStartError(
-                f"{directory} has no settings for videos; copy {VIDEO_PREPROCESSOR}, {PROCESSOR} "
-                f"or {PREPROCESSOR} of the model into it"
-            )
+            raise missing_settings("videos", directory)
         return cls(settings, placeholder)
 
     @property
@@ -152,17 +140,6 @@ def _shrunk(name: str, rules: VideoRules, picture: Picture, count: int) -> Pictu
         RequestError: its size does not suit the settings.
     """
     try:
-        if rules.of_frames.resize:
-            width, height = rules.size_of(*picture.size, count)
-            return resized(picture, width, height, rules.of_frames.resample)
-        width, height = picture.size
-        factor = rules.of_frames.factor
-        if width % factor or height % factor:
-            raise RequestError(
-                f"without 'do_resize' both sides must be multiples of {factor} pixels, not "
-                f"{width}x{height}",
-                parameter="do_resize",
-            )
-        return picture
+        return rules.of_frames.fitted(picture, partial(rules.size_of, frames=count))
     except RequestError as error:
         raise RequestError(f"{name}: {error}", parameter=error.parameter) from None

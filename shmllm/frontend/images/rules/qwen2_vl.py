@@ -7,6 +7,7 @@ The grid is (1, rows, columns) of patches before they are merged.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -74,8 +75,23 @@ class Qwen2VLRules(Rules):
         )
 
     def tiles(self, picture: Picture) -> Tiles:
+        picture = self.fitted(picture, self.size_of)
+        width, height = picture.size
+        grid = (1, height // self.patch_size, width // self.patch_size)
+        return Tiles(pixels_of(picture)[None], grid)
+
+    def fitted(self, picture: Picture, size_of: Callable[[int, int], tuple[int, int]]) -> Picture:
+        """The image in a size that the model takes.
+
+        Args:
+            picture: an RGB image.
+            size_of: makes that size of the image's, width and height.
+
+        Raises:
+            RequestError: without `resize`, its size does not suit.
+        """
         if self.resize:
-            picture = resized(picture, *self.size_of(*picture.size), self.resample)
+            picture = resized(picture, *size_of(*picture.size), self.resample)
         width, height = picture.size
         if width % self.factor or height % self.factor:
             raise RequestError(
@@ -83,8 +99,7 @@ class Qwen2VLRules(Rules):
                 f"{width}x{height}",
                 parameter="do_resize",
             )
-        grid = (1, height // self.patch_size, width // self.patch_size)
-        return Tiles(pixels_of(picture)[None], grid)
+        return picture
 
     @property
     def factor(self) -> int:
