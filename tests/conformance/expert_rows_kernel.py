@@ -10,7 +10,8 @@ from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.pairs import sort_pairs
-from shmllm_kernels.gpu.single_row import Activation, config_of, multiply_row
+from shmllm_kernels.gpu.row_operands import Activation
+from shmllm_kernels.gpu.single_row import config_of, multiply_row
 
 
 def multiply(out, x, weight, ids, bias=None, activation=None):

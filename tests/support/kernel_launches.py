@@ -44,20 +44,24 @@ from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.few_rows import config_of as few_rows_config_of
+from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
 from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
-from shmllm_kernels.gpu.packings import PackedRows
+from shmllm_kernels.gpu.packings import PackedRows, Rows
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.routing import combine, route, scale_chosen
+from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
+from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
-from shmllm_kernels.gpu.single_row import Activation, RowNorm, config_of, multiply_row
+from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.reference.moe import Choice
@@ -97,7 +101,7 @@ def pipelines(ttgir: str) -> list[dict[str, list[int]]]:
         waits: for each wait in the loop, the number of groups of copies that may be in flight.
     """
     lines = ttgir.splitlines()
-    allocated = r"(%\w+) = ttg\.local_alloc : .*memdesc<(\d+)x\d+x\d+x(?:bf16|f16|f32)"
+    allocated = r"(%\w+) = ttg\.local_alloc : .*memdesc<(\d+)x(?:\d+x)?\d+x\d+x(?:bf16|f16|f32)"
     depths = {name: int(depth) for name, depth in re.findall(allocated, ttgir)}
     found = []
     for begin, line in enumerate(lines):
@@ -394,12 +398,16 @@ def packed_dtypes(kind: str) -> tuple[torch.dtype, ...]:
 def adapters() -> None:
     """Launch the kernels of low-rank adapters, with sizes that fit their tiles or not."""
     for dtype, (ranks, k, columns) in itertools.product(HALVES, ((48, 4096, 6144), (24, 100, 200))):
-        a, b = empty(2, ranks, k, dtype=dtype), empty(2, columns, ranks, dtype=dtype)
-        used = empty(2, dtype=torch.int32)
-        places = LoraPlaces(a, b, empty(2, ranks, dtype=torch.float32), used)
+        places = lora_places(ranks, k, columns, dtype)
         units = StepUnits.allocate(2, 32, torch.device("cpu"))
         x, t, out = (empty(32, width, dtype=dtype) for width in (k, ranks, columns))
         add_adapters(out, x, t, places, units)
+
+
+def lora_places(ranks: int, k: int, columns: int, dtype: torch.dtype) -> LoraPlaces:
+    """Return two places of adapters."""
+    a, b = empty(2, ranks, k, dtype=dtype), empty(2, columns, ranks, dtype=dtype)
+    return LoraPlaces(a, b, empty(2, ranks, dtype=torch.float32), empty(2, dtype=torch.int32))
 
 
 def adapters_of_experts(facts: dict[str, Any], key: str) -> None:
@@ -591,6 +599,64 @@ def packed_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> Non
     facts.clear()
 
 
+def few_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
+    """Launch the products of eight rows of Llama-3.2-1B, or all of them: also of Llama-3.1-8B, with
+    packed matrices, adapters, a LayerNorm and other dtypes."""
+    takes_all = "all-few-rows" in parts
+    if not takes_all and "some-decodes" not in parts:
+        return
+    is_dependent = capability >= 90
+    for hidden, inner in ((2048, 8192), (4096, 14_336))[: 2 if takes_all else 1]:
+        norm = RowNorm(empty(hidden), 1e-5)
+        for n, k, options in (
+            (hidden, inner, {"adds": True}),
+            (inner, hidden, {"norm": norm, "activation": Activation("silu", True)}),
+            (hidden + hidden // 2, hidden, {"norm": norm}),
+            (VOCAB_SIZE, hidden, {}),
+        )[: 4 if takes_all else 2]:
+            weight = torch.empty(2 * n if "activation" in options else n, k, dtype=torch.bfloat16)
+            launch_few_rows(facts, weight, n, is_dependent, **options)
+    kinds = FORMATS if takes_all else ("int4",)
+    for kind in kinds:
+        matrix = FORMATS[kind].make(
+            (2048, 2048), torch.bfloat16, lambda size, dtype: torch.empty(size, dtype=dtype)
+        )
+        packed = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, 2048)
+        facts |= {"packed": kind}
+        launch_few_rows(facts, packed, 2048, is_dependent, adds=True)
+    if takes_all:
+        variants_of_few_rows(facts, is_dependent)
+
+
+def variants_of_few_rows(facts: dict[str, Any], is_dependent: bool) -> None:
+    for dtype in (*HALVES, torch.float32):
+        own = empty(2048, dtype=dtype)
+        weight, places = empty(2048, 2048, dtype=dtype), lora_places(32, 2048, 2048, dtype)
+        units = StepUnits.allocate(2, 8, torch.device("cpu"))
+        counters = torch.zeros(2, dtype=torch.int32)
+        adapters = RowAdapters(empty(8, 32, dtype=dtype), counters, places, units)
+        for has_mean in (False, True):
+            before = RowNorm(own, 1e-5, has_mean=has_mean, bias=own if has_mean else None)
+            options = {"norm": before, "bias": own}
+            launch_few_rows(facts, weight, 2048, is_dependent, dtype, **options)
+        launch_few_rows(facts, weight, 2048, is_dependent, dtype, adapters=adapters)
+
+
+def launch_few_rows(
+    facts: dict[str, Any],
+    weight: Rows,
+    n: int,
+    is_dependent: bool,
+    dtype: torch.dtype = torch.bfloat16,
+    **options: Any,
+) -> None:
+    config = few_rows_config_of(weight, dtype)
+    facts |= {"dtype": str(dtype), "n": n, "k": weight.shape[1]} | asdict(config)
+    out, x = empty(8, n, dtype=dtype), empty(8, weight.shape[1], dtype=dtype)
+    multiply_rows(out, x, weight, config, is_dependent=is_dependent, **options)
+    facts.clear()
+
+
 def latents(facts: dict[str, Any], key: str, parts: list[str]) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
@@ -638,6 +704,7 @@ def main() -> None:
         decodes(facts, key, capability, part == "decodes")
         single_rows(facts, capability, part == "decodes")
     packed_rows(facts, capability, parts)
+    few_rows(facts, capability, parts)
     chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]

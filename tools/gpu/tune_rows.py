@@ -22,7 +22,8 @@ from shmllm_kernels.gpu.configs import (
     has_dependent_launches,
     single_row_config,
 )
-from shmllm_kernels.gpu.single_row import Activation, RowNorm, multiply_row
+from shmllm_kernels.gpu.row_operands import Activation, RowNorm
+from shmllm_kernels.gpu.single_row import multiply_row
 
 SIZES = ("1b", "8b")
 Tile = tuple[int, int, int]

@@ -133,6 +133,35 @@ _SINGLE_ROW = {
 _TALL = 65_536
 _SINGLE_ROW_TALL = (4, 1024, 2)  # a matrix of at least _TALL rows
 
+
+@dataclass(frozen=True, slots=True)
+class FewRowsConfig:
+    """The tile of a program of the product of up to eight rows.
+
+    Attributes:
+        block_n: the number of rows of the matrix that a program multiplies with, of both halves of
+            a gated product together; a power of two, at least 16.
+        depth: the number of elements of half a slice of an iteration, likewise.
+        num_warps: the number of warps of a program, each with a slice of an iteration.
+        num_stages: the stages of the compiler's pipeline: num_stages - 1 iterations are in flight.
+    """
+
+    block_n: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+# Estimates. A matrix of 2,048 rows needs programs of 16 rows, or some multiprocessors have none:
+# each has 32 KiB of weights in registers and as many in each of two stages. More rows make programs
+# of 32 that read the rows of x half as often, two on a multiprocessor.
+_FEW_ROWS = {
+    # rows of the matrix up to: config
+    8192: (16, 64, 8, 3), 1 << 31: (32, 64, 4, 3),
+}  # fmt: skip
+_PACKED_FEW_ROWS = (16, 32, 8, 4)
+_FLOAT32_FEW_ROWS = (16, 32, 4, 2)
+
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""
 
@@ -175,6 +204,21 @@ def packed_row_config() -> SingleRowConfig:
     """Returns the tile of the product of one row with a packed matrix: whole runs of 64 elements.
     It is an estimate: 64 runs of 4 bits are 2 KiB, and eight programs fit on a multiprocessor."""
     return SingleRowConfig(4, 1024, 4)
+
+
+def few_rows_config(height: int, dtype: torch.dtype, is_packed: bool) -> FewRowsConfig:
+    """Returns the tile of the product of up to eight rows.
+
+    Args:
+        height: the number of rows of the matrix.
+        dtype: the dtype of the rows. float32 uses no tensor cores.
+        is_packed: whether the matrix is packed: then a slice is a run of 64 elements.
+    """
+    if is_packed:
+        return FewRowsConfig(*_PACKED_FEW_ROWS)
+    if dtype is torch.float32:
+        return FewRowsConfig(*_FLOAT32_FEW_ROWS)
+    return FewRowsConfig(*_FEW_ROWS[min(most for most in _FEW_ROWS if most >= height)])
 
 
 def has_dependent_launches(device: torch.device) -> bool:

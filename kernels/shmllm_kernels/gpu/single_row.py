@@ -6,7 +6,6 @@ sorted, and a captured graph serves every choice. `single_row_kernel` says what 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -16,36 +15,9 @@ from shmllm_kernels.gpu.configs import SingleRowConfig, packed_row_config, singl
 from shmllm_kernels.gpu.packed_row_kernel import multiply_packed_row
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
+from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.single_row_kernel import multiply_single_row
 from shmllm_kernels.gpu.unpacking import FLAGS
-
-
-@dataclass(frozen=True, slots=True)
-class RowNorm:
-    """An RMSNorm of the row of a product.
-
-    Attributes:
-        weight: [k], contiguous, the row's dtype.
-        eps: added to the mean square.
-        offset: added to the weight, in float32.
-    """
-
-    weight: Tensor
-    eps: float
-    offset: float
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """What is computed of a product.
-
-    Attributes:
-        name: as `activation.activate` takes it, or one of `experts.ACTIVATIONS`.
-        is_gated: whether the first half of the product, activated, is multiplied by the second.
-    """
-
-    name: str
-    is_gated: bool
 
 
 def config_of(weight: Rows) -> SingleRowConfig:
@@ -183,5 +155,4 @@ def _check(
         assert bias.shape == weight.shape[:-1], "bias: one for each row of weight"
         assert bias.is_contiguous(), "bias must be contiguous"
     if norm is not None:
-        assert norm.weight.shape == (k,), "the norm's weight is [k]"
-        assert norm.weight.stride(0) == 1, "the norm's weight must be contiguous"
+        norm.check(k)

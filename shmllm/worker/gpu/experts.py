@@ -16,7 +16,8 @@ from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.routing import combine, route, scale_chosen
-from shmllm_kernels.gpu.single_row import Activation, config_of, multiply_row
+from shmllm_kernels.gpu.row_operands import Activation
+from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.reference.moe import Choice
 
 SMALLEST_BLOCK = 16

@@ -1,4 +1,4 @@
-"""The operations of steps of one token, several of them in one launch.
+"""The operations of steps of few tokens, several of them in one launch.
 
 Norms and products are not launched when the decoder calls them, but together with what reads their
 result: a norm with the products that read it, a product with the addition to the residual stream.
@@ -22,8 +22,9 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.ops import GpuOps
-from shmllm.worker.gpu.single_row import SingleRowProducts, is_whole
-from shmllm_kernels.gpu.single_row import Activation
+from shmllm.worker.gpu.row_products import RowProducts, is_whole
+from shmllm_kernels.gpu.activation import activate
+from shmllm_kernels.gpu.row_operands import Activation
 
 
 @dataclass(slots=True, eq=False)
@@ -45,17 +46,17 @@ class _Product:
 
 
 class FusedOps:
-    """Launches the operations of `models.ops.Ops` for a step of one token, as `GpuOps` does, whose
+    """Launches the operations of `models.ops.Ops` for a step of few tokens, as `GpuOps` does, whose
     sizes of the step it uses. Its results are passed to it again, or to `value`: they need not be
     tensors.
 
     Args:
-        ops: launches everything else. The step has no adapters, and there are no other ranks.
+        ops: launches everything else.
         buffers: the buffers for the results.
-        products: launches products.
+        products: launches products, with what adapters add to them.
     """
 
-    def __init__(self, ops: GpuOps, buffers: GpuBuffers, products: SingleRowProducts) -> None:
+    def __init__(self, ops: GpuOps, buffers: GpuBuffers, products: RowProducts) -> None:
         self._ops = ops
         self._buffers = buffers
         self._products = products
@@ -68,11 +69,19 @@ class FusedOps:
                 x.value = self._ops.add_norm(None, x.residual, x.norm, 1.0)
             return x.value
         if isinstance(x, _Product):
-            read, norm = self._read(x.x)
-            out = self._buffers.product(x.linear.weight.shape[0])[: len(read)]
-            self._products.multiply(out, read, x.linear, norm)
-            return out
+            return self._multiply(x)
         return x
+
+    def _multiply(self, product: _Product) -> Tensor:
+        """Launch a product; if it is a part of a sum over ranks, that sum, too."""
+        (read, norm), linear, meetings = self._read(product.x), product.linear, self._ops.meetings
+        out = self._buffers.product(linear.weight.shape[0])[: len(read)]
+        if not meetings.is_partial(linear.weight):
+            self._products.multiply(out, read, linear, norm)
+            return out
+        part, has_bias = meetings.part(len(read)), meetings.has_rest
+        self._products.multiply(part, read, linear, norm, has_bias=has_bias)
+        return meetings.sum_parts(out)
 
     def _read(self, x: Any) -> tuple[Tensor, Norm | None]:
         """Return what a product reads, and the norm that it computes before."""
@@ -95,14 +104,12 @@ class FusedOps:
             self._add(x, residual, scale)
         if norm is None:
             return residual
-        if norm.spec.kind != "rms":
-            return self._ops.add_norm(None, residual, norm, 1.0)
         self._normed = _Normed(residual, norm)
         return self._normed
 
     def _add(self, x: Any, residual: Tensor, scale: float) -> None:
         """Add to the residual stream, in place."""
-        if isinstance(x, _Product):
+        if isinstance(x, _Product) and not self._ops.meetings.is_partial(x.linear.weight):
             read, norm = self._read(x.x)
             if norm is None and read is not residual:
                 self._products.multiply(residual, read, x.linear, adds=True, scale=scale)
@@ -118,13 +125,14 @@ class FusedOps:
         return self._ops.norm(residual, norm)
 
     def linear(self, x: Any, linear: Linear) -> Any:
-        if is_whole(linear.weight):
-            return _Product(x, linear)
-        return self._ops.linear(self.value(x), linear)
+        return _Product(x, linear)
 
     def mlp(self, x: Any, mlp: MLP) -> Any:
-        if not is_whole(mlp.gate_up_proj.weight):
-            return self._ops.mlp(self.value(x), mlp)
+        if not is_whole(mlp.gate_up_proj.weight) and mlp.spec.gated:
+            product, spec = self.value(self.linear(x, mlp.gate_up_proj)), mlp.spec
+            out = self._buffers.activated(spec.inner)[: len(product)]
+            activate(out, product, spec.activation, spec.gated)
+            return self.linear(out, mlp.down_proj)
         read, norm = self._read(x)
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(read)], mlp.spec
         activation = Activation(spec.activation, spec.gated)

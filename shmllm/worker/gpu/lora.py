@@ -24,6 +24,7 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters
 from shmllm_kernels.gpu.lora import UNIT_ROWS, LoraPlaces, StepUnits, add_adapters
+from shmllm_kernels.gpu.row_adapters import RowAdapters
 
 _ALIGNMENT = 128
 """Elements; a power of two of bytes for every dtype, to which Triton's kernels are specialised."""
@@ -174,6 +175,7 @@ class GpuLora:
         self._expert_views: dict[int, ExpertPlaces] = {}  # by the first expert's product
         self._step = StepUnits.allocate(max_loras, max_tokens, where)
         most = max(self._layout.ranks, default=1)
+        self._counters = torch.zeros(2, dtype=torch.int32, device=where)
         self._shrunk, self._shrunk_pairs = (
             torch.zeros(rows, most, dtype=dtype, device=where) for rows in (max_tokens, max_pairs)
         )
@@ -209,6 +211,13 @@ class GpuLora:
         if product is not None:
             shrunk = self._shrunk[:, : self._layout.ranks[product]]
             add_adapters(out, x, shrunk, self._views[product], self._step)
+
+    def of_rows(self, linear: Linear) -> RowAdapters | None:
+        """Return what the adapters add to a product of few rows; None: no adapter can."""
+        product = self._targets.index_of(linear)
+        if product is None:
+            return None
+        return RowAdapters(self._shrunk, self._counters, self._views[product], self._step)
 
     def of_experts(self, linear: ExpertLinear, top_k: int) -> PairAdapters:
         """Return what the adapters add to a product of experts.

@@ -46,6 +46,7 @@ from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
+from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.states import Requests
@@ -75,10 +76,10 @@ class GpuOps:
     Attributes:
         products: launches matrix products.
         meetings: as given.
-        is_dependent: whether launches of a step of one token begin before those before them have
+        is_dependent: whether launches of a step of few tokens begin before those before them have
             ended.
-        can_fuse: whether a product can be launched with what follows it: nothing adds to it.
-        has_one_token: whether that is so, and the step has one token.
+        is_fused: whether the step has so few tokens that products are launched with their
+            neighbours; see `FusedOps`.
     """
 
     def __init__(
@@ -102,7 +103,6 @@ class GpuOps:
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self.is_dependent = has_dependent_launches(device)
-        self.can_fuse = lora is None and not self.meetings.are_needed
         self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self._axes = {
@@ -130,10 +130,10 @@ class GpuOps:
         """
         self.meetings.restart()
         self._descriptor = descriptor
-        self.has_one_token = self.can_fuse and descriptor.num_tokens == 1
+        self.is_fused = descriptor.num_tokens <= MAX_ROWS
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
-        is_dependent = self.has_one_token and self.is_dependent
+        is_dependent = self.is_fused and self.is_dependent
         self._attends.begin(
             AttentionStep(descriptor, self._attention, launch_attention, is_dependent)
         )
@@ -153,8 +153,8 @@ class GpuOps:
             rows = self._experts.rows_of_experts(step.num_tokens)
             if has_packed:
                 rows += [step.num_tokens, step.num_samples]
-            is_fused = step.num_tokens == 1
-            return (is_fused, *(self.products.tile(count) for count in rows))
+            kernel = (step.num_tokens > 1) + (step.num_tokens > MAX_ROWS)
+            return (kernel, *(self.products.tile(count) for count in rows))
 
         return self._buffers.attention.variants(max_tokens, max_requests, tiles)
 
@@ -322,7 +322,8 @@ class GpuOps:
         return self._experts.route(logits, starts, moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        if self.has_one_token:
+        has_one_token = self._descriptor.num_tokens == 1
+        if has_one_token and self._lora is None and not self.meetings.are_needed:
             return self._experts.experts_of_one(x, routing, moe, shared, self.is_dependent)
         return self._experts.experts(x, routing, moe, shared)
 

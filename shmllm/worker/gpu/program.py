@@ -31,10 +31,11 @@ from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuOps, call_now
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
-from shmllm.worker.gpu.single_row import SingleRowProducts, is_whole
+from shmllm.worker.gpu.row_products import RowProducts, is_whole
 from shmllm.worker.loading import Progress
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
+from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.latent_attention import MAX_RANK
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM}
@@ -167,8 +168,8 @@ class GpuProgram:
         self._ops = GpuOps(
             model.config, cache, inputs, buffers, where, lora, meetings, rotates_apart
         )
-        self._single_row = SingleRowProducts(self._ops.is_dependent)
-        self._fused = FusedOps(self._ops, buffers, self._single_row)
+        self._fused = FusedOps(self._ops, buffers, RowProducts(self._ops.is_dependent, lora))
+        self._head_products = RowProducts(self._ops.is_dependent)
         # A model without a final norm leaves its result in the residual stream.
         self._hidden = buffers.hidden if model.norm is None else buffers.normed
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
@@ -186,8 +187,8 @@ class GpuProgram:
             self._inputs.idle(descriptor, looks_ahead)
             self.begin()
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
-        has_logits = has_packed and self._model.config.lm_head
-        for count in (*ROWS_OF_PRODUCTS, 2) if has_logits else ():  # one row has its own kernel
+        counts = (1, MAX_ROWS, MAX_ROWS + 1, *ROWS_OF_PRODUCTS[1:]) if has_packed else (1, MAX_ROWS)
+        for count in counts if self._model.config.lm_head else ():
             self.begin()
             self.compute_logits(self._buffers.normed[:count])  # of prompts
 
@@ -233,14 +234,13 @@ class GpuProgram:
 
     def _logits_ops(self, logits: Tensor) -> GpuLogitsOps:
         head = self._model.embedding.head
-        is_fused = self._ops.can_fuse and len(logits) == 1
-        if is_fused and head is not None and is_whole(head.weight):
-            return GpuLogitsOps(logits, self._single_row)
-        return GpuLogitsOps(logits, self._ops.products, self._meetings)
+        is_fused = len(logits) <= MAX_ROWS and head is not None and is_whole(head.weight)
+        products = self._head_products if is_fused else self._ops.products
+        return GpuLogitsOps(logits, products, self._meetings)
 
     def _forward(self) -> Tensor:
         """Launch the layers of the step. Returns the hidden states, [tokens, hidden]."""
-        if self._ops.has_one_token:
+        if self._ops.is_fused:
             return cast(Tensor, self._fused.value(self._model.forward(cast(Ops, self._fused))))
         return self._model.forward(self._ops)
 

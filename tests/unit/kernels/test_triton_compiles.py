@@ -144,6 +144,34 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
             assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (LOADED * threads)
 
 
+def check_few_rows(found: list[Kernel], capability: int) -> None:
+    """Nothing spills, tensor cores multiply rows of halves, two programs or more fit on a
+    multiprocessor, an iteration is loaded while others are in flight, and dependent launches have
+    begun to load weights before they wait."""
+    check(found, capability)
+    for kernel in found:
+        threads = 32 * kernel["num_warps"]
+        assert 2 * kernel["registers"] * threads <= REGISTERS
+        if capability >= 90:
+            assert kernel["loads_before_wait"]
+        if kernel["dtype"] == "torch.float32":
+            continue
+        assert kernel["mma"]
+        if capability != 80:  # it has room for one
+            assert 2 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[capability]
+        for loop, waits in zip(kernel["loops"], kernel["waits"], strict=True):
+            assert min(loop["buffers"]) >= kernel["num_stages"] - 1
+            # The weights and the rows, in halves; codes of 4 bits are loaded once for both halves.
+            loads_an_iteration = 3 if "packed" in kernel else 4
+            in_flight = (kernel["num_stages"] - 2) * loads_an_iteration
+            assert min(waits) >= in_flight, "it waits for loads of later iterations"
+        if "packed" in kernel:
+            assert not kernel["contractions"], "an operation of unpacking is not rounded"
+        elif capability >= 90:
+            tile = kernel["block_n"] * 2 * kernel["depth"] * kernel["num_warps"]
+            assert kernel["early_loads"] >= tile // (LOADED * threads)
+
+
 def check_packed_rows(found: list[Kernel], capability: int) -> None:
     """Nothing spills, each operation of unpacking is rounded by itself, two programs or more fit on
     a multiprocessor, and dependent launches have begun to load before they wait."""
@@ -236,8 +264,11 @@ def test_latent_attention_compiles_and_loads_ahead(more_compiled: list[Kernel]) 
 
 def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
     found = launches(90, None, "some-decodes")
-    packed = [kernel for kernel in found if "packed" in kernel]
-    others = [kernel for kernel in found if "packed" not in kernel]
+    few = [kernel for kernel in found if kernel["kernel"] == "multiply_few_rows"]
+    packed = [kernel for kernel in found if "packed" in kernel and kernel not in few]
+    others = [kernel for kernel in found if kernel not in packed + few]
+    assert len(few) == 3
+    check_few_rows(few, 90)
     assert {kernel["kernel"] for kernel in others} == {"attend_decodes", "multiply_single_row"}
     assert packed
     check_decodes(others, 90)
@@ -260,6 +291,14 @@ def test_all_products_of_one_row_with_packed_weights_compile(
     found = launches(capability, tmp_path, "all-packed-rows")
     assert {kernel["packed"] for kernel in found} == set(PACKINGS)
     check_packed_rows(found, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_all_products_of_few_rows_compile(capability: int, tmp_path: Path) -> None:
+    found = launches(capability, tmp_path, "all-few-rows")
+    assert {kernel.get("packed") for kernel in found} == {None, *PACKINGS}
+    check_few_rows(found, capability)
 
 
 @pytest.mark.slow

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from conformance.decode_attention_kernel import DecodeAttentionConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
+from conformance.few_rows_kernel import FewRowsConformance, RowAdaptersConformance
 from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 
 
 class TestSingleRow(SingleRowConformance):
+    pass
+
+
+class TestFewRows(FewRowsConformance):
+    pass
+
+
+class TestRowAdapters(RowAdaptersConformance):
     pass
 
 

@@ -57,21 +57,28 @@ def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
     assert launched == [["graph"], pieces]
 
 
-def test_a_step_of_one_token_is_five_launches_a_layer(gpu_device, models) -> None:
+@pytest.mark.parametrize(
+    ("num_requests", "product", "before_logits"),
+    [(1, "multiply_single_row", []), (3, "multiply_few_rows", ["_copy_rows"])],
+)
+def test_a_step_of_few_tokens_is_five_launches_a_layer(
+    gpu_device, models, num_requests, product, before_logits
+) -> None:
     """Each waits for the one before: what it waits for is most of a small model's step."""
     _, directory = models("llama")
     steps = GpuSteps(gpu_device, directory)
     steps.program.warm_up()
-    add_prompts(steps, {0: 3})
-    steps.step({0: 2})
+    rows = dict.fromkeys(range(num_requests), 1)
+    add_prompts(steps, dict.fromkeys(rows, 3))
+    steps.step(dict.fromkeys(rows, 2))
     gpu_device.launched.clear()
-    steps.run(steps.prepare({0: 1}))
-    product = "multiply_single_row"
+    steps.run(steps.prepare(rows))
     layer = [product, "attend_decodes", *[product] * 3]
     begin, launched = ["_copy_rows", "_rope_tables"], list(gpu_device.launched)
     first = launched.index(begin[0])
     assert launched[first : first + 12] == [*begin, *layer, *layer]
-    assert launched[first + 12 :][:2] == ["_rms_norm", product]
+    rest = ["_rms_norm", *before_logits, product]
+    assert launched[first + 12 :][: len(rest)] == rest
 
 
 def test_small_steps_are_split_and_warm_up_runs_all_their_variants(

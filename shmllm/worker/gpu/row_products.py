@@ -1,0 +1,113 @@
+"""Products of steps of few tokens, which kernels compute together with their neighbours.
+
+This module owns which kernel takes which rows and matrix. It must not know what the products are
+for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from shmllm.models.layers import Linear, Norm
+from shmllm.models.matrices import Matrix, MixedMatrix, WholeMatrix, len_of, parts_of
+from shmllm.worker.gpu.lora import GpuLora
+from shmllm.worker.gpu.products import rows_of
+from shmllm_kernels.gpu import few_rows, single_row
+from shmllm_kernels.gpu.row_adapters import RowAdapters
+from shmllm_kernels.gpu.row_operands import Activation, RowNorm
+
+
+def is_whole(matrix: Matrix) -> bool:
+    """Return whether all rows of a matrix have one format."""
+    return not isinstance(matrix, MixedMatrix)
+
+
+class RowProducts:
+    """Launches products of up to `few_rows.MAX_ROWS` rows.
+
+    Args:
+        is_dependent: whether launches begin before those before them have ended.
+        lora: the adapters of the step; None: there are none.
+    """
+
+    def __init__(self, is_dependent: bool, lora: GpuLora | None = None) -> None:
+        self._is_dependent = is_dependent
+        self._lora = lora
+
+    def linear(self, out: Tensor, x: Tensor, linear: Linear) -> None:
+        """Compute ``out = x @ weight.T + bias``."""
+        self.multiply(out, x, linear)
+
+    def multiply(
+        self,
+        out: Tensor,
+        x: Tensor,
+        linear: Linear,
+        norm: Norm | None = None,
+        activation: Activation | None = None,
+        adds: bool = False,
+        scale: float = 1.0,
+        has_bias: bool = True,
+    ) -> None:
+        """Compute ``norm(x) @ weight.T + bias`` and what follows; see `few_rows.multiply_rows`.
+
+        Args:
+            out: [rows, out], or [rows, out / 2] for a gated activation, each row contiguous.
+            x: [rows, in], each row contiguous.
+            linear: the weights; a launch for each part whose format differs, of which a gated
+                activation takes none.
+            norm: the norm of the rows, or None.
+            activation: the activation of the product, or None.
+            adds: whether ``scale`` times the product is added to ``out``.
+            scale: that factor.
+            has_bias: whether the bias is added, if there is one.
+        """
+        assert is_whole(linear.weight) or activation is None or not activation.is_gated, (
+            "one format"
+        )
+        bias, begin = linear.bias if has_bias else None, 0
+        adapters = None if self._lora is None else self._lora.of_rows(linear)
+        options = _norm_of_rows(norm), activation, adds, scale, self._is_dependent
+        for part in parts_of(linear.weight):
+            end = begin + len_of(part)
+            own = out if is_whole(linear.weight) else out[:, begin:end]
+            of_part = None if bias is None else bias[begin:end]
+            self._launch(own, x, part, _columns(adapters, begin, end), of_part, *options)
+            begin = end
+
+    def _launch(
+        self,
+        out: Tensor,
+        x: Tensor,
+        part: WholeMatrix,
+        adapters: RowAdapters | None,
+        bias: Tensor | None,
+        norm: RowNorm | None,
+        activation: Activation | None,
+        adds: bool,
+        scale: float,
+        is_dependent: bool,
+    ) -> None:
+        weight, options = rows_of(part), (bias, norm, activation, adds, scale, is_dependent)
+        if len(x) > 1 or adapters is not None or (norm is not None and norm.has_mean):
+            config = few_rows.config_of(weight, x.dtype)
+            few_rows.multiply_rows(out, x, weight, config, *options, adapters)
+        else:
+            single_row.multiply_row(out, x, weight, single_row.config_of(weight), *options)
+
+
+def _norm_of_rows(norm: Norm | None) -> RowNorm | None:
+    if norm is None:
+        return None
+    spec = norm.spec
+    return RowNorm(norm.weight, spec.eps, spec.offset, spec.kind == "layer", norm.bias)
+
+
+def _columns(adapters: RowAdapters | None, begin: int, end: int) -> RowAdapters | None:
+    """Return the adapters of some columns of a product."""
+    if adapters is None:
+        return None
+    places = replace(adapters.places, b=adapters.places.b[:, begin:end])
+    return replace(adapters, places=places)
