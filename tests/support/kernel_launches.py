@@ -34,7 +34,7 @@ from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
     latent_entry,
-    packed_config,
+    packed_entry,
     packed_row_config,
     product_entry,
     single_row_config,
@@ -366,7 +366,7 @@ def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:
     return PackedRows.of(kind, matrix.integers, matrix.scales, shape[-1])
 
 
-def packed(facts: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
+def packed(facts: dict[str, Any], key: str, kind: str, dtype: torch.dtype) -> None:
     """Launch all kernels that read packed weights of a kind, with every entry of the table."""
     ids, starts = empty(4, dtype=torch.int64), empty(2, dtype=torch.int32)
     facts |= {"kind": kind, "dtype": str(dtype)}
@@ -377,7 +377,7 @@ def packed(facts: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
     gate_up = unwritten(kind, 32, 2 * 2816, 4096, dtype=dtype)
     last = unwritten(kind, 32, 4096, 2816, dtype=dtype)
     for rows in ROWS_OF_PRODUCTS:
-        config = packed_config(rows, dtype)
+        config = packed_entry(key, rows, dtype)
         facts |= {"rows": rows} | asdict(config)
         linear(out, x, unwritten(kind, 14_336, 4096, dtype=dtype), None, config)
         activated = empty(8, 2816, dtype=dtype)
@@ -621,7 +621,7 @@ def main() -> None:
     capability, parts = int(sys.argv[1]), sys.argv[2:]
     facts: dict[str, Any] = {}
     compile_instead_of_launching(capability, facts, "some-rows" in parts)
-    key = "sm90" if capability == 90 else "any"
+    key = f"sm{capability}"
     if {"rows", "some-rows"} & set(parts):
         rows()
         delta_nets()
@@ -642,7 +642,7 @@ def main() -> None:
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]
     for kind, dtype in chosen:
-        packed(facts, kind, dtype)
+        packed(facts, key, kind, dtype)
     if "some-attention" in parts:
         for shape, variant in (
             (SHAPES[0], SPLIT_DECODE),
