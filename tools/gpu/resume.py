@@ -28,7 +28,7 @@ BESIDE_THE_FIGURES = frozenset(
     ROOT / "tools" / "gpu" / f"{name}.py"
     for name in (
         *("derived", "main", "orphans", "parts", "record", "resume"),
-        *("running", "session", "table", "targets", "wheels"),
+        *("running", "session", "table", "targets", "wheels", "write_tiles"),
     )
 )
 """Modules that change no figure: they choose parts, or show what the parts measured."""
