@@ -10,10 +10,15 @@ import torch
 from conformance.attention_kernels import Case, Launch
 from support.variants import slow
 
-from shmllm_kernels.gpu.configs import DEVICE_KEYS, table_entry
+from shmllm_kernels.gpu.configs import DECODE, PREFILL, table_entry
 
-TABLES = [("sm90", 64), ("any", 128), slow("sm90", 128), slow("any", 64)]
-assert {key for key, _ in TABLES[:2]} == set(DEVICE_KEYS)
+DIMS = (64, 128)
+TABLES = [
+    (key, dim) if dim == DIMS[number % 2] else slow(key, dim)
+    for number, key in enumerate(sorted(DECODE.devices | PREFILL.devices, reverse=True))
+    for dim in DIMS
+]
+"""The devices with entries of their own, and head sizes; each device once in the default suite."""
 RELATIVE_ERROR = {torch.float32: 1e-5, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 """The largest error of an element, relative to the largest element of its row."""
 

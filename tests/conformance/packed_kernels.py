@@ -98,7 +98,7 @@ class PackedKernelsConformance:
         want = x.double() @ values_of(matrix).double().t()
         for rows in (0, 1, 20, 130):
             out = poisoned(rows, 130, dtype=dtype, device=draw.device)
-            linear(out, x[:rows], rows_of(matrix), None, packed_config(rows, dtype))
+            linear(out, x[:rows], rows_of(matrix), None, packed_config(x.device, rows, dtype))
             assert_close(out, want[:rows].to(dtype), *tolerances(dtype))
 
     @pytest.mark.parametrize("kind", ["mxfp4", "fp8"])
@@ -181,7 +181,7 @@ class PackedKernelsConformance:
 
         some = torch.tensor([3, 17, 18, 39], device=draw.device)
         every = torch.arange(40, device=draw.device)
-        config = packed_config(0, dtype)
+        config = packed_config(every.device, 0, dtype)
         assert torch.equal(run(every, config)[some], run(some, config))
 
     def test_wrong_arguments_are_refused(self, draw, dtype):

@@ -371,7 +371,14 @@ def test_the_rehearsal_takes_every_part(tmp_path):
     assert len(record["parts"]["ablations"]["figures"]["arms"]) == 4
     text = (tmp_path / "gpu-check.md").read_text()
     assert "no GPU figures" in text.splitlines()[0]
-    figures = record["parts"]["tune"]["figures"]
-    assert set(figures["entries"]) == {"decode 16", "prefill 16"}
-    assert all(entry["gain"] >= 1 for entry in figures["entries"].values())
-    assert '"any": {16: (16, ' in figures["python"]
+    rows = [
+        row
+        for name, part in record["parts"].items()
+        if name.startswith("tune")
+        for row in part["figures"]["tiles"]["rows"]
+    ]
+    assert {row["kernel"] for row in rows} == {
+        *("decode", "split_decode", "prefill", "latent", "product", "packed_product"),
+        *("single_row", "packed_row"),
+    }
+    assert all(len(times) == 2 for row in rows for times in row["us"].values())

@@ -33,8 +33,9 @@ from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_l
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
+    few_rows_config,
     latent_entry,
-    packed_config,
+    packed_entry,
     packed_row_config,
     product_entry,
     single_row_config,
@@ -44,7 +45,6 @@ from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
-from shmllm_kernels.gpu.few_rows import config_of as few_rows_config_of
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
 from shmllm_kernels.gpu.latent_attention import paged_latent_attention
@@ -370,7 +370,7 @@ def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:
     return PackedRows.of(kind, matrix.integers, matrix.scales, shape[-1])
 
 
-def packed(facts: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
+def packed(facts: dict[str, Any], key: str, kind: str, dtype: torch.dtype) -> None:
     """Launch all kernels that read packed weights of a kind, with every entry of the table."""
     ids, starts = empty(4, dtype=torch.int64), empty(2, dtype=torch.int32)
     facts |= {"kind": kind, "dtype": str(dtype)}
@@ -381,7 +381,7 @@ def packed(facts: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
     gate_up = unwritten(kind, 32, 2 * 2816, 4096, dtype=dtype)
     last = unwritten(kind, 32, 4096, 2816, dtype=dtype)
     for rows in ROWS_OF_PRODUCTS:
-        config = packed_config(rows, dtype)
+        config = packed_entry(key, rows, dtype)
         facts |= {"rows": rows} | asdict(config)
         linear(out, x, unwritten(kind, 14_336, 4096, dtype=dtype), None, config)
         activated = empty(8, 2816, dtype=dtype)
@@ -605,7 +605,6 @@ def few_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
     takes_all = "all-few-rows" in parts
     if not takes_all and "some-decodes" not in parts:
         return
-    is_dependent = capability >= 90
     for hidden, inner in ((2048, 8192), (4096, 14_336))[: 2 if takes_all else 1]:
         norm = RowNorm(empty(hidden), 1e-5)
         for n, k, options in (
@@ -615,7 +614,7 @@ def few_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
             (VOCAB_SIZE, hidden, {}),
         )[: 4 if takes_all else 2]:
             weight = torch.empty(2 * n if "activation" in options else n, k, dtype=torch.bfloat16)
-            launch_few_rows(facts, weight, n, is_dependent, **options)
+            launch_few_rows(facts, weight, n, capability, **options)
     kinds = FORMATS if takes_all else ("int4",)
     for kind in kinds:
         matrix = FORMATS[kind].make(
@@ -623,12 +622,12 @@ def few_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
         )
         packed = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, 2048)
         facts |= {"packed": kind}
-        launch_few_rows(facts, packed, 2048, is_dependent, adds=True)
+        launch_few_rows(facts, packed, 2048, capability, adds=True)
     if takes_all:
-        variants_of_few_rows(facts, is_dependent)
+        variants_of_few_rows(facts, capability)
 
 
-def variants_of_few_rows(facts: dict[str, Any], is_dependent: bool) -> None:
+def variants_of_few_rows(facts: dict[str, Any], capability: int) -> None:
     for dtype in (*HALVES, torch.float32):
         own = empty(2048, dtype=dtype)
         weight, places = empty(2048, 2048, dtype=dtype), lora_places(32, 2048, 2048, dtype)
@@ -638,22 +637,23 @@ def variants_of_few_rows(facts: dict[str, Any], is_dependent: bool) -> None:
         for has_mean in (False, True):
             before = RowNorm(own, 1e-5, has_mean=has_mean, bias=own if has_mean else None)
             options = {"norm": before, "bias": own}
-            launch_few_rows(facts, weight, 2048, is_dependent, dtype, **options)
-        launch_few_rows(facts, weight, 2048, is_dependent, dtype, adapters=adapters)
+            launch_few_rows(facts, weight, 2048, capability, dtype, **options)
+        launch_few_rows(facts, weight, 2048, capability, dtype, adapters=adapters)
 
 
 def launch_few_rows(
     facts: dict[str, Any],
     weight: Rows,
     n: int,
-    is_dependent: bool,
+    capability: int,
     dtype: torch.dtype = torch.bfloat16,
     **options: Any,
 ) -> None:
-    config = few_rows_config_of(weight, dtype)
+    is_packed, key = isinstance(weight, PackedRows), f"sm{capability}"
+    config = few_rows_config(weight.shape[0], dtype, is_packed, key)
     facts |= {"dtype": str(dtype), "n": n, "k": weight.shape[1]} | asdict(config)
     out, x = empty(8, n, dtype=dtype), empty(8, weight.shape[1], dtype=dtype)
-    multiply_rows(out, x, weight, config, is_dependent=is_dependent, **options)
+    multiply_rows(out, x, weight, config, is_dependent=capability >= 90, **options)
     facts.clear()
 
 
@@ -687,7 +687,7 @@ def main() -> None:
     capability, parts = int(sys.argv[1]), sys.argv[2:]
     facts: dict[str, Any] = {}
     compile_instead_of_launching(capability, facts, "some-rows" in parts)
-    key = "sm90" if capability == 90 else "any"
+    key = f"sm{capability}"
     if {"rows", "some-rows"} & set(parts):
         rows()
         delta_nets()
@@ -709,7 +709,7 @@ def main() -> None:
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]
     for kind, dtype in chosen:
-        packed(facts, kind, dtype)
+        packed(facts, key, kind, dtype)
     if "some-attention" in parts:
         for shape, variant in (
             (SHAPES[0], SPLIT_DECODE),

@@ -4,6 +4,7 @@
     tools/gpu_check --wheels DIR --out DIR     on the machine with the GPU, until all is done
     tools/gpu_check --only PART --out DIR      one part, with all the time there is
     tools/gpu_check --rehearse --out DIR       without a GPU, with small models
+    tools/gpu_check --write-tiles RECORD       on any machine: measured tile sizes into the table
 
 It stops at the first part that fails and prints the reason. The same command goes on where it
 stopped: parts whose code, card and packages have not changed are not run again. It writes
@@ -37,6 +38,7 @@ from gpu.session import SITE, Session
 
 BEGAN = time.monotonic()
 LIMIT_S = 580.0
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 INTERRUPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
@@ -77,8 +79,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--wheel", action="append", default=[], metavar="NAME", help="download only this wheel"
     )
+    parser.add_argument(
+        "--write-tiles",
+        type=Path,
+        metavar="RECORD",
+        help="replace the tile sizes for which the record DIR/gpu-check.json has better ones; exit",
+    )
     given = parser.parse_args()
-    if not (given.list or given.fetch_wheels or given.here or given.out):
+    if not (given.list or given.fetch_wheels or given.here or given.write_tiles or given.out):
         parser.error("name the directory of the results: --out DIR")
     if given.wheels and not given.wheels.is_dir():
         parser.error(f"no folder {str(given.wheels)!r}; --fetch-wheels creates it")
@@ -150,6 +158,20 @@ def fetch_wheels(given: argparse.Namespace) -> int:
     return 0
 
 
+def write_tiles(record: Path) -> int:
+    sys.path.insert(0, str(KERNELS))  # whose table is written, not that of an installed shmllm
+    from gpu.write_tiles import RefusedRecord, write_tiles
+    from shmllm_kernels.gpu.tiles import TileError
+
+    table = KERNELS / "shmllm_kernels" / "gpu" / "tiles.json"
+    try:
+        print("\n".join(write_tiles(record, table)))
+    except (RefusedRecord, TileError) as problem:
+        print(f"gpu_check: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
 class Stopped(BaseException):
     """A signal has interrupted this command."""
 
@@ -175,6 +197,8 @@ def main() -> int:
         return 0
     if given.fetch_wheels:
         return fetch_wheels(given)
+    if given.write_tiles:
+        return write_tiles(given.write_tiles)
     for number in INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)

@@ -77,7 +77,7 @@ def multiply(out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
         is_dependent = has_dependent_launches(x.device)
         multiply_row(out, x, weight, config_of(weight), is_dependent=is_dependent)
     else:
-        linear(out, x, weight, None, packed_config(len(x), x.dtype))
+        linear(out, x, weight, None, packed_config(x.device, len(x), x.dtype))
 
 
 def check(settings: Settings, kind: str, shape: tuple[int, int]) -> float:

@@ -14,6 +14,7 @@ from gpu.tests_part import SHARDS
 
 ENGINE = ("shmllm", "kernels", "tools/gpu")
 TESTS = (*ENGINE, "tests")
+TILES = ("kernels", "tools/gpu")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,19 @@ def _transformers(
     name = f"transformers-{size}{suffix}"
     code = ("shmllm/models", "tools/gpu")
     return Part(name, "transformers_part:run", budget_s, what, (size, mode), asked_only, code=code)
+
+
+def _tuning(name: str, budget_s: float, what: str) -> Part:
+    """A part whose winners `--write-tiles` takes."""
+    return Part(
+        name,
+        "search:run",
+        budget_s,
+        f"tile sizes of {what}",
+        (name.replace("-", "_"),),
+        interpreted=True,
+        code=TILES,
+    )
 
 
 PARTS = (
@@ -123,20 +137,11 @@ PARTS = (
         "two GPUs, if there are so many: equal tokens, sums beside NCCL's",
         interpreted=True,
     ),
-    Part(
-        "tune-rows",
-        "tune_rows:run",
-        90,
-        "tiles of products of one row, with what is fused with them",
-        interpreted=True,
-    ),
-    Part(
-        "tune",
-        "tune:run",
-        540,
-        "entries for kernels/shmllm_kernels/gpu/configs.py",
-        interpreted=True,
-    ),
+    _tuning("tune-rows", 240, "products of one row, with what is fused with them"),
+    _tuning("tune-few-rows", 240, "products of up to eight rows, likewise"),
+    _tuning("tune", 540, "paged attention"),
+    _tuning("tune-latents", 180, "latent attention"),
+    _tuning("tune-products", 360, "products with experts and with packed weights"),
     _transformers("8b", 90),
     _transformers("1b", 80),
     Part(

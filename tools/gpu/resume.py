@@ -23,11 +23,12 @@ UNFINISHED = ("unfinished", "interrupted")
 """The states of a part that goes on where it stopped, if it can."""
 PACKAGES = ("torch", "triton", "transformers")
 NUM_DIGITS = 12
+TILES = "tiles.json"
 BESIDE_THE_FIGURES = frozenset(
     ROOT / "tools" / "gpu" / f"{name}.py"
     for name in (
         *("derived", "main", "orphans", "parts", "record", "resume"),
-        *("running", "session", "table", "targets", "wheels"),
+        *("running", "session", "table", "targets", "wheels", "write_tiles"),
     )
 )
 """Modules that change no figure: they choose parts, or show what the parts measured."""
@@ -49,10 +50,10 @@ def identity(part: Part, machine: str) -> dict[str, str]:
 
 @cache
 def digest(paths: tuple[str, ...]) -> str:
-    """Returns a hash of the names and contents of all Python files under these paths, which are
-    relative to the repository, without `BESIDE_THE_FIGURES`."""
+    """Returns a hash of the names and contents of all Python files, and of the table of tile sizes,
+    under these paths, which are relative to the repository, without `BESIDE_THE_FIGURES`."""
     found = hashlib.sha256()
-    files = {file for path in paths for file in _python_files(ROOT / path)}
+    files = {file for path in paths for file in _code_files(ROOT / path)}
     for file in sorted(files - BESIDE_THE_FIGURES):
         content = file.read_bytes()
         found.update(f"{file.relative_to(ROOT)} {len(content)}\n".encode())
@@ -60,8 +61,8 @@ def digest(paths: tuple[str, ...]) -> str:
     return found.hexdigest()[:NUM_DIGITS]
 
 
-def _python_files(path: Path) -> Iterable[Path]:
-    return [path] if path.is_file() else path.rglob("*.py")
+def _code_files(path: Path) -> Iterable[Path]:
+    return [path] if path.is_file() else [*path.rglob("*.py"), *path.rglob(TILES)]
 
 
 def machine_key(rehearsal: bool) -> str:

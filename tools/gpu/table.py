@@ -234,8 +234,15 @@ def _ranks(record: dict[str, Any]) -> str:
 
 
 def _proposed(record: dict[str, Any]) -> str:
-    lines = figure(record["parts"], "tune", "python")
-    return f"## Proposed entries\n\n```python\n{lines}\n```" if lines else ""
+    """Returns the present and the best tile sizes; `--write-tiles` takes those that are better."""
+    rows = []
+    for part in record["parts"]:
+        for row in (figure(record["parts"], part, "tiles") or {"rows": []})["rows"]:
+            sizes = (" ".join(map(str, row[when].values())) for when in ("before", "after"))
+            times = row["us_before"], row["us_after"]
+            rows.append((row["kernel"], row["device"], row["size"], *sizes, *times))
+    head = ("kernel", "device", "size", "present", "best", "us before", "us after")
+    return f"## Tile sizes\n\n{_table(head, rows)}" if rows else ""
 
 
 def _profiles(record: dict[str, Any]) -> str:

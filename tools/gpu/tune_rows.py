@@ -1,12 +1,15 @@
-"""A part of gpu_check: measures the tiles of products of one row, and proposes entries.
+"""Searches for tile sizes of products of one row, with packed weights or not, by the elements of a
+row.
 
 Each candidate multiplies with the matrices of all layers of a model in turn, in one graph, with
-what is fused with them. So the times include what a launch waits for the one before.
+what is fused with them. So the times include what a launch waits for the one before. A candidate's
+time is that of the steps of all models in matrices of such rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,106 +17,168 @@ import torch
 from torch import Tensor
 
 from gpu.clock import seconds_each
-from gpu.figures import Figures
+from gpu.packed_part import draw
+from gpu.search import Search
 from gpu.settings import Settings
-from gpu.shapes import Shape
 from shmllm_kernels.gpu.configs import (
+    PACKED_ROW,
+    SINGLE_ROW,
+    SINGLE_ROW_TALL,
+    TALL,
+    FewRowsConfig,
     SingleRowConfig,
     has_dependent_launches,
-    single_row_config,
 )
+from shmllm_kernels.gpu.packings import PackedRows, Rows
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.single_row import multiply_row
+from shmllm_kernels.gpu.tiles import ANY, Tiles
 
-SIZES = ("1b", "8b")
-Tile = tuple[int, int, int]
-CANDIDATES: tuple[Tile, ...] = (
-    *((2, 512, 2), (2, 1024, 2), (2, 1024, 4), (2, 2048, 4), (4, 512, 2), (4, 512, 4)),
-    *((4, 1024, 2), (4, 1024, 4), (4, 1024, 8), (4, 2048, 4), (4, 2048, 8), (8, 512, 2)),
-    *((8, 512, 4), (8, 1024, 4), (8, 1024, 8), (16, 256, 4), (16, 512, 4)),
+MODELS = ("1b", "8b")
+KIND = "int4"
+"""The packed weights of which the tiles are measured: the 4 bits that are used most."""
+CANDIDATES = tuple(
+    SingleRowConfig(*each)
+    for each in (
+        *((2, 512, 2), (2, 1024, 2), (2, 1024, 4), (2, 2048, 4), (4, 512, 2), (4, 512, 4)),
+        *((4, 1024, 2), (4, 1024, 4), (4, 1024, 8), (4, 2048, 4), (4, 2048, 8), (8, 512, 2)),
+        *((8, 512, 4), (8, 1024, 4), (8, 1024, 8), (16, 256, 4), (16, 512, 4)),
+    )
 )
-"""Columns, elements of a row, and warps."""
-REHEARSED: tuple[Tile, ...] = ((256, 64, 4), (128, 64, 4))
+PACKED_CANDIDATES = tuple(
+    SingleRowConfig(*each)
+    for each in (
+        *((2, 1024, 2), (2, 2048, 4), (4, 512, 2), (4, 1024, 2), (4, 1024, 4), (4, 2048, 4)),
+        *((8, 512, 2), (8, 512, 4), (8, 1024, 4), (8, 1024, 8), (16, 512, 4), (16, 512, 8)),
+    )
+)
+REHEARSED = (SingleRowConfig(256, 64, 4), SingleRowConfig(128, 64, 4))
 """Tiles of which few are enough: an interpreter runs one after the other."""
-TOLERANCE = 2e-2
 
 
-def run(settings: Settings, figures: Figures) -> None:
-    torch.manual_seed(0)
-    found: dict[str, Any] = {}
-    for size in SIZES:
-        found[size] = measure(settings, settings.shape(size))
-        figures.put("us", {s: {m: _named(e) for m, e in f.items()} for s, f in found.items()})
-    figures.put("python", as_python(best_by_width(found)))
+@dataclass(frozen=True)
+class RowMatrix:
+    """A matrix of a model: n rows of k elements, with which a step multiplies `layers` times."""
+
+    model: str
+    name: str
+    n: int
+    k: int
+    layers: int
 
 
-def measure(settings: Settings, shape: Shape) -> dict[str, Any]:
-    """Measures all candidates.
+class RowCase:
+    """The product of some rows with each of some matrices, with what the engine fuses with it.
 
-    Returns:
-        By matrix: k, the elements of a row; calls, how often a step multiplies with such a matrix;
-        and us, the microseconds of each candidate whose results are right.
+    Args:
+        settings: the sizes.
+        matrix: the matrix of a model.
+        makes: returns a random matrix [n, k] in several copies, see `floats` and `packed`.
+        launch: `multiply_row` or `multiply_rows`.
+        num_rows: the number of rows.
     """
-    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
-    found: dict[str, Any] = {}
-    for name, (outputs, k) in shape.matrices().items():
-        one = (torch.randn(outputs, k, device=device) * k**-0.5).to(dtype)
-        copies = max(2, min(shape.layers, -(-settings.rotated_bytes // one.nbytes)))
-        weights = [one, *(one.clone() for _ in range(copies - 1))]
-        calls = 1 if name == "head" else shape.layers
-        found[name] = {"k": k, "calls": calls, "us": _times(settings, name, weights)}
-    return found
+
+    def __init__(
+        self,
+        settings: Settings,
+        matrix: RowMatrix,
+        makes: Callable[..., list[Rows]],
+        launch: Callable[..., None] = multiply_row,
+        num_rows: int = 1,
+    ) -> None:
+        self._launch = launch
+        self.name, self.calls = f"{matrix.model} {matrix.name}", float(matrix.layers)
+        self._device, self._rounds = torch.device(settings.device), settings.rounds
+        dtype = getattr(torch, settings.dtype)
+        self._weights = makes(settings, matrix)
+        is_gated, k = matrix.name == "gate_up", matrix.k
+        self._x = torch.randn(num_rows, k, device=self._device).to(dtype)
+        width = matrix.n // 2 if is_gated else matrix.n
+        self._stream = torch.randn(num_rows, width, device=self._device).to(dtype)
+        self._out = self._stream.clone()
+        self._options: dict[str, Any] = {
+            "is_dependent": has_dependent_launches(self._device),
+            "adds": matrix.name in ("o", "down"),
+        }
+        if matrix.name in ("qkv", "gate_up"):
+            ones = torch.ones(k, device=self._device, dtype=dtype)
+            self._options["norm"] = RowNorm(ones, 1e-5, 0.0)
+        if is_gated:
+            self._options["activation"] = Activation("silu", True)
+
+    def result(self, config: SingleRowConfig | FewRowsConfig) -> Tensor:
+        self._out.copy_(self._stream)
+        self._launch(self._out, self._x, self._weights[0], config, **self._options)
+        return self._out.float()
+
+    def seconds(self, config: SingleRowConfig | FewRowsConfig) -> float:
+        works = [
+            partial(self._launch, self._out, self._x, each, config, **self._options)
+            for each in self._weights
+        ]
+        return seconds_each(works, self._device, self._rounds)
 
 
-def best_by_width(found: Mapping[str, Any]) -> dict[int, Tile]:
-    """Returns, for each number of elements of a row, the candidate with which the steps of all
-    models take the least time in matrices of such rows."""
-    total: dict[int, dict[Tile, float]] = {}
-    for matrices in found.values():
-        for each in matrices.values():
-            times = total.setdefault(each["k"], {})
-            for tile, us in each["us"].items():
-                times[tile] = times.get(tile, 0.0) + each["calls"] * us
-    return {k: min(times, key=lambda tile: times[tile]) for k, times in sorted(total.items())}
-
-
-def as_python(best: Mapping[int, Tile]) -> str:
-    """Returns the proposed entries as a line for configs.py."""
-    return "_SINGLE_ROW: " + ", ".join(f"{k}: {tile}" for k, tile in best.items())
-
-
-def _named(entry: dict[str, Any]) -> dict[str, Any]:
-    return entry | {"us": {str(tile): round(us, 2) for tile, us in entry["us"].items()}}
-
-
-def _times(settings: Settings, name: str, weights: list[Tensor]) -> dict[Tile, float]:
-    """Returns the microseconds of each candidate with some matrices in turn."""
-    outputs, k = weights[0].shape
-    device, dtype = weights[0].device, weights[0].dtype
-    is_gated = name == "gate_up"
-    x = torch.randn(1, k, device=device).to(dtype)
-    stream = torch.randn(1, outputs // 2 if is_gated else outputs, device=device).to(dtype)
-    out = stream.clone()
-    options: dict[str, Any] = {"is_dependent": has_dependent_launches(device)}
-    if name in ("qkv", "gate_up"):
-        options["norm"] = RowNorm(torch.ones(k, device=device, dtype=dtype), 1e-5, 0.0)
-    if is_gated:
-        options["activation"] = Activation("silu", True)
-    options["adds"] = name in ("o", "down")
-
-    def first(config: SingleRowConfig) -> Tensor:
-        out.copy_(stream)
-        multiply_row(out, x, weights[0], config, **options)
-        return out.float()
-
-    tiles, now = CANDIDATES, single_row_config(outputs, k)
+def searches(settings: Settings) -> Iterator[Search]:
+    candidates, packed_candidates = CANDIDATES, PACKED_CANDIDATES
     if settings.rehearsal:
-        tiles, now = REHEARSED, SingleRowConfig(*REHEARSED[0])
-    wanted = first(now).clone()
-    found = {}
-    for tile in tiles:
-        config = SingleRowConfig(*tile)
-        if float((first(config) - wanted).norm() / wanted.norm()) < TOLERANCE:
-            works = [partial(multiply_row, out, x, each, config, **options) for each in weights]
-            found[tile] = seconds_each(works, device, settings.rounds) * 1e6
+        candidates = packed_candidates = REHEARSED
+    matrices = matrices_of(settings)
+    tall = [each for each in matrices if each.n >= TALL]
+    low = [each for each in matrices if each.n < TALL]
+    for tiles, some, makes, tried in (
+        (SINGLE_ROW, low, floats, candidates),
+        (SINGLE_ROW_TALL, tall, floats, candidates),
+        (PACKED_ROW, low, packed, packed_candidates),
+    ):
+        for size, own in by_entry(tiles, some).items():
+            if settings.rehearsal:
+                tiles = Tiles(tiles.kernel, {(ANY, size): REHEARSED[0]})
+            yield Search(tiles, size, partial(cases, own, makes), tried, serves_all=True)
+
+
+def matrices_of(settings: Settings) -> list[RowMatrix]:
+    """Returns the matrices of the measured models."""
+    found = []
+    for model in MODELS:
+        shape = settings.shape(model)
+        for name, (n, k) in shape.matrices().items():
+            found.append(RowMatrix(model, name, n, k, 1 if name == "head" else shape.layers))
     return found
+
+
+def by_entry(tiles: Tiles[Any], matrices: list[RowMatrix]) -> dict[int, list[RowMatrix]]:
+    """Returns the matrices that each of a kernel's entries for all devices serves."""
+    sizes = tiles.sizes(ANY)
+    found: dict[int, list[RowMatrix]] = {}
+    for each in matrices:
+        size = min((most for most in sizes if most >= each.k), default=max(sizes))
+        found.setdefault(size, []).append(each)
+    return dict(sorted(found.items()))
+
+
+def cases(
+    matrices: list[RowMatrix], makes: Callable[..., list[Rows]], settings: Settings
+) -> list[RowCase]:
+    return [RowCase(settings, each, makes) for each in matrices]
+
+
+def floats(settings: Settings, matrix: RowMatrix) -> list[Rows]:
+    """Returns a random matrix in so many copies that no launch finds its own in a cache."""
+    one = torch.randn(matrix.n, matrix.k, device=torch.device(settings.device)) * matrix.k**-0.5
+    one = one.to(getattr(torch, settings.dtype))
+    return [one, *(one.clone() for _ in range(_copies(settings, matrix, one.nbytes) - 1))]
+
+
+def packed(settings: Settings, matrix: RowMatrix) -> list[Rows]:
+    """Returns a random packed matrix in so many copies that no launch finds its own in a cache."""
+    one, _ = draw(settings, KIND, (matrix.n, matrix.k))
+    num_bytes = one.integers.nbytes + one.scales.nbytes
+    return [
+        PackedRows.of(KIND, one.integers.clone(), one.scales.clone(), matrix.k)
+        for _ in range(_copies(settings, matrix, num_bytes))
+    ]
+
+
+def _copies(settings: Settings, matrix: RowMatrix, num_bytes: int) -> int:
+    return max(2, min(matrix.layers, -(-settings.rotated_bytes // num_bytes)))

@@ -1,20 +1,27 @@
-"""Tables of tile sizes and numbers of warps, by device and shape.
+"""Chooses tile sizes and numbers of warps, by device and shape, from the table tiles.json.
 
 There is no autotuning: it can run neither in Triton's interpreter nor during the capture of a
-graph. The entries for decodes and for single rows at 9.0 were measured on an H200
-(docs/results/gpu-h200-tiles.json). The others are estimates from the sizes of shared memory and
-register files, to be replaced by measured ones (`tools/gpu_check --only tune`).
+graph. Each entry of the table says whether it was measured, and on which card, or estimated from
+the sizes of shared memory and register files. `tools/gpu_check` measures candidates in its parts
+"tune...", and `tools/gpu_check --write-tiles` replaces the entries that are slower.
+
+A further row of the table is a line here, `_TABLE.of(name, dataclass)`, a function that chooses by
+`best`, lines in tiles.json, and its candidates in one of the modules `tools/gpu/tune...`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
-DEVICE_KEYS = ("sm90", "any")
-"""The keys of the tables: compute capability 9.0, and all others from 8.0."""
+from shmllm_kernels.gpu.tiles import ANY, DEVICES, TileTable
+
+DEVICE_KEYS = DEVICES
+TILES_JSON = Path(__file__).with_name("tiles.json")
+_TABLE = TileTable.read(TILES_JSON)
 
 MAX_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 4
@@ -51,29 +58,18 @@ class AttentionConfig:
 # of a copy, and 300 and 340 us with 5 and 7 stages.
 # Prompts read tiles from the L2 cache: at 600 TFLOP/s, programs of 128 rows read 4.7 TB/s, and
 # programs of 64 rows would read more than the cache delivers.
-_DECODE = {
-    # head_dim up to: config
-    "sm90": {64: (16, 64, 2, 5), 128: (16, 64, 4, 3), 256: (16, 32, 4, 5), 512: (16, 16, 4, 5)},
-    "any": {64: (16, 64, 4, 5), 128: (16, 32, 4, 5), 256: (16, 16, 4, 5), 512: (16, 16, 4, 5)},
-}
-# Decodes so few that their contexts are split: what counts is how long one program takes.
-_SPLIT_DECODE = {
-    "sm90": _DECODE["sm90"] | {64: (16, 64, 2, 3), 128: (16, 128, 4, 5)},
-    "any": _DECODE["any"],
-}
-_PREFILL = {
-    "sm90": {64: (128, 64, 8, 5), 128: (128, 64, 8, 5), 256: (128, 32, 8, 5), 512: (64, 16, 8, 5)},
-    "any": {64: (64, 64, 4, 5), 128: (128, 32, 8, 5), 256: (64, 16, 8, 5), 512: (16, 16, 4, 5)},
-}
-
+DECODE = _TABLE.of("decode", AttentionConfig)
+"""Decodes, by head_dim."""
+SPLIT_DECODE = _TABLE.of("split_decode", AttentionConfig)
+"""Decodes so few that their contexts are split, where it counts how long one program takes."""
+PREFILL = _TABLE.of("prefill", AttentionConfig)
+"""Prompts and chunks of them, by head_dim."""
 
 # Latents of 512 elements and key parts of 64: a tile of 32 keys takes 36 KiB. The sums of a program
 # take 2 KiB of registers for each row, and its queries 1.1 KiB of shared memory.
-_LATENT = {
-    # rows up to: config
-    "sm90": {16: (16, 32, 4, 5), 32: (32, 32, 8, 5), 64: (64, 32, 8, 5)},
-    "any": {16: (16, 16, 4, 5), 32: (32, 16, 8, 5)},
-}
+LATENT = _TABLE.of("latent", AttentionConfig)
+"""Latent attention, by the rows of a program."""
+LATENT_FLOAT32 = _TABLE.of("latent_float32", AttentionConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +93,15 @@ class ProductConfig:
 
 # Few rows wait for the weights: a program of 16 rows has three tiles of 16 KiB in flight. Many rows
 # are bound by the tensor cores, and their tiles are those of usual products.
-_PRODUCT = {
-    # rows of an expert up to: config
-    "sm90": {16: (16, 64, 128, 4, 4), 64: (64, 128, 64, 4, 4), 128: (128, 128, 64, 8, 4)},
-    "any": {16: (16, 64, 64, 4, 4), 64: (64, 64, 64, 4, 4), 128: (128, 128, 32, 8, 4)},
-}
-_FLOAT32_PRODUCT = {16: (16, 32, 32, 4, 3), 64: (32, 64, 32, 4, 3)}
+PRODUCT = _TABLE.of("product", ProductConfig)
+"""Products with experts, by the rows of an expert."""
+PRODUCT_FLOAT32 = _TABLE.of("product_float32", ProductConfig)
 
 # A run of 64 weights of 4 bits has 32 bytes: few rows read four runs of each row at once, which are
 # a line of memory. Weights pass through registers, so that the tiles of many rows are smaller.
-_PACKED_PRODUCT = {16: (16, 32, 256, 4, 4), 64: (64, 64, 128, 4, 3), 128: (128, 64, 64, 8, 3)}
-_FLOAT32_PACKED_PRODUCT = {16: (16, 32, 64, 4, 3), 64: (32, 64, 64, 4, 3)}
+PACKED_PRODUCT = _TABLE.of("packed_product", ProductConfig)
+"""Products with packed weights, by rows; with experts, as PRODUCT."""
+PACKED_PRODUCT_FLOAT32 = _TABLE.of("packed_product_float32", ProductConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +120,14 @@ class SingleRowConfig:
     num_warps: int
 
 
-_SINGLE_ROW = {
-    # elements of a row up to: config
-    2048: (4, 1024, 2), 4096: (4, 512, 4), 8192: (4, 1024, 8), 16_384: (2, 1024, 4),
-}  # fmt: skip
-_TALL = 65_536
-_SINGLE_ROW_TALL = (4, 1024, 2)  # a matrix of at least _TALL rows
+SINGLE_ROW = _TABLE.of("single_row", SingleRowConfig)
+"""Products of one row, by the elements of a row."""
+SINGLE_ROW_TALL = _TABLE.of("single_row_tall", SingleRowConfig)
+"""The same with matrices of at least TALL rows."""
+TALL = 65_536
+# 64 runs of 4 bits are 2 KiB, and eight programs fit on a multiprocessor.
+PACKED_ROW = _TABLE.of("packed_row", SingleRowConfig)
+"""Products of one row with packed matrices, by the elements of a row: whole runs of 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +148,14 @@ class FewRowsConfig:
     num_stages: int
 
 
-# Estimates. A matrix of 2,048 rows needs programs of 16 rows, or some multiprocessors have none:
-# each has 32 KiB of weights in registers and as many in each of two stages. More rows make programs
-# of 32 that read the rows of x half as often, two on a multiprocessor.
-_FEW_ROWS = {
-    # rows of the matrix up to: config
-    8192: (16, 64, 8, 3), 1 << 31: (32, 64, 4, 3),
-}  # fmt: skip
-_PACKED_FEW_ROWS = (16, 32, 8, 4)
-_FLOAT32_FEW_ROWS = (16, 32, 4, 2)
+# A matrix of 2,048 rows needs programs of 16 rows, or some multiprocessors have none: each has 32
+# KiB of weights in registers and as many in each of two stages. More rows make programs of 32 that
+# read the rows of x half as often, two on a multiprocessor.
+FEW_ROWS = _TABLE.of("few_rows", FewRowsConfig)
+"""Products of up to eight rows, by the rows of the matrix."""
+PACKED_FEW_ROWS = _TABLE.of("packed_few_rows", FewRowsConfig)
+"""The same with packed matrices; a slice of an iteration is a run of 64 elements."""
+FEW_ROWS_FLOAT32 = _TABLE.of("few_rows_float32", FewRowsConfig)
 
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""
@@ -179,46 +174,49 @@ def product_entry(key: str, rows: int, dtype: torch.dtype) -> ProductConfig:
         rows: the number of rows of an expert, were the tokens spread evenly.
         dtype: the dtype of rows and weights. float32 uses no tensor cores.
     """
-    return _entry(_FLOAT32_PRODUCT if dtype is torch.float32 else _PRODUCT[key], rows)
+    return (PRODUCT_FLOAT32 if dtype is torch.float32 else PRODUCT).best(key, rows)
 
 
-def packed_config(rows: int, dtype: torch.dtype) -> ProductConfig:
+def packed_config(device: torch.device, rows: int, dtype: torch.dtype) -> ProductConfig:
+    """Returns the `packed_entry` of a device."""
+    return packed_entry(device_key(device), rows, dtype)
+
+
+def packed_entry(key: str, rows: int, dtype: torch.dtype) -> ProductConfig:
     """Returns the tile sizes of a product with packed weights.
 
     Args:
+        key: one of DEVICE_KEYS.
         rows: the number of rows; with experts, that of an expert, were the tokens spread evenly.
         dtype: the dtype of the rows. float32 uses no tensor cores.
     """
-    return _entry(_FLOAT32_PACKED_PRODUCT if dtype is torch.float32 else _PACKED_PRODUCT, rows)
+    table = PACKED_PRODUCT_FLOAT32 if dtype is torch.float32 else PACKED_PRODUCT
+    return table.best(key, rows)
 
 
-def single_row_config(n: int, k: int) -> SingleRowConfig:
+def single_row_config(n: int, k: int, key: str = ANY) -> SingleRowConfig:
     """Returns the tile of the product of one row with a matrix of n rows of k elements."""
-    if n >= _TALL:
-        return SingleRowConfig(*_SINGLE_ROW_TALL)
-    fitting = [most for most in _SINGLE_ROW if most >= k]
-    return SingleRowConfig(*_SINGLE_ROW[min(fitting, default=max(_SINGLE_ROW))])
+    return (SINGLE_ROW_TALL if n >= TALL else SINGLE_ROW).best(key, k)
 
 
-def packed_row_config() -> SingleRowConfig:
-    """Returns the tile of the product of one row with a packed matrix: whole runs of 64 elements.
-    It is an estimate: 64 runs of 4 bits are 2 KiB, and eight programs fit on a multiprocessor."""
-    return SingleRowConfig(4, 1024, 4)
+def packed_row_config(k: int = 0, key: str = ANY) -> SingleRowConfig:
+    """Returns the tile of the product of one row with a packed matrix of rows of k elements."""
+    return PACKED_ROW.best(key, k)
 
 
-def few_rows_config(height: int, dtype: torch.dtype, is_packed: bool) -> FewRowsConfig:
+def few_rows_config(
+    height: int, dtype: torch.dtype, is_packed: bool, key: str = ANY
+) -> FewRowsConfig:
     """Returns the tile of the product of up to eight rows.
 
     Args:
         height: the number of rows of the matrix.
         dtype: the dtype of the rows. float32 uses no tensor cores.
-        is_packed: whether the matrix is packed: then a slice is a run of 64 elements.
+        is_packed: whether the matrix is packed.
+        key: one of DEVICE_KEYS.
     """
-    if is_packed:
-        return FewRowsConfig(*_PACKED_FEW_ROWS)
-    if dtype is torch.float32:
-        return FewRowsConfig(*_FLOAT32_FEW_ROWS)
-    return FewRowsConfig(*_FEW_ROWS[min(most for most in _FEW_ROWS if most >= height)])
+    of_dtype = FEW_ROWS_FLOAT32 if dtype is torch.float32 else FEW_ROWS
+    return (PACKED_FEW_ROWS if is_packed else of_dtype).best(key, height)
 
 
 def has_dependent_launches(device: torch.device) -> bool:
@@ -226,17 +224,16 @@ def has_dependent_launches(device: torch.device) -> bool:
     return device.type == "cuda" and _capability(device.index or 0)[0] >= 9
 
 
-def _entry(by_rows: dict[int, tuple[int, int, int, int, int]], rows: int) -> ProductConfig:
-    fitting = [most for most in by_rows if most >= rows]
-    return ProductConfig(*by_rows[min(fitting, default=max(by_rows))])
-
-
 def device_key(device: torch.device) -> str:
-    """Returns the key of a device in the tables; "any" if it has no entries of its own."""
+    """Returns the key of a device in the table: its own where programs of all such devices have the
+    same shared memory, otherwise "any"."""
     if device.type != "cuda":
-        return "any"
-    major, _ = _capability(device.index or 0)
-    return "sm90" if major == 9 else "any"
+        return ANY
+    major, minor = _capability(device.index or 0)
+    if major == 8 and minor:  # 99 KiB of shared memory, and 163 KiB at 8.0
+        return ANY
+    key = f"sm{major}0"
+    return key if key in DEVICES else ANY
 
 
 @lru_cache(maxsize=16)
@@ -280,17 +277,13 @@ def table_entry(
             memory and uses no tensor cores.
         is_split: whether contexts are split into parts.
     """
-    table = _PREFILL
+    table = PREFILL
     if max_query_len == 1:
-        table = _SPLIT_DECODE if is_split else _DECODE
-    by_size = table[key]
-    block_m, tile, num_warps, num_stages = by_size[
-        min(size for size in by_size if size >= head_dim)
-    ]
-    block_m = max(block_m, next_power_of_two(heads_per_kv))
+        table = SPLIT_DECODE if is_split else DECODE
+    found, heads = table.best(key, head_dim), next_power_of_two(heads_per_kv)
     if dtype is torch.float32:
-        block_m, tile = max(block_m // 4, 16, next_power_of_two(heads_per_kv)), max(tile // 4, 16)
-    return AttentionConfig(block_m, tile, num_warps, num_stages)
+        found = replace(found, block_m=max(found.block_m // 4, 16), tile=max(found.tile // 4, 16))
+    return replace(found, block_m=max(found.block_m, heads))
 
 
 def latent_config(
@@ -311,11 +304,8 @@ def latent_entry(
         max_query_len: see `table_entry`.
         dtype: the dtype of queries and cache; float32 gets smaller tiles.
     """
-    if dtype is torch.float32:
-        return AttentionConfig(16, 16, 4, 3)
-    by_rows = _LATENT[key]
-    rows = num_heads if max_query_len == 1 else max(by_rows)
-    return AttentionConfig(*by_rows[min((n for n in by_rows if n >= rows), default=max(by_rows))])
+    table = LATENT_FLOAT32 if dtype is torch.float32 else LATENT
+    return table.best(key, num_heads if max_query_len == 1 else max(table.sizes(key)))
 
 
 def num_splits(

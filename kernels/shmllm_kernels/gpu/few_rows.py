@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from shmllm_kernels.gpu.configs import FewRowsConfig, few_rows_config
+from shmllm_kernels.gpu.configs import FewRowsConfig, device_key, few_rows_config
 from shmllm_kernels.gpu.few_rows_kernel import NormedRows, multiply_few_rows
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
@@ -25,7 +25,9 @@ MAX_ROWS = 8
 
 def config_of(weight: Rows, dtype: torch.dtype) -> FewRowsConfig:
     """Returns the tile of a product of few rows, of a dtype, with a matrix."""
-    return few_rows_config(len(weight), dtype, is_packed=not isinstance(weight, Tensor))
+    height, is_packed = weight.shape[0], not isinstance(weight, Tensor)
+    device = weight.device if isinstance(weight, Tensor) else weight.codes.device
+    return few_rows_config(height, dtype, is_packed, device_key(device))
 
 
 def multiply_rows(
@@ -127,11 +129,11 @@ def multiply_rows(
 
 
 def _rows_of(x: Tensor, norm: RowNorm | None) -> NormedRows:
-    sizes = *x.shape, x.stride(0)
+    num_rows, k = x.shape
     if norm is None:
-        return NormedRows(x, x, x, *sizes, 0.0, 0.0)
+        return NormedRows(x, x, x, num_rows, k, x.stride(0), 0.0, 0.0)
     bias = x if norm.bias is None else norm.bias
-    return NormedRows(x, norm.weight, bias, *sizes, norm.eps, norm.offset)
+    return NormedRows(x, norm.weight, bias, num_rows, k, x.stride(0), norm.eps, norm.offset)
 
 
 def _norm_options(norm: RowNorm | None, dtype: torch.dtype) -> dict[str, Any]:

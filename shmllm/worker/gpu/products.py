@@ -69,7 +69,7 @@ class GpuProducts:
         rows = 0 if self._deterministic else rows
         if isinstance(weight, Tensor):
             return product_config(weight.device, rows, dtype)
-        return packed_config(rows, dtype)
+        return packed_config(weight.codes.device, rows, dtype)
 
     def _multiply(self, out: Tensor, x: Tensor, part: WholeMatrix, bias: Tensor | None) -> None:
         weight = rows_of(part)

@@ -49,16 +49,22 @@ def test_every_shape_has_a_valid_entry(capability, head_dim, max_query_len, dtyp
 
 
 def test_a_device_has_the_entries_of_its_key(capability):
-    key = {8: "any", 9: "sm90"}[capability[0]]
+    key = {8: "sm80", 9: "sm90"}[capability[0]]
     for max_query_len in (1, 512):
         sizes = 128, 4, max_query_len, torch.bfloat16
         assert attention_config(GPU, *sizes) == table_entry(key, *sizes)
     assert {configs.device_key(GPU), configs.device_key(CPU)} <= set(configs.DEVICE_KEYS)
 
 
-def test_devices_without_entries_of_their_own_share_the_default(monkeypatch):
-    monkeypatch.setattr(configs, "_capability", lambda index: (12, 1))
-    assert configs.device_key(GPU) == configs.device_key(CPU) == "any"
+@pytest.mark.parametrize(
+    ("capability", "key"),
+    [((8, 0), "sm80"), ((8, 6), "any"), ((8, 9), "any"), ((9, 0), "sm90"), ((10, 0), "sm100"),
+     ((10, 3), "sm100"), ((12, 1), "any")],
+)  # fmt: skip
+def test_the_key_of_a_device(monkeypatch, capability, key):
+    monkeypatch.setattr(configs, "_capability", lambda index: capability)
+    assert configs.device_key(GPU) == key
+    assert configs.device_key(CPU) == "any"
 
 
 @pytest.mark.parametrize("max_query_len", [1, 512])
@@ -88,7 +94,7 @@ def test_row_warps():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_packed_and_other_experts_share_blocks_of_pairs(capability, dtype):
     rows = range(1, 300)
-    sizes = [packed_config(count, dtype).block_m for count in rows]
+    sizes = [packed_config(GPU, count, dtype).block_m for count in rows]
     assert sizes == [product_config(GPU, count, dtype).block_m for count in rows]
     starts = [count for count in rows if count == 1 or sizes[count - 1] != sizes[count - 2]]
     assert set(starts) <= set(ROWS_OF_PRODUCTS)
