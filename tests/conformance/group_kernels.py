@@ -94,6 +94,23 @@ class GroupConformance:
             for out in group.outs:
                 assert torch.equal(out, want)
 
+    @pytest.mark.parametrize("scale", [1.0, 0.25])
+    def test_the_sum_is_added_to_what_was_there(self, draw, device, dtype, scale):
+        """The sum is rounded before, as if a launch of its own added it."""
+        group = Group(2, 3, 48, dtype, device)
+        added = fill(draw, group.parts[0])
+        before = draw.normal(3, 48, dtype=dtype)
+        for out in group.outs:
+            out.copy_(before)
+        first, last = group.outs
+        options = {"adds": True, "scale": scale}
+        sum_parts(last, group.offsets[0], group.peers[1], sums=False, **options)
+        sum_parts(first, group.offsets[0], group.peers[0], **options)
+        sum_parts(last, group.offsets[0], group.peers[1], arrives=False, **options)
+        want = (before.float() + scale * added.float()).to(dtype)
+        assert torch.equal(first, want)
+        assert torch.equal(last, want)
+
     def test_whole_numbers_are_added_exactly(self, draw, device):
         group = Group(2, 1, 300, torch.int64, device)
         want = fill(draw, group.parts[0])

@@ -313,6 +313,7 @@ def meetings() -> None:
         peers = Peers(1, size, word, make_counts(word.device), word)
         for dtype in (*HALVES, torch.int64):
             sum_parts(empty(4, 4096, dtype=dtype), 1024, peers)
+        sum_parts(empty(4, 4096), 1024, peers, adds=True)
         meet(peers, waits=True)
         meet(peers, waits=False)
 

@@ -117,8 +117,10 @@ def _sum_parts(
     offset,
     count,
     rank,
+    scale,
     ARRIVES: tl.constexpr,
     SUMS: tl.constexpr,
+    ADDS: tl.constexpr,
     SIZE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     SPINS: tl.constexpr,
@@ -141,6 +143,9 @@ def _sum_parts(
             for other in tl.static_range(1, SIZE):
                 part = _part(bases_ptr, other, offset, out_ptr)
                 total += tl.load(part + at, mask=inside, other=0).to(added)
+            if ADDS:
+                before = tl.load(out_ptr + at, mask=inside, other=0).to(added)
+                total = total.to(dtype).to(added) * scale + before
             tl.store(out_ptr + at, total.to(dtype), mask=inside)
 
 
@@ -169,6 +174,8 @@ def sum_parts(
     most_elements: int | None = None,
     arrives: bool = True,
     sums: bool = True,
+    adds: bool = False,
+    scale: float = 1.0,
 ) -> None:
     """Writes ``reference.group.sum_parts`` of all ranks' parts to ``out``, on each rank, after all
     ranks have launched it. All ranks must launch the same meetings in the same order.
@@ -186,6 +193,8 @@ def sum_parts(
         arrives: whether the launch tells the others that this rank's part is there. Two launches,
             one that arrives and one that sums, are as one that does both.
         sums: whether the launch waits for the others and adds the parts.
+        adds: whether ``scale`` times the sum, rounded, is added to ``out``, of floats.
+        scale: the factor of the sum then.
 
     Each rank reads ``size * rows * width`` elements, all but its own over the link to the others,
     and writes ``rows * width``. At 8 KiB a part, one row of 4,096, that is two crossings of the
@@ -206,8 +215,10 @@ def sum_parts(
         offset,
         out.numel(),
         peers.rank,
+        scale,
         ARRIVES=arrives,
         SUMS=sums,
+        ADDS=adds,
         SIZE=peers.size,
         PROGRAMS=MOST_PROGRAMS,
         SPINS=SPINS,

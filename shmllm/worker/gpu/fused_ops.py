@@ -74,14 +74,17 @@ class FusedOps:
 
     def _multiply(self, product: _Product) -> Tensor:
         """Launch a product; if it is a part of a sum over ranks, that sum, too."""
-        (read, norm), linear, meetings = self._read(product.x), product.linear, self._ops.meetings
+        (read, norm), linear = self._read(product.x), product.linear
         out = self._buffers.product(linear.weight.shape[0])[: len(read)]
-        if not meetings.is_partial(linear.weight):
-            self._products.multiply(out, read, linear, norm)
-            return out
-        part, has_bias = meetings.part(len(read)), meetings.has_rest
+        if self._ops.meetings.is_partial(linear.weight):
+            self._multiply_part(read, linear, norm)
+            return self._ops.meetings.sum_parts(out)
+        self._products.multiply(out, read, linear, norm)
+        return out
+
+    def _multiply_part(self, read: Tensor, linear: Linear, norm: Norm | None = None) -> None:
+        part, has_bias = self._ops.meetings.part(len(read)), self._ops.meetings.has_rest
         self._products.multiply(part, read, linear, norm, has_bias=has_bias)
-        return meetings.sum_parts(out)
 
     def _read(self, x: Any) -> tuple[Tensor, Norm | None]:
         """Return what a product reads, and the norm that it computes before."""
@@ -109,12 +112,19 @@ class FusedOps:
 
     def _add(self, x: Any, residual: Tensor, scale: float) -> None:
         """Add to the residual stream, in place."""
-        if isinstance(x, _Product) and not self._ops.meetings.is_partial(x.linear.weight):
+        if isinstance(x, _Product):
             read, norm = self._read(x.x)
             if norm is None and read is not residual:
-                self._products.multiply(residual, read, x.linear, adds=True, scale=scale)
+                self._add_product(read, x.linear, residual, scale)
                 return
         self._ops.add_norm(self.value(x), residual, None, scale)
+
+    def _add_product(self, read: Tensor, linear: Linear, residual: Tensor, scale: float) -> None:
+        if self._ops.meetings.is_partial(linear.weight):
+            self._multiply_part(read, linear)
+            self._ops.meetings.add_parts(residual, scale)
+        else:
+            self._products.multiply(residual, read, linear, adds=True, scale=scale)
 
     def add_level(self, residual: Any, level: int) -> None:
         self._ops.add_level(self.value(residual), level)

@@ -107,6 +107,10 @@ class NoMeetings:
         [num_tokens, hidden]."""
         raise AssertionError("a process that is alone meets nobody")
 
+    def add_parts(self, out: Tensor, scale: float) -> None:
+        """Launch ``out += scale *`` that sum, of few tokens."""
+        raise AssertionError("a process that is alone meets nobody")
+
     def logits(self, logits: Tensor) -> Tensor:
         """Return where this rank writes the logits of its tokens, [rows, own tokens].
 
@@ -207,6 +211,11 @@ class GpuMeetings(NoMeetings):
         else:
             sum_parts(out, self._offsets[buffer], self._peers)
         return out
+
+    def add_parts(self, out: Tensor, scale: float) -> None:
+        buffer = self._num_sums % 2
+        self._num_sums += 1
+        sum_parts(out, self._offsets[buffer], self._peers, adds=True, scale=scale)
 
     def _sum_slices(self, out: Tensor, buffer: int) -> None:
         """Launch a sum of which each rank adds some rows, in place, and copies those of others."""

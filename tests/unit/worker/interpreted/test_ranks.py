@@ -231,6 +231,23 @@ def test_a_decode_step_meets_the_others_once_outside_of_its_graph(
     engine.run()
 
 
+def test_a_step_of_one_token_is_seven_launches_a_layer(
+    llama: Any, make: Any, gpu_device: FakeGpu
+) -> None:
+    """A sum over the ranks is added to the residual stream where it is computed."""
+    engine = make(make_config(llama[1], mode="NONE"))
+    engine.add(0, [5])
+    with ended_in_time(engine):
+        engine.step()
+        launched = launches_of_a_step(engine, gpu_device)
+        product = "multiply_single_row"
+        attention = [product, "attend_decodes", product, "_sum_parts"]
+        layer = [*attention, product, product, "_sum_parts"]
+        first = launched.index("_rope_tables") + 1
+        assert launched[first:][: 2 * len(layer)] == 2 * layer
+        engine.run()
+
+
 @pytest.mark.parametrize("large_bytes", [slow(4 * 32 * 4), slow(group.LARGE_BYTES)])
 def test_four_ranks_equal_transformers(
     llama: Any,
