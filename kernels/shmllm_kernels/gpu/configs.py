@@ -8,7 +8,7 @@ register files, to be replaced by measured ones (`tools/gpu_check --only tune`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -18,6 +18,8 @@ DEVICE_KEYS = ("sm90", "any")
 
 MAX_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 4
+VERIFY_ELEMENTS = 64 * 256
+"""The most elements of the sums of a program of several tokens: 64 registers of 8 warps."""
 
 _INTERPRETED_PROCESSORS = 2
 """The number for a CPU, where Triton's interpreter runs a launch's programs one after another."""
@@ -247,6 +249,32 @@ def table_entry(
     if dtype is torch.float32:
         block_m, tile = max(block_m // 4, 16, next_power_of_two(heads_per_kv)), max(tile // 4, 16)
     return AttentionConfig(block_m, tile, num_warps, num_stages)
+
+
+def verify_entry(
+    key: str,
+    head_dim: int,
+    heads_per_kv: int,
+    max_tokens: int,
+    dtype: torch.dtype,
+    is_split: bool = False,
+) -> AttentionConfig | None:
+    """Returns the tile sizes of `decode_attention` for requests with several tokens; None: the
+    sums of a program would not fit into its registers.
+
+    They are those of decodes, with a row for each head of each token, and with more warps.
+
+    Args:
+        max_tokens: the largest number of tokens of a request.
+        key, head_dim, heads_per_kv, dtype, is_split: see `table_entry`.
+    """
+    config = table_entry(key, head_dim, heads_per_kv, 1, dtype, is_split)
+    block_m = max(next_power_of_two(heads_per_kv * max_tokens), 16)
+    elements = block_m * max(next_power_of_two(head_dim), 16)
+    if elements > VERIFY_ELEMENTS:
+        return None
+    num_warps = min(max(elements // 1024, config.num_warps), 8)
+    return replace(config, block_m=block_m, tile=min(config.tile, 64), num_warps=num_warps)
 
 
 def latent_config(

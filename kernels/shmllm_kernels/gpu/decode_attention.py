@@ -24,10 +24,12 @@ from shmllm_kernels.gpu.attention import (
     scales_of,
 )
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
-from shmllm_kernels.gpu.decode_attention_kernel import attend_decodes
+from shmllm_kernels.gpu.decode_attention_kernel import NEW_KEYS, attend_decodes
 from shmllm_kernels.gpu.rope_write import weights_of
 from shmllm_kernels.reference.rope_write import HeadNorms
 
+MAX_TOKENS = NEW_KEYS.value
+"""The most tokens of a request in a step, whose keys are one operand of a product."""
 JOINED_ELEMENTS = 8192
 """How many elements of parts a program joins at once, which are in registers."""
 
@@ -52,6 +54,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
+    max_tokens: int = 1,
     loads_first: bool = False,
     is_dependent: bool = False,
 ) -> None:
@@ -91,7 +94,7 @@ def decode_attention(
     check_step(out, heads[:, :num_heads], *step)
     _check(out, heads, num_kv_heads, slots)
     per_kv = num_heads // num_kv_heads
-    check_tiles(config, per_kv, num_splits)
+    check_tiles(config, per_kv * max_tokens, num_splits)
     check_sinks(sinks, num_heads)
     if tokens == 0 or requests == 0:
         return
@@ -104,7 +107,7 @@ def decode_attention(
     assert norms is None or norms.key is not None, "keys have a norm, too"
     dim_padded = max(next_power_of_two(dim), 16)
     most = max(JOINED_ELEMENTS // (num_splits * dim_padded), 1)
-    heads_at_once = min(most, next_power_of_two(per_kv))
+    rows_at_once = min(most, next_power_of_two(per_kv * max_tokens))
     attend_decodes[(requests * num_kv_heads, num_splits)](
         out,
         heads,
@@ -139,7 +142,8 @@ def decode_attention(
         TILE=config.tile,
         DIM=dim,
         DIM_PADDED=dim_padded,
-        HEADS_AT_ONCE=heads_at_once,
+        MAX_TOKENS=max_tokens,
+        ROWS_AT_ONCE=rows_at_once,
         LOADS_FIRST=loads_first or is_dependent,
         IS_DEPENDENT=is_dependent,
         num_warps=config.num_warps,
