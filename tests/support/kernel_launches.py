@@ -546,7 +546,8 @@ def decodes(facts: dict[str, Any], key: str, capability: int, takes_all: bool) -
         decode_attention(
             empty(4, heads, dim), rows, cache[0], cache[1], table, starts, starts[1:],
             empty(4, dtype=torch.int64), config, 0.1, angles, angles, num_splits=splits,
-            scratch=scratch, max_tokens=count, is_dependent=capability >= 90 and splits > 1,
+            scratch=scratch, max_tokens=count, loads_first=count > 1 and splits > 1,
+            is_dependent=capability >= 90 and splits > 1,
         )  # fmt: skip
     facts.clear()
 

@@ -251,6 +251,18 @@ def table_entry(
     return AttentionConfig(block_m, tile, num_warps, num_stages)
 
 
+def verify_config(
+    device: torch.device,
+    head_dim: int,
+    heads_per_kv: int,
+    max_tokens: int,
+    dtype: torch.dtype,
+    is_split: bool = False,
+) -> AttentionConfig | None:
+    """Returns the `verify_entry` of a device."""
+    return verify_entry(device_key(device), head_dim, heads_per_kv, max_tokens, dtype, is_split)
+
+
 def verify_entry(
     key: str,
     head_dim: int,

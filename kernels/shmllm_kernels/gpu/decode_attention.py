@@ -24,11 +24,11 @@ from shmllm_kernels.gpu.attention import (
     scales_of,
 )
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
-from shmllm_kernels.gpu.decode_attention_kernel import NEW_KEYS, attend_decodes
+from shmllm_kernels.gpu.decode_attention_kernel import attend_decodes
 from shmllm_kernels.gpu.rope_write import weights_of
 from shmllm_kernels.reference.rope_write import HeadNorms
 
-MAX_TOKENS = NEW_KEYS.value
+MAX_TOKENS = 16
 """The most tokens of a request in a step, whose keys are one operand of a product."""
 JOINED_ELEMENTS = 8192
 """How many elements of parts a program joins at once, which are in registers."""
@@ -107,7 +107,7 @@ def decode_attention(
     assert norms is None or norms.key is not None, "keys have a norm, too"
     dim_padded = max(next_power_of_two(dim), 16)
     most = max(JOINED_ELEMENTS // (num_splits * dim_padded), 1)
-    rows_at_once = min(most, next_power_of_two(per_kv * max_tokens))
+    heads_at_once = min(most, next_power_of_two(per_kv))
     attend_decodes[(requests * num_kv_heads, num_splits)](
         out,
         heads,
@@ -143,7 +143,9 @@ def decode_attention(
         DIM=dim,
         DIM_PADDED=dim_padded,
         MAX_TOKENS=max_tokens,
-        ROWS_AT_ONCE=rows_at_once,
+        NEW_KEYS=1 if max_tokens == 1 else MAX_TOKENS,
+        FEWEST_KEYS=(2 if max_tokens == 1 else 4) * config.block_m,
+        HEADS_AT_ONCE=heads_at_once,
         LOADS_FIRST=loads_first or is_dependent,
         IS_DEPENDENT=is_dependent,
         num_warps=config.num_warps,

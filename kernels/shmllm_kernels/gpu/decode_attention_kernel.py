@@ -17,6 +17,7 @@ from shmllm_kernels.gpu.attention_kernels import (
     attend_to_tile,
     load_tile,
 )
+from shmllm_kernels.gpu.decode_parts import finish_part, store_rows, tiles_of
 from shmllm_kernels.gpu.functions import tanh
 from shmllm_kernels.gpu.rope_write import stored
 from shmllm_kernels.gpu.rotated_heads import (
@@ -29,31 +30,15 @@ from shmllm_kernels.gpu.rotated_heads import (
 )
 
 
-NEW_KEYS = tl.constexpr(16)
-"""The rows that a program has for the new keys of a request with several tokens."""
-
-
 @triton.jit
-def _tiles_of(
-    position, window, HAS_WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    FEWEST: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Returns the first key that a request's first token, at `position`, attends to, the tiles of
-    this program's part of the keys before that position, and the number of parts that have keys: at
-    least one. A part has at least FEWEST keys, but for the last one."""
-    keys_begin = position * 0
-    if HAS_WINDOW:
-        keys_begin = tl.maximum(position - window + 1, 0)
-    lowest = keys_begin // TILE
-    highest = tl.cdiv(position, TILE)
-    num_parts = position * 0 + 1
-    if NUM_SPLITS > 1:
-        fewest: tl.constexpr = max(FEWEST // TILE, 1)
-        per_split = tl.maximum(tl.cdiv(highest - lowest, NUM_SPLITS), fewest)
-        num_parts = tl.maximum(tl.cdiv(highest - lowest, per_split), 1)
-        lowest += tl.program_id(1) * per_split
-        highest = tl.minimum(lowest + per_split, highest)
-    return keys_begin, lowest, highest, num_parts
+def _new_tokens(starts_ptr, request, MAX_TOKENS: tl.constexpr):
+    """Returns the first new token of a request, their number, and whether there are none."""
+    token = tl.load(starts_ptr + request)
+    query_len = tl.load(starts_ptr + request + 1) - token
+    is_padding = query_len == 0
+    if MAX_TOKENS == 1:
+        query_len = 1
+    return token.to(tl.int64), query_len, is_padding
 
 
 @triton.jit
@@ -61,52 +46,25 @@ def _places_of(
     rows, token_stride, HEADS_PER_KV: tl.constexpr, DIM: tl.constexpr, MAX_TOKENS: tl.constexpr
 ):
     """Returns where rows begin in a tensor of heads, behind the first row."""
-    if MAX_TOKENS == 1:
-        return rows * DIM
-    return rows // HEADS_PER_KV * token_stride + rows % HEADS_PER_KV * DIM
+    places = rows * DIM
+    if MAX_TOKENS > 1:
+        places = rows // HEADS_PER_KV * token_stride + rows % HEADS_PER_KV * DIM
+    return places
 
 
 @triton.jit
-def _store_part(
-    sums, peak, total, part_sums_ptr, part_stats_ptr, part, is_row,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+def _angles_of_rows(
+    cos, sin, cos_ptr, sin_ptr, cos_stride, sin_stride, rows, is_row, pair, is_second,
+    ROTARY_HALF: tl.constexpr, HEADS_PER_KV: tl.constexpr, DIM_PADDED: tl.constexpr,
+    MAX_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Stores what a program has summed up: a part is [rows, DIM]."""
-    rows, dims = tl.arange(0, sums.shape[0]), tl.arange(0, DIM_PADDED)
-    place = part + rows
-    tl.store(part_stats_ptr + 2 * place, peak, mask=is_row)
-    tl.store(part_stats_ptr + 2 * place + 1, total, mask=is_row)
-    places = part_sums_ptr + place[:, None] * DIM + dims[None, :]
-    tl.store(places, sums, mask=is_row[:, None] & (dims < DIM)[None, :])
-
-
-@triton.jit
-def _join_parts(
-    out_ptr, part_sums_ptr, part_stats_ptr, first_part, num_parts, num_rows, out_token_stride,
-    NUM_SPLITS: tl.constexpr, HEADS_PER_KV: tl.constexpr, MAX_TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-):  # fmt: skip
-    """Joins the parts of all rows, ROWS of them at a time."""
-    splits, dims = tl.arange(0, NUM_SPLITS), tl.arange(0, DIM_PADDED)
-    is_part, is_dim = splits < num_parts, dims < DIM
-    for first in tl.static_range(0, HEADS_PER_KV * MAX_TOKENS, ROWS):
-        row = first + tl.arange(0, ROWS)
-        is_row = row < num_rows
-        place = first_part + splits[:, None] * num_rows + row[None, :]
-        is_wanted = is_part[:, None] & is_row[None, :]
-        peaks = tl.load(part_stats_ptr + 2 * place, mask=is_wanted, other=float("-inf"))
-        totals = tl.load(part_stats_ptr + 2 * place + 1, mask=is_wanted, other=0.0)
-        places = part_sums_ptr + place[:, :, None] * DIM + dims[None, None, :]
-        wanted = is_wanted[:, :, None] & is_dim[None, None, :]
-        sums = tl.load(places, mask=wanted, other=0.0)
-        highest = tl.where(is_row, tl.max(peaks, axis=0), 0.0)
-        shares = tl.exp2(peaks - highest[None, :])
-        total = tl.where(is_row, tl.sum(totals * shares, axis=0), 1.0)
-        joined = tl.sum(sums * shares[:, :, None], axis=0) / total[:, None]
-        target = _places_of(row, out_token_stride, HEADS_PER_KV, DIM, MAX_TOKENS)
-        mask = is_row[:, None] & is_dim[None, :]
-        places = out_ptr + target[:, None] + dims[None, :]
-        tl.store(places, joined.to(out_ptr.dtype.element_ty), mask=mask)
+    """Returns the angles of the rows' tokens, which are those of the new keys if there is one."""
+    if MAX_TOKENS > 1:
+        cos, sin = load_angles(
+            cos_ptr, sin_ptr, cos_stride, sin_stride, rows // HEADS_PER_KV, is_row, pair, is_second,
+            ROTARY_HALF, DIM_PADDED,
+        )  # fmt: skip
+    return cos, sin
 
 
 @triton.jit
@@ -125,6 +83,27 @@ def _attend_to_one(
     sums *= shrink[:, None]
     sums += weights.to(dtype).to(tl.float32)[:, None] * value.to(tl.float32)
     return sums, new_peak, total * shrink + weights
+
+
+@triton.jit
+def _attend_to_new(
+    sums, peak, total, query, new_key, new_value, position, positions, num_seen, scale, cap, window,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, NEW_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Updates the online softmax of all rows with the first `num_seen` of the new keys,
+    [NEW_KEYS, DIM_PADDED], which begin at `position`. A row sees those up to its own position."""
+    if NEW_KEYS == 1:
+        sums, peak, total = _attend_to_one(
+            sums, peak, total, query, new_key, new_value, num_seen > 0, scale, cap, HAS_CAP,
+            query.dtype,
+        )  # fmt: skip
+    else:
+        keys = position + tl.arange(0, NEW_KEYS)
+        sums, peak, total = attend_to_tile(
+            sums, peak, total, query, tl.trans(new_key), new_value, keys, positions, positions,
+            position, position + num_seen, scale, cap, window, True, HAS_WINDOW, HAS_CAP,
+        )  # fmt: skip
+    return sums, peak, total
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -175,7 +154,9 @@ def attend_decodes(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     MAX_TOKENS: tl.constexpr,
-    ROWS_AT_ONCE: tl.constexpr,
+    NEW_KEYS: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
     LOADS_FIRST: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
@@ -184,31 +165,22 @@ def attend_decodes(
     request = tl.program_id(0) // NUM_KV_HEADS
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     split = tl.program_id(1)
-    begin = tl.load(starts_ptr + request)
-    query_len = tl.load(starts_ptr + request + 1) - begin
-    is_padding = query_len == 0
-    if MAX_TOKENS == 1:
-        query_len = 1
+    token, query_len, is_padding = _new_tokens(starts_ptr, request, MAX_TOKENS)
     position = tl.load(contexts_ptr + request) - query_len  # of the first new key
-    # One program joins the parts of all rows: those of several tokens are few and long. Else
-    # the sums of a part are not more bytes than its keys and values.
-    fewest: tl.constexpr = (4 if MAX_TOKENS > 1 else 2) * BLOCK_M
-    keys_begin, lowest, highest, num_parts = _tiles_of(
-        position, window, HAS_WINDOW, NUM_SPLITS, fewest, TILE
+    keys_begin, lowest, highest, num_parts = tiles_of(
+        position, window, HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE
     )
     if is_padding | (split >= num_parts):
         if IS_DEPENDENT:
             gdc_wait()
         return
-    token = begin.to(tl.int64)
     table_ptr += request.to(tl.int64) * table_stride
     key_ptr += kv_head * kv_head_stride
     value_ptr += kv_head * kv_head_stride
     dtype: tl.constexpr = heads_ptr.dtype.element_ty
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PADDED)
     is_row = rows < query_len * HEADS_PER_KV
-    # The new keys: products of several need at least 16.
-    new = tl.arange(0, 1 if MAX_TOKENS == 1 else NEW_KEYS)
+    new = tl.arange(0, NEW_KEYS)
     is_new = new < query_len
     partner, pair, is_second = partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
     query_weights = load_weights(
@@ -245,14 +217,12 @@ def attend_decodes(
         cos_ptr, sin_ptr, cos_stride, sin_stride, new, is_new, pair, is_second, ROTARY_HALF,
         DIM_PADDED,
     )  # fmt: skip
-    query_cos, query_sin = cos, sin
-    if MAX_TOKENS > 1:
-        query_cos, query_sin = load_angles(
-            cos_ptr, sin_ptr, cos_stride, sin_stride, rows // HEADS_PER_KV, is_row, pair, is_second,
-            ROTARY_HALF, DIM_PADDED,
-        )  # fmt: skip
+    of_rows = _angles_of_rows(
+        cos, sin, cos_ptr, sin_ptr, cos_stride, sin_stride, rows, is_row, pair, is_second,
+        ROTARY_HALF, HEADS_PER_KV, DIM_PADDED, MAX_TOKENS,
+    )  # fmt: skip
     query = rotated(
-        query, other_query, *query_weights, query_cos, query_sin, eps, dtype, ROTARY_HALF, HAS_NORM,
+        query, other_query, *query_weights, *of_rows, eps, dtype, ROTARY_HALF, HAS_NORM,
         HAS_OFFSET, DIM,
     ).to(dtype)  # fmt: skip
     key = rotated(
@@ -275,9 +245,7 @@ def attend_decodes(
         sinks = tl.load(sinks_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
         peak = tl.where(is_first, sinks, float("-inf"))
         total = tl.where(is_first, 1.0, total)
-    positions = tl.zeros((BLOCK_M,), tl.int32) + position
-    if MAX_TOKENS > 1:
-        positions += rows // HEADS_PER_KV
+    positions = position + rows // HEADS_PER_KV
     if LOADS_FIRST:
         sums, peak, total = attend_to_tile(
             sums, peak, total, query, first_key, first_value, first_keys, positions, positions,
@@ -289,37 +257,23 @@ def attend_decodes(
         key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
         True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
     )  # fmt: skip
-    if MAX_TOKENS == 1:
-        sums, peak, total = _attend_to_one(
-            sums, peak, total, query, new_key, new_value, is_first, scale, cap, HAS_CAP, dtype
-        )
-    else:
-        new_end = tl.where(is_first, position + query_len, position)
-        sums, peak, total = attend_to_tile(
-            sums, peak, total, query, tl.trans(new_key), new_value, position + new, positions,
-            positions, position, new_end, scale, cap, window, True, HAS_WINDOW, HAS_CAP,
-        )  # fmt: skip
+    num_seen = tl.where(is_first, query_len, 0)
+    sums, peak, total = _attend_to_new(
+        sums, peak, total, query, new_key, new_value, position, positions, num_seen, scale, cap,
+        window, HAS_WINDOW, HAS_CAP, NEW_KEYS,
+    )  # fmt: skip
 
     out_ptr += token * out_token_stride + kv_head * HEADS_PER_KV * DIM
+    target = _places_of(rows, out_token_stride, HEADS_PER_KV, DIM, MAX_TOKENS)
     if NUM_SPLITS == 1:
         result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-        target = _places_of(rows, out_token_stride, HEADS_PER_KV, DIM, MAX_TOKENS)
-        places = out_ptr + target[:, None] + dims[None, :]
-        tl.store(places, result.to(dtype), mask=is_row[:, None] & (dims < DIM)[None, :])
+        store_rows(out_ptr, target, result, is_row, DIM, DIM_PADDED)
     else:
-        # A request has the memory of its tokens: for each kv head its parts, [rows, DIM] each.
+        # A request has the scratch memory of its tokens: the parts of a kv head, then of the next.
         num_rows = query_len * HEADS_PER_KV
         first_part = (token * NUM_KV_HEADS + kv_head * query_len) * (NUM_SPLITS * HEADS_PER_KV)
-        _store_part(
-            sums, peak, total, part_sums_ptr, part_stats_ptr, first_part + split * num_rows,
-            is_row, DIM, DIM_PADDED,
+        finish_part(
+            out_ptr, target, sums, peak, total, rows, is_row, part_sums_ptr, part_stats_ptr,
+            counters_ptr + tl.program_id(0), first_part, num_parts, num_rows,
+            NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,
         )  # fmt: skip
-        tl.debug_barrier()  # all of this program's part is written before it counts itself
-        counter = counters_ptr + tl.program_id(0)
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_parts - 1:
-            tl.store(counter, 0)
-            _join_parts(
-                out_ptr, part_sums_ptr, part_stats_ptr, first_part, num_parts, num_rows,
-                out_token_stride, NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, ROWS_AT_ONCE, DIM,
-                DIM_PADDED,
-            )  # fmt: skip
