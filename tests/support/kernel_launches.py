@@ -180,6 +180,7 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma"),
         "mma": ptx.count("mma.sync"),
+        "tcgen05": ptx.count("tcgen05.mma"),
         "loops": pipelines(kernel.asm["ttgir"]),
         "waits": waits_in_loops(ptx),
         "is_double": ".f64" in ptx,
