@@ -10,12 +10,15 @@ from conformance.attention_kernels import FEATURES, SMALL
 from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu.attention import AttentionScratch
-from shmllm_kernels.gpu.configs import AttentionConfig
-from shmllm_kernels.gpu.decode_attention import decode_attention
+from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
+from shmllm_kernels.gpu.decode_attention import MAX_TOKENS, decode_attention
 from shmllm_kernels.reference.attention import paged_attention
 from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
 
 CONTEXTS = (1, 15, 16, 17, 33, 2)
+ONE = {}
+SEVERAL = {"counts": (1, 4, 3, 5, 6, 2), "max_tokens": 6}
+"""Numbers of new tokens for `CONTEXTS`; some requests have no other tokens."""
 EPS = 1e-6
 
 
@@ -34,12 +37,17 @@ class Decodes:
     """The shapes of a step and of a model; see `attention_kernels.Case`.
 
     Attributes:
-        contexts: the context length of each request, its new token included.
+        contexts: the context length of each request, its new tokens included.
+        counts: the number of new tokens of each request; None: one each.
+        max_tokens: the most that a request may have.
         rotary_dim: how many elements of a head are rotated; None: nothing is.
         norm: "", "offset", or "values", which is a norm of queries, keys and values.
+        padding: the number of padded requests, and of padded tokens.
     """
 
     contexts: tuple[int, ...] = CONTEXTS
+    counts: tuple[int, ...] | None = None
+    max_tokens: int = 1
     heads: int = 4
     kv_heads: int = 2
     dim: int = 16
@@ -55,45 +63,56 @@ class Decodes:
     padding: int = 0
     loads_first: bool = False
 
+    @property
+    def counts_of_all(self) -> tuple[int, ...]:
+        return self.counts or (1,) * len(self.contexts)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.counts_of_all)
+
 
 class Step:
     """The tensors of a step, with shuffled blocks, and NaN in slots without a token."""
 
     def __init__(self, draw, dtype, case: Decodes) -> None:
         self.case = case
-        requests, padded = len(case.contexts), len(case.contexts) + case.padding
+        requests, padded = len(case.contexts), case.tokens + case.padding
         blocks = [-(-context // case.block_size) for context in case.contexts]
         order = draw.permutation(sum(blocks) + 2).int().cpu()
-        table = torch.full((padded, max(blocks) + 2), 2**30, dtype=torch.int32)
+        table = torch.full((requests + case.padding, max(blocks) + 2), 2**30, dtype=torch.int32)
         cache = poisoned(
             2, len(order), case.block_size, case.kv_heads, case.dim, dtype=dtype, device="cpu"
         )
         slots, taken = [], 0
-        for row, (count, context) in enumerate(zip(blocks, case.contexts, strict=True)):
+        for row, (count, context, new) in enumerate(
+            zip(blocks, case.contexts, case.counts_of_all, strict=True)
+        ):
             ids = order[taken : taken + count]
             taken += count
             table[row, :count] = ids
             places = (ids[:, None] * case.block_size + torch.arange(case.block_size)).flatten()
-            before = places[: context - 1].long()
+            before = places[: context - new].long()
             for half in cache:
                 half.view(-1, case.kv_heads, case.dim)[before] = draw.normal(
-                    context - 1, case.kv_heads, case.dim, dtype=dtype
+                    context - new, case.kv_heads, case.dim, dtype=dtype
                 ).cpu()
-            slots.append(int(places[context - 1]))
+            slots += places[context - new : context].tolist()
         self.cache, self.table = cache.to(draw.device), table.to(draw.device)
         self.slots = torch.tensor(slots + [-1] * case.padding, device=draw.device)
-        ones = [1] * requests + [0] * case.padding
-        self.starts = torch.tensor([0, *ones]).cumsum(0).to(draw.device, torch.int32)
+        counts = [*case.counts_of_all, *([0] * case.padding)]
+        self.starts = torch.tensor([0, *counts]).cumsum(0).to(draw.device, torch.int32)
         contexts = [*case.contexts, *([0] * case.padding)]
         self.contexts = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
         width = case.heads + 2 * case.kv_heads
         self.heads = draw.normal(padded, width + 1, case.dim, dtype=dtype)[:, :width]
-        self.heads[requests:] = torch.nan
+        self.heads[case.tokens :] = torch.nan
         self.cos = self.sin = None
         if case.rotary_dim is not None:
             angles = draw.normal(padded, case.rotary_dim // 2, scale=3.0)
             self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
             self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
+            self.cos[case.tokens :] = self.sin[case.tokens :] = torch.nan
         self.norms = None
         if case.norm is not None:
             weights = (draw.normal(case.dim, dtype=dtype) for _ in range(2))
@@ -116,7 +135,7 @@ class Step:
         rules = case.window, case.soft_cap, self.sinks, case.num_splits, self.scratch
         decode_attention(
             self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules,
-            loads_first=case.loads_first,
+            max_tokens=case.max_tokens, loads_first=case.loads_first,
         )  # fmt: skip
         return self.out
 
@@ -131,11 +150,11 @@ class Step:
         return paged_attention(query, *cache, *step, self.scale, *rules), cache
 
     def check(self) -> torch.Tensor:
-        (wanted, cache), requests = self.want(), len(self.case.contexts)
+        (wanted, cache), tokens = self.want(), self.case.tokens
         got = self.run()
         limits = tolerances(got.dtype)
-        assert got[requests:].isnan().all(), "a padded token was written"
-        assert_close(got[:requests], wanted[:requests], *limits)
+        assert got[tokens:].isnan().all(), "a padded token was written"
+        assert_close(got[:tokens], wanted[:tokens], *limits)
         assert torch.equal(self.cache.isnan(), cache.isnan()), "another slot was written"
         assert_close(self.cache.nan_to_num(), cache.nan_to_num(), *limits)
         if self.scratch is not None:
@@ -144,49 +163,83 @@ class Step:
 
 
 class DecodeAttentionConformance:
+    @pytest.mark.parametrize("new", [ONE, SEVERAL])
     @pytest.mark.parametrize("loads_first", [False, True])
     @pytest.mark.parametrize("splits", [1, 4])
     @pytest.mark.parametrize("feature", FEATURES)
-    def test_decodes(self, draw, dtype, feature, splits, loads_first):
+    def test_decodes(self, draw, dtype, feature, splits, loads_first, new):
         options = {"num_splits": splits, "loads_first": loads_first, **FEATURES[feature]}
-        Step(draw, dtype, Decodes(**options)).check()
+        Step(draw, dtype, Decodes(**options, **new)).check()
 
+    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
     @pytest.mark.parametrize("norm", [None, "", "offset", "values"])
     @pytest.mark.parametrize(
         ("rotary_dim", "interleaved"),
         [(None, False), (24, False), (8, False), (24, True), (8, True)],
     )
-    def test_norms_and_rotations(self, draw, dtype, norm, rotary_dim, interleaved):
-        case = Decodes((9, 3), dim=24, norm=norm, rotary_dim=rotary_dim, interleaved=interleaved)
-        Step(draw, dtype, case).check()
+    def test_norms_and_rotations(self, draw, dtype, norm, rotary_dim, interleaved, new):
+        options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
+        Step(draw, dtype, Decodes((9, 3), dim=24, **options, **new)).check()
 
+    @pytest.mark.parametrize("max_tokens", [1, 2, 5])
     @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (16, 1)])
     @pytest.mark.parametrize("splits", [1, 2])
-    def test_groups_of_heads(self, draw, dtype, heads, kv_heads, splits):
-        Step(draw, dtype, Decodes((18, 40), heads, kv_heads, num_splits=splits)).check()
+    def test_groups_of_heads(self, draw, dtype, heads, kv_heads, splits, max_tokens):
+        counts = (max_tokens, -(-max_tokens // 2))
+        config = replace(SMALL, block_m=max(16, next_power_of_two(heads // kv_heads * max_tokens)))
+        shape = counts, max_tokens, heads, kv_heads
+        contexts = 18, 4 * config.block_m + 20
+        Step(draw, dtype, Decodes(contexts, *shape, config=config, num_splits=splits)).check()
 
+    @pytest.mark.parametrize("max_tokens", [1, 3])
     @pytest.mark.parametrize("dim", [64, 80, 128])
-    def test_head_sizes(self, draw, dtype, dim):
-        config = replace(SMALL, tile=32)
-        Step(draw, dtype, Decodes((70, 5), dim=dim, rotary_dim=dim, config=config)).check()
+    def test_head_sizes(self, draw, dtype, dim, max_tokens):
+        config, counts = replace(SMALL, tile=32), (max_tokens, 1)
+        case = Decodes((70, 5), counts, max_tokens, dim=dim, rotary_dim=dim, config=config)
+        Step(draw, dtype, case).check()
 
+    @pytest.mark.parametrize("count", [2, 9, MAX_TOKENS])
+    @pytest.mark.parametrize("splits", [1, 8])
+    def test_numbers_of_tokens(self, draw, dtype, splits, count):
+        """Of the most tokens, of one less, and of one, behind contexts with several parts."""
+        config, counts = replace(SMALL, block_m=32), (count, count - 1, 1, count)
+        contexts = (700, 300, 150, count)
+        case = Decodes(contexts, counts, count, config=config, num_splits=splits)
+        Step(draw, dtype, case).check()
+
+    @pytest.mark.parametrize("window", [1, 2, 4, 21])
     @pytest.mark.parametrize("splits", [1, 2])
-    def test_padding_is_skipped(self, draw, dtype, splits):
-        Step(draw, dtype, Decodes((9, 5), num_splits=splits, padding=3)).check()
+    def test_windows_within_the_new_tokens(self, draw, dtype, splits, window):
+        case = Decodes((6, 90, 18), (6, 7, 1), 8, window=window, num_splits=splits)
+        Step(draw, dtype, case).check()
 
+    @pytest.mark.parametrize("new", [ONE, {"counts": (3, 5), "max_tokens": 6}])
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_padding_is_skipped(self, draw, dtype, splits, new):
+        Step(draw, dtype, Decodes((9, 5), num_splits=splits, padding=3, **new)).check()
+
+    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 2), "max_tokens": 4}])
     @pytest.mark.parametrize("splits", [2, 8])
-    def test_a_second_launch_finds_its_counters(self, draw, dtype, splits):
-        step = Step(draw, dtype, Decodes((40, 33), num_splits=splits))
+    def test_a_second_launch_finds_its_counters(self, draw, dtype, splits, new):
+        step = Step(draw, dtype, Decodes((140, 33), num_splits=splits, **new))
         first = step.check().clone()
         assert torch.equal(step.run(), first)
 
+    @pytest.mark.parametrize("new", [ONE, SEVERAL])
     @pytest.mark.parametrize("splits", [1, 2])
-    def test_a_requests_bits_do_not_depend_on_the_batch(self, draw, dtype, splits):
-        step = Step(draw, dtype, Decodes(num_splits=splits, window=20))
-        whole = step.run().clone()
+    def test_a_requests_bits_do_not_depend_on_the_batch(self, draw, dtype, splits, new):
+        step = Step(draw, dtype, Decodes(num_splits=splits, window=20, **new))
+        whole, starts = step.run().clone(), step.starts.tolist()
         for index in range(len(CONTEXTS)):
-            alone = Step(draw, dtype, replace(step.case, contexts=CONTEXTS[index : index + 1]))
+            own = {"contexts": CONTEXTS[index : index + 1]}
+            own["counts"] = step.case.counts_of_all[index : index + 1]
+            alone = Step(draw, dtype, replace(step.case, **own))
+            tokens = slice(*starts[index : index + 2])
             alone.cache, alone.table = step.cache, step.table[index : index + 1]
-            alone.slots, alone.heads = step.slots[index : index + 1], step.heads[index : index + 1]
-            alone.cos, alone.sin = step.cos[index : index + 1], step.sin[index : index + 1]
-            assert torch.equal(alone.run(), whole[index : index + 1])
+            alone.slots, alone.heads = step.slots[tokens], step.heads[tokens]
+            alone.cos, alone.sin = step.cos[tokens], step.sin[tokens]
+            assert torch.equal(alone.run(), whole[tokens])
+
+    def test_more_tokens_than_rows_are_refused(self, draw, dtype):
+        with pytest.raises(AssertionError, match="too small"):
+            Step(draw, dtype, Decodes((20,), (9,), 9)).run()

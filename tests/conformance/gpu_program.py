@@ -7,6 +7,7 @@ The logits equal those of transformers, and replays equal eager launches. Each f
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -275,12 +276,22 @@ class ProgramConformance:
                 assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
     @pytest.mark.parametrize(
-        "name", ["qwen2", *map(slow, ("deepseek_v3", "gemma4", "gpt_oss", "mistral"))]
+        ("name", "max_verified"),
+        [
+            ("qwen2", 5),
+            *(
+                slow(name, most)
+                for name, most in product(
+                    ("deepseek_v3", "gemma2", "gemma4", "gpt_oss", "mistral", "qwen3"), (0, 5)
+                )
+            ),
+        ],
     )
-    def test_a_step_that_verifies_drafts(self, gpu_device, models, name) -> None:
+    def test_a_step_that_verifies_drafts(self, gpu_device, models, name, max_verified) -> None:
         """Each drafted token gets the logits behind it. Wrong ones leave nothing behind."""
         reference, directory = models(name)
-        steps = GpuSteps(gpu_device, directory, "FULL_AND_PIECEWISE", (4, 8), max_drafts=6)
+        sizes = {"max_drafts": 6, "max_verified": max_verified}
+        steps = GpuSteps(gpu_device, directory, "FULL_AND_PIECEWISE", (4, 8), **sizes)
         steps.program.capture()
         captured = [mode for mode, _ in steps.dispatcher.captures()]
         assert captured.count(FULL) == 3

@@ -75,6 +75,7 @@ class GpuSteps:
         max_requests: int = 4,
         deterministic: bool = False,
         max_drafts: int = 0,
+        max_verified: int = 0,
         config: ModelConfig | None = None,
     ) -> None:
         config = config or ModelConfig.from_directory(directory)
@@ -132,10 +133,17 @@ class GpuSteps:
             needs_axes(config.ropes),
         )
         self.buffers = GpuBuffers(
-            config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic
-        )
+            config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic,
+            max_verified,
+        )  # fmt: skip
         self.dispatcher = GraphDispatcher(
-            CudaGraphMode.parse(mode), sizes, max_requests, max_tokens, max_drafts=max_drafts
+            CudaGraphMode.parse(mode),
+            sizes,
+            max_requests,
+            max_tokens,
+            None,
+            max_drafts,
+            max_verified,
         )
         self.program = GpuProgram(
             self.model,

@@ -40,6 +40,7 @@ from shmllm_kernels.gpu.configs import (
     product_entry,
     single_row_config,
     table_entry,
+    verify_entry,
 )
 from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.decode_attention import decode_attention
@@ -183,6 +184,7 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma"),
         "mma": ptx.count("mma.sync"),
+        "tcgen05": ptx.count("tcgen05.mma"),
         "loops": pipelines(kernel.asm["ttgir"]),
         "waits": waits_in_loops(ptx),
         "is_double": ".f64" in ptx,
@@ -534,12 +536,19 @@ def attention(
 
 
 def decodes(facts: dict[str, Any], key: str, capability: int, takes_all: bool) -> None:
-    """Launch attention of decodes, split and not, and, as the engine does from 9.0 on, dependent on
-    the launch before; or only split ones of one shape."""
+    """Launch attention of decodes, split and not, of one token of each request and of several, and,
+    as the engine does with one token from 9.0 on, dependent on the launch before; or only split
+    ones of one shape."""
     shapes, splits_of_all = (SHAPES[:4], (1, 8)) if takes_all else (SHAPES[1:2], (8,))
-    for (heads, kv_heads, dim), splits in itertools.product(shapes, splits_of_all):
-        config = table_entry(key, dim, heads // kv_heads, 1, torch.bfloat16, splits > 1)
-        facts |= {"shape": (heads, kv_heads, dim), "splits": splits} | asdict(config)
+    counts = (1, 2, 5, 9) if takes_all else (1, 5)
+    for shape, splits, count in itertools.product(shapes, splits_of_all, counts):
+        heads, kv_heads, dim = shape
+        sizes = heads // kv_heads, count, torch.bfloat16, splits > 1
+        entry = table_entry if count == 1 else verify_entry
+        config = entry(key, dim, *sizes)
+        if config is None:
+            continue
+        facts |= {"shape": shape, "splits": splits, "tokens": count} | asdict(config)
         rows = empty(4, heads + 2 * kv_heads, dim)
         cache, angles = empty(2, 8, 16, kv_heads, dim), empty(4, dim)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
@@ -547,7 +556,8 @@ def decodes(facts: dict[str, Any], key: str, capability: int, takes_all: bool) -
         decode_attention(
             empty(4, heads, dim), rows, cache[0], cache[1], table, starts, starts[1:],
             empty(4, dtype=torch.int64), config, 0.1, angles, angles, num_splits=splits,
-            scratch=scratch, is_dependent=capability >= 90 and splits > 1,
+            scratch=scratch, max_tokens=count, loads_first=count > 1 and splits > 1,
+            is_dependent=capability >= 90 and splits > 1,
         )  # fmt: skip
     facts.clear()
 

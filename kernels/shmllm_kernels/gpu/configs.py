@@ -25,6 +25,8 @@ _TABLE = TileTable.read(TILES_JSON)
 
 MAX_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 4
+VERIFY_ELEMENTS = 64 * 256
+"""The most elements of the sums of a program of several tokens: 64 registers of 8 warps."""
 
 _INTERPRETED_PROCESSORS = 2
 """The number for a CPU, where Triton's interpreter runs a launch's programs one after another."""
@@ -284,6 +286,44 @@ def table_entry(
     if dtype is torch.float32:
         found = replace(found, block_m=max(found.block_m // 4, 16), tile=max(found.tile // 4, 16))
     return replace(found, block_m=max(found.block_m, heads))
+
+
+def verify_config(
+    device: torch.device,
+    head_dim: int,
+    heads_per_kv: int,
+    max_tokens: int,
+    dtype: torch.dtype,
+    is_split: bool = False,
+) -> AttentionConfig | None:
+    """Returns the `verify_entry` of a device."""
+    return verify_entry(device_key(device), head_dim, heads_per_kv, max_tokens, dtype, is_split)
+
+
+def verify_entry(
+    key: str,
+    head_dim: int,
+    heads_per_kv: int,
+    max_tokens: int,
+    dtype: torch.dtype,
+    is_split: bool = False,
+) -> AttentionConfig | None:
+    """Returns the tile sizes of `decode_attention` for requests with several tokens; None: the
+    sums of a program would not fit into its registers.
+
+    They are those of decodes, with a row for each head of each token, and with more warps.
+
+    Args:
+        max_tokens: the largest number of tokens of a request.
+        key, head_dim, heads_per_kv, dtype, is_split: see `table_entry`.
+    """
+    config = table_entry(key, head_dim, heads_per_kv, 1, dtype, is_split)
+    block_m = max(next_power_of_two(heads_per_kv * max_tokens), 16)
+    elements = block_m * max(next_power_of_two(head_dim), 16)
+    if elements > VERIFY_ELEMENTS:
+        return None
+    num_warps = min(max(elements // 1024, config.num_warps), 8)
+    return replace(config, block_m=block_m, tile=min(config.tile, 64), num_warps=num_warps)
 
 
 def latent_config(

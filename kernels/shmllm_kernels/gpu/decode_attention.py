@@ -1,10 +1,10 @@
-"""Attention of a step in which each request has one token, with what would be launches around it.
+"""Attention of a step in which each request has few tokens, with what would be launches around it.
 
-A program computes the query heads that share one kv head, for a part of a request's context. It
-normalises and rotates these heads itself. The program of the first part does so with the request's
-new key, writes key and value to the cache, and attends to them in registers: no program reads what
-another one writes. Of a split context the program that ends last joins the parts, in their order,
-so that the bits do not depend on which one that is.
+A program computes the query heads that share one kv head, of all new tokens of a request, for a
+part of its context. It normalises and rotates these heads itself. The program of the first part
+does so with the request's new keys, writes keys and values to the cache, and attends to them in
+registers: no program reads what another one writes. Of a split context the program that ends last
+joins the parts, in their order, so that the bits do not depend on which one that is.
 
 A dependent launch (from compute capability 9.0 on) asks for its first keys and values before it
 waits for the launch before, whose result it needs for queries and the new key only.
@@ -28,6 +28,8 @@ from shmllm_kernels.gpu.decode_attention_kernel import attend_decodes
 from shmllm_kernels.gpu.rope_write import weights_of
 from shmllm_kernels.reference.rope_write import HeadNorms
 
+MAX_TOKENS = 16
+"""The most tokens of a request in a step, whose keys are one operand of a product."""
 JOINED_ELEMENTS = 8192
 """How many elements of parts a program joins at once, which are in registers."""
 
@@ -52,18 +54,20 @@ def decode_attention(
     sinks: Tensor | None = None,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
+    max_tokens: int = 1,
     loads_first: bool = False,
     is_dependent: bool = False,
 ) -> None:
     """Computes ``reference.rope_write.rope_and_write`` and the causal
-    ``reference.attention.paged_attention`` of a step with at most one token a request.
+    ``reference.attention.paged_attention`` of a step with few tokens a request: one of a decode, or
+    a known one and drafted ones behind it.
 
     Args:
         out: [tokens, num_heads, dim], heads and elements contiguous.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], query, key and value heads, contiguous
             but for the tokens; float32, float16 or bfloat16.
         key_cache, value_cache, block_table, query_starts, context_lens: see `paged_attention`; a
-            request has one token, or none if it is padding.
+            request has 1 to ``max_tokens`` tokens, or none if it is padding.
         slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
         config: tile sizes and numbers of warps, from `configs.attention_config`.
         scale, window, soft_cap, sinks: see `paged_attention`.
@@ -75,6 +79,8 @@ def decode_attention(
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits, whose
             counters are 0, as the launch leaves them; None if ``num_splits`` is 1.
+        max_tokens: the largest number of tokens of a request, at most MAX_TOKENS. With more than
+            one, the config is from `configs.verify_config`.
         loads_first: whether a program loads its first keys and values before its queries. A
             dependent launch does so before it waits.
         is_dependent: whether the launch may begin before the launch before it has ended, from
@@ -84,14 +90,26 @@ def decode_attention(
     One launch a layer, whatever the number of splits. It reads the keys and values of each request
     once: 2 MiB for one request of Llama-3.2-1B at a context of 1,024, 0.5 us; what follows one
     another after the wait (queries, a tile, the parts' sums, their join) takes about 4 us.
+
+    With four drafted tokens behind the known one, on a card of 132 multiprocessors that copies
+    4.26 TB/s, a request at a context of 1,024 has 5 * 4 rows, and 8 parts for each of 8 kv heads:
+    64 programs in one wave. A graph of 8 tokens launches 1,984 more, for padding and for parts of
+    longer contexts; they return after a load, in 8 to 10 waves of 0.5 us, at the same time.
+
+    - Llama-3.1-8B: 4 MiB of keys and values take 1.0 us. A program reads 64 KiB in two tiles, and
+      stores 10 KiB of sums. The last one of a kv head reads 80 KiB, 1.3 us at 60 bytes a ns, in two
+      rounds of 0.7 us. Behind lengths, table, a tile beside the heads, another tile, products and
+      the counter, which follow one another, it ends after 7 us. Three launches take 10 us.
+    - Llama-3.2-1B: half the bytes, 0.5 us; the join takes 2.1 us, and the launch 6 us.
     """
     tokens, num_heads, dim = out.shape
     requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
     step = key_cache, value_cache, block_table, query_starts, context_lens
     check_step(out, heads[:, :num_heads], *step)
     _check(out, heads, num_kv_heads, slots)
+    assert 1 <= max_tokens <= MAX_TOKENS, f"a request of {max_tokens} tokens: at most {MAX_TOKENS}"
     per_kv = num_heads // num_kv_heads
-    check_tiles(config, per_kv, num_splits)
+    check_tiles(config, per_kv * max_tokens, num_splits)
     check_sinks(sinks, num_heads)
     if tokens == 0 or requests == 0:
         return
@@ -105,6 +123,9 @@ def decode_attention(
     dim_padded = max(next_power_of_two(dim), 16)
     most = max(JOINED_ELEMENTS // (num_splits * dim_padded), 1)
     heads_at_once = min(most, next_power_of_two(per_kv))
+    # The sums of a part are not more bytes than its keys and values. Those of several tokens are
+    # half as many: one program reads those of all parts.
+    fewest_keys = (2 if max_tokens == 1 else 4) * config.block_m
     attend_decodes[(requests * num_kv_heads, num_splits)](
         out,
         heads,
@@ -139,6 +160,9 @@ def decode_attention(
         TILE=config.tile,
         DIM=dim,
         DIM_PADDED=dim_padded,
+        MAX_TOKENS=max_tokens,
+        NEW_KEYS=1 if max_tokens == 1 else MAX_TOKENS,
+        FEWEST_KEYS=fewest_keys,
         HEADS_AT_ONCE=heads_at_once,
         LOADS_FIRST=loads_first or is_dependent,
         IS_DEPENDENT=is_dependent,

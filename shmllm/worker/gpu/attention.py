@@ -105,9 +105,10 @@ class AttentionOps:
         )
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
-        # An item that a step's only token of a request belongs to does not go on in that step.
+        # An item that a request's last known token belongs to does not go on in that step.
         is_plain = spec.source is None and spec.ahead in (0, WITHIN_ITEMS)
-        if self._step.descriptor.uniform and is_plain and not self._rotates_apart:
+        launch = self._step.launches[HeadShape.of(spec)]
+        if launch.max_tokens and is_plain and not self._rotates_apart:
             attend = partial(self._attend_decodes, attended, heads, attention, rotation)
         else:
             query = heads[:, : spec.num_heads]  # rotated in place
@@ -176,6 +177,8 @@ class AttentionOps:
             sinks=attention.sinks,
             num_splits=launch.num_splits,
             scratch=self._buffers.scratch(shape, len(out), launch.num_splits),
+            max_tokens=launch.max_tokens,
+            loads_first=launch.loads_first,
             is_dependent=self._step.is_dependent,
         )
 

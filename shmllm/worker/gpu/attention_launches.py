@@ -20,11 +20,19 @@ from shmllm_kernels.gpu.configs import (
     attention_config,
     latent_config,
     num_splits,
+    verify_config,
 )
+from shmllm_kernels.gpu.decode_attention import MAX_TOKENS
 from shmllm_kernels.gpu.latent_attention import heads_per_program
 
 DETERMINISTIC_SPLITS = 8
 """The number of splits of every decode whose bits must not depend on the other requests."""
+
+
+def max_verified(most_drafted: int) -> int:
+    """Return `BatchDescriptor.max_verified` of steps in which a request has at most so many drafted
+    tokens: one more, if `decode_attention` takes them."""
+    return most_drafted + 1 if 0 < most_drafted < MAX_TOKENS else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,20 @@ class AttentionLaunch:
         config: the tile sizes.
         num_splits: the number of parts that each context is split into.
         masks_all: see `paged_attention`.
+        max_tokens: the most tokens of a request, if it is so few that `decode_attention` takes
+            them; 0: it does not.
     """
 
     config: AttentionConfig
     num_splits: int
     masks_all: bool
+    max_tokens: int = 0
+
+    @property
+    def loads_first(self) -> bool:
+        """Whether programs of `decode_attention` load their first keys and values before their
+        queries: those of several tokens do, which are few if they are split."""
+        return self.max_tokens > 1 and self.num_splits > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +93,16 @@ class AttentionLaunches:
         device: the device.
         deterministic: whether the bits of a decode's attention are independent of the number of
             decodes, and those of a prompt's attention independent of its chunks: each decode step
-            has the same number of splits, and other steps are not split.
+            has the same number of splits, as has each step that verifies drafts, and other steps
+            are not split.
+        max_verified: the descriptors' number of this name for steps that verify drafts.
     """
 
     model: ModelConfig
     dtype: torch.dtype
     device: torch.device
     deterministic: bool
+    max_verified: int = 0
 
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
@@ -104,36 +124,52 @@ class AttentionLaunches:
         self, shape: HeadShape, descriptor: BatchDescriptor, max_query_len: int
     ) -> AttentionLaunch:
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        is_decode = descriptor.uniform
-        longest = 1 if is_decode else max_query_len
+        few = self._few_tokens(shape, descriptor)
         if shape.is_latent:
+            longest = few or max_query_len
             config = latent_config(self.device, heads, longest, self.dtype)
             per_program = heads_per_program(heads, config)
             kv_heads = -(-heads // per_program)  # a group of heads has programs of its own
             heads = kv_heads * per_program
         else:
-            config = self._config(shape, longest, is_split=self.deterministic)
+            config = self._config(shape, few, max_query_len, is_split=self.deterministic)
         if self.deterministic:
-            return AttentionLaunch(config, DETERMINISTIC_SPLITS if is_decode else 1, True)
-        tokens = descriptor.num_reqs if is_decode else descriptor.num_tokens
-        sizes = tokens, descriptor.num_reqs, heads, kv_heads
-        splits = num_splits(self.device, config, *sizes)
+            return AttentionLaunch(config, DETERMINISTIC_SPLITS if few else 1, True, few)
+        tokens = descriptor.num_reqs if few == 1 else descriptor.num_tokens
+        # Padded requests have no programs to speak of: those with tokens are no fewer than this.
+        requests = -(-tokens // few) if few else descriptor.num_reqs
+        splits = num_splits(self.device, config, tokens, requests, heads, kv_heads)
         if splits > 1 and not shape.is_latent:
-            config = self._config(shape, longest, is_split=True)
-        return AttentionLaunch(config, splits, is_decode)
+            config = self._config(shape, few, max_query_len, is_split=True)
+        return AttentionLaunch(config, splits, few > 0, few)
 
-    def _config(self, shape: HeadShape, longest: int, is_split: bool) -> AttentionConfig:
-        per_kv = shape.num_heads // shape.num_kv_heads
-        sizes = shape.head_dim, per_kv, longest, self.dtype
-        return attention_config(self.device, *sizes, is_split)
+    def _few_tokens(self, shape: HeadShape, descriptor: BatchDescriptor) -> int:
+        """Return `AttentionLaunch.max_tokens`."""
+        if descriptor.uniform:
+            return 1
+        if shape.is_latent or not descriptor.max_verified:
+            return 0
+        sizes = shape.head_dim, shape.num_heads // shape.num_kv_heads, descriptor.max_verified
+        fits = verify_config(self.device, *sizes, self.dtype) is not None
+        return descriptor.max_verified if fits else 0
+
+    def _config(
+        self, shape: HeadShape, few: int, max_query_len: int, is_split: bool
+    ) -> AttentionConfig:
+        sizes = self.device, shape.head_dim, shape.num_heads // shape.num_kv_heads
+        if few > 1:
+            config = verify_config(*sizes, few, self.dtype, is_split)
+            assert config is not None, "it fits with and without splits"
+            return config
+        return attention_config(*sizes, few or max_query_len, self.dtype, is_split)
 
     def scratch_sizes(self, max_tokens: int, max_requests: int) -> tuple[int, int]:
         """Return the numbers of elements of `AttentionScratch.sums` and `stats` that serve every
         launch. The first is the number of tokens, heads, splits and elements of a head multiplied;
         of tokens times splits there are at most PROGRAMS_PER_PROCESSOR * multiprocessors * block_m,
-        or DETERMINISTIC_SPLITS * max_requests * heads."""
+        or DETERMINISTIC_SPLITS times the tokens of the largest step of decodes or drafts."""
         sums = stats = 0
-        for step in _steps(max_tokens, max_requests):
+        for step in _steps(max_tokens, max_requests, self.max_verified):
             for shape, launch in self.choose(step, step.num_tokens).items():
                 if launch.num_splits > 1:
                     parts = step.num_tokens * launch.num_splits * shape.num_heads
@@ -149,14 +185,14 @@ class AttentionLaunches:
         """Return a small step for each choice of this and, for the same step, of other kernels."""
         found = {
             (*self.choose(step, step.num_tokens).values(), other(step)): step
-            for step in _steps(max_tokens, max_requests)
+            for step in _steps(max_tokens, max_requests, self.max_verified)
         }
         return list(found.values())
 
 
-def _steps(max_tokens: int, max_requests: int) -> Iterator[BatchDescriptor]:
+def _steps(max_tokens: int, max_requests: int, max_verified: int) -> Iterator[BatchDescriptor]:
     """Yield a step of every number of programs, large steps before small ones: the decodes, one
-    prompt of any length, and decodes beside a prompt."""
+    prompt of any length, decodes beside a prompt, and drafts to verify."""
     most = min(max_requests, max_tokens)
     for count in range(most, 0, -1):
         yield BatchDescriptor(count, count, True)
@@ -164,3 +200,5 @@ def _steps(max_tokens: int, max_requests: int) -> Iterator[BatchDescriptor]:
         yield BatchDescriptor(count, 1, False)
     for count in range(min(most, max_tokens - 1), 0, -1):
         yield BatchDescriptor(count + 1, count, False)
+    for count in range(min(max_requests * max_verified, max_tokens), 1, -1):
+        yield BatchDescriptor(count, min(count, max_requests), False, 0, max_verified)

@@ -58,7 +58,9 @@ class DraftLaunches:
         As `GpuInputs.send`, for any number of steps: waits until the device has unpacked the inputs
         of the step before the last one.
         """
-        mode, descriptor = self._dispatcher.dispatch(len(inputs.token_ids), len(inputs.rows))
+        mode, descriptor = self._dispatcher.dispatch(
+            len(inputs.token_ids), len(inputs.rows), int(inputs.counts.max())
+        )
         self._unpacked.rotate()
         self._unpacked[0].wait()
         self._inputs.send(inputs, descriptor, is_repeat)

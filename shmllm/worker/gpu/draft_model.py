@@ -24,6 +24,9 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
 from shmllm.worker.loading import LoadedModel
 
+MOST_MISSED = 2
+"""The most tokens of a request in a step of the draft model that has a graph."""
+
 
 class GpuDraftSteps:
     """See `DraftSteps`.
@@ -108,8 +111,9 @@ class DraftModelResources:
             requests + further,
             device,
             config.load.deterministic,
+            MOST_MISSED,
         )
-        dispatcher = DraftDispatcher(config, requests, further)
+        dispatcher = DraftDispatcher(config, requests, further, MOST_MISSED)
         return cls(draft, len(model.layer_kv), inputs, buffers, dispatcher, device)
 
     @property

@@ -26,12 +26,15 @@ class BatchDescriptor:
         num_reqs: the number of requests, with padding.
         uniform: whether each request has one token: a decode step.
         num_drafts: the number of drafted tokens, with padding.
+        max_verified: the most tokens that a request may have in a step that has one token for each
+            request and drafts; 0: the step is another one, or requests may have any number.
     """
 
     num_tokens: int
     num_reqs: int
     uniform: bool
     num_drafts: int = 0
+    max_verified: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -51,6 +54,8 @@ class GraphDispatcher:
         max_num_tokens: the largest number of tokens in a step.
         max_capture_size: the largest of the default sizes.
         max_drafts: the largest number of drafted tokens in a step.
+        max_verified: the descriptors' number of this name for steps that verify drafts. A PIECEWISE
+            graph serves all steps of its size, so those that it serves have 0.
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class GraphDispatcher:
         max_num_tokens: int,
         max_capture_size: int | None = None,
         max_drafts: int = 0,
+        max_verified: int = 0,
     ) -> None:
         self.mode = mode
+        self._max_verified = max_verified
         self._max_num_seqs = max_num_seqs
         self._max_drafts = max_drafts
         mixed = mode.mixed_mode
@@ -99,7 +106,8 @@ class GraphDispatcher:
             (CudaGraphMode.FULL, self._captured(size, uniform=True)) for size in self._decode_sizes
         ]
         verifying = [
-            (CudaGraphMode.FULL, self._captured(size, uniform=False)) for size in self._verify_sizes
+            (CudaGraphMode.FULL, self._captured(size, uniform=False, verifies=True))
+            for size in self._verify_sizes
         ]
         captures = mixed + decodes + verifying
         return sorted(captures, key=lambda capture: capture[1].num_tokens, reverse=True)
@@ -115,32 +123,33 @@ class GraphDispatcher:
             num_reqs: the number of the step's requests, from 1 to num_tokens.
             uniform: whether each request has one token.
             num_drafts: the number of the step's drafted tokens. A step that has, besides these, one
-                token for each request verifies drafts, and has graphs as decodes have.
+                token for each request verifies drafts, and has graphs as decodes have. Its requests
+                have at most `max_verified` tokens, if that is not 0.
 
         Returns:
             NONE with the step's own sizes, PIECEWISE with the number of tokens padded, or FULL with
             one of the descriptors of `captures`.
         """
-        if uniform:
-            size = _next_size(self._decode_sizes, num_tokens)
-            if size is not None:
-                return CudaGraphMode.FULL, self._captured(size, uniform=True)
-        elif num_tokens == num_reqs + num_drafts:
-            size = _next_size(self._verify_sizes, num_tokens)
-            if size is not None:
-                return CudaGraphMode.FULL, self._captured(size, uniform=False)
+        verifies = not uniform and num_tokens == num_reqs + num_drafts
+        sizes = self._decode_sizes if uniform else self._verify_sizes if verifies else ()
+        size = _next_size(sizes, num_tokens)
+        if size is not None:
+            return CudaGraphMode.FULL, self._captured(size, uniform, verifies)
         mixed = self.mode.mixed_mode
         size = _next_size(self._mixed_sizes, num_tokens)
         if size is None:
-            return CudaGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs, uniform, num_drafts)
+            most = self._max_verified if verifies else 0
+            own = BatchDescriptor(num_tokens, num_reqs, uniform, num_drafts, most)
+            return CudaGraphMode.NONE, own
         if mixed is CudaGraphMode.FULL:
             return mixed, self._captured(size, uniform=False)
         return mixed, BatchDescriptor(size, num_reqs, uniform, num_drafts)
 
-    def _captured(self, size: int, uniform: bool) -> BatchDescriptor:
+    def _captured(self, size: int, uniform: bool, verifies: bool = False) -> BatchDescriptor:
         num_reqs = min(size, self._max_num_seqs)
         num_drafts = 0 if uniform else min(size - num_reqs, self._max_drafts)
-        return BatchDescriptor(size, num_reqs, uniform, num_drafts)
+        most = self._max_verified if verifies else 0
+        return BatchDescriptor(size, num_reqs, uniform, num_drafts, most)
 
 
 class DraftDispatcher:
@@ -152,14 +161,18 @@ class DraftDispatcher:
         max_requests: the largest number of requests in a step.
         most_further: the most tokens that a step with a graph may have besides one for each
             request.
+        max_verified: the most tokens that a request may have in such a step; 0: any number.
 
     Attributes:
         most_further: as given.
         graphs: the choice.
     """
 
-    def __init__(self, config: EngineConfig, max_requests: int, most_further: int) -> None:
+    def __init__(
+        self, config: EngineConfig, max_requests: int, most_further: int, max_verified: int = 0
+    ) -> None:
         self.most_further = most_further
+        self._max_verified = max_verified
         graphs, mode = config.graphs, CudaGraphMode.NONE
         if graphs.effective_mode.decode_mode is CudaGraphMode.FULL:
             mode = CudaGraphMode.FULL_DECODE_ONLY
@@ -170,13 +183,23 @@ class DraftDispatcher:
             config.scheduler.max_num_batched_tokens,
             graphs.max_capture_size,
             max_drafts=most_further,
+            max_verified=max_verified,
         )
 
-    def dispatch(self, num_tokens: int, num_requests: int) -> tuple[CudaGraphMode, BatchDescriptor]:
+    def dispatch(
+        self, num_tokens: int, num_requests: int, max_query_len: int
+    ) -> tuple[CudaGraphMode, BatchDescriptor]:
         """Choose the mode and the padded sizes of a step; see `GraphDispatcher.dispatch`. Logits of
-        further tokens, which nobody needs, are computed by graphs only."""
+        further tokens, which nobody needs, are computed by graphs only.
+
+        Args:
+            num_tokens: the number of the step's tokens.
+            num_requests: the number of the step's requests.
+            max_query_len: the largest number of tokens of a request.
+        """
         further = num_tokens - num_requests
-        num_drafts = further if further <= self.most_further else 0
+        are_few = max_query_len <= self._max_verified or not self._max_verified
+        num_drafts = further if further <= self.most_further and are_few else 0
         mode, descriptor = self.graphs.dispatch(num_tokens, num_requests, not further, num_drafts)
         if mode is CudaGraphMode.NONE:
             descriptor = replace(descriptor, num_drafts=0)

@@ -14,6 +14,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import Arena
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
+from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.capture import CaptureReport, capture_graphs
@@ -68,7 +69,8 @@ class FurtherResources:
         rows = config.scheduler.max_num_seqs
         size = rows, model.config.hidden_size
         kept = torch.zeros(size, dtype=model.dtype, device=device.torch_device)
-        dispatcher = DraftDispatcher(config, rows, config.max_drafts)
+        most = max_verified(config.speculative.most_drafted)
+        dispatcher = DraftDispatcher(config, rows, config.max_drafts, most)
         return cls(model, inputs, buffers, dispatcher, kept, device)
 
     @property

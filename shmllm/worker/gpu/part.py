@@ -12,6 +12,7 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 from shmllm.worker.draft_loading import load_draft
+from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
@@ -137,7 +138,13 @@ def _make_dispatcher(config: EngineConfig, generates: bool = True) -> GraphDispa
     if not generates:  # all steps are prompts
         mode = mode.mixed_mode
     made = GraphDispatcher(
-        mode, graphs.capture_sizes, seqs, tokens, graphs.max_capture_size, config.max_drafts
+        mode,
+        graphs.capture_sizes,
+        seqs,
+        tokens,
+        graphs.max_capture_size,
+        config.max_drafts,
+        max_verified(config.speculative.most_drafted),
     )
     if mode is not CudaGraphMode.NONE and not made.captures():
         raise EngineStartError(

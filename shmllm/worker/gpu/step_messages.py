@@ -78,7 +78,7 @@ class StepMessages:
         numbers = [
             _MODES.index(step.mode),
             *(descriptor.num_tokens, descriptor.num_reqs),
-            *(int(descriptor.uniform), descriptor.num_drafts),
+            *(int(descriptor.uniform), descriptor.num_drafts, descriptor.max_verified),
             *(step.max_query_len, int(step.is_repeat)),
             *packed.sizes,
             *(len(packed.numbers), int(packed.has_embeds), int(packed.looks_ahead)),
@@ -94,13 +94,13 @@ class StepMessages:
 
     def read(self, slot: int) -> StepMessage:
         """Return the step of a slot, whose arrays are views of it."""
-        mode, tokens, requests, uniform, drafts, longest, is_repeat, *rest = self._numbers[
-            slot
-        ].tolist()
+        mode, tokens, requests, uniform, drafts, verified, longest, is_repeat, *rest = (
+            self._numbers[slot].tolist()
+        )
         sizes, (num_packed, *flags, num_changes, num_copies) = rest[:3], rest[3:8]
         return StepMessage(
             _MODES[mode],
-            BatchDescriptor(tokens, requests, bool(uniform), drafts),
+            BatchDescriptor(tokens, requests, bool(uniform), drafts, verified),
             longest,
             PackedStep(self._packed[slot, :num_packed], StepSizes(*sizes), *map(bool, flags)),
             bool(is_repeat),

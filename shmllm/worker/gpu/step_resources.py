@@ -18,6 +18,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.rope_config import needs_axes
 from shmllm.worker.batch import InputBatch
+from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
@@ -127,8 +128,8 @@ class StepResources:
             model.num_token_types > 0,
             needs_axes(model.ropes),
         )
-        deterministic = config.load.deterministic
-        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)
+        options = config.load.deterministic, max_verified(config.speculative.most_drafted)
+        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, *options)
         meetings = NoMeetings()
         if group is not None:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"

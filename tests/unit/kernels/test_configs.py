@@ -17,6 +17,7 @@ from shmllm_kernels.gpu.configs import (
     product_config,
     row_warps,
     table_entry,
+    verify_config,
 )
 
 GPU = torch.device("cuda", 0)
@@ -46,6 +47,21 @@ def test_every_shape_has_a_valid_entry(capability, head_dim, max_query_len, dtyp
             assert size == next_power_of_two(size)
         assert config.block_m >= max(heads_per_kv, 16)
         assert config.tile >= 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256, 512])
+def test_drafts_are_verified_with_a_row_for_each_head_of_each_token(capability, head_dim, dtype):
+    found = 0
+    for per_kv, count, is_split in itertools.product((1, 3, 8), (2, 5, 16), (False, True)):
+        config = verify_config(GPU, head_dim, per_kv, count, dtype, is_split)
+        elements = next_power_of_two(per_kv * count) * next_power_of_two(head_dim)
+        assert (config is None) == (elements > configs.VERIFY_ELEMENTS)
+        if config is not None:
+            found += 1
+            assert config.block_m == max(next_power_of_two(per_kv * count), 16)
+            assert elements <= config.num_warps * 32 * 64, "64 registers of each thread"
+    assert found >= 8
 
 
 def test_a_device_has_the_entries_of_its_key(capability):

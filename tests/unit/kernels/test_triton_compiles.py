@@ -132,6 +132,9 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
     for kernel in found:
         threads = 32 * kernel["num_warps"]
         programs = 4 if kernel["kernel"] == "multiply_single_row" else 2
+        if kernel.get("tokens", 1) > 1:
+            programs = 1 if kernel["num_warps"] > 4 else 2
+            assert kernel["mma"] or kernel["wgmma"] or kernel["tcgen05"]
         assert programs * kernel["registers"] * threads <= REGISTERS
         if capability < 90 or kernel["early_loads"] is None:
             assert capability < 90 or kernel.get("splits") == 1
@@ -270,6 +273,7 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
     assert len(few) == 3
     check_few_rows(few, 90)
     assert {kernel["kernel"] for kernel in others} == {"attend_decodes", "multiply_single_row"}
+    assert {kernel.get("tokens") for kernel in others} == {None, 1, 5}
     assert packed
     check_decodes(others, 90)
     check_packed_rows(packed, 90)

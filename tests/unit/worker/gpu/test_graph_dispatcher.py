@@ -35,20 +35,21 @@ size_lists = st.none() | st.lists(st.integers(1, 300), min_size=1, max_size=12)
 
 @st.composite
 def dispatchers(draw):
-    """Draw a dispatcher and its (max_num_seqs, max_num_tokens, max_drafts)."""
+    """Draw a dispatcher and its (max_num_seqs, max_num_tokens, max_drafts, max_verified)."""
     seqs, tokens = draw(limits)
     drafts = draw(st.integers(0, tokens - 1))
     sizes = draw(size_lists)
     if sizes is not None:
         sizes = [*sizes, 1]
-    made = GraphDispatcher(draw(modes), sizes, seqs, tokens, max_drafts=drafts)
-    return made, seqs, tokens, drafts
+    most = draw(st.sampled_from([0, 5]))
+    made = GraphDispatcher(draw(modes), sizes, seqs, tokens, max_drafts=drafts, max_verified=most)
+    return made, seqs, tokens, drafts, most
 
 
 @st.composite
 def steps(draw):
-    """Draw a dispatcher and a step within its limits."""
-    dispatcher, max_num_seqs, max_num_tokens, max_drafts = draw(dispatchers())
+    """Draw a dispatcher, a step within its limits, and the dispatcher's max_verified."""
+    dispatcher, max_num_seqs, max_num_tokens, max_drafts, max_verified = draw(dispatchers())
     num_reqs = draw(st.integers(1, min(max_num_seqs, max_num_tokens)))
     uniform = draw(st.booleans())
     num_drafts = 0
@@ -57,7 +58,7 @@ def steps(draw):
     known = num_reqs + num_drafts
     is_exact = uniform or draw(st.booleans())
     num_tokens = known if is_exact else draw(st.integers(known, max_num_tokens))
-    return dispatcher, num_tokens, num_reqs, uniform, num_drafts
+    return dispatcher, num_tokens, num_reqs, uniform, num_drafts, max_verified
 
 
 def test_the_modes_equal_those_of_vllm() -> None:
@@ -163,9 +164,10 @@ def test_captures_by_mode(mode: CudaGraphMode) -> None:
 def test_captures_of_steps_that_verify_drafts(mode: CudaGraphMode) -> None:
     """They are further graphs, unless one graph serves every step of its size."""
     sizes = [1, 2, 8, 16]
-    made = GraphDispatcher(mode, sizes, 4, 64, max_drafts=6)
+    made = GraphDispatcher(mode, sizes, 4, 64, max_drafts=6, max_verified=3)
     without = set(GraphDispatcher(mode, sizes, 4, 64).captures())
-    verifying = [BatchDescriptor(8, 4, False, 4), BatchDescriptor(2, 2, False)]
+    most = 0 if mode is CudaGraphMode.FULL else 3
+    verifying = [BatchDescriptor(8, 4, False, 4, most), BatchDescriptor(2, 2, False, 0, most)]
     found = {d for m, d in made.captures() if m is FULL and not d.uniform}
     if mode is CudaGraphMode.FULL:
         largest = BatchDescriptor(16, 4, False, 6)
@@ -181,7 +183,7 @@ def test_captures_of_steps_that_verify_drafts(mode: CudaGraphMode) -> None:
 
 @given(dispatchers())
 def test_each_size_is_captured_once_and_the_largest_first(made) -> None:
-    dispatcher, max_num_seqs, max_num_tokens, max_drafts = made
+    dispatcher, max_num_seqs, max_num_tokens, max_drafts, _ = made
     captures = dispatcher.captures()
     sizes = [descriptor.num_tokens for _, descriptor in captures]
     assert sizes == sorted(sizes, reverse=True)
@@ -197,9 +199,10 @@ def test_each_size_is_captured_once_and_the_largest_first(made) -> None:
 
 @given(steps())
 def test_a_step_gets_the_best_mode_and_the_smallest_size(step) -> None:
-    dispatcher, num_tokens, num_reqs, uniform, num_drafts = step
-    exact = BatchDescriptor(num_tokens, num_reqs, uniform, num_drafts)
+    dispatcher, num_tokens, num_reqs, uniform, num_drafts, max_verified = step
     verifies = not uniform and num_tokens == num_reqs + num_drafts
+    most = max_verified if verifies else 0
+    exact = BatchDescriptor(num_tokens, num_reqs, uniform, num_drafts, most)
     for_all = dispatcher.mode.mixed_mode
 
     def serves(mode: CudaGraphMode, descriptor: BatchDescriptor) -> bool:
@@ -226,7 +229,7 @@ def test_a_step_gets_the_best_mode_and_the_smallest_size(step) -> None:
 
 @given(steps())
 def test_full_only_where_the_mode_allows_it(step) -> None:
-    dispatcher, num_tokens, num_reqs, uniform, num_drafts = step
+    dispatcher, num_tokens, num_reqs, uniform, num_drafts, _ = step
     mode, descriptor = dispatcher.dispatch(num_tokens, num_reqs, uniform, num_drafts)
     allowed = {dispatcher.mode.mixed_mode, NONE}
     if uniform or num_tokens == num_reqs + num_drafts:
@@ -268,29 +271,35 @@ def test_there_are_no_graphs_of_sizes_that_no_step_can_have(mode: str, size: int
     assert dispatcher.dispatch(8, 8, uniform=True) == (NONE, BatchDescriptor(8, 8, True))
 
 
-def drafting(mode: str, *sizes: int) -> DraftDispatcher:
+def drafting(mode: str, *sizes: int, max_verified: int = 0) -> DraftDispatcher:
     config = EngineConfig(
         LoadConfig("a model"), scheduler=SchedulerConfig(4, 64), graphs=GraphConfig(mode, sizes)
     )
-    return DraftDispatcher(config, 4, 3)
+    return DraftDispatcher(config, 4, 3, max_verified)
 
 
 def test_only_graphs_compute_logits_of_further_tokens() -> None:
-    assert drafting("FULL_AND_PIECEWISE", 7).dispatch(6, 4) == (
+    assert drafting("FULL_AND_PIECEWISE", 7).dispatch(6, 4, 3) == (
         FULL,
         BatchDescriptor(7, 4, False, 3),
     )
-    assert drafting("NONE", 7).dispatch(6, 4) == (NONE, BatchDescriptor(6, 4, False))
+    assert drafting("NONE", 7).dispatch(6, 4, 3) == (NONE, BatchDescriptor(6, 4, False))
+
+
+def test_a_graph_serves_no_request_with_more_tokens_than_its_launches() -> None:
+    made = drafting("FULL_AND_PIECEWISE", 7, max_verified=2)
+    assert made.dispatch(6, 4, 2) == (FULL, BatchDescriptor(7, 4, False, 3, 2))
+    assert made.dispatch(6, 4, 3) == (NONE, BatchDescriptor(6, 4, False))
 
 
 def test_there_are_no_graphs_where_the_model_has_none_of_its_decodes() -> None:
     assert drafting("PIECEWISE", 2, 4).graphs.captures() == []
-    assert drafting("FULL_AND_PIECEWISE", 2, 4).dispatch(4, 4) == (
+    assert drafting("FULL_AND_PIECEWISE", 2, 4).dispatch(4, 4, 1) == (
         FULL,
         BatchDescriptor(4, 4, True),
     )
 
 
 def test_a_step_larger_than_every_graph_has_none() -> None:
-    assert drafting("FULL", 40).dispatch(2, 2) == (NONE, BatchDescriptor(2, 2, True))
-    assert drafting("FULL", 4, 8).dispatch(9, 2) == (NONE, BatchDescriptor(9, 2, False))
+    assert drafting("FULL", 40).dispatch(2, 2, 1) == (NONE, BatchDescriptor(2, 2, True))
+    assert drafting("FULL", 4, 8).dispatch(9, 2, 8) == (NONE, BatchDescriptor(9, 2, False))

@@ -34,7 +34,9 @@ def make_step(number: int, changes: BlockChanges = NO_CHANGES) -> StepMessage:
     numbers = np.arange(number, number + 5, dtype=np.int64)
     sizes = StepSizes(number + 1, number + 2, number + 3)
     packed = PackedStep(numbers, sizes, bool(number % 2), bool(number % 3))
-    descriptor = BatchDescriptor(number + 4, number + 5, bool((number + 1) % 2), number + 6)
+    descriptor = BatchDescriptor(
+        number + 4, number + 5, bool((number + 1) % 2), number + 6, number + 8
+    )
     mode = list(CudaGraphMode)[number % 3]
     copies = [(number, number + 1)] * (number % 4)
     return StepMessage(mode, descriptor, number + 7, packed, bool(number % 2), changes, copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,24 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
     assert launched[first : first + 12] == [*begin, *layer, *layer]
     rest = ["_rms_norm", *before_logits, product]
     assert launched[first + 12 :][: len(rest)] == rest
+
+
+@pytest.mark.parametrize("num_reqs", [1, 3])
+def test_a_step_that_verifies_drafts_is_one_launch_of_attention_a_layer(
+    gpu_device, models, num_reqs
+) -> None:
+    """With splits, and without."""
+    steps = GpuSteps(gpu_device, models("llama")[1], max_drafts=12, max_verified=5)
+    steps.program.warm_up()
+    add_prompts(steps, dict.fromkeys(range(num_reqs), 3))
+    steps.step(dict.fromkeys(range(num_reqs), 2))
+    drafts = {row: [1, 2, 3, 4] for row in range(num_reqs)}
+    step = steps.prepare(dict.fromkeys(range(num_reqs), 1), drafts=drafts)
+    gpu_device.launched.clear()
+    steps.run(step)
+    counts = Counter(gpu_device.launched)
+    assert counts["attend_decodes"] == 2
+    assert not counts["_rope_write"] + counts["attend"] + counts["merge_splits"]
 
 
 def test_small_steps_are_split_and_warm_up_runs_all_their_variants(

@@ -1,0 +1,116 @@
+"""Kernel functions of heads in registers: they load, normalise and rotate some of them.
+
+A head is a row of DIM_PADDED elements, of which DIM exist.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from shmllm_kernels.gpu.rope_write import stored
+
+
+@triton.jit
+def partners(ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, DIM_PADDED: tl.constexpr):
+    """Returns, for each element of a head that is rotated, the one it is rotated with, their number
+    as a pair, and whether it is the second of them."""
+    dims = tl.arange(0, DIM_PADDED)
+    if IS_INTERLEAVED:
+        pair, is_second = dims // 2, dims % 2 == 1
+        partner = tl.where(is_second, dims - 1, dims + 1)
+    else:
+        half: tl.constexpr = max(ROTARY_HALF, 1)
+        pair, is_second = dims % half, dims >= half
+        partner = tl.where(is_second, dims - half, dims + half)
+    return partner, pair, is_second
+
+
+@triton.jit
+def load_heads(
+    rows, is_row, partner, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr
+):
+    """Returns heads given by their addresses, [rows, DIM_PADDED], and for each element its
+    partner."""
+    dims = tl.arange(0, DIM_PADDED)
+    x = tl.load(
+        rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < DIM)[None, :], other=0.0
+    )
+    other = x
+    if ROTARY_HALF:
+        wanted = is_row[:, None] & (dims < 2 * ROTARY_HALF)[None, :]
+        other = tl.load(rows[:, None] + partner[None, :], mask=wanted, other=0.0)
+    return x.to(tl.float32), other.to(tl.float32)
+
+
+@triton.jit
+def load_weights(
+    weight_ptr, partner, offset,
+    HAS_NORM: tl.constexpr, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Returns a norm's weight for each element of a head and for its partner, or 1."""
+    weight, other = 1.0, 1.0
+    if HAS_NORM:
+        dims = tl.arange(0, DIM_PADDED)
+        weight = tl.load(weight_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32) + offset
+        other = weight
+        if ROTARY_HALF:
+            is_rotated = dims < 2 * ROTARY_HALF
+            other = (
+                tl.load(weight_ptr + partner, mask=is_rotated, other=0.0).to(tl.float32) + offset
+            )
+    return weight, other
+
+
+@triton.jit
+def load_angles(
+    cos_ptr, sin_ptr, cos_stride, sin_stride, tokens, is_token, pair, is_second,
+    ROTARY_HALF: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Returns for some tokens the cosine for each element of a head, and the sine with the sign
+    with which its partner counts, [tokens, DIM_PADDED] each."""
+    cos, sin = 1.0, 0.0
+    if ROTARY_HALF:
+        is_rotated = tl.arange(0, DIM_PADDED) < 2 * ROTARY_HALF
+        wanted = is_token[:, None] & is_rotated[None, :]
+        # The second half of each table has the sign of the cosine or sine itself.
+        angle = (ROTARY_HALF + pair)[None, :]
+        cos = tl.load(cos_ptr + tokens[:, None] * cos_stride + angle, mask=wanted, other=1.0)
+        sin = tl.load(sin_ptr + tokens[:, None] * sin_stride + angle, mask=wanted, other=0.0)
+        cos, sin = cos.to(tl.float32), sin.to(tl.float32)
+        sin = tl.where(is_second[None, :], sin, -sin)
+    return cos, sin
+
+
+@triton.jit
+def rotated(
+    x, other, weight, other_weight, cos, sin, eps,
+    dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Returns normalised and rotated heads, float32. It rounds where the reference does, but not
+    the result. The angles are those of each head, or of the only token."""
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+        x = _scaled(x, scale, weight, dtype, HAS_OFFSET)
+        other = _scaled(other, scale, other_weight, dtype, HAS_OFFSET)
+    if ROTARY_HALF:
+        x = x * cos + other * sin
+    return x
+
+
+@triton.jit
+def _scaled(x, scale, weight, dtype: tl.constexpr, HAS_OFFSET: tl.constexpr):
+    """Returns heads times their scale and the norm's weight."""
+    x *= scale
+    if not HAS_OFFSET:
+        x = x.to(dtype).to(tl.float32)
+    return (x * weight[None, :]).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def normed_value(value, eps, dtype: tl.constexpr, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
+    """Returns value heads, [heads, DIM_PADDED] float32, as the cache stores them."""
+    if HAS_NORM:
+        value *= tl.rsqrt(tl.sum(value * value, axis=1) / DIM + eps)[:, None]
+    return stored(value, dtype)
