@@ -86,7 +86,7 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
 def test_a_step_that_verifies_drafts_is_one_launch_of_attention_a_layer(
     gpu_device, models, num_reqs
 ) -> None:
-    """With splits, and without."""
+    """With splits, and without. A step of up to eight tokens is five launches a layer."""
     steps = GpuSteps(gpu_device, models("llama")[1], max_drafts=12, max_verified=5)
     steps.program.warm_up()
     add_prompts(steps, dict.fromkeys(range(num_reqs), 3))
@@ -98,6 +98,11 @@ def test_a_step_that_verifies_drafts_is_one_launch_of_attention_a_layer(
     counts = Counter(gpu_device.launched)
     assert counts["attend_decodes"] == 2
     assert not counts["_rope_write"] + counts["attend"] + counts["merge_splits"]
+    if num_reqs == 1:
+        launched, layer = list(gpu_device.launched), ["multiply_few_rows"] * 5
+        layer[1] = "attend_decodes"
+        first = launched.index("_rope_tables") + 1
+        assert launched[first:][: 2 * len(layer)] == 2 * layer
 
 
 def test_small_steps_are_split_and_warm_up_runs_all_their_variants(
