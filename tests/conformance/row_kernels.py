@@ -45,6 +45,15 @@ class RowKernelsConformance:
         assert torch.equal(total, residual)
         assert_close(out, want, *tolerances(dtype))
 
+    @pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (0.25, 1.0)])
+    def test_add_normed(self, draw, dtype, scale, offset):
+        x, residual = (draw.normal(5, 72, dtype=dtype)[:, :70] for _ in range(2))
+        weight = draw.normal(70, dtype=dtype)
+        normed = plain_norm.rms_norm(x, weight, EPS, offset)
+        want = (residual.float() + scale * normed.float()).to(dtype)
+        norm.add_normed(x, residual, weight, EPS, scale, offset)
+        assert_close(residual, want, *tolerances(dtype))
+
     def test_eps_is_inside_the_root_and_dominates_zeros(self, draw, dtype):
         x = torch.zeros(2, 40, dtype=dtype, device=draw.device)
         x[1] = 1

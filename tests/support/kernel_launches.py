@@ -228,6 +228,7 @@ def rows() -> None:
     norm.rms_norm(x, x, x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, 0.5, 1.0)
+    norm.add_normed(x, x.clone(), x[0], 1e-5)
     norm.layer_norm(x, x, x[0], x[0], 1e-5)
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh", "relu_squared"):

@@ -1,7 +1,8 @@
 """The operations of steps of few tokens, several of them in one launch.
 
 Norms and products are not launched when the decoder calls them, but together with what reads their
-result: a norm with the products that read it, a product with the addition to the residual stream.
+result: a norm with the products that read it, a product with the addition to the residual stream,
+a norm behind a block with that addition.
 This module owns what is launched together; `GpuOps` launches what has no such neighbour.
 """
 
@@ -45,6 +46,15 @@ class _Product:
     linear: Linear
 
 
+@dataclass(slots=True, eq=False)
+class _NormedProduct:
+    """An RMSNorm of a product, neither of which has been launched, unless there is a value."""
+
+    product: _Product
+    norm: Norm
+    value: Tensor | None = None
+
+
 class FusedOps:
     """Launches the operations of `models.ops.Ops` for a step of few tokens, as `GpuOps` does, whose
     sizes of the step it uses. Its results are passed to it again, or to `value`: they need not be
@@ -70,6 +80,10 @@ class FusedOps:
             return x.value
         if isinstance(x, _Product):
             return self._multiply(x)
+        if isinstance(x, _NormedProduct):
+            if x.value is None:
+                x.value = self._ops.norm(self._multiply(x.product), x.norm)
+            return x.value
         return x
 
     def _multiply(self, product: _Product) -> Tensor:
@@ -90,6 +104,8 @@ class FusedOps:
         """Return what a product reads, and the norm that it computes before."""
         if isinstance(x, _Normed) and x.value is None:
             return x.residual, x.norm
+        if isinstance(x, _NormedProduct) and x.value is None:
+            return self._multiply(x.product), x.norm
         return self.value(x), None
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
@@ -117,6 +133,9 @@ class FusedOps:
             if norm is None and read is not residual:
                 self._add_product(read, x.linear, residual, scale)
                 return
+        if isinstance(x, _NormedProduct) and x.value is None:
+            self._ops.add_normed(self._multiply(x.product), residual, x.norm, scale)
+            return
         self._ops.add_norm(self.value(x), residual, None, scale)
 
     def _add_product(self, read: Tensor, linear: Linear, residual: Tensor, scale: float) -> None:
@@ -152,7 +171,9 @@ class FusedOps:
     def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:
         return self._ops.join(self.value(embeds), self.value(hidden), norms, projection)
 
-    def norm(self, x: Any, norm: Norm) -> Tensor:
+    def norm(self, x: Any, norm: Norm) -> Any:
+        if isinstance(x, _Product) and norm.spec.kind == "rms":
+            return _NormedProduct(x, norm)
         return self._ops.norm(self.value(x), norm)
 
     def scale(self, x: Any, factor: float, weight: Tensor | None = None) -> Tensor:

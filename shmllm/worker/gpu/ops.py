@@ -47,7 +47,7 @@ from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
-from shmllm_kernels.gpu.norm import add_rms_norm, layer_norm, rms_norm
+from shmllm_kernels.gpu.norm import add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
@@ -201,6 +201,11 @@ class GpuOps:
         else:
             add_rms_norm(out, x, residual, norm.weight, spec.eps, scale, spec.offset)
         return out
+
+    def add_normed(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> None:
+        """Add ``scale`` times an RMSNorm of ``x`` to the residual stream, in place."""
+        spec = norm.spec
+        add_normed(x, residual, norm.weight, spec.eps, scale, spec.offset)
 
     def add_level(self, residual: Tensor, level: int) -> None:
         residual.add_(self._buffers.levels[level, : len(residual)])

@@ -82,6 +82,20 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
     assert launched[first + 12 :][: len(rest)] == rest
 
 
+def test_norms_behind_blocks_are_launched_with_the_sum(gpu_device, models) -> None:
+    steps = GpuSteps(gpu_device, models("gemma2")[1])
+    steps.program.warm_up()
+    add_prompts(steps, {0: 3})
+    steps.step({0: 2})
+    gpu_device.launched.clear()
+    steps.run(steps.prepare({0: 1}))
+    product = "multiply_single_row"
+    layer = [product, "attend_decodes", product, "_add_normed", product, product, "_add_normed"]
+    launched = list(gpu_device.launched)
+    first = launched.index("_rope_tables") + 1
+    assert launched[first:][: 2 * len(layer)] == 2 * layer
+
+
 @pytest.mark.parametrize("num_reqs", [1, 3])
 def test_a_step_that_verifies_drafts_is_one_launch_of_attention_a_layer(
     gpu_device, models, num_reqs
