@@ -32,7 +32,9 @@ from shmllm.models.matrices import FORMATS
 from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
+    LARGEST_BLOCK,
     ROWS_OF_PRODUCTS,
+    SMALLEST_BLOCK,
     latent_entry,
     packed_config,
     packed_row_config,
@@ -50,10 +52,11 @@ from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
 from shmllm_kernels.gpu.packings import PackedRows
-from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
+from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout
+from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.routing import combine, route, scale_chosen
+from shmllm_kernels.gpu.routing import combine, route
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
@@ -313,6 +316,15 @@ def meetings() -> None:
         meet(peers, waits=False)
 
 
+def room(num_pairs: int, num_experts: int) -> SortedPairs:
+    """Memory for sorted pairs in blocks of any size."""
+    return SortedPairs.allocate(num_pairs, num_experts, SMALLEST_BLOCK, LARGEST_BLOCK, integers)
+
+
+def integers(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.int32)
+
+
 def routers() -> None:
     """Launch the routers of DeepSeek-V3 and of DeepSeek-V2."""
     starts = empty(2, dtype=torch.int32)
@@ -323,7 +335,12 @@ def routers() -> None:
             divides_by_all=not is_sigmoid, is_sigmoid=is_sigmoid, num_groups=8,
             top_groups=top_groups, num_best=2 if is_sigmoid else 1, scale=2.5,
         )  # fmt: skip
-        route(ids, weights, logits, starts, choice, bias if is_sigmoid else None)
+        layout = PairLayout(
+            room(4 * top_k, count), LayoutScratch.allocate(count, top_k, integers), 16
+        )
+        route(
+            ids, weights, logits, starts, choice, bias if is_sigmoid else None, layout=layout
+        )  # fmt: skip
 
 
 def experts(facts: dict[str, Any], key: str) -> None:
@@ -332,11 +349,11 @@ def experts(facts: dict[str, Any], key: str) -> None:
     for count, top_k, hidden, inner in ((128, 8, 2048, 768), (32, 4, 2880, 2880)):
         is_silu = top_k == 8
         ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
-        route(ids, weights, empty(4, count), starts, Choice(divides_by_all=is_silu))
-        blocks = empty(max_blocks(ids.numel(), count, 16), 3, dtype=torch.int32)
-        pairs = SortedPairs(ids.flatten(), empty(count, dtype=torch.int32), blocks, starts)
-        sort_pairs(pairs, ids, 16)
-        scale_chosen(weights, ids, empty(count))
+        pairs, choice = room(ids.numel(), count), Choice(divides_by_all=is_silu)
+        layout = PairLayout(pairs, LayoutScratch.allocate(count, top_k, integers), 16)
+        route(ids, weights, empty(4, count), starts, choice, None, empty(count), layout)
+        route(ids, weights, empty(4, count), starts, choice)
+        sort_pairs(pairs, ids, count, 16)
         rows, x = empty(4, top_k, hidden), empty(4, hidden)
         combine(x, rows, weights, None if is_silu else x.clone(), weights[:, 0])
         for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):
@@ -368,12 +385,11 @@ def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:
 
 def packed(facts: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
     """Launch all kernels that read packed weights of a kind, with every entry of the table."""
-    ids, starts = empty(4, dtype=torch.int64), empty(2, dtype=torch.int32)
+    ids = empty(4, dtype=torch.int64)
     facts |= {"kind": kind, "dtype": str(dtype)}
     x, out = empty(4, 4096, dtype=dtype), empty(4, 14_336, dtype=dtype)
     embed(x, unwritten(kind, VOCAB_SIZE, 4096, dtype=dtype), ids, ids)
-    blocks = empty(max_blocks(8, 32, 16), 3, dtype=torch.int32)
-    pairs = SortedPairs(empty(8, dtype=torch.int32), empty(32, dtype=torch.int32), blocks, starts)
+    pairs = room(8, 32)
     gate_up = unwritten(kind, 32, 2 * 2816, 4096, dtype=dtype)
     last = unwritten(kind, 32, 4096, 2816, dtype=dtype)
     for rows in ROWS_OF_PRODUCTS:
@@ -408,9 +424,7 @@ def adapters_of_experts(facts: dict[str, Any], key: str) -> None:
     for dtype, rows in (*((half, 128) for half in HALVES), (HALVES[0], 16), (torch.float32, 16)):
         config = product_entry(key, rows, dtype)
         facts |= {"dtype": str(dtype), "rows": rows} | asdict(config)
-        blocks = empty(max_blocks(8 * top_k, experts, 16), 3, dtype=torch.int32)
-        counts, num_blocks = empty(experts, dtype=torch.int32), empty(1, dtype=torch.int32)
-        pairs = SortedPairs(empty(8 * top_k, dtype=torch.int32), counts, blocks, num_blocks)
+        pairs = room(8 * top_k, experts)
         step = StepUnits.allocate(2, 8, torch.device("cpu"))
         gate_up = empty(experts, 2 * inner, hidden, dtype=dtype)
         up, last = gate_up[:, :inner].contiguous(), empty(experts, hidden, inner, dtype=dtype)

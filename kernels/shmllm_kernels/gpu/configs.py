@@ -135,6 +135,8 @@ _SINGLE_ROW_TALL = (4, 1024, 2)  # a matrix of at least _TALL rows
 
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""
+SMALLEST_BLOCK, LARGEST_BLOCK = 16, 128
+"""Their smallest and their largest number of rows of a program."""
 
 
 def product_config(device: torch.device, rows: int, dtype: torch.dtype) -> ProductConfig:

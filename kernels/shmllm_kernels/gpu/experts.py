@@ -49,10 +49,10 @@ def _gate_and_up(
     BLOCK_K: tl.constexpr,
 ):
     index = tl.program_id(0)
-    if index >= tl.load(num_blocks_ptr):
+    num_blocks = tl.load(num_blocks_ptr)
+    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
+    if index >= num_blocks:
         return
-    expert, rows, is_row = block_of(index, blocks_ptr, BLOCK_M)
-    pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0)
     tokens = pairs // TOP_K
     # Columns of gate and up in turn, so that the tile splits into both.
     halves = tl.arange(0, BLOCK_N)
@@ -112,10 +112,10 @@ def _up(
     BLOCK_K: tl.constexpr,
 ):
     index = tl.program_id(0)
-    if index >= tl.load(num_blocks_ptr):
+    num_blocks = tl.load(num_blocks_ptr)
+    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
+    if index >= num_blocks:
         return
-    expert, rows, is_row = block_of(index, blocks_ptr, BLOCK_M)
-    pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0)
     tokens = pairs // TOP_K
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < inner
@@ -160,9 +160,10 @@ def _down(
     BLOCK_K: tl.constexpr,
 ):
     index = tl.program_id(0)
-    if index >= tl.load(num_blocks_ptr):
+    num_blocks = tl.load(num_blocks_ptr)
+    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
+    if index >= num_blocks:
         return
-    expert, rows, is_row = block_of(index, blocks_ptr, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < num_columns
     places = expert * num_columns + columns
@@ -173,7 +174,6 @@ def _down(
     )  # fmt: skip
     if HAS_BIAS:
         result += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0)
     if adapters is not None:
         result = add_to_block(
             result, adapters, expert, pairs, rows, is_row, columns, is_column, BLOCK_M, BLOCK_N
