@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from conformance.attention_kernels import product_of_single_rows
 from support.kernel_helpers import assert_close, poisoned
+from triton.runtime.interpreter import interpreter_builder
 
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.experts import down, gate_and_up
@@ -97,6 +99,15 @@ def check_pairs(pairs: SortedPairs, ids: torch.Tensor, experts: int, block_m: in
     assert pairs.blocks[: len(blocks)].tolist() == blocks
     assert (pairs.blocks[len(blocks) :] == -99).all()
     assert torch.equal(pairs.pairs[: want.numel()].cpu().long(), want.flatten())
+
+
+def run_programs_in_order(monkeypatch: pytest.MonkeyPatch, order: Callable[[int], int]) -> None:
+    """Make the interpreter run program ``order(x)`` in place of program x."""
+    set_index = type(interpreter_builder).set_grid_idx
+    monkeypatch.setattr(
+        interpreter_builder, "set_grid_idx",
+        lambda x, y, z: set_index(interpreter_builder, order(x), y, z),
+    )  # fmt: skip
 
 
 class ExpertKernelsConformance:
@@ -195,6 +206,20 @@ class ExpertKernelsConformance:
                 check_pairs(layout.pairs, ids, experts, block_m)
             else:
                 assert (layout.pairs.blocks == -99).all()
+            assert layout.scratch.num_done.item() == 0
+
+    def test_the_layout_does_not_depend_on_which_program_is_the_last(
+        self, draw, dtype, monkeypatch
+    ):
+        """Only the interpreter has programs in a certain order."""
+        logits = draw.normal(61, 7, dtype=dtype)
+        for order in (lambda x: x, lambda x: 3 - x, lambda x: (x + 2) % 4):
+            run_programs_in_order(monkeypatch, order)
+            layout = layout_of(61, 3, 7, 16, draw.device)
+            ids, weights = torch.empty(2, 61, 3, device=draw.device)
+            ids = ids.int()
+            route(ids, weights, logits, starts(60, draw.device), BY_SOFTMAX, layout=layout)
+            check_pairs(layout.pairs, ids, 7, 16)
             assert layout.scratch.num_done.item() == 0
 
     def test_no_tokens_have_no_blocks(self, draw, dtype):

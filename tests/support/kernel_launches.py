@@ -1,11 +1,11 @@
 """Compiles every launch of the Triton kernels for a GPU that the machine need not have.
 
 The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line for each kernel. A
-PART is "rows" (all kernels but the following), "some-attention" or "all-attention", "some-packed"
-(kernels that read packed weights) or "packed=KIND" (those of a kind). Compiling needs the compute
-capability only. It finds errors that the interpreter cannot: types that change in a loop, registers
-that spill, shared memory that does not fit, arithmetic that became float64, and loops that wait for
-each load.
+PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
+"some-attention" or "all-attention", "some-packed" (kernels that read packed weights) or
+"packed=KIND" (those of a kind). Compiling needs the compute capability only. It finds errors that
+the interpreter cannot: types that change in a loop, registers that spill, shared memory that does
+not fit, arithmetic that became float64, and loops that wait for each load.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "spills_in_loops": spilled,
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma"),
-        "mma": ptx.count("mma.sync"),
+        "mma": ptx.count("mma.sync") + ptx.count("tcgen05.mma"),
         "loops": pipelines(kernel.asm["ttgir"]),
         "waits": waits_in_loops(ptx),
         "is_double": ".f64" in ptx,
@@ -343,8 +343,10 @@ def routers() -> None:
         )  # fmt: skip
 
 
-def experts(facts: dict[str, Any], key: str) -> None:
-    """Launch the mixtures of Qwen3-30B-A3B and of gpt-oss-20b with every entry of the table."""
+def experts(facts: dict[str, Any], key: str, capability: int) -> None:
+    """Launch the mixtures of Qwen3-30B-A3B and of gpt-oss-20b with every entry of the table, and
+    the last product, as the engine does from 9.0 on, dependent on the one before."""
+    is_dependent = capability >= 90
     starts = empty(2, dtype=torch.int32)
     for count, top_k, hidden, inner in ((128, 8, 2048, 768), (32, 4, 2880, 2880)):
         is_silu = top_k == 8
@@ -361,20 +363,28 @@ def experts(facts: dict[str, Any], key: str) -> None:
             # Nobody writes these, so that they take no memory.
             gate_up = torch.empty(count, 2 * inner, hidden, dtype=dtype)
             last = torch.empty(count, hidden, inner, dtype=dtype)
-            facts |= {"dtype": str(dtype), "rows": most} | asdict(config)
+            facts |= {"dtype": str(dtype), "rows": most, "experts": count} | asdict(config)
             biases: list[torch.Tensor | None] = [None, None]
             if not is_silu:
                 biases = [empty(*matrix.shape[:2], dtype=dtype) for matrix in (gate_up, last)]
             activated = empty(4 * top_k, inner, dtype=dtype)
             gate_and_up(
                 activated, x.to(dtype), gate_up, biases[0], "silu" if is_silu else "gpt_oss",
-                top_k, pairs, config,
+                top_k, pairs, config, is_followed=is_dependent,
             )  # fmt: skip
-            down(rows.to(dtype).flatten(0, 1), activated, last, biases[1], pairs, config)
+            out = rows.to(dtype).flatten(0, 1)
+            down(out, activated, last, biases[1], pairs, config, is_dependent=is_dependent)
             if is_silu:
                 up = torch.empty(count, inner, hidden, dtype=dtype)
                 gate_and_up(activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config)
-    facts.clear()
+        facts.clear()
+
+
+def mixtures(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -> None:
+    """Launch the kernels of mixtures of experts but those of adapters and of packed weights."""
+    if {"rows", "some-rows", "experts"} & set(parts):
+        experts(facts, key, capability)
+        routers()
 
 
 def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:
@@ -641,12 +651,11 @@ def main() -> None:
         delta_nets()
         mambas()
         step()
-        experts(facts, key)
         sampler()
         adapters()
         adapters_of_experts(facts, key)
-        routers()
         meetings()
+    mixtures(facts, key, capability, parts)
     latents(facts, key, parts)
     for part in {"some-decodes", "decodes"} & set(parts):
         decodes(facts, key, capability, part == "decodes")

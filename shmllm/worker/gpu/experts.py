@@ -12,7 +12,12 @@ from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
-from shmllm_kernels.gpu.configs import LARGEST_BLOCK, SMALLEST_BLOCK, ProductConfig
+from shmllm_kernels.gpu.configs import (
+    LARGEST_BLOCK,
+    SMALLEST_BLOCK,
+    ProductConfig,
+    has_dependent_launches,
+)
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.packings import Rows
@@ -143,10 +148,11 @@ class ExpertOps:
         if not lays_out(num_tokens, spec.num_experts):
             sort_pairs(pairs, routing.ids, spec.num_experts, block_m)
         activated, rows = buffers.activated[:num_pairs], buffers.rows[:num_tokens]
+        is_dependent = has_dependent_launches(x.device)
         first = self._shrink(moe.gate_up_proj, x, spec, block_m, by_token=True)
         gate_and_up(
             activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
-            configs[0], first,
+            configs[0], first, is_dependent,
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
         meetings, out = self._meetings, buffers.out[:num_tokens]
@@ -155,7 +161,9 @@ class ExpertOps:
         bias = moe.down_proj.bias
         if is_partial and not meetings.has_rest:
             bias = shared = None
-        down(rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last)
+        down(
+            rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last, is_dependent
+        )  # fmt: skip
         combine(target, rows, routing.weights, shared, routing.shared_gates)
         return meetings.sum_parts(out) if is_partial else out
 
