@@ -186,14 +186,13 @@ class ExpertKernelsConformance:
 
     @pytest.mark.parametrize("block_m", [16, 32])
     @pytest.mark.parametrize(
-        ("tokens", "experts", "top_k"), [*ROUTED, (16, 8, 2), (40, 6, 5), (512, 9, 5), (9, 2048, 3)]
+        ("tokens", "experts", "top_k"), [*ROUTED, (16, 8, 2), (40, 6, 5), (512, 9, 5), (9, 4096, 3)]
     )
     def test_route_lays_out_pairs(self, draw, dtype, tokens, experts, top_k, block_m):
         logits, existing = draw.normal(tokens, experts, dtype=dtype), tokens - tokens // 4
         logits[existing:] = torch.nan
         if tokens > 4:
             logits[:, 1] += 100.0  # one expert has many pairs
-        assert lays_out(tokens, experts) == (tokens <= most_tokens(experts))
         layout = layout_of(tokens, top_k, experts, block_m, draw.device)
         want_ids, want = routed(logits, top_k, BY_SOFTMAX, existing)
         for _ in range(2):  # nothing is left of the first launch that the second one may not find
@@ -221,6 +220,14 @@ class ExpertKernelsConformance:
             route(ids, weights, logits, starts(60, draw.device), BY_SOFTMAX, layout=layout)
             check_pairs(layout.pairs, ids, 7, 16)
             assert layout.scratch.num_done.item() == 0
+
+    def test_a_routing_of_few_tokens_lays_out_pairs(self):
+        """The last program has at most 8,192 counts, and decodes at most 512 tokens."""
+        sizes = {8: 512, 128: 512, 256: 512, 512: 256, 4096: 4}
+        assert {experts: most_tokens(experts) for experts in sizes} == sizes
+        for experts, most in sizes.items():
+            assert lays_out(most, experts)
+            assert not lays_out(most + 1, experts)
 
     def test_no_tokens_have_no_blocks(self, draw, dtype):
         layout = layout_of(0, 2, 5, 16, draw.device)

@@ -34,8 +34,8 @@ LEAST_STAGES = 5
 LOADED = 8
 """The elements of bfloat16 in a load of 16 bytes."""
 WORDS_OF_BLOCK = 5
-"""Of a program of experts: the number of blocks, a block's expert, first place and size, and its
-pairs, which are few for each thread."""
+"""Of a program of experts: the number of blocks, a block's expert, first place and size, and one or
+more pairs."""
 
 Kernel = dict[str, Any]
 
@@ -136,6 +136,10 @@ def check_experts(kernel: Kernel, capability: int) -> None:
     are in flight. Few rows have so many programs on a multiprocessor of an H100 as the arithmetic
     says, and a dependent launch has read its block before it waits."""
     assert kernel["mma"] or kernel["wgmma"]
+    if capability >= 90 and kernel["kernel"] == "_down":
+        assert kernel["loads_before_wait"] >= WORDS_OF_BLOCK
+    if capability == 100 and kernel["block_m"] > 16:
+        return  # `pipelines` does not know the loops of tcgen05.mma
     if capability == 90 and kernel["block_m"] >= 64:
         assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
     (loop,), (waits,) = kernel["loops"], kernel["waits"]
@@ -146,8 +150,6 @@ def check_experts(kernel: Kernel, capability: int) -> None:
     if capability == 90 and kernel["block_m"] == 16:
         assert 5 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[90] + SYSTEM_BYTES
         assert 5 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS
-    if capability >= 90 and kernel["kernel"] == "_down":
-        assert kernel["loads_before_wait"] == WORDS_OF_BLOCK
 
 
 def check_decodes(found: list[Kernel], capability: int) -> None:
