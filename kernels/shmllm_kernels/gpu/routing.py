@@ -217,7 +217,7 @@ def route(
     top_k times over their logits in registers, and twice for each group: with 8 of 128 experts two
     reductions of 0.1 us each time, 1.6 us, and 0.6 us for the logits, so 3 us for a step of one
     program. `pair_layout.most_tokens` says what the layout adds: 0.3 us up to 16 tokens, 3.3 us up
-    to 512. So 4 us, and 7 us; the launches for the choice, the scales, and two to sort took 2 us each.
+    to 512. So 4 us, and 7 us; the launches for choice, scales, and two to sort took 2 us each.
     8,192 tokens have 512 programs, two at a time on each multiprocessor: 10 us.
     """
     tokens, top_k = ids.shape
