@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from conformance.attention_kernels import product_of_single_rows
 from support.kernel_helpers import assert_close, poisoned
+from triton.runtime.interpreter import interpreter_builder
 
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.pair_layout import (
+    LayoutScratch,
+    PairLayout,
+    lays_out,
+    most_tokens,
+    num_chunks,
+)
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
-from shmllm_kernels.gpu.routing import combine, route, scale_chosen
+from shmllm_kernels.gpu.routing import combine, route
 from shmllm_kernels.reference import moe as plain
 
 SMALL = ProductConfig(16, 32, 16, 4, 2)
@@ -55,15 +64,50 @@ def routed(
     return ids, weights
 
 
+def garbage(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.full(shape, -99, dtype=torch.int32, device=device)
+
+
 def placed(num_tokens: int, top_k: int, num_experts: int, device: torch.device) -> SortedPairs:
-    """Room for the sorted pairs of these tokens, in blocks of 16 or more."""
+    """Room for the sorted pairs of these tokens, in blocks of 16 or 32."""
+    sizes = num_tokens * top_k, num_experts, 16, 32
+    return SortedPairs.allocate(*sizes, lambda *shape: garbage(device, *shape))
 
-    def garbage(*shape: int) -> torch.Tensor:
-        return torch.full(shape, -99, dtype=torch.int32, device=device)
 
-    num_pairs = num_tokens * top_k
-    blocks = garbage(max_blocks(num_pairs, num_experts, 16), 3)
-    return SortedPairs(garbage(num_pairs), garbage(num_experts), blocks, garbage(1))
+def layout_of(
+    tokens: int, top_k: int, experts: int, block_m: int, device: torch.device
+) -> PairLayout:
+    """Where `route` lays out the pairs of these tokens."""
+    chunks = num_chunks(tokens, experts)
+    done = torch.zeros(1, dtype=torch.int32, device=device)
+    scratch = LayoutScratch(garbage(device, chunks, experts), garbage(device, tokens * top_k), done)
+    return PairLayout(placed(tokens, top_k, experts, device), scratch, block_m)
+
+
+def check_pairs(pairs: SortedPairs, ids: torch.Tensor, experts: int, block_m: int) -> None:
+    """The pairs are those of ``ids`` by expert and token, and nothing else is written."""
+    flat, blocks, first = ids.flatten().cpu(), [], 0
+    want = torch.full((len(pairs.pairs) // block_m, block_m), -99)
+    for expert in range(experts):
+        mine = torch.nonzero(flat == expert).flatten()
+        for some in mine.split(block_m) if len(mine) else ():
+            want[len(blocks), : len(some)] = some
+            blocks.append([expert, first, len(some)])
+            first += len(some)
+    assert pairs.num_blocks.tolist() == [len(blocks)]
+    assert len(blocks) <= max_blocks(ids.numel(), experts, block_m)
+    assert pairs.blocks[: len(blocks)].tolist() == blocks
+    assert (pairs.blocks[len(blocks) :] == -99).all()
+    assert torch.equal(pairs.pairs[: want.numel()].cpu().long(), want.flatten())
+
+
+def run_programs_in_order(monkeypatch: pytest.MonkeyPatch, order: Callable[[int], int]) -> None:
+    """Make the interpreter run program ``order(x)`` in place of program x."""
+    set_index = type(interpreter_builder).set_grid_idx
+    monkeypatch.setattr(
+        interpreter_builder, "set_grid_idx",
+        lambda x, y, z: set_index(interpreter_builder, order(x), y, z),
+    )  # fmt: skip
 
 
 class ExpertKernelsConformance:
@@ -118,12 +162,11 @@ class ExpertKernelsConformance:
         assert weights[:2].isnan().all()
 
     def test_weights_of_chosen_experts_are_scaled(self, draw, dtype):
-        weights = draw.normal(5, 3, dtype=torch.float32)
-        ids, scales = draw.integers(0, 6, 5, 3).int(), draw.normal(6, dtype=dtype)
-        ids[4] = -1
-        want = torch.where(ids < 0, weights, weights * scales.float()[ids.long().clamp(0)])
-        scale_chosen(weights, ids, scales)
-        assert torch.equal(weights, want)
+        logits, scales = draw.normal(5, 6, dtype=dtype), draw.normal(6, dtype=dtype)
+        ids, plainly = routed(logits, 3, BY_SOFTMAX)
+        weights = torch.empty_like(plainly)
+        route(ids, weights, logits, starts(5, draw.device), BY_SOFTMAX, scales=scales)
+        assert torch.equal(weights, plainly * scales.float()[ids.long()])
 
     def test_padded_tokens_go_to_no_expert(self, draw, dtype):
         logits = draw.normal(5, 8, dtype=dtype)
@@ -133,23 +176,72 @@ class ExpertKernelsConformance:
         assert (ids[:3] >= 0).all()
 
     @pytest.mark.parametrize("block_m", [16, 32])
-    @pytest.mark.parametrize(("tokens", "experts", "top_k"), [*ROUTED, (80, 3, 2), (1100, 5, 1)])
+    @pytest.mark.parametrize(("tokens", "experts", "top_k"), [*ROUTED, (80, 3, 2), (2100, 5, 1)])
     def test_sorted_pairs(self, draw, tokens, experts, top_k, block_m):
         ids = torch.stack([draw.permutation(experts)[:top_k] for _ in range(tokens)]).int()
         ids[tokens // 2 + 1 :: 5] = -1
         pairs = placed(tokens, top_k, experts, draw.device)
-        sort_pairs(pairs, ids.contiguous(), block_m)
-        flat, blocks, first = ids.flatten().cpu(), [], 0
-        for expert in range(experts):
-            mine = torch.nonzero(flat == expert).flatten()
-            assert torch.equal(pairs.pairs[first : first + len(mine)].cpu().long(), mine)
-            for begin in range(0, len(mine), block_m):
-                blocks.append([expert, first + begin, min(block_m, len(mine) - begin)])
-            first += len(mine)
-        assert pairs.num_blocks.tolist() == [len(blocks)]
-        assert len(blocks) <= max_blocks(ids.numel(), experts, block_m)
-        assert pairs.blocks[: len(blocks)].tolist() == blocks
-        assert (pairs.blocks[len(blocks) :] == -99).all()
+        sort_pairs(pairs, ids.contiguous(), experts, block_m)
+        check_pairs(pairs, ids, experts, block_m)
+
+    @pytest.mark.parametrize("block_m", [16, 32])
+    @pytest.mark.parametrize(
+        ("tokens", "experts", "top_k"), [*ROUTED, (16, 8, 2), (40, 6, 5), (512, 9, 5), (9, 4096, 3)]
+    )
+    def test_route_lays_out_pairs(self, draw, dtype, tokens, experts, top_k, block_m):
+        logits, existing = draw.normal(tokens, experts, dtype=dtype), tokens - tokens // 4
+        logits[existing:] = torch.nan
+        if tokens > 4:
+            logits[:, 1] += 100.0  # one expert has many pairs
+        layout = layout_of(tokens, top_k, experts, block_m, draw.device)
+        want_ids, want = routed(logits, top_k, BY_SOFTMAX, existing)
+        for _ in range(2):  # nothing is left of the first launch that the second one may not find
+            ids, weights = torch.full_like(want_ids, -7), torch.full_like(want, torch.nan)
+            layout.pairs.pairs.fill_(-99)
+            route(ids, weights, logits, starts(existing, draw.device), BY_SOFTMAX, layout=layout)
+            assert torch.equal(ids, want_ids)
+            assert torch.equal(weights[:existing], want[:existing])
+            if lays_out(tokens, experts):
+                check_pairs(layout.pairs, ids, experts, block_m)
+            else:
+                assert (layout.pairs.blocks == -99).all()
+            assert layout.scratch.num_done.item() == 0
+
+    def test_the_layout_does_not_depend_on_which_program_is_the_last(
+        self, draw, dtype, monkeypatch
+    ):
+        """Only the interpreter has programs in a certain order."""
+        logits = draw.normal(61, 7, dtype=dtype)
+        for order in (lambda x: x, lambda x: 3 - x, lambda x: (x + 2) % 4):
+            run_programs_in_order(monkeypatch, order)
+            layout = layout_of(61, 3, 7, 16, draw.device)
+            ids, weights = torch.empty(2, 61, 3, device=draw.device)
+            ids = ids.int()
+            route(ids, weights, logits, starts(60, draw.device), BY_SOFTMAX, layout=layout)
+            check_pairs(layout.pairs, ids, 7, 16)
+            assert layout.scratch.num_done.item() == 0
+
+    def test_a_routing_of_few_tokens_lays_out_pairs(self):
+        """The last program has at most 8,192 counts, and decodes at most 512 tokens."""
+        sizes = {8: 512, 128: 512, 256: 512, 512: 256, 4096: 4}
+        assert {experts: most_tokens(experts) for experts in sizes} == sizes
+        for experts, most in sizes.items():
+            assert lays_out(most, experts)
+            assert not lays_out(most + 1, experts)
+
+    def test_no_tokens_have_no_blocks(self, draw, dtype):
+        layout = layout_of(0, 2, 5, 16, draw.device)
+        no_ids, weights = torch.empty(2, 0, 2, device=draw.device)
+        ids, logits = no_ids.int(), draw.normal(0, 5, dtype=dtype)
+        route(ids, weights, logits, starts(0, draw.device), BY_SOFTMAX, layout=layout)
+        assert layout.pairs.num_blocks.item() == 0
+
+    @pytest.mark.parametrize("num_pairs", range(1, 40))
+    def test_the_most_blocks_are_reached(self, num_pairs):
+        for experts in (1, 3, 8):
+            chosen = min(experts, num_pairs)
+            counts = [num_pairs - chosen + 1] + [1] * (chosen - 1)
+            assert max_blocks(num_pairs, experts, 16) == sum(-(-count // 16) for count in counts)
 
     @pytest.mark.parametrize(("activation", "has_bias"), ACTIVATIONS)
     @pytest.mark.parametrize(
@@ -174,7 +266,7 @@ class ExpertKernelsConformance:
         gate_up_bias = draw.normal(experts, width, dtype=dtype) if has_bias else None
         last_bias = draw.normal(experts, hidden, dtype=dtype) if has_bias else None
         pairs = placed(tokens, top_k, experts, draw.device)
-        sort_pairs(pairs, ids, config.block_m)
+        sort_pairs(pairs, ids, experts, config.block_m)
         activated = poisoned(tokens * top_k, inner, dtype=dtype, device=draw.device)
         gate_and_up(activated, x, gate_up, gate_up_bias, activation, top_k, pairs, config)
         rows = poisoned(tokens, top_k, hidden, dtype=dtype, device=draw.device)
@@ -211,11 +303,11 @@ class ExpertKernelsConformance:
 
         def run(tokens: torch.Tensor) -> torch.Tensor:
             pairs = placed(len(tokens), 1, experts, draw.device)
-            sort_pairs(pairs, ids[tokens].contiguous(), SMALL.block_m)
+            sort_pairs(pairs, ids[tokens].contiguous(), experts, SMALL.block_m)
             out = poisoned(len(tokens), inner, dtype=dtype, device=draw.device)
             gate_and_up(out, x[tokens], weight, None, "silu", 1, pairs, SMALL)
             by_pair = torch.empty_like(out)
-            by_pair[pairs.pairs.long()] = out
+            by_pair[ids[tokens, 0].sort(stable=True).indices] = out
             return by_pair
 
         some = torch.tensor([3, 7, 8, 19], device=draw.device)
@@ -227,9 +319,12 @@ class ExpertKernelsConformance:
             routed(logits, 4, True)
         pairs = placed(2, 1, 3, draw.device)
         with pytest.raises(AssertionError, match="int32"):
-            sort_pairs(pairs, torch.zeros(2, 1, dtype=torch.int64, device=draw.device), 16)
+            sort_pairs(pairs, torch.zeros(2, 1, dtype=torch.int64, device=draw.device), 3, 16)
+        zeros = torch.zeros(49, 1, dtype=torch.int32, device=draw.device)
         with pytest.raises(AssertionError, match="too few places"):
-            sort_pairs(pairs, torch.zeros(9, 1, dtype=torch.int32, device=draw.device), 16)
+            sort_pairs(pairs, zeros[:2], 3, 64)
+        with pytest.raises(AssertionError, match="too few blocks"):
+            sort_pairs(pairs, zeros, 3, 16)
         x, weight = draw.normal(2, 8, dtype=dtype), draw.normal(3, 12, 8, dtype=dtype)
         out = torch.empty(2, 6, dtype=dtype, device=draw.device)
         with pytest.raises(AssertionError, match="no activation"):

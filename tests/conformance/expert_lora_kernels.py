@@ -58,7 +58,7 @@ class Layer:
         """Computes all tokens with the adapters of a step; returns [tokens, hidden]."""
         (tokens, top_k), hidden = ids.shape, x.shape[1]
         pairs = placed(tokens, top_k, len(self.weights[0]), self.device)
-        sort_pairs(pairs, ids, config.block_m)
+        sort_pairs(pairs, ids, len(self.weights[0]), config.block_m)
         ranks = self.places[0].a.shape[2]
 
         def memory(*shape: int) -> Tensor:
@@ -160,7 +160,7 @@ class ExpertLoraConformance:
         layer = Layer(draw, dtype, "silu", 3, 16, 16, 16)
         x, ids = draw.normal(2, 16, dtype=dtype), chosen(draw, 2, 3, 1)[0]
         pairs = placed(2, 1, 3, draw.device)
-        sort_pairs(pairs, ids, 16)
+        sort_pairs(pairs, ids, 3, 16)
         step, t = step_of([0, 1], draw.device), draw.normal(2, 16, dtype=dtype)
         for wrong_x, wrong_t, message in (
             (x[:, :15], t, "rows of k"),

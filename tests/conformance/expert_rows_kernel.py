@@ -34,7 +34,7 @@ class ExpertRowsConformance:
         logits = draw.normal(1, experts, dtype=dtype, scale=2.0)
         ids, _ = routed(logits, top_k, BY_SOFTMAX)
         pairs = placed(1, top_k, experts, draw.device)
-        sort_pairs(pairs, ids, 16)
+        sort_pairs(pairs, ids, experts, 16)
         # The sorted pairs of one token are in the order of its experts, as its choices are.
         got, want = poisoned(2, top_k, inner, dtype=dtype, device=draw.device)
         gate_and_up(want, x, first, biases[0], activation, top_k, pairs, SMALL)

@@ -155,7 +155,7 @@ class PackedKernelsConformance:
         if has_bias:
             biases = [draw.normal(*each.shape[:2], dtype=dtype) for each in (gate_up, last)]
         pairs = placed(tokens, top_k, experts, draw.device)
-        sort_pairs(pairs, ids, ONE_RUN.block_m)
+        sort_pairs(pairs, ids, experts, ONE_RUN.block_m)
         activated = poisoned(tokens * top_k, inner, dtype=dtype, device=draw.device)
         gate_and_up(activated, x, rows_of(gate_up), biases[0], "silu", top_k, pairs, ONE_RUN)
         rows = poisoned(tokens, top_k, hidden, dtype=dtype, device=draw.device)

@@ -1,11 +1,11 @@
 """Compiles every launch of the Triton kernels for a GPU that the machine need not have.
 
 The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line for each kernel. A
-PART is "rows" (all kernels but the following), "some-attention" or "all-attention", "some-packed"
-(kernels that read packed weights) or "packed=KIND" (those of a kind). Compiling needs the compute
-capability only. It finds errors that the interpreter cannot: types that change in a loop, registers
-that spill, shared memory that does not fit, arithmetic that became float64, and loops that wait for
-each load.
+PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
+"some-attention" or "all-attention", "some-packed" (kernels that read packed weights) or
+"packed=KIND" (those of a kind). Compiling needs the compute capability only. It finds errors that
+the interpreter cannot: types that change in a loop, registers that spill, shared memory that does
+not fit, arithmetic that became float64, and loops that wait for each load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from shmllm.models.matrices import FORMATS
 from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
+    LARGEST_BLOCK,
     ROWS_OF_PRODUCTS,
+    SMALLEST_BLOCK,
     few_rows_config,
     latent_entry,
     packed_entry,
@@ -53,10 +55,11 @@ from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
 from shmllm_kernels.gpu.packings import PackedRows, Rows
-from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
+from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout
+from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.routing import combine, route, scale_chosen
+from shmllm_kernels.gpu.routing import combine, route
 from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
@@ -321,6 +324,15 @@ def meetings() -> None:
         meet(peers, waits=False)
 
 
+def room(num_pairs: int, num_experts: int) -> SortedPairs:
+    """Memory for sorted pairs in blocks of any size."""
+    return SortedPairs.allocate(num_pairs, num_experts, SMALLEST_BLOCK, LARGEST_BLOCK, integers)
+
+
+def integers(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.int32)
+
+
 def routers() -> None:
     """Launch the routers of DeepSeek-V3 and of DeepSeek-V2."""
     starts = empty(2, dtype=torch.int32)
@@ -331,20 +343,27 @@ def routers() -> None:
             divides_by_all=not is_sigmoid, is_sigmoid=is_sigmoid, num_groups=8,
             top_groups=top_groups, num_best=2 if is_sigmoid else 1, scale=2.5,
         )  # fmt: skip
-        route(ids, weights, logits, starts, choice, bias if is_sigmoid else None)
+        layout = PairLayout(
+            room(4 * top_k, count), LayoutScratch.allocate(count, top_k, integers), 16
+        )
+        route(
+            ids, weights, logits, starts, choice, bias if is_sigmoid else None, layout=layout
+        )  # fmt: skip
 
 
-def experts(facts: dict[str, Any], key: str) -> None:
-    """Launch the mixtures of Qwen3-30B-A3B and of gpt-oss-20b with every entry of the table."""
+def experts(facts: dict[str, Any], key: str, capability: int) -> None:
+    """Launch the mixtures of Qwen3-30B-A3B and of gpt-oss-20b with every entry of the table, and
+    the last product, as the engine does from 9.0 on, dependent on the one before."""
+    is_dependent = capability >= 90
     starts = empty(2, dtype=torch.int32)
     for count, top_k, hidden, inner in ((128, 8, 2048, 768), (32, 4, 2880, 2880)):
         is_silu = top_k == 8
         ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
-        route(ids, weights, empty(4, count), starts, Choice(divides_by_all=is_silu))
-        blocks = empty(max_blocks(ids.numel(), count, 16), 3, dtype=torch.int32)
-        pairs = SortedPairs(ids.flatten(), empty(count, dtype=torch.int32), blocks, starts)
-        sort_pairs(pairs, ids, 16)
-        scale_chosen(weights, ids, empty(count))
+        pairs, choice = room(ids.numel(), count), Choice(divides_by_all=is_silu)
+        layout = PairLayout(pairs, LayoutScratch.allocate(count, top_k, integers), 16)
+        route(ids, weights, empty(4, count), starts, choice, None, empty(count), layout)
+        route(ids, weights, empty(4, count), starts, choice)
+        sort_pairs(pairs, ids, count, 16)
         rows, x = empty(4, top_k, hidden), empty(4, hidden)
         combine(x, rows, weights, None if is_silu else x.clone(), weights[:, 0])
         for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):
@@ -352,20 +371,28 @@ def experts(facts: dict[str, Any], key: str) -> None:
             # Nobody writes these, so that they take no memory.
             gate_up = torch.empty(count, 2 * inner, hidden, dtype=dtype)
             last = torch.empty(count, hidden, inner, dtype=dtype)
-            facts |= {"dtype": str(dtype), "rows": most} | asdict(config)
+            facts |= {"dtype": str(dtype), "rows": most, "experts": count} | asdict(config)
             biases: list[torch.Tensor | None] = [None, None]
             if not is_silu:
                 biases = [empty(*matrix.shape[:2], dtype=dtype) for matrix in (gate_up, last)]
             activated = empty(4 * top_k, inner, dtype=dtype)
             gate_and_up(
                 activated, x.to(dtype), gate_up, biases[0], "silu" if is_silu else "gpt_oss",
-                top_k, pairs, config,
+                top_k, pairs, config, is_followed=is_dependent,
             )  # fmt: skip
-            down(rows.to(dtype).flatten(0, 1), activated, last, biases[1], pairs, config)
+            out = rows.to(dtype).flatten(0, 1)
+            down(out, activated, last, biases[1], pairs, config, is_dependent=is_dependent)
             if is_silu:
                 up = torch.empty(count, inner, hidden, dtype=dtype)
                 gate_and_up(activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config)
-    facts.clear()
+        facts.clear()
+
+
+def mixtures(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -> None:
+    """Launch the kernels of mixtures of experts but those of adapters and of packed weights."""
+    if {"rows", "some-rows", "experts"} & set(parts):
+        experts(facts, key, capability)
+        routers()
 
 
 def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:
@@ -376,12 +403,11 @@ def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:
 
 def packed(facts: dict[str, Any], key: str, kind: str, dtype: torch.dtype) -> None:
     """Launch all kernels that read packed weights of a kind, with every entry of the table."""
-    ids, starts = empty(4, dtype=torch.int64), empty(2, dtype=torch.int32)
+    ids = empty(4, dtype=torch.int64)
     facts |= {"kind": kind, "dtype": str(dtype)}
     x, out = empty(4, 4096, dtype=dtype), empty(4, 14_336, dtype=dtype)
     embed(x, unwritten(kind, VOCAB_SIZE, 4096, dtype=dtype), ids, ids)
-    blocks = empty(max_blocks(8, 32, 16), 3, dtype=torch.int32)
-    pairs = SortedPairs(empty(8, dtype=torch.int32), empty(32, dtype=torch.int32), blocks, starts)
+    pairs = room(8, 32)
     gate_up = unwritten(kind, 32, 2 * 2816, 4096, dtype=dtype)
     last = unwritten(kind, 32, 4096, 2816, dtype=dtype)
     for rows in ROWS_OF_PRODUCTS:
@@ -420,9 +446,7 @@ def adapters_of_experts(facts: dict[str, Any], key: str) -> None:
     for dtype, rows in (*((half, 128) for half in HALVES), (HALVES[0], 16), (torch.float32, 16)):
         config = product_entry(key, rows, dtype)
         facts |= {"dtype": str(dtype), "rows": rows} | asdict(config)
-        blocks = empty(max_blocks(8 * top_k, experts, 16), 3, dtype=torch.int32)
-        counts, num_blocks = empty(experts, dtype=torch.int32), empty(1, dtype=torch.int32)
-        pairs = SortedPairs(empty(8 * top_k, dtype=torch.int32), counts, blocks, num_blocks)
+        pairs = room(8 * top_k, experts)
         step = StepUnits.allocate(2, 8, torch.device("cpu"))
         gate_up = empty(experts, 2 * inner, hidden, dtype=dtype)
         up, last = gate_up[:, :inner].contiguous(), empty(experts, hidden, inner, dtype=dtype)
@@ -705,12 +729,11 @@ def main() -> None:
         delta_nets()
         mambas()
         step()
-        experts(facts, key)
         sampler()
         adapters()
         adapters_of_experts(facts, key)
-        routers()
         meetings()
+    mixtures(facts, key, capability, parts)
     latents(facts, key, parts)
     for part in {"some-decodes", "decodes"} & set(parts):
         decodes(facts, key, capability, part == "decodes")

@@ -19,10 +19,17 @@ from gpu.clock import seconds_each
 from gpu.packed_part import draw
 from gpu.search import Case, Search
 from gpu.settings import Settings
-from shmllm_kernels.gpu.configs import PACKED_PRODUCT, PRODUCT, ProductConfig
+from shmllm_kernels.gpu.configs import (
+    LARGEST_BLOCK,
+    PACKED_PRODUCT,
+    PRODUCT,
+    SMALLEST_BLOCK,
+    ProductConfig,
+    has_dependent_launches,
+)
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.packings import PackedRows
-from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
+from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
 from shmllm_kernels.gpu.products import linear
 
 MIXTURE = (128, 8, 2048, 768)
@@ -71,9 +78,11 @@ class MixtureCase:
 
         choices = torch.rand(tokens, experts, device=device).topk(top_k).indices
         count = tokens * top_k
-        blocks = max_blocks(count, experts, 16)
-        sizes = (count,), (experts,), (blocks, 3), (1,)
-        pairs = SortedPairs(*(torch.zeros(s, device=device, dtype=torch.int32) for s in sizes))
+
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, device=device, dtype=torch.int32)
+
+        pairs = SortedPairs.allocate(count, experts, SMALLEST_BLOCK, LARGEST_BLOCK, integers)
         return cls(
             f"{tokens} tokens",
             random(tokens, hidden),
@@ -87,20 +96,23 @@ class MixtureCase:
         )
 
     def result(self, config: ProductConfig) -> Tensor:
-        sort_pairs(self.pairs, self.ids, config.block_m)
+        sort_pairs(self.pairs, self.ids, len(self.last), config.block_m)
         self._launch(config)
         return self.out.float()
 
     def seconds(self, config: ProductConfig) -> float:
-        sort_pairs(self.pairs, self.ids, config.block_m)
+        sort_pairs(self.pairs, self.ids, len(self.last), config.block_m)
         return seconds_each([partial(self._launch, config)] * 2, self.x.device, self.rounds)
 
     def _launch(self, config: ProductConfig) -> None:
         top_k = self.ids.shape[1]
+        is_dependent = has_dependent_launches(self.x.device)
         gate_and_up(
-            self.activated, self.x, self.gate_up, None, "silu", top_k, self.pairs, config
+            self.activated, self.x, self.gate_up, None, "silu", top_k, self.pairs, config,
+            is_followed=is_dependent,
         )  # fmt: skip
-        down(self.out, self.activated, self.last, None, self.pairs, config)
+        options = {"is_dependent": is_dependent}
+        down(self.out, self.activated, self.last, None, self.pairs, config, **options)
 
 
 class PackedCase:

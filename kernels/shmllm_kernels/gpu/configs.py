@@ -93,8 +93,9 @@ class ProductConfig:
     num_stages: int
 
 
-# Few rows wait for the weights: a program of 16 rows has three tiles of 16 KiB in flight. Many rows
-# are bound by the tensor cores, and their tiles are those of usual products.
+# Few rows wait for the weights (docs/kernels.md, "Experts in decodes"): at 9.0 a program of 16 rows
+# has two tiles of 16 KiB in flight in 40 KiB of shared memory: a multiprocessor has five of them.
+# Many rows are bound by the tensor cores, and their tiles are those of usual products.
 PRODUCT = _TABLE.of("product", ProductConfig)
 """Products with experts, by the rows of an expert."""
 PRODUCT_FLOAT32 = _TABLE.of("product_float32", ProductConfig)
@@ -161,6 +162,8 @@ FEW_ROWS_FLOAT32 = _TABLE.of("few_rows_float32", FewRowsConfig)
 
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""
+SMALLEST_BLOCK, LARGEST_BLOCK = 16, 128
+"""Their smallest and their largest number of rows of a program."""
 
 
 def product_config(device: torch.device, rows: int, dtype: torch.dtype) -> ProductConfig:

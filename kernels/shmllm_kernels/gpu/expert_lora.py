@@ -143,10 +143,11 @@ def _shrink_pairs(
     EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
-    if index >= tl.load(num_blocks_ptr):
+    num_blocks = tl.load(num_blocks_ptr)
+    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
+    if index >= num_blocks:
         return
-    expert, rows, is_row = block_of(index, blocks_ptr, BLOCK_M)
-    tokens = tl.load(pairs_ptr + rows, mask=is_row, other=0) // TOP_K
+    tokens = pairs // TOP_K
     ranks = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_rank = ranks < num_ranks
     source = tokens if BY_TOKEN else rows

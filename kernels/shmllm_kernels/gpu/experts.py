@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.activation import active
 from shmllm_kernels.gpu.configs import ProductConfig
@@ -42,17 +43,20 @@ def _gate_and_up(
     TOP_K: tl.constexpr,
     NAME: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_FOLLOWED: tl.constexpr,
     PACKING: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    if IS_FOLLOWED:
+        gdc_launch_dependents()
     index = tl.program_id(0)
-    if index >= tl.load(num_blocks_ptr):
+    num_blocks = tl.load(num_blocks_ptr)
+    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
+    if index >= num_blocks:
         return
-    expert, rows, is_row = block_of(index, blocks_ptr, BLOCK_M)
-    pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0)
     tokens = pairs // TOP_K
     # Columns of gate and up in turn, so that the tile splits into both.
     halves = tl.arange(0, BLOCK_N)
@@ -105,17 +109,20 @@ def _up(
     TOP_K: tl.constexpr,
     NAME: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_FOLLOWED: tl.constexpr,
     PACKING: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    if IS_FOLLOWED:
+        gdc_launch_dependents()
     index = tl.program_id(0)
-    if index >= tl.load(num_blocks_ptr):
+    num_blocks = tl.load(num_blocks_ptr)
+    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
+    if index >= num_blocks:
         return
-    expert, rows, is_row = block_of(index, blocks_ptr, BLOCK_M)
-    pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0)
     tokens = pairs // TOP_K
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < inner
@@ -153,6 +160,7 @@ def _down(
     parameters_stride,
     adapters,
     HAS_BIAS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
     PACKING: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -160,9 +168,12 @@ def _down(
     BLOCK_K: tl.constexpr,
 ):
     index = tl.program_id(0)
-    if index >= tl.load(num_blocks_ptr):
+    num_blocks = tl.load(num_blocks_ptr)
+    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
+    if IS_DEPENDENT:
+        gdc_wait()
+    if index >= num_blocks:
         return
-    expert, rows, is_row = block_of(index, blocks_ptr, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < num_columns
     places = expert * num_columns + columns
@@ -173,7 +184,6 @@ def _down(
     )  # fmt: skip
     if HAS_BIAS:
         result += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    pairs = tl.load(pairs_ptr + rows, mask=is_row, other=0)
     if adapters is not None:
         result = add_to_block(
             result, adapters, expert, pairs, rows, is_row, columns, is_column, BLOCK_M, BLOCK_N
@@ -193,6 +203,7 @@ def gate_and_up(
     pairs: SortedPairs,
     config: ProductConfig,
     adapters: PairAdapters | None = None,
+    is_followed: bool = False,
 ) -> None:
     """Writes the activation of each pair's product with gate and up of its expert, or, for
     "relu_squared", with up alone.
@@ -210,6 +221,7 @@ def gate_and_up(
         pairs: the sorted pairs, in blocks of ``config.block_m``.
         config: the tile sizes, from `configs.product_config`, or `configs.packed_config`.
         adapters: what is added to gate and up before the activation, or None.
+        is_followed: whether the next launch may begin before this one has ended; see `down`.
 
     One launch a layer. It reads the weights of the chosen experts once for each block: with 8 of
     128 experts of 2 * 768 x 2048 in bfloat16, 50 MB for one token, 12 us at 4.3 TB/s; 805 MB, 190
@@ -241,6 +253,7 @@ def gate_and_up(
         TOP_K=top_k,
         NAME=activation,
         HAS_BIAS=bias is not None,
+        IS_FOLLOWED=is_followed,
         **options(weight, config),
     )
 
@@ -253,6 +266,7 @@ def down(
     pairs: SortedPairs,
     config: ProductConfig,
     adapters: PairAdapters | None = None,
+    is_dependent: bool = False,
 ) -> None:
     """Writes each pair's product with the last projection of its expert.
 
@@ -264,8 +278,12 @@ def down(
         pairs: as in `gate_and_up`. Rows of ``out`` whose pair is not among them stay unchanged.
         config: as in `gate_and_up`.
         adapters: what is added, or None.
+        is_dependent: whether the launch may begin before the launch before it has ended. It reads
+            the blocks then, and waits. So the launch before must have begun after ``pairs`` were
+            complete. The GPU must have compute capability 9.0.
 
-    One launch a layer, half the bytes and operations of `gate_and_up`.
+    One launch a layer, half the bytes and operations of `gate_and_up`. Where it is dependent, the
+    0.8 us until it starts and the 0.6 us for its blocks pass while `gate_and_up` ends.
     """
     num_experts, columns, k = weight.shape
     assert x.shape == (len(out), k), "x: a row for each pair"
@@ -286,7 +304,9 @@ def down(
         *strides_of(weight),
         operands_of(adapters, x.dtype),
         HAS_BIAS=bias is not None,
+        IS_DEPENDENT=is_dependent,
         **options(weight, config),
+        **({"launch_pdl": True} if is_dependent else {}),
     )
 
 

@@ -1,9 +1,9 @@
 """Decides which experts compute which tokens, and adds up what these return.
 
-`route` chooses each token's experts, `pairs` lays the pairs of a token and an expert out for
-`experts`, and `combine` adds the pairs of each token. A token's result is the sum over its experts
-in ascending order; it does not depend on the order of the pairs, and no kernel uses atomic
-additions.
+`route` chooses each token's experts and lays the pairs of a token and an expert out for `experts`,
+as `pair_layout` says; `combine` adds the pairs of each token. A token's result is the sum over its
+experts in ascending order. It does not depend on the order of the pairs, and no kernel adds numbers
+atomically but those of finished programs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,22 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
 from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.gpu.pair_layout import (
+    PairLayout,
+    count_and_lay_out,
+    lays_out,
+    most_tokens,
+    num_chunks,
+    operands_of,
+    tokens_at_once,
+)
+from shmllm_kernels.gpu.pairs import check_room
 from shmllm_kernels.reference import moe as plain
 from shmllm_kernels.reference.moe import Choice
 
 MAX_EXPERTS = 4096
 COLUMNS_AT_ONCE = 1024
+NUM_WARPS = 8
 SMALLEST_TOTAL = tl.constexpr(plain.SMALLEST_TOTAL)
 
 
@@ -34,56 +45,79 @@ def _keep_best_groups(
     PADDED: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
 ):
-    """Makes the ranks of all groups but the best ones minus infinity."""
-    groups = tl.arange(0, PADDED_GROUPS)
-    scores = tl.full((PADDED_GROUPS,), float("-inf"), tl.float32)
+    """Makes the ranks of all groups of a token's experts but the best ones minus infinity."""
+    groups = tl.arange(0, PADDED_GROUPS)[None, :]
+    scores = tl.full((ranks.shape[0], PADDED_GROUPS), float("-inf"), tl.float32)
     for group in tl.static_range(NUM_GROUPS):
         own = tl.where(experts // PER_GROUP == group, ranks, float("-inf"))
-        score = tl.max(own, axis=0)
+        score = tl.max(own, axis=1)[:, None]
         if NUM_BEST == 2:
-            first = tl.min(tl.where(own == score, experts, PADDED), axis=0)
-            score += tl.max(tl.where(experts == first, float("-inf"), own), axis=0)
+            first = tl.min(tl.where(own == score, experts, PADDED), axis=1)[:, None]
+            score += tl.max(tl.where(experts == first, float("-inf"), own), axis=1)[:, None]
         score = tl.where(score != score, float("-inf"), score)
         scores = tl.where(groups == group, score, scores)
-    left = groups < NUM_GROUPS
-    for _ in tl.static_range(TOP_GROUPS):
-        best = tl.max(tl.where(left, scores, float("-inf")), axis=0)
-        first = tl.min(tl.where(left & (scores == best), groups, PADDED_GROUPS), axis=0)
-        left = left & (groups != first)
+    left = _leave_best(scores, groups, groups < NUM_GROUPS, TOP_GROUPS, PADDED_GROUPS)
     for group in tl.static_range(NUM_GROUPS):
-        is_left = tl.max(((groups == group) & left).to(tl.int32), axis=0) > 0
+        is_left = tl.max(((groups == group) & left).to(tl.int32), axis=1)[:, None] > 0
         ranks = tl.where((experts // PER_GROUP == group) & is_left, float("-inf"), ranks)
     return ranks
 
 
-@triton.jit(do_not_specialize=["num_requests"])
+@triton.jit
+def _leave_best(ranks, numbers, inside, COUNT: tl.constexpr, PADDED: tl.constexpr):
+    """Returns which columns of each row are not among the COUNT largest; of equal ones the lower
+    number is larger.
+
+    Args:
+        ranks: [rows, PADDED], without NaN.
+        numbers: [1, PADDED], the numbers of the columns.
+        inside: [1, PADDED], which of these there are.
+    """
+    left = inside & (ranks == ranks)
+    for _ in tl.static_range(COUNT):
+        best = tl.max(tl.where(left, ranks, float("-inf")), axis=1)[:, None]
+        first = tl.min(tl.where(left & (ranks == best), numbers, PADDED), axis=1)[:, None]
+        left = left & (numbers != first)
+    return left
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_tokens", "num_chunks", "block_m"])
 def _route(
     ids_ptr,
     weights_ptr,
     logits_ptr,
     bias_ptr,
+    scales_ptr,
     starts_ptr,
+    layout,
     num_requests,
+    num_tokens,
+    num_chunks,
+    block_m,
     logits_stride,
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     NUM_BEST: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    TOKENS: tl.constexpr,
     PADDED: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    experts = tl.arange(0, PADDED)
-    inside = experts < NUM_EXPERTS
-    source = logits_ptr + token * logits_stride + experts
-    logits = tl.load(source, mask=inside, other=float("-inf")).to(tl.float32)
+    tokens = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
+    experts = tl.arange(0, PADDED)[None, :]
+    is_token, inside = tokens < num_tokens, experts < NUM_EXPERTS
+    source = logits_ptr + tokens.to(tl.int64) * logits_stride + experts
+    logits = tl.load(source, mask=is_token & inside, other=float("-inf")).to(tl.float32)
     is_nan = logits != logits
-    largest = tl.max(tl.where(is_nan, float("-inf"), logits), axis=0)
+    largest = tl.max(tl.where(is_nan, float("-inf"), logits), axis=1)[:, None]
     shares = sigmoid(logits) if IS_SIGMOID else tl.exp(logits - largest)
     ranks = shares if IS_SIGMOID else logits
     if HAS_BIAS:
@@ -100,22 +134,24 @@ def _route(
             PADDED,
             PADDED_GROUPS,
         )
-    left = inside
-    for _ in tl.static_range(TOP_K):
-        best = tl.max(tl.where(left, ranks, float("-inf")), axis=0)
-        first = tl.min(tl.where(left & (ranks == best), experts, PADDED), axis=0)
-        left = left & (experts != first)
-    chosen = inside & (left == 0)
+    chosen = inside & (_leave_best(ranks, experts, inside, TOP_K, PADDED) == 0)
     counted = inside if DIVIDES_BY_ALL else chosen
-    total = tl.sum(tl.where(counted, shares, 0.0), axis=0)
+    total = tl.sum(tl.where(counted, shares, 0.0), axis=1)[:, None]
     if IS_SIGMOID:
         total = 1.0 if DIVIDES_BY_ALL else total + SMALLEST_TOTAL
-    has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
+    has_nan = tl.max(is_nan.to(tl.int32), axis=1)[:, None] > 0
     weights = tl.where(has_nan, float("nan"), shares / total * scale)
-    places = token * TOP_K + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
-    exists = token < tl.load(starts_ptr + num_requests)
-    tl.store(ids_ptr + places, tl.where(exists, experts, -1), mask=chosen)
-    tl.store(weights_ptr + places, weights, mask=chosen)
+    if HAS_SCALES:
+        weights *= tl.load(scales_ptr + experts, mask=inside, other=0.0).to(tl.float32)
+    places = tokens.to(tl.int64) * TOP_K + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
+    exists = tokens < tl.load(starts_ptr + num_requests)
+    tl.store(ids_ptr + places, tl.where(exists, experts, -1), mask=chosen & is_token)
+    tl.store(weights_ptr + places, weights, mask=chosen & is_token)
+    if layout is not None:
+        count_and_lay_out(
+            layout, ids_ptr, places, chosen & exists & is_token, num_chunks, num_tokens * TOP_K,
+            block_m, TOKENS * TOP_K, NUM_EXPERTS, PADDED, CHUNKS, PAIRS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -159,9 +195,11 @@ def route(
     query_starts: Tensor,
     choice: Choice,
     bias: Tensor | None = None,
+    scales: Tensor | None = None,
+    layout: PairLayout | None = None,
 ) -> None:
-    """Writes ``reference.moe.route(logits, top_k, choice, bias)``; padded tokens get the expert -1,
-    whom nobody computes.
+    """Writes ``reference.moe.route(logits, top_k, choice, bias)``, and lays out the pairs of a step
+    of few tokens. Padded tokens get the expert -1, whom nobody computes.
 
     Args:
         ids: [tokens, top_k] int32, contiguous; gets each token's experts in ascending order.
@@ -170,12 +208,65 @@ def route(
         query_starts: [requests + 1] int32, whose last number is that of the step's tokens.
         choice: how the experts are chosen.
         bias: [experts] float32, contiguous, or None.
+        scales: [experts], any floating dtype, contiguous, what the weight of each chosen expert is
+            multiplied by; or None.
+        layout: where the pairs are laid out if `pair_layout.lays_out` these tokens; else nothing is
+            written there. None: they are not laid out.
 
-    One launch a layer, with a program for each token that passes top_k times over its logits in
-    registers, and twice for each group: 2 us for one token, 10 us for 8,192 with 8 of 128 experts.
+    One launch a layer. A program has 16 tokens of up to 512 experts, two in each warp, and passes
+    top_k times over their logits in registers, and twice for each group: with 8 of 128 experts two
+    reductions of 0.1 us each time, 1.6 us, and 0.6 us for the logits, so 3 us for a step of one
+    program. `pair_layout.most_tokens` says what the layout adds: 0.3 us up to 16 tokens, 3.3 us up
+    to 512. So 4 us, and 7 us; the launches for choice, scales, and two to sort took 2 us each.
+    8,192 tokens have 512 programs, two at a time on each multiprocessor: 10 us.
     """
     tokens, top_k = ids.shape
     num_experts = logits.shape[1]
+    _check_routing(ids, weights, logits, choice, scales)
+    count, most = num_chunks(tokens, num_experts), most_tokens(num_experts)
+    is_laid_out = layout is not None and lays_out(tokens, num_experts)
+    if layout is not None:
+        check_room(layout.pairs, ids.numel(), num_experts, layout.block_m)
+    if tokens == 0:
+        if layout is not None:
+            layout.pairs.num_blocks.zero_()
+        return
+    _route[(count,)](
+        ids,
+        weights,
+        logits,
+        weights if bias is None else bias,
+        weights if scales is None else scales,
+        query_starts,
+        operands_of(layout),
+        len(query_starts) - 1,
+        tokens,
+        count if is_laid_out else 0,
+        0 if layout is None else layout.block_m,
+        logits.stride(0),
+        choice.scale,
+        DIVIDES_BY_ALL=choice.divides_by_all,
+        IS_SIGMOID=choice.is_sigmoid,
+        HAS_BIAS=bias is not None,
+        HAS_SCALES=scales is not None,
+        NUM_GROUPS=choice.num_groups,
+        TOP_GROUPS=choice.top_groups,
+        NUM_BEST=choice.num_best,
+        NUM_EXPERTS=num_experts,
+        TOP_K=top_k,
+        TOKENS=tokens_at_once(num_experts),
+        PADDED=next_power_of_two(num_experts),
+        PADDED_GROUPS=next_power_of_two(choice.num_groups),
+        CHUNKS=next_power_of_two(num_chunks(most, num_experts)),
+        PAIRS=next_power_of_two(most * top_k),
+        num_warps=NUM_WARPS,
+    )
+
+
+def _check_routing(
+    ids: Tensor, weights: Tensor, logits: Tensor, choice: Choice, scales: Tensor | None
+) -> None:
+    (_, top_k), num_experts = ids.shape, logits.shape[1]
     assert weights.shape == ids.shape == (len(logits), top_k), "ids and weights: one row a token"
     assert ids.dtype is torch.int32, "ids are int32"
     assert weights.dtype is torch.float32, "weights are float32"
@@ -184,29 +275,8 @@ def route(
     assert logits.stride(1) == 1, "rows must be contiguous"
     assert 0 < top_k <= num_experts <= MAX_EXPERTS, f"{top_k} of {num_experts} experts"
     assert num_experts % choice.num_groups == 0, "groups have equally many experts"
-    if tokens == 0:
-        return
-    _route[(tokens,)](
-        ids,
-        weights,
-        logits,
-        weights if bias is None else bias,
-        query_starts,
-        len(query_starts) - 1,
-        logits.stride(0),
-        choice.scale,
-        DIVIDES_BY_ALL=choice.divides_by_all,
-        IS_SIGMOID=choice.is_sigmoid,
-        HAS_BIAS=bias is not None,
-        NUM_GROUPS=choice.num_groups,
-        TOP_GROUPS=choice.top_groups,
-        NUM_BEST=choice.num_best,
-        NUM_EXPERTS=num_experts,
-        TOP_K=top_k,
-        PADDED=next_power_of_two(num_experts),
-        PADDED_GROUPS=next_power_of_two(choice.num_groups),
-        num_warps=row_warps(num_experts),
-    )
+    assert scales is None or scales.shape == (num_experts,), "scales: one for each expert"
+    assert scales is None or scales.is_contiguous(), "scales must be contiguous"
 
 
 def combine(
@@ -255,32 +325,3 @@ def combine(
         BLOCK=block,
         num_warps=row_warps(block),
     )
-
-
-@triton.jit
-def _scale_chosen(weights_ptr, ids_ptr, scales_ptr, count, BLOCK: tl.constexpr):
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < count
-    ids = tl.load(ids_ptr + places, mask=inside, other=-1)
-    scales = tl.load(scales_ptr + ids, mask=ids >= 0, other=0.0).to(tl.float32)
-    weights = tl.load(weights_ptr + places, mask=inside, other=0.0)
-    tl.store(weights_ptr + places, weights * scales, mask=inside & (ids >= 0))
-
-
-def scale_chosen(weights: Tensor, ids: Tensor, scales: Tensor) -> None:
-    """Multiplies the weight of each chosen expert by the scale of that expert, in place.
-
-    Args:
-        weights: [tokens, top_k] float32, contiguous.
-        ids: [tokens, top_k] int32, contiguous; weights of negative ones stay.
-        scales: [experts], any floating dtype, contiguous.
-
-    One launch a layer, of a few KiB.
-    """
-    assert weights.shape == ids.shape, "weights: one for each id"
-    assert weights.is_contiguous(), "weights must be contiguous"
-    assert ids.is_contiguous(), "ids must be contiguous"
-    if weights.numel() == 0:
-        return
-    grid = (triton.cdiv(weights.numel(), 256),)
-    _scale_chosen[grid](weights, ids, scales, weights.numel(), BLOCK=256, num_warps=4)

@@ -12,16 +12,21 @@ from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
+from shmllm_kernels.gpu.configs import (
+    LARGEST_BLOCK,
+    SMALLEST_BLOCK,
+    ProductConfig,
+    has_dependent_launches,
+)
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
-from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
-from shmllm_kernels.gpu.routing import combine, route, scale_chosen
+from shmllm_kernels.gpu.packings import Rows
+from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
+from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
+from shmllm_kernels.gpu.routing import combine, route
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.reference.moe import Choice
-
-SMALLEST_BLOCK = 16
-"""The smallest number of rows in a block of sorted pairs: then there are the most blocks."""
 
 
 class ExpertBuffers:
@@ -41,6 +46,7 @@ class ExpertBuffers:
         ids: [max_tokens, top_k] int32; see `Routing`.
         weights: [max_tokens, top_k] float32; see `Routing`.
         sorted: the pairs by their experts.
+        scratch: what `route` needs to sort them.
         activated: [pairs, inner], the output of the activation, by expert.
         rows: [max_tokens, top_k, hidden], the outputs of the experts.
         out: [max_tokens, hidden], their sums.
@@ -66,8 +72,9 @@ class ExpertBuffers:
         self.logits = allocate((max_tokens, experts + int(spec.shared_gate)), of_router)
         self.ids = integers(max_tokens, top_k)
         self.weights = allocate((max_tokens, top_k), torch.float32)
-        blocks = integers(max_blocks(pairs, experts, SMALLEST_BLOCK), 3)
-        self.sorted = SortedPairs(integers(pairs), integers(experts), blocks, integers(1))
+        sizes = pairs, experts, SMALLEST_BLOCK, LARGEST_BLOCK
+        self.sorted = SortedPairs.allocate(*sizes, integers)
+        self.scratch = LayoutScratch.allocate(experts, top_k, integers)
         self.activated = allocate((pairs, spec.inner), dtype)
         self.rows = allocate((max_tokens, top_k, hidden), dtype)
         self.out = allocate((max_tokens, hidden), dtype)
@@ -94,6 +101,10 @@ class ExpertOps:
         self._buffers = buffers
         self._products = products
         self._lora = lora
+        for spec, own in buffers.items():
+            if not lays_out(len(own.ids), spec.num_experts):
+                # It is compiled now: perhaps no step before those of requests launches it.
+                sort_pairs(own.sorted, own.ids[:1], spec.num_experts, SMALLEST_BLOCK)
 
     def rows_of_experts(self, num_tokens: int) -> list[int]:
         """Return the number of rows of an expert of each mixture, were the tokens spread evenly."""
@@ -111,7 +122,8 @@ class ExpertOps:
         return logits
 
     def route(self, logits: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
-        """Choose the experts by the router's output, [tokens, experts] or one column more."""
+        """Choose the experts by the router's output, [tokens, experts] or one column more, and lay
+        out the pairs of a step of few tokens, but for that of `experts_of_one`."""
         spec, buffers = moe.spec, self._buffers[moe.spec]
         num_experts = spec.num_experts
         routing = Routing(
@@ -119,27 +131,29 @@ class ExpertOps:
             buffers.weights[: len(logits)],
             logits[:, num_experts] if spec.shared_gate else None,
         )
-        chosen = routing.ids, routing.weights
-        own = logits[:, :num_experts]
-        route(*chosen, own, query_starts, _choice_of(spec), moe.correction)
-        if moe.scale is not None:
-            scale_chosen(routing.weights, routing.ids, moe.scale)
+        layout = None
+        if len(logits) > 1 or self._lora is not None or self._meetings.are_needed:
+            block_m = self._configs(moe, len(logits))[0].block_m
+            layout = PairLayout(buffers.sorted, buffers.scratch, block_m)
+        route(
+            routing.ids, routing.weights, logits[:, :num_experts], query_starts, _choice_of(spec),
+            moe.correction, moe.scale, layout,
+        )  # fmt: skip
         return routing
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
         num_pairs, pairs = num_tokens * spec.top_k, buffers.sorted
-        weights = [rows_of(linear.weight) for linear in (moe.gate_up_proj, moe.down_proj)]
-        count = _rows(spec, num_tokens)
-        configs = [self._products.config(count, weight, x.dtype) for weight in weights]
-        assert configs[0].block_m == configs[1].block_m, "both read the same blocks of pairs"
-        sort_pairs(pairs, routing.ids, configs[0].block_m)
+        weights, configs = _weights(moe), self._configs(moe, num_tokens)
         block_m = configs[0].block_m
+        if not lays_out(num_tokens, spec.num_experts):
+            sort_pairs(pairs, routing.ids, spec.num_experts, block_m)
         activated, rows = buffers.activated[:num_pairs], buffers.rows[:num_tokens]
+        is_dependent = has_dependent_launches(x.device)
         first = self._shrink(moe.gate_up_proj, x, spec, block_m, by_token=True)
         gate_and_up(
             activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
-            configs[0], first,
+            configs[0], first, is_dependent,
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
         meetings, out = self._meetings, buffers.out[:num_tokens]
@@ -148,7 +162,9 @@ class ExpertOps:
         bias = moe.down_proj.bias
         if is_partial and not meetings.has_rest:
             bias = shared = None
-        down(rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last)
+        down(
+            rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last, is_dependent
+        )  # fmt: skip
         combine(target, rows, routing.weights, shared, routing.shared_gates)
         return meetings.sum_parts(out) if is_partial else out
 
@@ -168,6 +184,13 @@ class ExpertOps:
             multiply_row(out, read, weight, config_of(weight), *options)
         combine(buffers.out[:1], rows, routing.weights, shared, routing.shared_gates)
         return buffers.out[:1]
+
+    def _configs(self, moe: MoE, num_tokens: int) -> list[ProductConfig]:
+        """Return the tile sizes of both products of a step of so many tokens."""
+        rows, dtype = _rows(moe.spec, num_tokens), self._buffers[moe.spec].out.dtype
+        configs = [self._products.config(rows, weight, dtype) for weight in _weights(moe)]
+        assert configs[0].block_m == configs[1].block_m, "both read the same blocks of pairs"
+        return configs
 
     def _shrink(
         self, linear: ExpertLinear, x: Tensor, spec: MoESpec, block_m: int, by_token: bool
@@ -189,6 +212,10 @@ def _choice_of(spec: MoESpec) -> Choice:
         num_best=spec.best_of_group,
         scale=spec.weight_scale,
     )
+
+
+def _weights(moe: MoE) -> list[Rows]:
+    return [rows_of(linear.weight) for linear in (moe.gate_up_proj, moe.down_proj)]
 
 
 def _rows(spec: MoESpec, num_tokens: int) -> int:

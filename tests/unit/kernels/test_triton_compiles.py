@@ -33,6 +33,9 @@ LEAST_STAGES = 5
 """With fewer stages, a program of attention waits for its own loads."""
 LOADED = 8
 """The elements of bfloat16 in a load of 16 bytes."""
+WORDS_OF_BLOCK = 5
+"""Of a program of experts: the number of blocks, a block's expert, first place and size, and one or
+more pairs."""
 
 Kernel = dict[str, Any]
 
@@ -75,6 +78,8 @@ def check(found: list[Kernel], capability: int) -> None:
                 check_latents(kernel, capability)
             if "kind" in kernel:
                 check_packed(kernel, capability)
+            if "experts" in kernel:
+                check_experts(kernel, capability)
 
 
 def check_attention(kernel: Kernel, capability: int) -> None:
@@ -124,6 +129,27 @@ def check_packed(kernel: Kernel, capability: int) -> None:
     assert min(loop["buffers"]) >= 2
     loads_a_run = 3  # the codes, and the halves of the rows
     assert min(waits) >= loads_a_run * kernel["block_k"] // 64
+
+
+def check_experts(kernel: Kernel, capability: int) -> None:
+    """Products use tensor cores, and while they wait for one tile, the copies of all others but one
+    are in flight. Few rows have so many programs on a multiprocessor of an H100 as the arithmetic
+    says, and a dependent launch has read its block before it waits."""
+    assert kernel["mma"] or kernel["wgmma"] or kernel["tcgen05"]
+    if capability >= 90 and kernel["kernel"] == "_down":
+        assert kernel["loads_before_wait"] >= WORDS_OF_BLOCK
+    if capability == 100 and kernel["block_m"] > 16:
+        return  # `pipelines` does not know the loops of tcgen05.mma
+    if capability == 90 and kernel["block_m"] >= 64:
+        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
+    (loop,), (waits,) = kernel["loops"], kernel["waits"]
+    assert len(loop["buffers"]) == 2, "one for rows, one for weights"
+    assert min(loop["buffers"]) >= kernel["num_stages"] - 1
+    assert min(loop["waits"]) >= 2 * (kernel["num_stages"] - 2)
+    assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"
+    if capability == 90 and kernel["block_m"] == 16:
+        assert 5 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[90] + SYSTEM_BYTES
+        assert 5 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS
 
 
 def check_decodes(found: list[Kernel], capability: int) -> None:
@@ -214,7 +240,7 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
     } <= names
     assert {"_convolve", "_delta_rule", "_gated_norm", "_scan", "_selective_scan"} <= names
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
-    assert {"_route", "_count_pairs", "_place_pairs", "_combine"} <= names
+    assert {"_route", "_sort_pairs", "_combine"} <= names
     assert {"_gate_and_up", "_up", "_down"} <= names
     assert {"_shrink", "_expand", "_shrink_pairs"} <= names
     check(found, 90)
@@ -313,6 +339,18 @@ def test_all_kernels_that_read_packed_weights_compile(
 ) -> None:
     found = launches(capability, tmp_path, f"packed={kind}")
     assert {kernel["kind"] for kernel in found} == {kind}
+    check(found, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_all_kernels_of_mixtures_load_ahead(capability: int, tmp_path: Path) -> None:
+    found = launches(capability, tmp_path, "experts")
+    assert {kernel["kernel"] for kernel in found if "experts" in kernel} == {
+        "_gate_and_up",
+        "_up",
+        "_down",
+    }
     check(found, capability)
 
 

@@ -20,6 +20,7 @@ from conformance.gpu_program import (
 from support.cache_shapes import cache_shape
 from support.fake_gpu import eager, lazy
 from support.gpu_steps import GpuSteps
+from support.variants import slow
 
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.config.load import LoadConfig
@@ -32,9 +33,13 @@ from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.program import check_model
+from shmllm_kernels.gpu import pair_layout
 from shmllm_kernels.reference.norm import rms_norm
 
 __all__ = ["_inference_mode", "models"]
+
+MIXTURE = ("_route", "_sort_pairs", "_gate_and_up", "_down", "_combine")
+"""The kernels of a mixture of experts."""
 
 
 class TestProgram(ProgramConformance):
@@ -56,6 +61,35 @@ def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
     attention, logits = ["attend", "merge_splits"], ["_copy_rows", "multiply_single_row"]
     pieces = ["graph", *attention, "graph", *attention, "graph", *logits]
     assert launched == [["graph"], pieces]
+
+
+@pytest.mark.parametrize(
+    ("name", "most_tokens"), [("mixtral", 512), slow("gemma4", 512), ("mixtral", 2)]
+)
+def test_the_pairs_of_few_tokens_are_laid_out_by_the_router(
+    gpu_device, models, monkeypatch, name, most_tokens
+) -> None:
+    """A mixture is four launches then, and five where a step has more tokens."""
+    monkeypatch.setattr(pair_layout, "MOST_TOKENS", most_tokens)
+    reference, directory = models(name)
+    steps = GpuSteps(gpu_device, directory)
+    steps.program.warm_up()
+    add_prompts(steps, {0: 4, 1: 3})
+    for work in ({0: 3, 1: 2}, {0: 1, 1: 1}):
+        num_tokens = sum(work.values())
+        gpu_device.launched.clear()
+        for row, logits in steps.step(work).items():
+            assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
+        launched = list(gpu_device.launched)
+        first = launched.index("_route")
+        sort = ["_sort_pairs"] if num_tokens > most_tokens else []
+        of_mixture = ["_route", *sort, "_gate_and_up", "_down", "_combine"]
+        assert [each for each in launched[first:] if each in MIXTURE][
+            : len(of_mixture)
+        ] == of_mixture
+        assert launched.count("_sort_pairs") == (launched.count("_route") if sort else 0)
+        for buffers in steps.buffers.experts.values():
+            assert buffers.scratch.num_done.item() == 0
 
 
 @pytest.mark.parametrize(

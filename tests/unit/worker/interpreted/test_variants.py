@@ -10,9 +10,11 @@ from conformance.gpu_engine import PROMPTS, SHAPE, VOCAB, Engine, make_config, m
 from conformance.gpu_packed import compressed
 from support.fake_gpu import FakeGpu
 from support.kernel_variants import seen_variants
+from support.model_helpers import reference_model, save
 from support.variants import slow
 
 from shmllm.config.engine import EngineConfig
+from shmllm_kernels.gpu import pair_layout
 
 __all__ = ["model"]
 
@@ -47,6 +49,18 @@ def test_no_product_with_packed_weights_is_compiled_while_serving(
     gpu_device: FakeGpu, tmp_path: Path
 ) -> None:
     config = make_config(compressed(tmp_path, **SHAPE), mode="NONE", num_seqs=3, budget=20)
+    check(config, gpu_device, [number % 60 for number in range(20)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
+def test_no_kernel_of_a_mixture_is_compiled_while_serving(
+    gpu_device: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The pairs of steps of more than four tokens have a launch of their own here."""
+    monkeypatch.setattr(pair_layout, "MOST_TOKENS", 4)
+    made = reference_model("mixtral", 4.0, **SHAPE, num_local_experts=4, num_experts_per_tok=2)
+    config = make_config(save(made, tmp_path), mode=mode, num_seqs=3, budget=20)
     check(config, gpu_device, [number % 60 for number in range(20)])
 
 
