@@ -13,7 +13,7 @@ from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.configs import AttentionConfig
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.reference.attention import paged_attention
-from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
+from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write, to_float8
 
 CONTEXTS = (1, 15, 16, 17, 33, 2)
 EPS = 1e-6
@@ -37,6 +37,7 @@ class Decodes:
         contexts: the context length of each request, its new token included.
         rotary_dim: how many elements of a head are rotated; None: nothing is.
         norm: "", "offset", or "values", which is a norm of queries, keys and values.
+        has_float8: whether keys and values are in FP8.
     """
 
     contexts: tuple[int, ...] = CONTEXTS
@@ -54,6 +55,7 @@ class Decodes:
     config: AttentionConfig = SMALL
     padding: int = 0
     loads_first: bool = False
+    has_float8: bool = False
 
 
 class Step:
@@ -80,7 +82,8 @@ class Step:
                     context - 1, case.kv_heads, case.dim, dtype=dtype
                 ).cpu()
             slots.append(int(places[context - 1]))
-        self.cache, self.table = cache.to(draw.device), table.to(draw.device)
+        self.cache = (to_float8(cache) if case.has_float8 else cache).to(draw.device)
+        self.table = table.to(draw.device)
         self.slots = torch.tensor(slots + [-1] * case.padding, device=draw.device)
         ones = [1] * requests + [0] * case.padding
         self.starts = torch.tensor([0, *ones]).cumsum(0).to(draw.device, torch.int32)

@@ -16,6 +16,7 @@ from shmllm_kernels.gpu.attention_kernels import (
     attend_to_tile,
     load_tile,
 )
+from shmllm_kernels.gpu.float8 import from_cache
 from shmllm_kernels.gpu.functions import tanh
 from shmllm_kernels.gpu.rope_write import stored
 
@@ -180,11 +181,11 @@ def _join_parts(
 
 
 @triton.jit
-def _normed_value(value, eps, dtype: tl.constexpr, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
-    """Returns a value head, [1, DIM_PADDED] float32, as the cache stores it."""
+def _normed_value(value, eps, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
+    """Returns a value head, [1, DIM_PADDED] float32, with its norm."""
     if HAS_NORM:
         value *= tl.rsqrt(tl.sum(value * value, axis=1) / DIM + eps)[:, None]
-    return stored(value, dtype)
+    return value
 
 
 @triton.jit
@@ -317,8 +318,10 @@ def attend_decodes(
     key = _rotated(
         key, other_key, *key_weights, cos, sin, eps, dtype, ROTARY_HALF, HAS_NORM, HAS_OFFSET, DIM
     )
-    new_key = stored(key, dtype)
-    new_value = _normed_value(value, eps, dtype, HAS_VALUE_NORM, DIM)
+    cache_dtype: tl.constexpr = key_ptr.dtype.element_ty
+    new_key = stored(key, dtype, cache_dtype)
+    value = _normed_value(value, eps, HAS_VALUE_NORM, DIM)
+    new_value = stored(value, dtype, cache_dtype)
     place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride + dims[None, :]
     is_first = split == 0
     is_written = (dims < DIM)[None, :] & (slot >= 0) & is_first
@@ -346,8 +349,9 @@ def attend_decodes(
         True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
     )  # fmt: skip
     sums, peak, total = _attend_to_one(
-        sums, peak, total, query, new_key, new_value, is_first, scale, cap, HAS_CAP, dtype
-    )
+        sums, peak, total, query, from_cache(new_key, dtype), from_cache(new_value, dtype),
+        is_first, scale, cap, HAS_CAP, dtype,
+    )  # fmt: skip
 
     out_ptr += token * out_token_stride + kv_head * HEADS_PER_KV * DIM
     if NUM_SPLITS == 1:

@@ -27,6 +27,7 @@ from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup, GpuMeetings, NoMeetings
 from shmllm.worker.gpu.heads import make_head
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.kv_dtype import kv_dtype
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.multi_token_prediction import FurtherResources
 from shmllm.worker.gpu.plain_arena import PlainArena
@@ -44,6 +45,7 @@ class StepResources:
         loaded: the loaded model.
         device: the device.
         shape: the groups of layers of the KV cache.
+        kv_dtype: the dtype of keys and values.
         batch: the state of the running requests, on the host.
         sampler: the sampler, with the state of the running requests on the device.
         inputs: the inputs of a step.
@@ -58,6 +60,7 @@ class StepResources:
     loaded: LoadedModel
     device: Device
     shape: CacheShape
+    kv_dtype: torch.dtype
     batch: InputBatch
     sampler: GpuSampler
     inputs: GpuInputs
@@ -92,10 +95,11 @@ class StepResources:
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         block_size = config.cache.block_size
+        kept = kv_dtype(config.load, loaded.dtype)
         shape = CacheShape.of(
             config,
             model,
-            lambda heads: block_bytes(heads, block_size, loaded.dtype),
+            lambda heads: block_bytes(heads, block_size, kept),
             None if draft is None else draft.config,
         )
         num_groups = len(shape.groups)
@@ -128,7 +132,8 @@ class StepResources:
             needs_axes(model.ropes),
         )
         deterministic = config.load.deterministic
-        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)
+        has_float8 = config.load.has_float8_cache
+        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic, has_float8)
         meetings = NoMeetings()
         if group is not None:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"
@@ -143,6 +148,7 @@ class StepResources:
             loaded,
             device,
             shape,
+            kept,
             batch,
             sampler,
             inputs,
@@ -172,7 +178,7 @@ class StepResources:
         """Compute and sample the largest step, with a KV cache of one block, and allocate what any
         request may make a step allocate: after this the KV cache gets all memory that is left."""
         tokens = len(self.buffers.hidden)
-        model, dtype = self.loaded.config, self.loaded.dtype
+        model, dtype = self.loaded.config, self.kv_dtype
         size = cache_bytes(self.shape, dtype, 1)
         arena = PlainArena(
             size, "a block of the KV cache", self.device.torch_device, "it is temporary"

@@ -1,0 +1,71 @@
+"""Converts keys and values to and from FP8: e4m3, one byte each, with a scale of 1.
+
+A cache of bytes is FP8, any other one has numbers of the model's dtype. From compute capability 8.9
+on, the hardware converts two numbers in an instruction, and Triton has the dtype. Before, and in
+Triton's interpreter, integer operations do. Both have the same bits, but for the sign of NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.target_info import cuda_capability_geq
+
+_LARGEST = tl.constexpr(448.0)
+_SMALLEST_NORMAL = tl.constexpr(2.0**-6)
+_ULP_IS_SUBNORMAL = tl.constexpr(2.0**14)
+"""The number of float32 whose last bit is worth 2**-9, as that of a subnormal e4m3 number."""
+
+
+def as_stored(cache: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns what kernels take of a cache: FP8 numbers as bytes, which any GPU can load.
+
+    Args:
+        cache: keys or values.
+        dtype: the model's dtype.
+    """
+    assert cache.dtype in (dtype, torch.float8_e4m3fn), "the cache has the query's dtype, or FP8"
+    return cache if cache.dtype is dtype else cache.view(torch.uint8)
+
+
+@triton.jit
+def to_float8(x):
+    """Returns the codes, uint8, of numbers: rounded to nearest even, at most 448; NaN stays NaN."""
+    x = x.to(tl.float32)
+    if cuda_capability_geq(8, 9):
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        size = tl.minimum(tl.abs(x), _LARGEST)
+        bits = size.to(tl.int32, bitcast=True)
+        bits += 0x7FFFF + ((bits >> 20) & 1)
+        normal = (bits >> 20) - (120 << 3)  # the exponents differ by 120
+        small = (size + _ULP_IS_SUBNORMAL).to(tl.int32, bitcast=True) & 15
+        code = tl.where(size < _SMALLEST_NORMAL, small, normal)
+        code = tl.where(x == x, code, 0x7F)
+        return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def from_float8(code, dtype: tl.constexpr):
+    """Returns the numbers of codes, uint8, in a dtype that has all of them."""
+    if cuda_capability_geq(8, 9):
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(dtype)
+    else:
+        # The bits of a float16 number whose exponent is 8 too small, subnormal or not.
+        code = code.to(tl.int32)
+        half = tl.where((code & 0x7F) == 0x7F, 0x7E00, (code & 0x7F) << 7) | ((code & 0x80) << 8)
+        return (half.to(tl.int16).to(tl.float16, bitcast=True) * 256.0).to(dtype)
+
+
+@triton.jit
+def from_cache(x, dtype: tl.constexpr):
+    """Returns what was loaded from a cache in the model's dtype."""
+    return from_float8(x, dtype) if x.dtype == tl.uint8 else x
+
+
+@triton.jit
+def to_cache(x, dtype: tl.constexpr):
+    """Returns numbers of the model's dtype as a cache with elements of `dtype` stores them."""
+    return to_float8(x) if dtype == tl.uint8 else x
