@@ -98,9 +98,9 @@ class LoadConfig(Section):
     )
     kv_cache_dtype: KVCacheDType = option(
         "auto",
-        'What keys and values are stored as: on a GPU "fp8" (e4m3, "fp8_e4m3" is the same), with '
-        "room for twice the tokens of bfloat16; on a CPU any other; int8 has a scale for each of "
-        "them, and room for up to four times the tokens.",
+        'What keys and values are stored as. On a GPU "fp8" (e4m3; "fp8_e4m3" is the same) has '
+        "room for twice the tokens of bfloat16. On a CPU int8 has a scale for each key and value, "
+        "and room for up to four times the tokens.",
         OneOf(get_args(KVCacheDType)),
         default_text="the dtype of the model",
     )

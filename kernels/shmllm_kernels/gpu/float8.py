@@ -3,6 +3,10 @@
 A cache of bytes is FP8, any other one has numbers of the model's dtype. From compute capability 8.9
 on, the hardware converts two numbers in an instruction, and Triton has the dtype. Before, and in
 Triton's interpreter, integer operations do. Both have the same bits, but for the sign of NaN.
+
+Two numbers become bfloat16 in four instructions of the hardware: one to float16, two to float32,
+one to bfloat16. The instruction from float16 to bfloat16 needs three, but a multiprocessor has 16
+lanes for it in place of 64, and has to convert 18 numbers in each cycle at 4.3 TB/s.
 """
 
 from __future__ import annotations
@@ -51,12 +55,13 @@ def to_float8(x):
 def from_float8(code, dtype: tl.constexpr):
     """Returns the numbers of codes, uint8, in a dtype that has all of them."""
     if cuda_capability_geq(8, 9):
-        return code.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32).to(dtype)
+        half = code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        return half.to(tl.float32).to(dtype)
     else:
         # The bits of a float16 number whose exponent is 8 too small, subnormal or not.
-        code = code.to(tl.int32)
-        half = tl.where((code & 0x7F) == 0x7F, 0x7E00, (code & 0x7F) << 7) | ((code & 0x80) << 8)
-        return (half.to(tl.int16).to(tl.float16, bitcast=True) * 256.0).to(dtype)
+        half = (code.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4080
+        number = half.to(tl.float16, bitcast=True) * 256.0
+        return tl.where((code & 0x7F) == 0x7F, float("nan"), number).to(dtype)
 
 
 @triton.jit

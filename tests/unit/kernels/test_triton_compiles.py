@@ -155,6 +155,34 @@ def check_packed_rows(found: list[Kernel], capability: int) -> None:
             assert kernel["loads_before_wait"]
 
 
+def check_float8(found: list[Kernel], capability: int) -> None:
+    """Nothing spills in a loop, loads are in flight as for other keys and values, and from 8.9 on
+    the hardware converts: two numbers at a time, and to bfloat16 by fast instructions."""
+    (write,) = (kernel for kernel in found if kernel["kernel"] == "_rope_write")
+    of_decodes = [kernel for kernel in found if kernel["kernel"] == "attend_decodes"]
+    loading = [*of_decodes, *(kernel for kernel in found if kernel["kernel"] == "attend")]
+    assert of_decodes
+    assert len(loading) > len(of_decodes)
+    assert not write["stack_bytes"]
+    assert bool(write["to_float8"]) == (capability >= 89)
+    for kernel in loading:
+        print(kernel)
+        assert kernel["has_float8"]
+        assert not kernel["spills_in_loops"]
+        assert not kernel["slow_conversions"]
+        assert bool(kernel["from_float8"]) == (capability >= 89)
+        assert kernel["mma"] or kernel["wgmma"]
+        if kernel["kernel"] == "attend":
+            check_attention(kernel, capability)
+            continue
+        assert bool(kernel["to_float8"]) == (capability >= 89)
+        threads = 32 * kernel["num_warps"]
+        assert 2 * kernel["registers"] * threads <= REGISTERS
+        if kernel["early_loads"] is not None:
+            _, _, dim = kernel["shape"]
+            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (2 * LOADED * threads)
+
+
 @pytest.fixture(scope="module")
 def compiled() -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
@@ -242,6 +270,16 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
     assert packed
     check_decodes(others, 90)
     check_packed_rows(packed, 90)
+
+
+def test_float8_is_converted_by_the_hardware_while_loads_are_in_flight() -> None:
+    check_float8(launches(90, None, "some-float8"), 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_all_attention_to_float8_compiles(capability: int, tmp_path: Path) -> None:
+    check_float8(launches(capability, tmp_path, "all-float8"), capability)
 
 
 @pytest.mark.slow
