@@ -178,7 +178,7 @@ class Float8AttentionConformance:
     )
     @pytest.mark.parametrize("is_split", [False, True])
     def test_the_tables_entries_for_decodes(self, draw, dtype, key, dim, is_split):
-        config = table_entry(key, dim, 4, 1, dtype, is_split, has_float8=True)
+        config = table_entry(key, dim, 4, 1, dtype, is_split)
         case = Case(((1, 1024), (1, 515)), 4, 1, dim, 16, config=config, masks_all=True)
         splits = 8 if is_split else 1
         Launch(draw, dtype, replace(case, num_splits=splits, has_float8=True)).check()

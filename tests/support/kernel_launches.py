@@ -516,7 +516,7 @@ def attention(
     the dtype or in FP8."""
     heads, kv_heads, dim = shape
     per_kv, splits = heads // kv_heads, variant.num_splits
-    config = table_entry(key, dim, per_kv, variant.max_query_len, dtype, has_float8=has_float8)
+    config = table_entry(key, dim, per_kv, variant.max_query_len, dtype)
     facts |= {"dtype": str(dtype), "shape": shape} | asdict(variant) | asdict(config)
     facts["has_float8"] = has_float8
     cache = empty(2, 8, 16, kv_heads, dim, dtype=torch.float8_e4m3fn if has_float8 else dtype)
@@ -541,7 +541,7 @@ def decodes(
     shapes, splits_of_all = (SHAPES[:4], (1, 8)) if takes_all else (SHAPES[1:2], (8,))
     for (heads, kv_heads, dim), splits in itertools.product(shapes, splits_of_all):
         per_kv = heads // kv_heads
-        config = table_entry(key, dim, per_kv, 1, torch.bfloat16, splits > 1, has_float8)
+        config = table_entry(key, dim, per_kv, 1, torch.bfloat16, splits > 1)
         facts |= {"shape": (heads, kv_heads, dim), "splits": splits} | asdict(config)
         facts["has_float8"] = has_float8
         rows, angles = empty(4, heads + 2 * kv_heads, dim), empty(4, dim)

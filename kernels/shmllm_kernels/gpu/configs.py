@@ -44,8 +44,6 @@ class AttentionConfig:
     num_stages: int
 
 
-_Table = dict[str, dict[int, tuple[int, int, int, int]]]
-
 # Shared memory: 227 KiB for a multiprocessor at 9.0, and 99 KiB at 8.6, 8.9 and 12.0.
 # Decodes wait for memory: 4.3 TB/s times a latency of 1.5 us are 48 KiB in flight for each of 132
 # multiprocessors. On an H200 many programs with few buffers have them in flight better than few
@@ -67,12 +65,6 @@ _PREFILL = {
     "sm90": {64: (128, 64, 8, 5), 128: (128, 64, 8, 5), 256: (128, 32, 8, 5), 512: (64, 16, 8, 5)},
     "any": {64: (64, 64, 4, 5), 128: (128, 32, 8, 5), 256: (64, 16, 8, 5), 512: (16, 16, 4, 5)},
 }
-
-# Where FP8 keys and values have tiles of their own. A tile has half the bytes, and its conversion
-# takes registers.
-_FLOAT8_DECODE: _Table = {"sm90": {128: (16, 128, 4, 3)}, "any": {}}
-_FLOAT8_SPLIT_DECODE: _Table = {"sm90": {128: (16, 64, 4, 5)}, "any": {}}
-_FLOAT8_PREFILL: _Table = {"sm90": {}, "any": {}}
 
 
 # Latents of 512 elements and key parts of 64: a tile of 32 keys takes 36 KiB. The sums of a program
@@ -220,11 +212,9 @@ def attention_config(
     max_query_len: int,
     dtype: torch.dtype,
     is_split: bool = False,
-    has_float8: bool = False,
 ) -> AttentionConfig:
     """Returns the `table_entry` of a device."""
-    sizes = head_dim, heads_per_kv, max_query_len
-    return table_entry(device_key(device), *sizes, dtype, is_split, has_float8)
+    return table_entry(device_key(device), head_dim, heads_per_kv, max_query_len, dtype, is_split)
 
 
 def table_entry(
@@ -234,7 +224,6 @@ def table_entry(
     max_query_len: int,
     dtype: torch.dtype,
     is_split: bool = False,
-    has_float8: bool = False,
 ) -> AttentionConfig:
     """Returns the tile sizes of a launch whose longest query has ``max_query_len`` tokens.
 
@@ -246,13 +235,11 @@ def table_entry(
         dtype: the dtype of query and cache. float32 gets smaller tiles, because it takes twice the
             memory and uses no tensor cores.
         is_split: whether contexts are split into parts.
-        has_float8: whether keys and values are in FP8.
     """
-    table, of_float8 = _PREFILL, _FLOAT8_PREFILL
+    table = _PREFILL
     if max_query_len == 1:
         table = _SPLIT_DECODE if is_split else _DECODE
-        of_float8 = _FLOAT8_SPLIT_DECODE if is_split else _FLOAT8_DECODE
-    by_size = table[key] | of_float8[key] if has_float8 else table[key]
+    by_size = table[key]
     block_m, tile, num_warps, num_stages = by_size[
         min(size for size in by_size if size >= head_dim)
     ]

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
 
+_IS_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 _LARGEST = tl.constexpr(448.0)
 _SMALLEST_NORMAL = tl.constexpr(2.0**-6)
 _ULP_IS_SUBNORMAL = tl.constexpr(2.0**14)
@@ -38,7 +39,7 @@ def as_stored(cache: Tensor, dtype: torch.dtype) -> Tensor:
 def to_float8(x):
     """Returns the codes, uint8, of numbers: rounded to nearest even, at most 448; NaN stays NaN."""
     x = x.to(tl.float32)
-    if cuda_capability_geq(8, 9):
+    if _IS_COMPILED and cuda_capability_geq(8, 9):
         return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         size = tl.minimum(tl.abs(x), _LARGEST)
@@ -54,7 +55,7 @@ def to_float8(x):
 @triton.jit
 def from_float8(code, dtype: tl.constexpr):
     """Returns the numbers of codes, uint8, in a dtype that has all of them."""
-    if cuda_capability_geq(8, 9):
+    if _IS_COMPILED and cuda_capability_geq(8, 9):
         half = code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
         return half.to(tl.float32).to(dtype)
     else:
@@ -67,7 +68,15 @@ def from_float8(code, dtype: tl.constexpr):
 @triton.jit
 def from_cache(x, dtype: tl.constexpr):
     """Returns what was loaded from a cache in the model's dtype."""
-    return from_float8(x, dtype) if x.dtype == tl.uint8 else x
+    if x.dtype == tl.uint8:
+        x = from_float8(x, dtype)
+        if _IS_COMPILED and x.dtype.primitive_bitwidth == 16:
+            # This does nothing. Without it Triton gives the bytes to the threads that multiply the
+            # numbers: each byte is loaded by itself, and each warp of a prompt converts them all.
+            x = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
+            )
+    return x
 
 
 @triton.jit

@@ -77,14 +77,12 @@ class AttentionLaunches:
         deterministic: whether the bits of a decode's attention are independent of the number of
             decodes, and those of a prompt's attention independent of its chunks: each decode step
             has the same number of splits, and other steps are not split.
-        has_float8: whether keys and values are in FP8.
     """
 
     model: ModelConfig
     dtype: torch.dtype
     device: torch.device
     deterministic: bool
-    has_float8: bool = False
 
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
@@ -127,7 +125,7 @@ class AttentionLaunches:
     def _config(self, shape: HeadShape, longest: int, is_split: bool) -> AttentionConfig:
         per_kv = shape.num_heads // shape.num_kv_heads
         sizes = shape.head_dim, per_kv, longest, self.dtype
-        return attention_config(self.device, *sizes, is_split, self.has_float8)
+        return attention_config(self.device, *sizes, is_split)
 
     def scratch_sizes(self, max_tokens: int, max_requests: int) -> tuple[int, int]:
         """Return the numbers of elements of `AttentionScratch.sums` and `stats` that serve every

@@ -26,7 +26,7 @@ class GpuBuffers:
         max_requests: the largest number of requests in a step.
         max_samples: the largest number of rows that get logits.
         device: the device.
-        deterministic, has_float8: see `AttentionLaunches`.
+        deterministic: see `AttentionLaunches`.
 
     Attributes:
         max_requests: as given.
@@ -57,14 +57,11 @@ class GpuBuffers:
         max_samples: int,
         device: Device,
         deterministic: bool = False,
-        has_float8: bool = False,
     ) -> None:
         self._config = config
         self._dtype = dtype
         self.max_requests = max_requests
-        self.attention = AttentionLaunches(
-            config, dtype, device.torch_device, deterministic, has_float8
-        )
+        self.attention = AttentionLaunches(config, dtype, device.torch_device, deterministic)
         self._scratch_sizes = self.attention.scratch_sizes(max_tokens, max_requests)
         counter = CountingAllocator()
         self._allocate(counter.allocate, max_tokens, max_samples)

@@ -108,7 +108,6 @@ class DraftModelResources:
             requests + further,
             device,
             config.load.deterministic,
-            config.load.has_float8_cache,
         )
         dispatcher = DraftDispatcher(config, requests, further)
         return cls(draft, len(model.layer_kv), inputs, buffers, dispatcher, device)

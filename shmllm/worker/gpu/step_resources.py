@@ -132,8 +132,7 @@ class StepResources:
             needs_axes(model.ropes),
         )
         deterministic = config.load.deterministic
-        has_float8 = config.load.has_float8_cache
-        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic, has_float8)
+        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, deterministic)
         meetings = NoMeetings()
         if group is not None:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"

@@ -72,15 +72,6 @@ def test_deterministic_steps_have_a_number_of_splits_of_their_kind(launches):
     assert choose(launches, 64, 1).masks_all
 
 
-def test_float8_keys_have_tiles_of_their_own(launches):
-    ours = replace(launches, has_float8=True)
-    for requests in (1, 256):
-        found, plain = (choose(each, requests, requests, uniform=True) for each in (ours, launches))
-        sizes = 128, 4, 1, torch.bfloat16, found.num_splits > 1
-        assert found.config == configs.table_entry("sm90", *sizes, has_float8=True) != plain.config
-        assert found.num_splits == plain.num_splits
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_scratch_memory_is_for_every_step_and_bounded(launches, deterministic):
     launches = replace(launches, deterministic=deterministic)
