@@ -189,6 +189,7 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         "to_float8": len(re.findall(r"cvt\.rn\.satfinite\.e4m3x2", ptx)),
         "from_float8": ptx.count("cvt.rn.f16x2.e4m3x2"),
         "slow_conversions": ptx.count("cvt.bf16.f16") + ptx.count("cvt.rn.bf16.f16"),
+        "byte_loads": len(re.findall(r"ld\.shared\.[bsu]8\b", ptx)),
         "acquires": ptx.count("ld.global.sys.acquire"),
         "wide_loads": ptx.count("ld.global.v4"),
         "early_loads": early_loads(ptx),
@@ -558,7 +559,8 @@ def decodes(
 
 
 def float8(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -> None:
-    """Launch the kernels that read and write FP8 keys and values: some for heads of 128, or all."""
+    """Launch the kernels that read and write FP8 keys and values: some, or all, of which only the
+    decodes for 10.0, as of other attention."""
     if "some-float8" in parts:
         float8_writes()
         attention(facts, key, torch.bfloat16, SHAPES[0], PREFILL, has_float8=True)
@@ -566,10 +568,10 @@ def float8(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -
         decodes(facts, key, capability, False, has_float8=True)
     if "all-float8" in parts:
         float8_writes()
-        for shape, variant in itertools.product(SHAPES, FLOAT8_VARIANTS):
-            attention(facts, key, torch.bfloat16, shape, variant, has_float8=True)
-        for variant in FLOAT8_VARIANTS:
-            attention(facts, key, torch.float16, SHAPES[0], variant, has_float8=True)
+        halves = ((torch.bfloat16, SHAPES), (torch.float16, SHAPES[:1]))
+        for dtype, shapes in halves if capability < 100 else ():
+            for shape, variant in itertools.product(shapes, FLOAT8_VARIANTS):
+                attention(facts, key, dtype, shape, variant, has_float8=True)
         facts.clear()
         decodes(facts, key, capability, True, has_float8=True)
 

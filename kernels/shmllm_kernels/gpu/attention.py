@@ -106,9 +106,9 @@ def paged_attention(
     - A decode at a context of 1,024 reads 4 MiB, which takes 1 us. The launch takes 4 us, because
       the loads of lengths, of the table, of keys and values, and the store follow one another.
     - 256 decodes at a context of 1,024 read 1 GiB, which takes 250 us.
-    - With FP8 keys and values these read 512 MiB, which take 125 us. The loop has 6.0 operations
-      for each key or value, of which two convert it to bfloat16: 109 us at four warps' instructions
-      in each cycle, and about 170 us at the two thirds of that which such loops reach.
+    - With FP8 keys and values these read 512 MiB, which take 125 us. The loop has 4.8 operations
+      for each key or value, of which two convert it to bfloat16: 87 us if a multiprocessor issued
+      four instructions in every cycle, and 130 us at two thirds of that. The launch takes 150 us.
     - A prompt of 8,192 tokens has 0.55 Tflop, which take 0.7 ms. Its programs read 4.3 GB, mostly
       from the L2 cache, which take 0.8 ms at 5.5 TB/s, at the same time. The launch takes 1.4 ms,
       because the softmax of a program does not overlap its products.

@@ -70,7 +70,7 @@ def attend_to_tile(
     cap, window, IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Updates the online softmax of all rows with the keys of one tile, as the cache has them."""
-    key, value = from_cache(key, query.dtype), from_cache(value, query.dtype)
+    key = from_cache(key, query.dtype, query.shape[0])
     scores = tl.dot(query, key, input_precision="ieee") * scale
     if HAS_CAP:
         scores = cap * tanh(scores)
@@ -86,6 +86,7 @@ def attend_to_tile(
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(peak - base)
     total = total * shrink + tl.sum(weights, axis=1)
+    value = from_cache(value, query.dtype, query.shape[0])
     sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
     return sums, new_peak, total
 

@@ -349,7 +349,7 @@ def attend_decodes(
         True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
     )  # fmt: skip
     sums, peak, total = _attend_to_one(
-        sums, peak, total, query, from_cache(new_key, dtype), from_cache(new_value, dtype),
+        sums, peak, total, query, from_cache(new_key, dtype, 1), from_cache(new_value, dtype, 1),
         is_first, scale, cap, HAS_CAP, dtype,
     )  # fmt: skip
 

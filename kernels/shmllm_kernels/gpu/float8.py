@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
+from triton.runtime.jit import constexpr_function
 
 _IS_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 _LARGEST = tl.constexpr(448.0)
@@ -65,12 +66,28 @@ def from_float8(code, dtype: tl.constexpr):
         return tl.where((code & 0x7F) == 0x7F, float("nan"), number).to(dtype)
 
 
+@constexpr_function
+def _needs_layout(rows, width):
+    """Returns whether Triton has to be told where a tile for products with some rows is converted.
+    On 9.0 and 10.0 products of 64 rows take it from shared memory, so that it knows. Before, those
+    with heads of more than 128 elements would spill."""
+    takes_shared = cuda_capability_geq(9, 0) and not cuda_capability_geq(12, 0)
+    return rows < 64 or (width <= 128 and not takes_shared)
+
+
 @triton.jit
-def from_cache(x, dtype: tl.constexpr):
-    """Returns what was loaded from a cache in the model's dtype."""
+def from_cache(x, dtype: tl.constexpr, ROWS: tl.constexpr):
+    """Returns what was loaded from a cache in the model's dtype.
+
+    Args:
+        x: the elements as the cache has them.
+        dtype: the model's dtype.
+        ROWS: the number of rows that are multiplied with them.
+    """
     if x.dtype == tl.uint8:
         x = from_float8(x, dtype)
-        if _IS_COMPILED and x.dtype.primitive_bitwidth == 16:
+        width: tl.constexpr = max(x.shape[0], x.shape[1])
+        if _IS_COMPILED and _needs_layout(ROWS, width) and x.dtype.primitive_bitwidth == 16:
             # This does nothing. Without it Triton gives the bytes to the threads that multiply the
             # numbers: each byte is loaded by itself, and each warp of a prompt converts them all.
             x = tl.inline_asm_elementwise(
