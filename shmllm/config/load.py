@@ -24,7 +24,7 @@ ActivationDType = Literal["auto", "float32", "bfloat16", "int16", "int8"]
 RunnerName = Literal["auto", "generate", "pooling"]
 Conversion = Literal["auto", "none", "embed", "classify"]
 CpuInstructions = Literal["auto", "vectors", "tiles"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"]
 
 
 def with_only_text(overrides: dict[str, Any], language_model_only: object) -> dict[str, Any]:
@@ -98,8 +98,9 @@ class LoadConfig(Section):
     )
     kv_cache_dtype: KVCacheDType = option(
         "auto",
-        "What keys and values are stored as on a CPU; int8 has a scale for each of them, and room "
-        "for up to four times the tokens.",
+        'What keys and values are stored as. On a GPU "fp8" (e4m3; "fp8_e4m3" is the same) has '
+        "room for twice the tokens of bfloat16. On a CPU int8 has a scale for each key and value, "
+        "and room for up to four times the tokens.",
         OneOf(get_args(KVCacheDType)),
         default_text="the dtype of the model",
     )
@@ -147,6 +148,11 @@ class LoadConfig(Section):
     def overrides(self) -> dict[str, Any]:
         """The fields that take the place of those in config.json."""
         return with_only_text(self.hf_overrides or {}, self.language_model_only)
+
+    @property
+    def has_float8_cache(self) -> bool:
+        """Whether keys and values are stored in FP8, which a GPU can."""
+        return self.kv_cache_dtype in ("fp8", "fp8_e4m3")
 
     @property
     def rounding(self) -> Rounding | None:

@@ -12,6 +12,7 @@ from support.kernel_helpers import Draw, assert_close, poisoned
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import AttentionConfig
 from shmllm_kernels.reference.attention import paged_attention as plain_attention
+from shmllm_kernels.reference.rope_write import to_float8
 
 SMALL = AttentionConfig(16, 16, 4, 2)
 LONG = AttentionConfig(16, 128, 4, 2)
@@ -35,6 +36,7 @@ class Case:
             an image that it belongs to (each of 5 tokens, "images", or of any number of them, "long
             images"), or "any" number; None: the attention is causal.
         padding: the number of padded tokens and requests, as a graph has them.
+        has_float8: whether keys and values are in FP8.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -51,6 +53,7 @@ class Case:
     ends: int | str | None = None
     padding: int = 0
     heads_first: bool = False
+    has_float8: bool = False
 
     @property
     def tokens(self) -> int:
@@ -109,7 +112,7 @@ class Launch:
                 half[ids.long()] = slots.view(-1, *half.shape[1:])
         if case.heads_first:
             cache = cache.transpose(2, 3).contiguous().transpose(2, 3)
-        self.cache = cache.to(draw.device)
+        self.cache = (to_float8(cache) if case.has_float8 else cache).to(draw.device)
         counts = [count for count, _ in case.lengths] + [0] * case.padding
         starts = torch.tensor([0, *counts]).cumsum(0)
         self.starts = starts.to(draw.device, torch.int32)

@@ -13,7 +13,7 @@ from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention import MAX_TOKENS, decode_attention
 from shmllm_kernels.reference.attention import paged_attention
-from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
+from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write, to_float8
 
 CONTEXTS = (1, 15, 16, 17, 33, 2)
 ONE = {}
@@ -43,6 +43,7 @@ class Decodes:
         rotary_dim: how many elements of a head are rotated; None: nothing is.
         norm: "", "offset", or "values", which is a norm of queries, keys and values.
         padding: the number of padded requests, and of padded tokens.
+        has_float8: whether keys and values are in FP8.
     """
 
     contexts: tuple[int, ...] = CONTEXTS
@@ -62,6 +63,7 @@ class Decodes:
     config: AttentionConfig = SMALL
     padding: int = 0
     loads_first: bool = False
+    has_float8: bool = False
 
     @property
     def counts_of_all(self) -> tuple[int, ...]:
@@ -98,7 +100,8 @@ class Step:
                     context - new, case.kv_heads, case.dim, dtype=dtype
                 ).cpu()
             slots += places[context - new : context].tolist()
-        self.cache, self.table = cache.to(draw.device), table.to(draw.device)
+        self.cache = (to_float8(cache) if case.has_float8 else cache).to(draw.device)
+        self.table = table.to(draw.device)
         self.slots = torch.tensor(slots + [-1] * case.padding, device=draw.device)
         counts = [*case.counts_of_all, *([0] * case.padding)]
         self.starts = torch.tensor([0, *counts]).cumsum(0).to(draw.device, torch.int32)

@@ -2,10 +2,11 @@
 
 The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line for each kernel. A
 PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
-"some-attention" or "all-attention", "some-packed" (kernels that read packed weights) or
-"packed=KIND" (those of a kind). Compiling needs the compute capability only. It finds errors that
-the interpreter cannot: types that change in a loop, registers that spill, shared memory that does
-not fit, arithmetic that became float64, and loops that wait for each load.
+"some-attention" or "all-attention", "some-float8" or "all-float8" (attention with FP8 keys and
+values), "some-packed" (kernels that read packed weights) or "packed=KIND" (those of a kind).
+Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
+change in a loop, registers that spill, shared memory that does not fit, arithmetic that became
+float64, and loops that wait for each load.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def pipelines(ttgir: str) -> list[dict[str, list[int]]]:
         waits: for each wait in the loop, the number of groups of copies that may be in flight.
     """
     lines = ttgir.splitlines()
-    allocated = r"(%\w+) = ttg\.local_alloc : .*memdesc<(\d+)x(?:\d+x)?\d+x\d+x(?:bf16|f16|f32)"
+    allocated = r"(%\w+) = ttg\.local_alloc : .*memdesc<(\d+)x(?:\d+x)?\d+x\d+x(?:bf16|f16|f32|i8)"
     depths = {name: int(depth) for name, depth in re.findall(allocated, ttgir)}
     found = []
     for begin, line in enumerate(lines):
@@ -194,6 +195,10 @@ def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
         # Products of bfloat16 are such operations, too, which add nothing.
         "contractions": len(re.findall(r"fma\.rn(?:\.ftz)?\.f32", ptx)),
         "releases": ptx.count("atom.global.sys.release"),
+        "to_float8": len(re.findall(r"cvt\.rn\.satfinite\.e4m3x2", ptx)),
+        "from_float8": ptx.count("cvt.rn.f16x2.e4m3x2"),
+        "slow_conversions": ptx.count("cvt.bf16.f16") + ptx.count("cvt.rn.bf16.f16"),
+        "byte_loads": len(re.findall(r"ld\.shared\.[bsu]8\b", ptx)),
         "acquires": ptx.count("ld.global.sys.acquire"),
         "wide_loads": ptx.count("ld.global.v4"),
         "early_loads": early_loads(ptx),
@@ -533,6 +538,7 @@ VARIANTS = (
         for has_cap in (True, False)
     ),
 )
+FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
 
 
 def attention(
@@ -541,13 +547,16 @@ def attention(
     dtype: torch.dtype,
     shape: tuple[int, int, int],
     variant: AttentionVariant,
+    has_float8: bool = False,
 ) -> None:
-    """Launch the entry of a table for heads of these numbers and this size."""
+    """Launch the entry of a table for heads of these numbers and this size, with keys and values in
+    the dtype or in FP8."""
     heads, kv_heads, dim = shape
     per_kv, splits = heads // kv_heads, variant.num_splits
     config = table_entry(key, dim, per_kv, variant.max_query_len, dtype)
     facts |= {"dtype": str(dtype), "shape": shape} | asdict(variant) | asdict(config)
-    cache = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
+    facts["has_float8"] = has_float8
+    cache = empty(2, 8, 16, kv_heads, dim, dtype=torch.float8_e4m3fn if has_float8 else dtype)
     query = empty(4, heads, dim, dtype=dtype)
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
     ends = empty(4, dtype=torch.int32) if variant.has_ends else None
@@ -560,12 +569,15 @@ def attention(
     )  # fmt: skip
 
 
-def decodes(facts: dict[str, Any], key: str, capability: int, takes_all: bool) -> None:
+def decodes(
+    facts: dict[str, Any], key: str, capability: int, takes_all: bool, has_float8: bool = False
+) -> None:
     """Launch attention of decodes, split and not, of one token of each request and of several, and,
     as the engine does with one token from 9.0 on, dependent on the launch before; or only split
-    ones of one shape."""
+    ones of one shape. Keys and values are in bfloat16 or in FP8."""
     shapes, splits_of_all = (SHAPES[:4], (1, 8)) if takes_all else (SHAPES[1:2], (8,))
     counts = (1, 2, 5, 9) if takes_all else (1, 5)
+    kept = torch.float8_e4m3fn if has_float8 else torch.bfloat16
     for shape, splits, count in itertools.product(shapes, splits_of_all, counts):
         heads, kv_heads, dim = shape
         sizes = heads // kv_heads, count, torch.bfloat16, splits > 1
@@ -574,8 +586,9 @@ def decodes(facts: dict[str, Any], key: str, capability: int, takes_all: bool) -
         if config is None:
             continue
         facts |= {"shape": shape, "splits": splits, "tokens": count} | asdict(config)
-        rows = empty(4, heads + 2 * kv_heads, dim)
-        cache, angles = empty(2, 8, 16, kv_heads, dim), empty(4, dim)
+        facts["has_float8"] = has_float8
+        rows, angles = empty(4, heads + 2 * kv_heads, dim), empty(4, dim)
+        cache = empty(2, 8, 16, kv_heads, dim, dtype=kept)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
         scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
         decode_attention(
@@ -585,6 +598,31 @@ def decodes(facts: dict[str, Any], key: str, capability: int, takes_all: bool) -
             is_dependent=capability >= 90 and splits > 1,
         )  # fmt: skip
     facts.clear()
+
+
+def float8(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -> None:
+    """Launch the kernels that read and write FP8 keys and values: some, or all, of which only the
+    decodes for 10.0, as of other attention."""
+    if "some-float8" in parts:
+        float8_writes()
+        attention(facts, key, torch.bfloat16, SHAPES[0], PREFILL, has_float8=True)
+        facts.clear()
+        decodes(facts, key, capability, False, has_float8=True)
+    if "all-float8" in parts:
+        float8_writes()
+        halves = ((torch.bfloat16, SHAPES), (torch.float16, SHAPES[:1]))
+        for dtype, shapes in halves if capability < 100 else ():
+            for shape, variant in itertools.product(shapes, FLOAT8_VARIANTS):
+                attention(facts, key, dtype, shape, variant, has_float8=True)
+        facts.clear()
+        decodes(facts, key, capability, True, has_float8=True)
+
+
+def float8_writes() -> None:
+    """Launch the write of keys and values in FP8."""
+    cache, angles = empty(2, 8, 16, 8, 128, dtype=torch.float8_e4m3fn), empty(4, 1, 128)
+    heads, slots = empty(4, 48, 128), empty(4, dtype=torch.int64)
+    rope_and_write(heads[:, :32], cache[0], cache[1], heads, angles, angles, slots)
 
 
 def single_rows(facts: dict[str, Any], capability: int, takes_all: bool) -> None:
@@ -738,6 +776,7 @@ def main() -> None:
     for part in {"some-decodes", "decodes"} & set(parts):
         decodes(facts, key, capability, part == "decodes")
         single_rows(facts, capability, part == "decodes")
+    float8(facts, key, capability, parts)
     packed_rows(facts, capability, parts)
     few_rows(facts, capability, parts)
     chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []

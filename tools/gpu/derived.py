@@ -33,6 +33,7 @@ def derive(parts: Parts) -> dict[str, Any]:
 
     Returns:
         decode: by model and batch, the share of the copy's bandwidth and of the best read's;
+        float8: by batch, the same with FP8 keys and values;
         prefill: by model, the share of the large product's rate;
         sampled: by model, load and batch, the time of a step as a multiple of a greedy one;
         transformers: by model, mode and batch, the ratios of `compare`.
@@ -45,6 +46,10 @@ def derive(parts: Parts) -> dict[str, Any]:
                 for batch, found in (figure(parts, part, "decode") or {}).items()
             }
             for size, part in engines.items()
+        },
+        "float8": {
+            batch: _decode(parts, found)
+            for batch, found in (figure(parts, "float8", "decode") or {}).items()
         },
         "prefill": {
             size: _prefill(parts, found)

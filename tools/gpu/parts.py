@@ -105,6 +105,14 @@ PARTS = (
     ),
     _engine("8b", 240),
     _engine("1b", 150),
+    Part(
+        "float8",
+        "float8_part:run",
+        120,
+        f"{NAMES['8b']}: decodes with FP8 keys and values",
+        ("8b",),
+        needs_kernels=True,
+    ),
     *(
         Part(f"tests-{name}", "tests_part:run", 240, f"pytest: {shard.what}", (name,), code=TESTS)
         for name, shard in SHARDS.items()

@@ -61,7 +61,9 @@ class Shape:
         """Returns the bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
 
-    def decode_bytes(self, batch: int, context: float, itemsize: int) -> float:
+    def decode_bytes(
+        self, batch: int, context: float, itemsize: int, kv_itemsize: int | None = None
+    ) -> float:
         """Returns the bytes that a decode step must at least read and write.
 
         These are the weights, and the keys and values of all contexts, the new ones included. The
@@ -71,9 +73,10 @@ class Shape:
             batch: the number of requests.
             context: the number of tokens that each request attends to, its own included.
             itemsize: the bytes of one element.
+            kv_itemsize: those of one element of keys and values; None: as many.
         """
         weights = self.num_parameters - (0 if self.tied else self.embedding_parameters)
-        per_token = self.kv_bytes_per_token(itemsize)
+        per_token = self.kv_bytes_per_token(kv_itemsize or itemsize)
         # The last token's keys and values are written and need not be read from memory.
         return weights * itemsize + batch * context * per_token
 

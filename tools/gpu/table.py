@@ -97,12 +97,17 @@ def _decode(record: dict[str, Any]) -> str:
 
 
 def _decode_rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    for size, batches in record["derived"]["decode"].items():
+    derived = record["derived"]
+    measured = [
+        *((f"engine-{size}", NAMES[size], shares) for size, shares in derived["decode"].items()),
+        ("float8", f"{NAMES['8b']}, FP8 keys", derived["float8"]),
+    ]
+    for part, name, batches in measured:
         for batch, shares in batches.items():
-            found = figure(record["parts"], f"engine-{size}", "decode", batch)
+            found = figure(record["parts"], part, "decode", batch)
             figures = (found.get(name) for name in ("host_us", "waited_us"))
             yield (
-                NAMES[size],
+                name,
                 batch,
                 found.get("tokens_per_s"),
                 found.get("step_us"),

@@ -111,8 +111,10 @@ class MixtureCase:
             self.activated, self.x, self.gate_up, None, "silu", top_k, self.pairs, config,
             is_followed=is_dependent,
         )  # fmt: skip
-        options = {"is_dependent": is_dependent}
-        down(self.out, self.activated, self.last, None, self.pairs, config, **options)
+        down(
+            self.out, self.activated, self.last, None, self.pairs, config,
+            is_dependent=is_dependent,
+        )  # fmt: skip
 
 
 class PackedCase:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.attention_kernels import LOG2_E, attend, merge_splits
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
+from shmllm_kernels.gpu.float8 import as_stored
 
 MAX_HEAD_DIM = 512
 
@@ -75,8 +76,8 @@ def paged_attention(
         out: [tokens, num_heads, dim], the last dimension contiguous.
         query: [tokens, num_heads, dim], strides as ``out``; dim is at most 512.
         key_cache: [blocks, block_size, num_kv_heads, dim], the last dimension contiguous, any
-            other strides; query's dtype: float32, float16 or bfloat16.
-        value_cache: the same shape and strides.
+            other strides; float8_e4m3fn, or query's dtype: float32, float16 or bfloat16.
+        value_cache: the same shape, strides and dtype.
         block_table: [requests, max_blocks] int32, rows contiguous. Entries after a request's last
             block are not read.
         query_starts: [requests + 1] int32, the index of each request's first token in ``query``;
@@ -105,6 +106,9 @@ def paged_attention(
     - A decode at a context of 1,024 reads 4 MiB, which takes 1 us. The launch takes 4 us, because
       the loads of lengths, of the table, of keys and values, and the store follow one another.
     - 256 decodes at a context of 1,024 read 1 GiB, which takes 250 us.
+    - With FP8 keys and values these read 512 MiB, which take 125 us. The loop has 4.8 operations
+      for each key or value, of which two convert it to bfloat16: 87 us if a multiprocessor issued
+      four instructions in every cycle, and 130 us at two thirds of that. The launch takes 150 us.
     - A prompt of 8,192 tokens has 0.55 Tflop, which take 0.7 ms. Its programs read 4.3 GB, mostly
       from the L2 cache, which take 0.8 ms at 5.5 TB/s, at the same time. The launch takes 1.4 ms,
       because the softmax of a program does not overlap its products.
@@ -130,8 +134,8 @@ def paged_attention(
     attend[(tiles * num_kv_heads, num_splits)](
         out,
         query,
-        key_cache,
-        value_cache,
+        as_stored(key_cache, query.dtype),
+        as_stored(value_cache, query.dtype),
         block_table,
         query_starts,
         context_lens,
@@ -229,9 +233,10 @@ def check_step(
     assert num_heads % key_cache.shape[2] == 0, "kv heads must divide the query heads"
     assert key_cache.shape == value_cache.shape, "key_cache and value_cache differ in shape"
     assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"
+    assert key_cache.dtype is value_cache.dtype, "key_cache and value_cache differ in dtype"
     for tensor in (out, query, key_cache, value_cache):
         assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
-        assert tensor.dtype is query.dtype, "query, cache and out have one dtype"
+    assert out.dtype is query.dtype, "query and out have one dtype"
     assert block_table.shape[0] == requests, "block_table: one row per request"
     assert query_starts.shape == (requests + 1,), "query_starts: one more than requests"
     numbers = [block_table, query_starts, context_lens]

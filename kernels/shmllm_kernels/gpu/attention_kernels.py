@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from shmllm_kernels.gpu.float8 import from_cache
 from shmllm_kernels.gpu.functions import tanh
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -37,7 +38,8 @@ def load_tile(
     keys, keys_begin, keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride,
     IS_MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Returns the keys [DIM_PADDED, TILE] and values [TILE, DIM_PADDED] at some positions."""
+    """Returns the keys [DIM_PADDED, TILE] and values [TILE, DIM_PADDED] at some positions, as the
+    cache has them."""
     dims = tl.arange(0, DIM_PADDED)
     if IS_MASKED:
         # Slots without a token are not read: they may contain NaN, and 0 times NaN is NaN.
@@ -50,15 +52,15 @@ def load_tile(
     value_places = value_ptr + slots[:, None] + dims[None, :]
     if IS_MASKED:
         wanted = present[None, :] & (dims < DIM)[:, None]
-        key = tl.load(key_places, mask=wanted, other=0.0)
+        key = tl.load(key_places, mask=wanted, other=0)
         wanted = present[:, None] & (dims < DIM)[None, :]
-        value = tl.load(value_places, mask=wanted, other=0.0)
+        value = tl.load(value_places, mask=wanted, other=0)
     elif DIM == DIM_PADDED:
         key = tl.load(key_places)
         value = tl.load(value_places)
     else:
-        key = tl.load(key_places, mask=(dims < DIM)[:, None], other=0.0)
-        value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0.0)
+        key = tl.load(key_places, mask=(dims < DIM)[:, None], other=0)
+        value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0)
     return key, value
 
 
@@ -67,7 +69,8 @@ def attend_to_tile(
     sums, peak, total, query, key, value, keys, positions, last_keys, keys_begin, keys_end, scale,
     cap, window, IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Updates the online softmax of all rows with the keys of one tile."""
+    """Updates the online softmax of all rows with the keys of one tile, as the cache has them."""
+    key = from_cache(key, query.dtype, query.shape[0])
     scores = tl.dot(query, key, input_precision="ieee") * scale
     if HAS_CAP:
         scores = cap * tanh(scores)
@@ -83,6 +86,7 @@ def attend_to_tile(
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(peak - base)
     total = total * shrink + tl.sum(weights, axis=1)
+    value = from_cache(value, query.dtype, query.shape[0])
     sums = tl.dot(weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee")
     return sums, new_peak, total
 

@@ -25,6 +25,7 @@ from shmllm_kernels.gpu.attention import (
 )
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention_kernel import attend_decodes
+from shmllm_kernels.gpu.float8 import as_stored
 from shmllm_kernels.gpu.rope_write import weights_of
 from shmllm_kernels.reference.rope_write import HeadNorms
 
@@ -129,7 +130,9 @@ def decode_attention(
     attend_decodes[(requests * num_kv_heads, num_splits)](
         out,
         heads,
-        *step,
+        as_stored(key_cache, heads.dtype),
+        as_stored(value_cache, heads.dtype),
+        *step[2:],
         slots,
         *tables,
         *weights_of(norms, dim, heads),

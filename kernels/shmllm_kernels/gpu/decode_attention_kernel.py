@@ -18,6 +18,7 @@ from shmllm_kernels.gpu.attention_kernels import (
     load_tile,
 )
 from shmllm_kernels.gpu.decode_parts import finish_part, store_rows, tiles_of
+from shmllm_kernels.gpu.float8 import from_cache
 from shmllm_kernels.gpu.functions import tanh
 from shmllm_kernels.gpu.rope_write import stored
 from shmllm_kernels.gpu.rotated_heads import (
@@ -228,8 +229,10 @@ def attend_decodes(
     key = rotated(
         key, other_key, *key_weights, cos, sin, eps, dtype, ROTARY_HALF, HAS_NORM, HAS_OFFSET, DIM
     )
-    new_key = stored(key, dtype)
-    new_value = normed_value(value, eps, dtype, HAS_VALUE_NORM, DIM)
+    cache_dtype: tl.constexpr = key_ptr.dtype.element_ty
+    new_key = stored(key, dtype, cache_dtype)
+    value = normed_value(value, eps, HAS_VALUE_NORM, DIM)
+    new_value = stored(value, dtype, cache_dtype)
     place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride + dims[None, :]
     is_first = split == 0
     is_written = (dims < DIM)[None, :] & (slot >= 0) & is_first
@@ -258,6 +261,9 @@ def attend_decodes(
         True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
     )  # fmt: skip
     num_seen = tl.where(is_first, query_len, 0)
+    multiplied: tl.constexpr = 1 if NEW_KEYS == 1 else BLOCK_M
+    new_key = from_cache(new_key, dtype, multiplied)
+    new_value = from_cache(new_value, dtype, multiplied)
     sums, peak, total = _attend_to_new(
         sums, peak, total, query, new_key, new_value, position, positions, num_seen, scale, cap,
         window, HAS_WINDOW, HAS_CAP, NEW_KEYS,

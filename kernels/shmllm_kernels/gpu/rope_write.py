@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.float8 import as_stored, to_cache
 from shmllm_kernels.reference.rope_write import HeadNorms
 
 HEADS_PER_PROGRAM = 8
@@ -52,12 +53,13 @@ def _normed(
 
 
 @triton.jit
-def stored(x, dtype: tl.constexpr):
-    """Converts a value to the cache's dtype; float16 saturates, since 0 times infinity is NaN."""
+def stored(x, dtype: tl.constexpr, cache_dtype: tl.constexpr):
+    """Converts a value to the model's dtype and that to the cache's; float16 saturates, since 0
+    times infinity is NaN."""
     if dtype == tl.float16:
         x = tl.where(x == x, x, 0.0)
         x = tl.minimum(tl.maximum(x, -_FLOAT16_MAX), _FLOAT16_MAX)
-    return x.to(dtype)
+    return to_cache(x.to(dtype), cache_dtype)
 
 
 @triton.jit
@@ -125,6 +127,7 @@ def _rope_write(
     first = tl.load(source + first_place[None, :], mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + second_place[None, :], mask=mask, other=0.0).to(tl.float32)
     dtype: tl.constexpr = heads_ptr.dtype.element_ty
+    cache_dtype: tl.constexpr = key_ptr.dtype.element_ty
 
     block, place = slot // block_size, slot % block_size
     cached = block * cache_block_stride + place * cache_token_stride
@@ -134,8 +137,8 @@ def _rope_write(
             scale = _scale(first, second, eps, HALF)
             first, second = first * scale, second * scale
         values = value_ptr + cached
-        tl.store(values + first_place[None, :], stored(first, dtype), mask=mask)
-        tl.store(values + second_place[None, :], stored(second, dtype), mask=mask)
+        tl.store(values + first_place[None, :], stored(first, dtype, cache_dtype), mask=mask)
+        tl.store(values + second_place[None, :], stored(second, dtype, cache_dtype), mask=mask)
         return
 
     if HAS_NORM:
@@ -161,8 +164,8 @@ def _rope_write(
         tl.store(target + second_place[None, :], second.to(dtype), mask=mask)
     else:
         keys = key_ptr + cached
-        tl.store(keys + first_place[None, :], stored(first, dtype), mask=mask)
-        tl.store(keys + second_place[None, :], stored(second, dtype), mask=mask)
+        tl.store(keys + first_place[None, :], stored(first, dtype, cache_dtype), mask=mask)
+        tl.store(keys + second_place[None, :], stored(second, dtype, cache_dtype), mask=mask)
 
 
 def rope_and_write(
@@ -180,11 +183,12 @@ def rope_and_write(
 
     Args:
         query: [tokens, num_heads, dim], heads contiguous; may be the query part of ``heads``.
-        key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, any other strides.
-        value_cache: the same shape and strides.
+        key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, any other strides;
+            float8_e4m3fn or the dtype of ``heads``.
+        value_cache: the same shape, strides and dtype.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], heads contiguous; float32, float16
-            or bfloat16, like all other tensors but ``slots``; or [tokens, num_heads, dim]: nothing
-            is written to the cache.
+            or bfloat16, like all tensors but the caches and ``slots``; or [tokens, num_heads, dim]:
+            nothing is written to the cache.
         cos: [tokens, 1, rotary_dim] or [tokens, rotary_dim], the last dimension contiguous. Only
             the second half is read. None: nothing is rotated.
         sin: as ``cos``.
@@ -210,8 +214,8 @@ def rope_and_write(
     groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
     _rope_write[(tokens, groups)](
         query,
-        key_cache,
-        value_cache,
+        as_stored(key_cache, heads.dtype),
+        as_stored(value_cache, heads.dtype),
         heads,
         *tables,
         slots,
@@ -271,7 +275,9 @@ def _check(
     assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"
     for tensor in (query, key_cache, value_cache, heads, cos, sin):
         assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
+    for tensor in (query, cos, sin):
         assert tensor.dtype is heads.dtype, "all floating tensors have one dtype"
+    assert key_cache.dtype is value_cache.dtype, "key_cache and value_cache differ in dtype"
     assert slots.shape == (tokens,), "slots: one per token"
     assert slots.dtype is torch.int64, "slots are int64"
     assert slots.stride(0) == 1 or tokens < 2, "slots must be contiguous"

@@ -8,8 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shmllm_kernels.gpu.rope_write import stored
-
 
 @triton.jit
 def partners(ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, DIM_PADDED: tl.constexpr):
@@ -109,8 +107,8 @@ def _scaled(x, scale, weight, dtype: tl.constexpr, HAS_OFFSET: tl.constexpr):
 
 
 @triton.jit
-def normed_value(value, eps, dtype: tl.constexpr, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
-    """Returns value heads, [heads, DIM_PADDED] float32, as the cache stores them."""
+def normed_value(value, eps, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
+    """Returns value heads, [heads, DIM_PADDED] float32, with their norm."""
     if HAS_NORM:
         value *= tl.rsqrt(tl.sum(value * value, axis=1) / DIM + eps)[:, None]
-    return stored(value, dtype)
+    return value

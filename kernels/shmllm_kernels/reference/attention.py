@@ -28,7 +28,7 @@ def paged_attention(
 
     Args:
         query: [tokens, num_heads, dim]; head h reads kv head h // (num_heads / num_kv_heads).
-        key_cache: [blocks, block_size, num_kv_heads, dim], like ``value_cache``.
+        key_cache: [blocks, block_size, num_kv_heads, dim], like ``value_cache``, in any dtype.
         value_cache: the values.
         block_table: [requests, max_blocks], the blocks of each request in order.
         query_starts: [requests + 1], the index of each request's first token in ``query``.

@@ -43,11 +43,12 @@ def rope_and_write(
     """Normalises and rotates the heads of a step's tokens and writes keys and values to the cache.
 
     float16, which can overflow, saturates in the cache: attention would multiply an infinite value
-    by a masked weight of zero, which gives NaN.
+    by a masked weight of zero, which gives NaN. FP8 saturates, too, and keeps NaN.
 
     Args:
         query: [tokens, num_heads, dim]; gets the rotated query heads.
-        key_cache: [blocks, block_size, num_kv_heads, dim]; gets the rotated keys.
+        key_cache: [blocks, block_size, num_kv_heads, dim]; gets the rotated keys, in the dtype of
+            ``heads`` or rounded to float8_e4m3fn.
         value_cache: the same shape; gets the values.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim]: query, key and value heads; or
             [tokens, num_heads, dim]: nothing is written to the cache.
@@ -77,7 +78,15 @@ def rope_and_write(
     for cache, part in ((key_cache, key), (value_cache, value)):
         if part.dtype is torch.float16:
             part = torch.nan_to_num(part, nan=0.0)
+        if cache.dtype is torch.float8_e4m3fn:
+            part = to_float8(part)
         cache[blocks, places] = part[stored]
+
+
+def to_float8(x: Tensor) -> Tensor:
+    """Rounds numbers to float8_e4m3fn, those beyond 448 to 448. NaN stays NaN."""
+    most = torch.finfo(torch.float8_e4m3fn).max
+    return x.clamp(-most, most).to(torch.float8_e4m3fn)
 
 
 def _normalise(heads: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

@@ -45,6 +45,11 @@ def check_model(
             "which the first stage has to have: lower pipeline_parallel_size, or pass "
             "language_model_only=True"
         )
+    if load.has_float8_cache:
+        raise EngineStartError(
+            f"kv_cache_dtype={load.kv_cache_dtype!r} is for a GPU: on a CPU pass 'int8', or "
+            "leave it out"
+        )
     if load.kv_cache_dtype == "int8" and config.latent_attentions:
         raise EngineStartError(
             f"kv_cache_dtype='int8' is not possible for {config.architecture}: its cache holds "

@@ -89,7 +89,7 @@ class AttentionLaunches:
 
     Attributes:
         model: the model's configuration.
-        dtype: the dtype of query and cache.
+        dtype: the dtype of queries, and of keys and values unless they are in FP8.
         device: the device.
         deterministic: whether the bits of a decode's attention are independent of the number of
             decodes, and those of a prompt's attention independent of its chunks: each decode step

@@ -41,7 +41,7 @@ class GpuKVCache:
 
     Args:
         model: the model's configuration.
-        dtype: the dtype of keys and values.
+        dtype: the dtype of keys and values: the model's or FP8.
         shape: the groups of layers.
         num_blocks: the number of blocks of keys and values.
         arena: the arena to allocate them in.

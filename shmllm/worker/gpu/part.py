@@ -18,6 +18,7 @@ from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
+from shmllm.worker.gpu.kv_dtype import unused_scales
 from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
@@ -25,6 +26,11 @@ from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.items import item_bytes
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheSize
+
+NOT_DETERMINISTIC = (
+    "on a GPU deterministic=True fixes how attention splits contexts, but not which kernel "
+    "multiplies matrices: the bits of a result may depend on the number of tokens in a step"
+)
 
 
 class GpuPart:
@@ -79,6 +85,12 @@ class GpuPart:
         self.dispatcher = _make_dispatcher(config, self.loaded.config.lm_head)
         self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the options or the checkpoint ask for and no GPU does, a sentence each."""
+        load = self._config.load
+        return [*unused_scales(load), *([NOT_DETERMINISTIC] if load.deterministic else [])]
+
     def size_cache(self) -> CacheSize:
         """Make the objects that compute steps, and return the size of the KV cache that fits. All
         ranks of a group do this at the same time."""
@@ -112,10 +124,11 @@ class GpuPart:
             on_capture: called with (sizes captured, sizes in all).
         """
         loaded, shape = self.loaded, self.resources.shape
-        num_bytes = cache_bytes(shape, loaded.dtype, size.num_blocks, size.num_states)
+        dtype = self.resources.kv_dtype
+        num_bytes = cache_bytes(shape, dtype, size.num_blocks, size.num_states)
         self.kv_cache = self.pool.make_arena(num_bytes, "the KV cache")
         self.cache = GpuKVCache(
-            loaded.config, loaded.dtype, shape, size.num_blocks, self.kv_cache, size.num_states
+            loaded.config, dtype, shape, size.num_blocks, self.kv_cache, size.num_states
         )
         if self.staging is not None:
             memory = self.staging.allocate((self.staging.num_bytes,), torch.uint8)

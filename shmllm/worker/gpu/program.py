@@ -27,6 +27,7 @@ from shmllm.worker.gpu.fused_ops import FusedOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.kv_dtype import check_kv_dtype
 from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuOps, call_now
@@ -53,13 +54,12 @@ def check_model(
         )
     if load.cpu_instructions != "auto":
         raise EngineStartError(f"cpu_instructions={load.cpu_instructions!r} is for the CPU")
-    for name in ("activation_dtype", "kv_cache_dtype"):
-        value = getattr(load, name)
-        if value not in ("auto", dtype):
-            raise EngineStartError(
-                f"{name}={value!r} is for the CPU: on a GPU activations, keys and values have the "
-                "dtype of the weights"
-            )
+    if load.activation_dtype not in ("auto", dtype):
+        raise EngineStartError(
+            f"activation_dtype={load.activation_dtype!r} is for the CPU: on a GPU activations have "
+            "the dtype of the weights"
+        )
+    check_kv_dtype(config, load, dtype)
     check_features(config, "the GPU", UNSUPPORTED)
     if config.num_levels and config.shard.size > 1:
         raise EngineStartError(

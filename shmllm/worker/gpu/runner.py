@@ -26,6 +26,7 @@ from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.heads import make_head
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
+from shmllm.worker.gpu.kv_dtype import kv_dtype_name
 from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
@@ -43,11 +44,6 @@ from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
 from shmllm_kernels.gpu.version import version
-
-NOT_DETERMINISTIC = (
-    "on a GPU deterministic=True fixes how attention splits contexts, but not which kernel "
-    "multiplies matrices: the bits of a result may depend on the number of tokens in a step"
-)
 
 
 class StepTimer:
@@ -275,14 +271,14 @@ class GpuRunner(LoadedRunner):
             load_seconds=time.monotonic() - began,
             deterministic=False,
             activation_dtype=loaded.dtype_name,
-            kv_cache_dtype=loaded.dtype_name,
+            kv_cache_dtype=kv_dtype_name(config.load, loaded.dtype_name),
             device=device.name,
             device_uuid=device.uuid,
             num_ranks=ranks.memory.shard.size,
             weight_bytes=sum(weight_bytes),
             async_scheduling=overlaps,
             graphs=f"{part.dispatcher.mode.name}: {captured}" if captured.num_graphs else "",
-            warnings=(NOT_DETERMINISTIC,) if config.load.deterministic else (),
+            warnings=part.warnings,
         )
 
     def numerics(self) -> dict[str, Any]:

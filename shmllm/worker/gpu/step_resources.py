@@ -28,6 +28,7 @@ from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup, GpuMeetings, NoMeetings
 from shmllm.worker.gpu.heads import make_head
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.kv_dtype import kv_dtype
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.multi_token_prediction import FurtherResources
 from shmllm.worker.gpu.plain_arena import PlainArena
@@ -45,6 +46,7 @@ class StepResources:
         loaded: the loaded model.
         device: the device.
         shape: the groups of layers of the KV cache.
+        kv_dtype: the dtype of keys and values.
         batch: the state of the running requests, on the host.
         sampler: the sampler, with the state of the running requests on the device.
         inputs: the inputs of a step.
@@ -59,6 +61,7 @@ class StepResources:
     loaded: LoadedModel
     device: Device
     shape: CacheShape
+    kv_dtype: torch.dtype
     batch: InputBatch
     sampler: GpuSampler
     inputs: GpuInputs
@@ -93,10 +96,11 @@ class StepResources:
         model, max_model_len = loaded.config, loaded.max_model_len
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         block_size = config.cache.block_size
+        kept = kv_dtype(config.load, loaded.dtype)
         shape = CacheShape.of(
             config,
             model,
-            lambda heads: block_bytes(heads, block_size, loaded.dtype),
+            lambda heads: block_bytes(heads, block_size, kept),
             None if draft is None else draft.config,
         )
         num_groups = len(shape.groups)
@@ -144,6 +148,7 @@ class StepResources:
             loaded,
             device,
             shape,
+            kept,
             batch,
             sampler,
             inputs,
@@ -173,7 +178,7 @@ class StepResources:
         """Compute and sample the largest step, with a KV cache of one block, and allocate what any
         request may make a step allocate: after this the KV cache gets all memory that is left."""
         tokens = len(self.buffers.hidden)
-        model, dtype = self.loaded.config, self.loaded.dtype
+        model, dtype = self.loaded.config, self.kv_dtype
         size = cache_bytes(self.shape, dtype, 1)
         arena = PlainArena(
             size, "a block of the KV cache", self.device.torch_device, "it is temporary"

@@ -9,6 +9,12 @@ from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
+from conformance.float8_kernels import (
+    Float8AttentionConformance,
+    Float8ConversionConformance,
+    Float8DecodeConformance,
+    Float8WriteConformance,
+)
 from conformance.group_kernels import GroupConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.lora_kernels import LoraConformance
@@ -44,6 +50,22 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestExpertLora(ExpertLoraConformance):
+    pass
+
+
+class TestFloat8Attention(Float8AttentionConformance):
+    pass
+
+
+class TestFloat8Conversion(Float8ConversionConformance):
+    pass
+
+
+class TestFloat8Decodes(Float8DecodeConformance):
+    pass
+
+
+class TestFloat8Writes(Float8WriteConformance):
     pass
 
 

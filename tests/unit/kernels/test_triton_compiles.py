@@ -26,6 +26,12 @@ SPILLED_BYTES = 64
 Attention keeps some of those in memory that it needs behind its loops."""
 ONE_PROGRAM_BEYOND = 256
 """Of wider heads, two buffers for keys and values leave no room for a second program but on 9.0."""
+FLOAT8_SPILLS = {80: 4, 90: 224}
+"""The instructions that load or store spilled registers in the loops of prompts with heads of 512
+and FP8 keys, by capability. On 9.0 their sums take half of the registers; these are a fifth of the
+instructions in these loops."""
+MASK_LOADS = 8
+"""Behind its loop a split program passes the mask of its rows through shared memory, in bytes."""
 GROUPS_PER_TILE = 3
 """The table's entries, the keys and the values of a tile are copied as one group each."""
 
@@ -212,6 +218,41 @@ def check_packed_rows(found: list[Kernel], capability: int) -> None:
             assert kernel["loads_before_wait"]
 
 
+def check_float8(found: list[Kernel], capability: int) -> None:
+    """Nothing spills in a loop but with heads of 512, loads are in flight as for other keys and
+    values, and no key is read from shared memory byte by byte. From 8.9 on the hardware converts:
+    two numbers at a time, and to bfloat16 by fast instructions."""
+    (write,) = (kernel for kernel in found if kernel["kernel"] == "_rope_write")
+    of_decodes = [kernel for kernel in found if kernel["kernel"] == "attend_decodes"]
+    loading = [*of_decodes, *(kernel for kernel in found if kernel["kernel"] == "attend")]
+    assert of_decodes
+    assert (len(loading) > len(of_decodes)) == (capability < 100)
+    assert not write["stack_bytes"]
+    assert bool(write["to_float8"]) == (capability >= 89)
+    for kernel in loading:
+        print(kernel)
+        _, _, dim = kernel["shape"]
+        is_wide = kernel["kernel"] == "attend" and kernel["max_query_len"] > 1 and dim > 128
+        assert kernel["has_float8"]
+        if is_wide and dim > ONE_PROGRAM_BEYOND:
+            assert kernel["spills_in_loops"] <= FLOAT8_SPILLS[capability]
+        else:
+            assert not kernel["spills_in_loops"]
+        assert not kernel["slow_conversions"]
+        if capability >= 90 or not is_wide:
+            assert kernel["byte_loads"] <= MASK_LOADS
+        assert bool(kernel["from_float8"]) == (capability >= 89)
+        assert kernel["mma"] or kernel["wgmma"]
+        if kernel["kernel"] == "attend":
+            check_attention(kernel, capability)
+            continue
+        assert bool(kernel["to_float8"]) == (capability >= 89)
+        threads = 32 * kernel["num_warps"]
+        assert 2 * kernel["registers"] * threads <= REGISTERS
+        if kernel["early_loads"] is not None:
+            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (2 * LOADED * threads)
+
+
 @pytest.fixture(scope="module")
 def compiled() -> list[Kernel]:
     """Some launches, compiled in one process, which takes seconds to start."""
@@ -303,6 +344,16 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
     assert packed
     check_decodes(others, 90)
     check_packed_rows(packed, 90)
+
+
+def test_float8_is_converted_by_the_hardware_while_loads_are_in_flight() -> None:
+    check_float8(launches(90, None, "some-float8"), 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_all_attention_to_float8_compiles(capability: int, tmp_path: Path) -> None:
+    check_float8(launches(capability, tmp_path, "all-float8"), capability)
 
 
 @pytest.mark.slow

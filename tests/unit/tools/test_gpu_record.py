@@ -63,6 +63,7 @@ def parts() -> dict[str, Any]:
             "torch.mm": {"1": {"us": 10.0, "bytes_per_s": 3.36e12}},
             "int4": {"1": {"us": 4.0, "bytes_per_s": 2.36e12, "times": 2.5}},
         }}),
+        "float8": part(decode={"256": decode(8000.0, 24e9)}),
         "ranks": part(sums={"16": {"us": 5.25, "nccl_us": 21.5}}),
         "transformers-8b": part(generate={"64": theirs}),
     }  # fmt: skip
@@ -76,6 +77,7 @@ def test_shares_are_relative_to_the_measured_rates_of_the_card(parts):
     derived = derive(parts)
     assert derived["decode"]["8b"]["1"]["of_copy"] == pytest.approx(14.4e9 / 4e-3 / 4e12)
     assert derived["decode"]["8b"]["1"]["of_read"] == pytest.approx(14.4e9 / 4e-3 / 4.5e12)
+    assert derived["float8"]["256"]["of_copy"] == pytest.approx(24e9 / 8e-3 / 4e12)
     assert derived["prefill"]["8b"]["of_gemm"] == pytest.approx(1e14 / 0.2 / 8e14)
     assert derived["sampled"]["8b"] == {"filtered": {"1": pytest.approx(1.25), "256": None}}
     found = derived["transformers"]["8b"]["eager"]["64"]
@@ -214,6 +216,7 @@ def test_what_helps_to_mend_comes_before_what_does_not():
         "environment",
         "compile",
         "engine",
+        "float8",
         "tests",
         "kernels",
         "packed",

@@ -52,6 +52,8 @@ def test_the_bytes_of_a_decode_step():
     # 8b is untied: its embedding table of 128,256 x 4,096 does not count.
     weights = 8_030_261_248 - 128_256 * 4096
     assert SHAPES["8b"].decode_bytes(256, 1024, 2) == 2 * weights + 256 * 1024 * 131_072
+    of_float8 = SHAPES["8b"].decode_bytes(256, 1024, 2, kv_itemsize=1)
+    assert of_float8 == 2 * weights + 256 * 1024 * 65_536
 
 
 def test_the_flops_of_a_prompt():

@@ -9,6 +9,7 @@ from support.reference_models import make_model
 
 from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.load import LoadConfig
+from shmllm.errors import EngineStartError
 from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.cpu.cache import layout_of, stored_as
 from shmllm.worker.cpu.runner import CpuRunner
@@ -37,6 +38,14 @@ def test_heads_are_padded_to_whole_tiles(head_dim: int, of_keys: int, of_values:
     layout = layout_of(KVHeads(3, head_dim, head_dim), 32, IN_TILES)
     assert isinstance(layout, CacheLayout)
     assert layout.block_bytes == 3 * 32 * 2 * (of_keys + of_values)
+
+
+def test_float8_is_refused_with_what_a_cpu_has(tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    load = LoadConfig(str(tmp_path), kv_cache_dtype="fp8")
+    config = EngineConfig(load, CacheConfig(memory_bytes=2**22), num_threads=1)
+    with pytest.raises(EngineStartError, match="'fp8' is for a GPU: on a CPU pass 'int8'"):
+        CpuRunner(config, ranks=NoRanks(1))
 
 
 @pytest.mark.skipif(not HAS_AMX, reason="the CPU lacks AMX, or Linux refuses it")

@@ -21,6 +21,7 @@ from conformance.gpu_engine import (
     PROMPTS,
     SCALE,
     SHAPE,
+    VOCAB,
     Engine,
     assert_same_logprobs,
     check_sleep_and_new_weights,
@@ -30,6 +31,7 @@ from conformance.gpu_engine import (
     other_model,
     pusher,
 )
+from conformance.gpu_float8 import assert_logprobs, with_float8
 from conformance.gpu_images import ask, make_subject
 from conformance.gpu_images import make_config as make_image_config
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
@@ -38,6 +40,7 @@ from conftest import FAKE_GPU_RANK_MODULE
 from support.fake_gpu import FakeGpu
 from support.fake_gpu_sharing import FakeGpuSharing
 from support.model_helpers import reference_model, save
+from support.rounded_attention import round_keys_and_values
 from support.variants import slow
 from support.waiting import PATIENCE_S
 from transformers import BertForSequenceClassification
@@ -316,6 +319,19 @@ def test_new_weights_come_through_memory_of_the_first_gpu(
     engine.run()
     assert engine.tokens[0] == expected(other, PROMPTS[1], 4)
     assert engine.tokens[0] != expected(reference, PROMPTS[1], 4)
+
+
+@pytest.mark.slow
+def test_each_rank_rounds_its_keys_and_values(llama: Any, make: Any) -> None:
+    _, directory = llama
+    rounded = round_keys_and_values(reference_model("llama", SCALE, **SHAPE | KV_HEADS))
+    engine = make(with_float8(make_config(directory)))
+    assert engine.runner.info.kv_cache_dtype == "fp8"
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(number, prompt, logprobs=VOCAB)
+    engine.run()
+    for number, prompt in enumerate(PROMPTS):
+        assert_logprobs(engine, number, rounded, prompt)
 
 
 @pytest.mark.slow
