@@ -1,5 +1,5 @@
-"""Every kernel launch compiles for GPUs, fits into their shared memory and does not spill, and the
-loops of attention and of products with packed weights load ahead of their use."""
+"""Every kernel launch compiles for GPUs and has the facts of its kernel (`support.kernel_facts`):
+what fits on a multiprocessor, which instructions it uses, and that its loops load ahead."""
 
 from __future__ import annotations
 
@@ -8,33 +8,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.kernel_facts import Kernel, check, check_decodes, check_packed_rows, name_of
+from support.kernel_inventory import kernels
 
 from shmllm_kernels.gpu.packings import PACKINGS
 
 TESTS = Path(__file__).resolve().parents[2]
-SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""The shared memory of a multiprocessor. The table for 8.0 is that for 8.6, 8.9 and 12.0, too."""
-SYSTEM_BYTES = 1024
-"""The shared memory that each program takes in addition."""
-REGISTERS = 65_536
-"""The registers of a multiprocessor."""
-SPILLED_BYTES = 64
-"""The stack bytes of a few registers that a long prologue spills; a loop that spills needs more.
-Attention keeps some of those in memory that it needs behind its loops."""
-ONE_PROGRAM_BEYOND = 256
-"""Of wider heads, two buffers for keys and values leave no room for a second program but on 9.0."""
-GROUPS_PER_TILE = 3
-"""The table's entries, the keys and the values of a tile are copied as one group each."""
-
-LEAST_STAGES = 5
-"""With fewer stages, a program of attention waits for its own loads."""
-LOADED = 8
-"""The elements of bfloat16 in a load of 16 bytes."""
-
-Kernel = dict[str, Any]
+CAPABILITIES = (80, 90, 100)
 
 
 def launches(capability: int, cache: Path | None, *parts: str) -> list[Kernel]:
@@ -58,101 +40,6 @@ def launches(capability: int, cache: Path | None, *parts: str) -> list[Kernel]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def check(found: list[Kernel], capability: int) -> None:
-    for kernel in found:
-        print(kernel)
-        assert kernel["shared_bytes"] <= SHARED_BYTES[capability]
-        assert not kernel["is_double"]
-        if kernel.get("dtype") != "torch.float32":
-            if kernel["kernel"] != "attend":
-                assert kernel["stack_bytes"] <= SPILLED_BYTES
-            else:
-                assert not kernel["spills_in_loops"]
-                check_attention(kernel, capability)
-            if kernel["kernel"] == "attend_latents":
-                check_latents(kernel, capability)
-            if "kind" in kernel:
-                check_packed(kernel, capability)
-
-
-def check_attention(kernel: Kernel, capability: int) -> None:
-    is_decode = kernel["max_query_len"] == 1
-    assert kernel["mma"] or kernel["wgmma"]
-    if capability == 90 and not is_decode:
-        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
-    has_one_loop = kernel["masks_all"]
-    num_loops = 1 if has_one_loop else 2 if kernel["window"] is None else 3
-    assert len(kernel["loops"]) == len(kernel["waits"]) == num_loops
-    for loop, waits in zip(kernel["loops"], kernel["waits"], strict=True):
-        if kernel["num_stages"] < LEAST_STAGES:
-            assert is_decode, "programs of prompts are too few to hide each other's loads"
-            continue
-        assert len(loop["buffers"]) == 2, "one for keys, one for values"
-        assert min(loop["buffers"]) >= max((kernel["num_stages"] - 1) // 2, 2)
-        assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
-        assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"
-    if is_decode and (capability == 90 or kernel["shape"][2] <= ONE_PROGRAM_BEYOND):
-        assert 2 * 32 * kernel["num_warps"] * kernel["registers"] <= REGISTERS
-        assert (
-            2 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[capability] + SYSTEM_BYTES
-        )
-
-
-def check_latents(kernel: Kernel, capability: int) -> None:
-    """The loop keeps the latents of a later tile in flight, and reads each latent once."""
-    assert kernel["mma"] or kernel["wgmma"]
-    if capability == 90 and kernel["block_m"] >= 64:
-        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
-    (loop,) = kernel["loops"]
-    assert len(loop["buffers"]) == 2, "one for latents, one for key parts"
-    assert min(loop["buffers"]) >= 2
-    assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
-
-
-def check_packed(kernel: Kernel, capability: int) -> None:
-    """Each operation of unpacking is rounded by itself; products use tensor cores, and load the
-    codes and the rows of activations of later iterations while they compute."""
-    assert not kernel["contractions"]
-    if kernel["kernel"] == "_unpack_rows":
-        return
-    assert kernel["mma"] or kernel["wgmma"]
-    if capability == 90 and kernel["block_m"] >= 64:
-        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
-    (loop,), (waits,) = kernel["loops"], kernel["waits"]
-    assert min(loop["buffers"]) >= 2
-    loads_a_run = 3  # the codes, and the halves of the rows
-    assert min(waits) >= loads_a_run * kernel["block_k"] // 64
-
-
-def check_decodes(found: list[Kernel], capability: int) -> None:
-    """Nothing spills, and dependent launches have loaded a tile before they wait."""
-    check(found, capability)
-    for kernel in found:
-        threads = 32 * kernel["num_warps"]
-        programs = 4 if kernel["kernel"] == "multiply_single_row" else 2
-        assert programs * kernel["registers"] * threads <= REGISTERS
-        if capability < 90 or kernel["early_loads"] is None:
-            assert capability < 90 or kernel.get("splits") == 1
-            continue
-        if kernel["kernel"] == "multiply_single_row":
-            tile = kernel["block_n"] * kernel["block_k"]
-            assert kernel["early_loads"] == tile // (LOADED * threads)
-        else:
-            _, _, dim = kernel["shape"]
-            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (LOADED * threads)
-
-
-def check_packed_rows(found: list[Kernel], capability: int) -> None:
-    """Nothing spills, each operation of unpacking is rounded by itself, two programs or more fit on
-    a multiprocessor, and dependent launches have begun to load before they wait."""
-    check(found, capability)
-    for kernel in found:
-        assert not kernel["contractions"]
-        assert 2 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS
-        if capability >= 90:
-            assert kernel["loads_before_wait"]
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +132,7 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_kernels_of_a_decode_step_load_before_they_wait(
     capability: int, tmp_path: Path
 ) -> None:
@@ -253,7 +140,7 @@ def test_all_kernels_of_a_decode_step_load_before_they_wait(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_products_of_one_row_with_packed_weights_compile(
     capability: int, tmp_path: Path
 ) -> None:
@@ -264,7 +151,7 @@ def test_all_products_of_one_row_with_packed_weights_compile(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKINGS)
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_kernels_that_read_packed_weights_compile(
     capability: int, kind: str, tmp_path: Path
 ) -> None:
@@ -274,6 +161,22 @@ def test_all_kernels_that_read_packed_weights_compile(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
-def test_all_launches_compile(capability: int, tmp_path: Path) -> None:
-    check(launches(capability, tmp_path, "rows", "all-attention"), capability)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_all_attention_compiles_and_loads_ahead(capability: int, tmp_path: Path) -> None:
+    check(launches(capability, tmp_path, "all-attention", "all-latents"), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_kernel_has_a_launch_and_its_facts(capability: int, tmp_path: Path) -> None:
+    found = launches(
+        capability,
+        tmp_path,
+        "rows",
+        "some-attention",
+        "some-latents",
+        "some-packed",
+        "some-decodes",
+    )
+    assert {name_of(kernel) for kernel in found} == kernels()
+    check(found, capability)
