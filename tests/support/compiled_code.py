@@ -101,17 +101,15 @@ def waits_in_loops(ptx: str) -> list[list[int]]:
 
 
 def spills_in_loops(sass: str) -> int:
-    """Return how many instructions in loops with matrix products store or load spilled registers,
-    from machine code. A loop is the code between an address and a later branch to it."""
+    """Return how many instructions in loops store or load spilled registers, from machine code. A
+    loop is the code between an address and a later branch to it."""
     lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
     code = [(int(address, 16), instruction) for address, instruction in lines]
     spilled = set()
     for end, instruction in code:
         target = re.search(r"\bBRA\b.*0x([0-9a-f]+)", instruction)
-        if target is None or int(target[1], 16) >= end:
-            continue
-        body = [(at, each) for at, each in code if int(target[1], 16) <= at <= end]
-        if any(re.search(r"\b(H?G?|UTC\w)MMA\b", each) for _, each in body):
+        if target is not None:
+            body = [(at, each) for at, each in code if int(target[1], 16) <= at < end]
             spilled |= {at for at, each in body if re.search(r"\b(STL|LDL)\b", each)}
     return len(spilled)
 

@@ -86,7 +86,7 @@ FACTS = {
     "mamba2._scan": KEPT,
     "norm._layer_norm": ROWS,
     "norm._rms_norm": ROWS,
-    "packed_row_kernel.multiply_packed_row": Facts(256),
+    "packed_row_kernel.multiply_packed_row": Facts(256, SPILLED_BYTES),
     "pairs._count_pairs": ROWS,
     "pairs._place_pairs": ROWS,
     "per_layer._embed": ROWS,

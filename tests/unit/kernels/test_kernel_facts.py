@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.compiled_code import pipelines, waits_in_loops
+from support.compiled_code import pipelines, spills_in_loops, waits_in_loops
 from support.kernel_facts import SHARED_BYTES, check, resident_threads
 
 LOOP: dict[str, Any] = {"buffers": [3, 3], "waits": [4]}
@@ -96,3 +96,18 @@ $L_1:
 	@%p2 bra $L_1;
 """
     assert waits_in_loops(ptx) == [[5]]
+
+
+@pytest.mark.parametrize(("target", "spills"), [(0x10, 2), (0x30, 0), (0x50, 0)])
+def test_a_spill_counts_between_an_address_and_a_later_branch_to_it(
+    target: int, spills: int
+) -> None:
+    sass = f"""
+        /*0000*/ STL [R1], R4 ;
+        /*0010*/ STL.64 [R1], R4 ;
+        /*0020*/ LDL.LU R4, [R1] ;
+        /*0030*/ HMMA R4, R4 ;
+        /*0040*/ @P0 BRA 0x{target:04x} ;
+        /*0050*/ LDL R4, [R1] ;
+"""
+    assert spills_in_loops(sass) == spills
