@@ -2,8 +2,9 @@
 
 The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line for each kernel. A
 PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
-"some-attention" or "all-attention", "some-float8" or "all-float8" (attention with FP8 keys and
-values), "some-packed" (kernels that read packed weights) or "packed=KIND" (those of a kind).
+"some-attention" or "all-attention", "some-latents" or "all-latents", "some-float8" or "all-float8"
+(attention with FP8 keys and values), "some-decodes" or "decodes" (products of one row, too),
+"all-few-rows", "some-packed" (kernels that read packed weights) or "packed=KIND" (those of a kind).
 Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
 change in a loop, registers that spill, shared memory that does not fit, arithmetic that became
 float64, and loops that wait for each load.
@@ -14,17 +15,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from support.compiled_code import facts_of
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -74,7 +71,6 @@ from shmllm_kernels.reference.rope_write import HeadNorms
 from shmllm_kernels.reference.sampling import SamplingColumns
 from shmllm_kernels.reference.step import LearnedRows, StepSizes, StepTensors
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 VOCAB_SIZE = 128_256
 MOST_OF_SOME = 1
 MEETINGS = ("_sum_parts", "_meet")
@@ -97,114 +93,8 @@ class AbsentDevice:
         return self._target
 
 
-def pipelines(ttgir: str) -> list[dict[str, list[int]]]:
-    """Return how each loop with matrix products is pipelined, from Triton's GPU dialect.
-
-    Returns:
-        For each loop, in order:
-        buffers: the number of buffers of each matrix that the loop copies to shared memory.
-        waits: for each wait in the loop, the number of groups of copies that may be in flight.
-    """
-    lines = ttgir.splitlines()
-    allocated = r"(%\w+) = ttg\.local_alloc : .*memdesc<(\d+)x(?:\d+x)?\d+x\d+x(?:bf16|f16|f32|i8)"
-    depths = {name: int(depth) for name, depth in re.findall(allocated, ttgir)}
-    found = []
-    for begin, line in enumerate(lines):
-        if " scf.for " not in line:
-            continue
-        indent = line[: len(line) - len(line.lstrip())]
-        end = next(n for n in range(begin, len(lines)) if lines[n].startswith(indent + "}"))
-        body = "\n".join(lines[begin:end])
-        if "dot" not in body:
-            continue
-        used = set(re.findall(r"ttg\.memdesc_index (%\w+)", body))
-        found.append(
-            {
-                "buffers": [depths[name] for name in depths if name in used],
-                "waits": [int(num) for num in re.findall(r"async_wait .*num = (\d+)", body)],
-            }
-        )
-    return found
-
-
-def waits_in_loops(ptx: str) -> list[list[int]]:
-    """Return for each loop with matrix products the operands of `cp.async.wait_group`, from PTX. A
-    loop is the code between a label and a later branch to it."""
-    lines = ptx.splitlines()
-    labels = {line.split(":")[0]: n for n, line in enumerate(lines) if line.startswith("$L")}
-    found = []
-    for end, line in enumerate(lines):
-        target = re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)
-        if target is None or labels[target[1]] > end:
-            continue
-        body = "\n".join(lines[labels[target[1]] : end])
-        if re.search(r"\b(wg)?mma\.", body):
-            found.append([int(n) for n in re.findall(r"cp\.async\.wait_group\s+(\d+)", body)])
-    return found
-
-
-def spills_in_loops(sass: str) -> int:
-    """Return how many instructions in loops with matrix products store or load spilled registers,
-    from machine code. A loop is the code between an address and a later branch to it."""
-    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
-    code = [(int(address, 16), instruction) for address, instruction in lines]
-    spilled = set()
-    for end, instruction in code:
-        target = re.search(r"\bBRA\b.*0x([0-9a-f]+)", instruction)
-        if target is None or int(target[1], 16) >= end:
-            continue
-        body = [(at, each) for at, each in code if int(target[1], 16) <= at <= end]
-        if any(re.search(r"\bH?G?MMA\b", each) for _, each in body):
-            spilled |= {at for at, each in body if re.search(r"\b(STL|LDL)\b", each)}
-    return len(spilled)
-
-
-def early_loads(ptx: str) -> int | None:
-    """Return how many loads of 16 bytes a dependent launch issues before it waits for the launch
-    before; None: it is none."""
-    before, wait, _ = ptx.rpartition("griddepcontrol.wait")  # the others are those of no work
-    return before.count("ld.global.v4") if wait else None
-
-
-def report(name: str, kernel: Any, facts: dict[str, Any]) -> None:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-
-        def dump(what: str) -> str:
-            command = [str(CUOBJDUMP), what, file.name]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-        usage = dump("--dump-resource-usage")
-        found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-        assert found, usage
-        spilled = spills_in_loops(dump("--dump-sass")) if int(found[2]) else 0
-    ptx = kernel.asm["ptx"]
-    line = facts | {
-        "kernel": name,
-        "registers": int(found[1]),
-        "stack_bytes": int(found[2]),
-        "spills_in_loops": spilled,
-        "shared_bytes": kernel.metadata.shared,
-        "wgmma": ptx.count("wgmma.mma"),
-        "mma": ptx.count("mma.sync"),
-        "tcgen05": ptx.count("tcgen05.mma"),
-        "loops": pipelines(kernel.asm["ttgir"]),
-        "waits": waits_in_loops(ptx),
-        "is_double": ".f64" in ptx,
-        # Products of bfloat16 are such operations, too, which add nothing.
-        "contractions": len(re.findall(r"fma\.rn(?:\.ftz)?\.f32", ptx)),
-        "releases": ptx.count("atom.global.sys.release"),
-        "to_float8": len(re.findall(r"cvt\.rn\.satfinite\.e4m3x2", ptx)),
-        "from_float8": ptx.count("cvt.rn.f16x2.e4m3x2"),
-        "slow_conversions": ptx.count("cvt.bf16.f16") + ptx.count("cvt.rn.bf16.f16"),
-        "byte_loads": len(re.findall(r"ld\.shared\.[bsu]8\b", ptx)),
-        "acquires": ptx.count("ld.global.sys.acquire"),
-        "wide_loads": ptx.count("ld.global.v4"),
-        "early_loads": early_loads(ptx),
-        "loads_before_wait": ptx.rpartition("griddepcontrol.wait")[0].count("ld.global"),
-    }
-    print(json.dumps(line), flush=True)
+def report(module: str, name: str, kernel: Any, facts: dict[str, Any]) -> None:
+    print(json.dumps(facts | {"kernel": name, "module": module} | facts_of(kernel)), flush=True)
 
 
 def compile_instead_of_launching(capability: int, facts: dict[str, Any], some: bool) -> None:
@@ -221,7 +111,7 @@ def compile_instead_of_launching(capability: int, facts: dict[str, Any], some: b
         if some and is_one_of_many and "shape" not in facts:
             return None
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        report(name, kernel, facts)
+        report(self.fn.__module__.rpartition(".")[2], name, kernel, facts)
         return kernel
 
     JITFunction.run = compile_only
@@ -734,9 +624,9 @@ def launch_few_rows(
 def latents(facts: dict[str, Any], key: str, parts: list[str]) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
-    if not {"rows", "some-latents"} & set(parts):
+    if not {"all-latents", "some-latents"} & set(parts):
         return
-    takes_all = "all-attention" in parts
+    takes_all = "all-latents" in parts
     dtypes = (*HALVES, torch.float32) if takes_all else HALVES[:1]
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
     for dtype, heads in itertools.product(dtypes, (16, 20, 128) if takes_all else (16,)):

@@ -88,7 +88,11 @@ def convolve(
         states: [blocks, (taps - 1) * channels] float32, with any stride between blocks.
         requests: the requests.
 
-    Moves 2 * tokens * channels elements.
+    One launch a layer, a program for each request and CHANNELS channels, which goes through the
+    tokens one after the other. It reads and writes tokens * channels elements, and the states. With
+    8,192 channels in bfloat16, one decode moves 0.2 MB: 2 us, the launch. 256 decodes move 58 MB:
+    14 us. A prompt of 8,192 tokens moves 268 MB, 63 us, but each token is loaded when the one
+    before is stored: at 0.7 us for each, 6 ms.
     """
     taps, channels = weights.shape
     assert 2 <= taps <= MOST_TAPS

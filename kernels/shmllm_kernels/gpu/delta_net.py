@@ -120,7 +120,11 @@ def delta_rule(
         requests: the requests.
         heads: key_heads, key_dim, value_heads, value_dim.
 
-    Reads and writes the state of each request once, and of each block that the step completes.
+    One launch a layer. It reads the state of each request once and writes it once, and once more
+    for each further block that the step completes. For Qwen3.6-35B-A3B (32 value heads of 128 x
+    128) a state has 2.1 MB: a decode moves 4.2 MB, 3 us with the launch, and 256 decodes 1.1 GB,
+    250 us. The tokens of a prompt follow one another, each with two sums over the rows of a state:
+    at 0.5 us for each, 8,192 tokens take 4 ms.
     """
     key_heads, key_dim, value_heads, value_dim = heads
     columns = min(COLUMNS, next_power_of_two(value_dim))
@@ -161,7 +165,9 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> None:
         weight: [width], contiguous.
         eps: added to the mean square.
 
-    Moves 3 * tokens * heads * width elements.
+    One launch a layer, a program for each head of each token. It moves 3 * tokens * heads * width
+    elements: with 32 heads of 128 in bfloat16, 6.3 MB for 256 decodes, 2 us, and 201 MB for 8,192
+    tokens, 47 us.
     """
     width = len(weight)
     grid = len(x), x.shape[1] // width

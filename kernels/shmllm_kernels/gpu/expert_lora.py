@@ -185,6 +185,11 @@ def shrink_pairs(
         pairs: the sorted pairs, in blocks of ``block_m``.
         block_m: the largest number of pairs in a block.
         by_token: whether x has a row for each token.
+
+    One launch before each of `experts.gate_and_up` and `experts.down`, which add the products with
+    B. It reads A of the experts and adapters of each block of pairs once: with a rank of 16 and 128
+    experts of 2,048 in bfloat16, 8.4 MB for an adapter whose tokens choose all experts, 4 us; for
+    one token with 8 experts, 0.5 MB, 2 us, the launch.
     """
     places, t, step = adapters.places, adapters.t, adapters.step
     _, num_experts, num_ranks, k = places.a.shape

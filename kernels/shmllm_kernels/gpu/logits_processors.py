@@ -58,7 +58,9 @@ def count_tokens(
         tokens: [count] int64; tokens that are not in the vocabulary are skipped.
         is_prompt: whether the tokens are the prompt's; otherwise they are the output's.
 
-    Reads 12 bytes for each token and changes 4.
+    One launch. Reads 12 bytes for each token and changes 4, with an atomic addition: 2 us, the
+    launch, for the tokens of 256 requests. The tokens of a prompt of 8,192 are 8,192 sectors of 32
+    bytes, read and written, 0.5 MB: 3 us.
     """
     assert token_counts.dtype is torch.int32, "token_counts are int32"
     assert rows.dtype is torch.int32, "rows are int32"
@@ -81,7 +83,8 @@ def add_biases(logits: Tensor, rows: Tensor, tokens: Tensor, biases: Tensor) -> 
         tokens: [count] int64, all in the vocabulary.
         biases: [count] float32.
 
-    Reads 16 bytes for each bias and changes 4.
+    One launch. Reads 16 bytes for each bias and changes 4, in a sector of 32 bytes of its own: 2
+    us, the launch, for up to some ten thousand biases.
     """
     assert logits.dtype is torch.float32, "logits are float32"
     assert rows.dtype is torch.int32, "rows are int32"

@@ -146,6 +146,11 @@ def add_adapters(out: Tensor, x: Tensor, t: Tensor, places: LoraPlaces, step: St
         t: [rows or more, ranks or more], x's dtype, each row contiguous; is overwritten.
         places: the adapters' matrices, x's dtype.
         step: the rows that have one.
+
+    Two launches for each matrix. They read A and B of each adapter that the step uses once for each
+    UNIT_ROWS of its rows. With a rank of 16 and 4,096 x 4,096 in bfloat16 both have 0.26 MB: one
+    adapter takes 5 us, two launches of which each waits for the one before, and 64 adapters of
+    256 decodes read 17 MB and move 6 MB of rows, 10 us.
     """
     num_rows, k = x.shape
     max_loras, num_ranks, _ = places.a.shape

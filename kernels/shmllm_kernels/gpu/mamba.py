@@ -42,6 +42,10 @@ def normalise(x: Tensor, weight: Tensor | None, eps: float) -> None:
         x: [rows, width], with any stride between rows: float32, float16 or bfloat16.
         weight: [width], contiguous, or None: it is 1.
         eps: added to the mean square.
+
+    One launch for each of up to three projections of a layer, of a program for each row. It moves
+    2 * rows * width elements: with 256 in bfloat16, 0.3 MB for 256 decodes, 2 us, the launch, and
+    8.4 MB for 8,192 tokens, 2 us.
     """
     rows, width = x.shape
     if rows:
@@ -139,7 +143,10 @@ def selective_scan(
         states: [blocks, state_size * channels] float32, with any stride between blocks.
         requests: the requests.
 
-    Reads and writes the state of each request once, and of each block that the step completes.
+    One launch a layer. It reads the state of each request once and writes it once, and once more
+    for each further block that the step completes. For Jamba-1.7-Mini (8,192 channels, states of
+    16) a state has 0.5 MB: a decode moves 1 MB, 2 us, the launch, and 256 decodes 270 MB, 63 us.
+    The tokens of a prompt follow one another: at 0.5 us for each, 8,192 take 4 ms.
     """
     state_size, channels = logs.shape
     rows = next_power_of_two(state_size)

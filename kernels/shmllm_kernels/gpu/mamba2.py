@@ -113,7 +113,10 @@ def scan(
         sizes: heads, head_dim, groups, state_size.
         limits: the limits of time steps.
 
-    Reads and writes the state of each request once, and of each block that the step completes.
+    One launch a layer. It reads the state of each request once and writes it once, and once more
+    for each further block that the step completes. For Granite-4.0-H-Small (128 heads of 64, states
+    of 128) a state has 4.2 MB: a decode moves 8.4 MB, 4 us with the launch, and 256 decodes 2.1 GB,
+    500 us. The tokens of a prompt follow one another: at 0.5 us for each, 8,192 take 4 ms.
     """
     heads, head_dim, groups, state_size = sizes
     columns = min(COLUMNS, next_power_of_two(head_dim))
@@ -157,7 +160,9 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float)
         groups: the number of groups of columns.
         eps: added to the mean square.
 
-    Moves 3 * tokens * width elements.
+    One launch a layer, a program for each group of each token. It moves 3 * tokens * width
+    elements: with 8,192 in bfloat16, 13 MB for 256 decodes, 3 us, and 403 MB for 8,192 tokens, 94
+    us.
     """
     width = len(weight) // groups
     if len(x):

@@ -9,6 +9,7 @@ from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
+from conformance.few_rows_kernel import FewRowsConformance, RowAdaptersConformance
 from conformance.float8_kernels import (
     Float8AttentionConformance,
     Float8ConversionConformance,
@@ -50,6 +51,14 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestExpertLora(ExpertLoraConformance):
+    pass
+
+
+class TestFewRows(FewRowsConformance):
+    pass
+
+
+class TestRowAdapters(RowAdaptersConformance):
     pass
 
 

@@ -1,5 +1,5 @@
-"""Every kernel launch compiles for GPUs, fits into their shared memory and does not spill, and the
-loops of attention and of products with packed weights load ahead of their use."""
+"""Every kernel launch compiles for GPUs and has the facts of its kernel (`support.kernel_facts`):
+what fits on a multiprocessor, which instructions it uses, and that its loops load ahead."""
 
 from __future__ import annotations
 
@@ -8,42 +8,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.decode_facts import (
+    check_decodes,
+    check_experts,
+    check_few_rows,
+    check_float8,
+    check_packed_rows,
+)
+from support.kernel_facts import Kernel, check, name_of
+from support.kernel_inventory import kernels
 
 from shmllm_kernels.gpu.packings import PACKINGS
 
 TESTS = Path(__file__).resolve().parents[2]
-SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""The shared memory of a multiprocessor. The table for 8.0 is that for 8.6, 8.9 and 12.0, too."""
-SYSTEM_BYTES = 1024
-"""The shared memory that each program takes in addition."""
-REGISTERS = 65_536
-"""The registers of a multiprocessor."""
-SPILLED_BYTES = 64
-"""The stack bytes of a few registers that a long prologue spills; a loop that spills needs more.
-Attention keeps some of those in memory that it needs behind its loops."""
-ONE_PROGRAM_BEYOND = 256
-"""Of wider heads, two buffers for keys and values leave no room for a second program but on 9.0."""
-FLOAT8_SPILLS = {80: 4, 90: 224}
-"""The instructions that load or store spilled registers in the loops of prompts with heads of 512
-and FP8 keys, by capability. On 9.0 their sums take half of the registers; these are a fifth of the
-instructions in these loops."""
-MASK_LOADS = 8
-"""Behind its loop a split program passes the mask of its rows through shared memory, in bytes."""
-GROUPS_PER_TILE = 3
-"""The table's entries, the keys and the values of a tile are copied as one group each."""
-
-LEAST_STAGES = 5
-"""With fewer stages, a program of attention waits for its own loads."""
-LOADED = 8
-"""The elements of bfloat16 in a load of 16 bytes."""
-WORDS_OF_BLOCK = 5
-"""Of a program of experts: the number of blocks, a block's expert, first place and size, and one or
-more pairs."""
-
-Kernel = dict[str, Any]
+CAPABILITIES = (80, 90, 100)
 
 
 def launches(capability: int, cache: Path | None, *parts: str) -> list[Kernel]:
@@ -67,190 +47,6 @@ def launches(capability: int, cache: Path | None, *parts: str) -> list[Kernel]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def check(found: list[Kernel], capability: int) -> None:
-    for kernel in found:
-        print(kernel)
-        assert kernel["shared_bytes"] <= SHARED_BYTES[capability]
-        assert not kernel["is_double"]
-        if kernel.get("dtype") != "torch.float32":
-            if kernel["kernel"] != "attend":
-                assert kernel["stack_bytes"] <= SPILLED_BYTES
-            else:
-                assert not kernel["spills_in_loops"]
-                check_attention(kernel, capability)
-            if kernel["kernel"] == "attend_latents":
-                check_latents(kernel, capability)
-            if "kind" in kernel:
-                check_packed(kernel, capability)
-            if "experts" in kernel:
-                check_experts(kernel, capability)
-
-
-def check_attention(kernel: Kernel, capability: int) -> None:
-    is_decode = kernel["max_query_len"] == 1
-    assert kernel["mma"] or kernel["wgmma"]
-    if capability == 90 and not is_decode:
-        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
-    has_one_loop = kernel["masks_all"]
-    num_loops = 1 if has_one_loop else 2 if kernel["window"] is None else 3
-    assert len(kernel["loops"]) == len(kernel["waits"]) == num_loops
-    for loop, waits in zip(kernel["loops"], kernel["waits"], strict=True):
-        if kernel["num_stages"] < LEAST_STAGES:
-            assert is_decode, "programs of prompts are too few to hide each other's loads"
-            continue
-        assert len(loop["buffers"]) == 2, "one for keys, one for values"
-        assert min(loop["buffers"]) >= max((kernel["num_stages"] - 1) // 2, 2)
-        assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
-        assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"
-    if is_decode and (capability == 90 or kernel["shape"][2] <= ONE_PROGRAM_BEYOND):
-        assert 2 * 32 * kernel["num_warps"] * kernel["registers"] <= REGISTERS
-        assert (
-            2 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[capability] + SYSTEM_BYTES
-        )
-
-
-def check_latents(kernel: Kernel, capability: int) -> None:
-    """The loop keeps the latents of a later tile in flight, and reads each latent once."""
-    assert kernel["mma"] or kernel["wgmma"]
-    if capability == 90 and kernel["block_m"] >= 64:
-        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
-    (loop,) = kernel["loops"]
-    assert len(loop["buffers"]) == 2, "one for latents, one for key parts"
-    assert min(loop["buffers"]) >= 2
-    assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
-
-
-def check_packed(kernel: Kernel, capability: int) -> None:
-    """Each operation of unpacking is rounded by itself; products use tensor cores, and load the
-    codes and the rows of activations of later iterations while they compute."""
-    assert not kernel["contractions"]
-    if kernel["kernel"] == "_unpack_rows":
-        return
-    assert kernel["mma"] or kernel["wgmma"]
-    if capability == 90 and kernel["block_m"] >= 64:
-        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
-    (loop,), (waits,) = kernel["loops"], kernel["waits"]
-    assert min(loop["buffers"]) >= 2
-    loads_a_run = 3  # the codes, and the halves of the rows
-    assert min(waits) >= loads_a_run * kernel["block_k"] // 64
-
-
-def check_experts(kernel: Kernel, capability: int) -> None:
-    """Products use tensor cores, and while they wait for one tile, the copies of all others but one
-    are in flight. Few rows have so many programs on a multiprocessor of an H100 as the arithmetic
-    says, and a dependent launch has read its block before it waits."""
-    assert kernel["mma"] or kernel["wgmma"] or kernel["tcgen05"]
-    if capability >= 90 and kernel["kernel"] == "_down":
-        assert kernel["loads_before_wait"] >= WORDS_OF_BLOCK
-    if capability == 100 and kernel["block_m"] > 16:
-        return  # `pipelines` does not know the loops of tcgen05.mma
-    if capability == 90 and kernel["block_m"] >= 64:
-        assert kernel["wgmma"], "Hopper's instruction wgmma is not used"
-    (loop,), (waits,) = kernel["loops"], kernel["waits"]
-    assert len(loop["buffers"]) == 2, "one for rows, one for weights"
-    assert min(loop["buffers"]) >= kernel["num_stages"] - 1
-    assert min(loop["waits"]) >= 2 * (kernel["num_stages"] - 2)
-    assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"
-    if capability == 90 and kernel["block_m"] == 16:
-        assert 5 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[90] + SYSTEM_BYTES
-        assert 5 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS
-
-
-def check_decodes(found: list[Kernel], capability: int) -> None:
-    """Nothing spills, and dependent launches have loaded a tile before they wait."""
-    check(found, capability)
-    for kernel in found:
-        threads = 32 * kernel["num_warps"]
-        programs = 4 if kernel["kernel"] == "multiply_single_row" else 2
-        if kernel.get("tokens", 1) > 1:
-            programs = 1 if kernel["num_warps"] > 4 else 2
-            assert kernel["mma"] or kernel["wgmma"] or kernel["tcgen05"]
-        assert programs * kernel["registers"] * threads <= REGISTERS
-        if capability < 90 or kernel["early_loads"] is None:
-            assert capability < 90 or kernel.get("splits") == 1
-            continue
-        if kernel["kernel"] == "multiply_single_row":
-            tile = kernel["block_n"] * kernel["block_k"]
-            assert kernel["early_loads"] == tile // (LOADED * threads)
-        else:
-            _, _, dim = kernel["shape"]
-            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (LOADED * threads)
-
-
-def check_few_rows(found: list[Kernel], capability: int) -> None:
-    """Nothing spills, tensor cores multiply rows of halves, two programs or more fit on a
-    multiprocessor, an iteration is loaded while others are in flight, and dependent launches have
-    begun to load weights before they wait."""
-    check(found, capability)
-    for kernel in found:
-        threads = 32 * kernel["num_warps"]
-        assert 2 * kernel["registers"] * threads <= REGISTERS
-        if capability >= 90:
-            assert kernel["loads_before_wait"]
-        if kernel["dtype"] == "torch.float32":
-            continue
-        assert kernel["mma"]
-        if capability != 80:  # it has room for one
-            assert 2 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[capability]
-        for loop, waits in zip(kernel["loops"], kernel["waits"], strict=True):
-            assert min(loop["buffers"]) >= kernel["num_stages"] - 1
-            # The weights and the rows, in halves; codes of 4 bits are loaded once for both halves.
-            loads_an_iteration = 3 if "packed" in kernel else 4
-            in_flight = (kernel["num_stages"] - 2) * loads_an_iteration
-            assert min(waits) >= in_flight, "it waits for loads of later iterations"
-        if "packed" in kernel:
-            assert not kernel["contractions"], "an operation of unpacking is not rounded"
-        elif capability >= 90:
-            tile = kernel["block_n"] * 2 * kernel["depth"] * kernel["num_warps"]
-            assert kernel["early_loads"] >= tile // (LOADED * threads)
-
-
-def check_packed_rows(found: list[Kernel], capability: int) -> None:
-    """Nothing spills, each operation of unpacking is rounded by itself, two programs or more fit on
-    a multiprocessor, and dependent launches have begun to load before they wait."""
-    check(found, capability)
-    for kernel in found:
-        assert not kernel["contractions"]
-        assert 2 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS
-        if capability >= 90:
-            assert kernel["loads_before_wait"]
-
-
-def check_float8(found: list[Kernel], capability: int) -> None:
-    """Nothing spills in a loop but with heads of 512, loads are in flight as for other keys and
-    values, and no key is read from shared memory byte by byte. From 8.9 on the hardware converts:
-    two numbers at a time, and to bfloat16 by fast instructions."""
-    (write,) = (kernel for kernel in found if kernel["kernel"] == "_rope_write")
-    of_decodes = [kernel for kernel in found if kernel["kernel"] == "attend_decodes"]
-    loading = [*of_decodes, *(kernel for kernel in found if kernel["kernel"] == "attend")]
-    assert of_decodes
-    assert (len(loading) > len(of_decodes)) == (capability < 100)
-    assert not write["stack_bytes"]
-    assert bool(write["to_float8"]) == (capability >= 89)
-    for kernel in loading:
-        print(kernel)
-        _, _, dim = kernel["shape"]
-        is_wide = kernel["kernel"] == "attend" and kernel["max_query_len"] > 1 and dim > 128
-        assert kernel["has_float8"]
-        if is_wide and dim > ONE_PROGRAM_BEYOND:
-            assert kernel["spills_in_loops"] <= FLOAT8_SPILLS[capability]
-        else:
-            assert not kernel["spills_in_loops"]
-        assert not kernel["slow_conversions"]
-        if capability >= 90 or not is_wide:
-            assert kernel["byte_loads"] <= MASK_LOADS
-        assert bool(kernel["from_float8"]) == (capability >= 89)
-        assert kernel["mma"] or kernel["wgmma"]
-        if kernel["kernel"] == "attend":
-            check_attention(kernel, capability)
-            continue
-        assert bool(kernel["to_float8"]) == (capability >= 89)
-        threads = 32 * kernel["num_warps"]
-        assert 2 * kernel["registers"] * threads <= REGISTERS
-        if kernel["early_loads"] is not None:
-            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (2 * LOADED * threads)
 
 
 @pytest.fixture(scope="module")
@@ -351,13 +147,13 @@ def test_float8_is_converted_by_the_hardware_while_loads_are_in_flight() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_attention_to_float8_compiles(capability: int, tmp_path: Path) -> None:
     check_float8(launches(capability, tmp_path, "all-float8"), capability)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_kernels_of_a_decode_step_load_before_they_wait(
     capability: int, tmp_path: Path
 ) -> None:
@@ -365,7 +161,7 @@ def test_all_kernels_of_a_decode_step_load_before_they_wait(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_products_of_one_row_with_packed_weights_compile(
     capability: int, tmp_path: Path
 ) -> None:
@@ -375,7 +171,7 @@ def test_all_products_of_one_row_with_packed_weights_compile(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_products_of_few_rows_compile(capability: int, tmp_path: Path) -> None:
     found = launches(capability, tmp_path, "all-few-rows")
     assert {kernel.get("packed") for kernel in found} == {None, *PACKINGS}
@@ -384,7 +180,7 @@ def test_all_products_of_few_rows_compile(capability: int, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKINGS)
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_kernels_that_read_packed_weights_compile(
     capability: int, kind: str, tmp_path: Path
 ) -> None:
@@ -394,18 +190,33 @@ def test_all_kernels_that_read_packed_weights_compile(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_all_kernels_of_mixtures_load_ahead(capability: int, tmp_path: Path) -> None:
     found = launches(capability, tmp_path, "experts")
-    assert {kernel["kernel"] for kernel in found if "experts" in kernel} == {
-        "_gate_and_up",
-        "_up",
-        "_down",
-    }
+    products = [kernel for kernel in found if "experts" in kernel]
+    assert {kernel["kernel"] for kernel in products} == {"_gate_and_up", "_up", "_down"}
     check(found, capability)
+    for kernel in products:
+        check_experts(kernel, capability)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
-def test_all_launches_compile(capability: int, tmp_path: Path) -> None:
-    check(launches(capability, tmp_path, "rows", "all-attention"), capability)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_all_attention_compiles_and_loads_ahead(capability: int, tmp_path: Path) -> None:
+    check(launches(capability, tmp_path, "all-attention", "all-latents"), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_kernel_has_a_launch_and_its_facts(capability: int, tmp_path: Path) -> None:
+    found = launches(
+        capability,
+        tmp_path,
+        "rows",
+        "some-attention",
+        "some-latents",
+        "some-packed",
+        "some-decodes",
+    )
+    assert {name_of(kernel) for kernel in found} == kernels()
+    check(found, capability)

@@ -1,0 +1,140 @@
+"""What compiled kernels of decode steps must be like, beyond `kernel_facts`.
+
+Each function checks launches of one kind: products of one or few rows, attention of decodes, FP8
+keys and values, experts of few tokens.
+"""
+
+from __future__ import annotations
+
+from support.kernel_facts import (
+    LOADED,
+    ONE_PROGRAM_BEYOND,
+    REGISTERS,
+    SHARED_BYTES,
+    SYSTEM_BYTES,
+    Kernel,
+    check,
+    check_attention,
+    resident_threads,
+)
+
+FLOAT8_SPILLS = {80: 4, 90: 224}
+"""The instructions that load or store spilled registers in the loops of prompts with heads of 512
+and FP8 keys, by capability. On 9.0 their sums take half of the registers; these are a fifth of the
+instructions in these loops."""
+MASK_LOADS = 8
+"""Behind its loop a split program passes the mask of its rows through shared memory, in bytes."""
+WORDS_OF_BLOCK = 5
+"""Of a program of experts: the number of blocks, a block's expert, first place and size, and one or
+more pairs."""
+
+
+def check_decodes(found: list[Kernel], capability: int) -> None:
+    """Nothing spills, and dependent launches have loaded a tile before they wait."""
+    check(found, capability)
+    for kernel in found:
+        threads = kernel["threads"]
+        programs = 4 if kernel["kernel"] == "multiply_single_row" else 2
+        if kernel.get("tokens", 1) > 1:
+            programs = 1 if kernel["num_warps"] > 4 else 2
+        assert programs * kernel["registers"] * threads <= REGISTERS
+        if capability < 90 or kernel["early_loads"] is None:
+            assert capability < 90 or kernel.get("splits") == 1
+            continue
+        if kernel["kernel"] == "multiply_single_row":
+            tile = kernel["block_n"] * kernel["block_k"]
+            assert kernel["early_loads"] == tile // (LOADED * threads)
+        else:
+            _, _, dim = kernel["shape"]
+            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (LOADED * threads)
+
+
+def check_few_rows(found: list[Kernel], capability: int) -> None:
+    """Nothing spills, tensor cores multiply rows of halves, two programs or more fit on a
+    multiprocessor, an iteration is loaded while others are in flight, and dependent launches have
+    begun to load weights before they wait."""
+    check(found, capability)
+    for kernel in found:
+        threads = kernel["threads"]
+        assert 2 * kernel["registers"] * threads <= REGISTERS
+        if capability >= 90:
+            assert kernel["loads_before_wait"]
+        if kernel["dtype"] == "torch.float32":
+            continue
+        if capability != 80:  # it has room for one
+            assert 2 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[capability]
+        for loop, waits in zip(kernel["loops"], kernel["waits"], strict=True):
+            assert min(loop["buffers"]) >= kernel["num_stages"] - 1
+            # The weights and the rows, in halves; codes of 4 bits are loaded once for both halves.
+            loads_an_iteration = 3 if "packed" in kernel else 4
+            in_flight = (kernel["num_stages"] - 2) * loads_an_iteration
+            assert min(waits) >= in_flight, "it waits for loads of later iterations"
+        if "packed" in kernel:
+            assert not kernel["contractions"], "an operation of unpacking is not rounded"
+        elif capability >= 90:
+            tile = kernel["block_n"] * 2 * kernel["depth"] * kernel["num_warps"]
+            assert kernel["early_loads"] >= tile // (LOADED * threads)
+
+
+def check_packed_rows(found: list[Kernel], capability: int) -> None:
+    """Nothing spills, each operation of unpacking is rounded by itself, two programs or more fit on
+    a multiprocessor, and dependent launches have begun to load before they wait."""
+    check(found, capability)
+    for kernel in found:
+        assert not kernel["contractions"]
+        assert resident_threads(kernel, capability) >= 2 * kernel["threads"]
+        if capability >= 90:
+            assert kernel["loads_before_wait"]
+
+
+def check_experts(kernel: Kernel, capability: int) -> None:
+    """Products use tensor cores, and while they wait for one tile, the copies of all others but one
+    are in flight. Few rows have so many programs on a multiprocessor of an H100 as the arithmetic
+    says, and a dependent launch has read its block before it waits."""
+    if capability >= 90 and kernel["kernel"] == "_down":
+        assert kernel["loads_before_wait"] >= WORDS_OF_BLOCK
+    if capability == 100 and kernel["block_m"] > 16:
+        return  # the loops of tcgen05.mma have waits of another kind
+    (loop,), (waits,) = kernel["loops"], kernel["waits"]
+    assert len(loop["buffers"]) == 2, "one for rows, one for weights"
+    assert min(loop["buffers"]) >= kernel["num_stages"] - 1
+    assert min(loop["waits"]) >= 2 * (kernel["num_stages"] - 2)
+    assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"
+    if capability == 90 and kernel["block_m"] == 16:
+        assert 5 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[90] + SYSTEM_BYTES
+        assert 5 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS
+
+
+def check_float8(found: list[Kernel], capability: int) -> None:
+    """Nothing spills in a loop but with heads of 512, loads are in flight as for other keys and
+    values, and no key is read from shared memory byte by byte. From 8.9 on the hardware converts:
+    two numbers at a time, and to bfloat16 by fast instructions."""
+    (write,) = (kernel for kernel in found if kernel["kernel"] == "_rope_write")
+    of_decodes = [kernel for kernel in found if kernel["kernel"] == "attend_decodes"]
+    loading = [*of_decodes, *(kernel for kernel in found if kernel["kernel"] == "attend")]
+    assert of_decodes
+    assert (len(loading) > len(of_decodes)) == (capability < 100)
+    assert not write["stack_bytes"]
+    assert bool(write["to_float8"]) == (capability >= 89)
+    for kernel in loading:
+        print(kernel)
+        _, _, dim = kernel["shape"]
+        is_wide = kernel["kernel"] == "attend" and kernel["max_query_len"] > 1 and dim > 128
+        assert kernel["has_float8"]
+        if is_wide and dim > ONE_PROGRAM_BEYOND:
+            assert kernel["spills_in_loops"] <= FLOAT8_SPILLS[capability]
+        else:
+            assert not kernel["spills_in_loops"]
+        assert not kernel["slow_conversions"]
+        if capability >= 90 or not is_wide:
+            assert kernel["byte_loads"] <= MASK_LOADS
+        assert bool(kernel["from_float8"]) == (capability >= 89)
+        assert kernel["mma"] or kernel["wgmma"]
+        if kernel["kernel"] == "attend":
+            check_attention(kernel, capability)
+            continue
+        assert bool(kernel["to_float8"]) == (capability >= 89)
+        threads = kernel["threads"]
+        assert 2 * kernel["registers"] * threads <= REGISTERS
+        if kernel["early_loads"] is not None:
+            assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (2 * LOADED * threads)
