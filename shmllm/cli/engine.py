@@ -88,6 +88,7 @@ def start(
     """
     from shmllm.cli.engine_log import open_log
     from shmllm.client.launch import named_engine_command
+    from shmllm.config import processes
     from shmllm.config.environment import engine_environment
     from shmllm.frontend.engine_options import make_engine_config
     from shmllm.ipc import registry
@@ -111,15 +112,7 @@ def start(
     target, output = (log, open(log, "ab")) if log else open_log(name)  # noqa: SIM115
     with interruptible(), contextlib.ExitStack() as unless_ready:
         with output as file, uninterrupted():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                cwd="/",
-                env=engine_environment(),
-                start_new_session=True,
-            )
+            process = processes.start(command, file)
             unless_ready.callback(_end, process, name)
             _show_metrics(name, process.pid, metrics_port, file)
         model = config.load.model_name
@@ -261,18 +254,10 @@ def stop(name: str, drain: float, timeout: float) -> int:
 
 def _show_metrics(name: str, pid: int, port: int | None, output: IO[bytes] | None) -> None:
     """Starts the process that serves the engine's statistics; it ends with the engine."""
-    from shmllm.config.environment import engine_environment
+    from shmllm.config import processes
 
     if port is not None:
-        helper = subprocess.Popen(
-            metrics_command(name, pid, port),
-            stdin=subprocess.DEVNULL,
-            stdout=output or sys.stderr,
-            stderr=output,
-            cwd="/",
-            env=engine_environment(),
-            start_new_session=True,
-        )
+        helper = processes.start(metrics_command(name, pid, port), output or 2)
         helper.returncode = 0  # avoids Popen's warning: that process outlives this one
 
 

@@ -1,9 +1,7 @@
 """Starts engine processes, and reports how they ended.
 
-An engine is started by exec, in a session of its own. The caller's script therefore needs no
-`__main__` guard, no signal of the caller's terminal reaches the engine, and the engine inherits
-nothing that the caller initialised (threads, CUDA). A private engine inherits the descriptors of
-its segments and of the front end's pidfd, and no others.
+`config.processes` starts it by exec, so the caller's script needs no `__main__` guard. A private
+engine inherits the descriptors of its segments and of the front end's pidfd, and no others.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from shmllm.config import processes
 from shmllm.config.engine import EngineConfig
-from shmllm.config.environment import engine_environment
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.ipc.segment import above_standard_streams
 
@@ -49,16 +47,8 @@ class ChildEngineHandle:
         output = _output()
         try:
             inherited = (*segment_fds, own_pidfd, *bell_fds)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", ENGINE_MODULE, "--private", *map(str, inherited)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd="/",
-                env=engine_environment(),
-                pass_fds=inherited,
-                start_new_session=True,
-            )
+            command = [sys.executable, "-m", ENGINE_MODULE, "--private", *map(str, inherited)]
+            self._process = processes.start(command, output, inherited)
         finally:
             os.close(own_pidfd)
         self.pid = self._process.pid

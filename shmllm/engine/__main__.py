@@ -23,4 +23,6 @@ def main() -> int:
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    from shmllm.config.processes import run_to_end
+
+    run_to_end(main)

@@ -2,7 +2,8 @@
 
 import sys
 
+from shmllm.config.processes import run_to_end
 from shmllm.parallel.rank import run
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    run_to_end(lambda: run(sys.argv[1:]))

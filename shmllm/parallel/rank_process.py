@@ -18,8 +18,8 @@ from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
 from typing import Any
 
+from shmllm.config import processes
 from shmllm.config.engine import EngineConfig
-from shmllm.config.environment import engine_environment
 from shmllm.errors import RankDeadError
 from shmllm.ipc.liveness import is_stopped, wait_for_end
 from shmllm.parallel.memory import GroupMemory, Place
@@ -57,14 +57,8 @@ class RankProcess:
         self._num_owed = 1  # results that are to come: the first says that the rank has loaded
         with from_engine, to_engine, _pidfd_of_this_process() as pidfd:
             fds = memory.fd, staging.fd, from_engine.fileno(), to_engine.fileno(), pidfd
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", RANK_MODULE, *map(str, (rank, memory.size, *fds))],
-                stdin=subprocess.DEVNULL,
-                cwd="/",
-                env=engine_environment(),
-                pass_fds=fds,
-                start_new_session=True,
-            )
+            command = [sys.executable, "-m", RANK_MODULE, *map(str, (rank, memory.size, *fds))]
+            self._process = processes.start(command, pass_fds=fds)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         own = replace(config, device=device_of(config.device, rank))

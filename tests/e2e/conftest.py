@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from support.forked_engines import forked_engines
 from support.reference_models import (
     VARIANTS,
     ReferenceModel,
@@ -15,6 +17,13 @@ from support.reference_models import (
 )
 
 from shmllm.frontend.model_files import resolve_model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def starts() -> Iterator[None]:
+    """Engines of these tests start by fork."""
+    with forked_engines():
+        yield
 
 
 @pytest.fixture(scope="session", params=[*VARIANTS, "tiny"])

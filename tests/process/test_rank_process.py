@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,6 +16,7 @@ import pytest
 from support.programs import children, open_files
 from support.waiting import wait_until
 
+from shmllm.config import processes
 from shmllm.config.engine import EngineConfig
 from shmllm.config.load import LoadConfig
 from shmllm.config.parallel import ParallelConfig
@@ -67,7 +67,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_rank_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, started = subprocess.Popen, []
+    usual, started = processes.Popen, []
 
     def start(*args: Any, **options: Any) -> Any:
         started.append(args)
@@ -75,7 +75,7 @@ def test_a_rank_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.Monkey
             raise OSError("too many processes")
         return usual(*args, **options)
 
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(processes, "Popen", start)
     with pytest.raises(OSError, match="too many processes"):
         RankProcesses(CONFIG)
 
@@ -84,14 +84,14 @@ def test_a_rank_that_ends_before_it_has_its_options_leaves_nothing(
     program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program("sys.exit(3)")
-    usual = subprocess.Popen
+    usual = processes.Popen
 
     def start_and_wait(*args: Any, **options: Any) -> Any:
         process = usual(*args, **options)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return process
 
-    monkeypatch.setattr(subprocess, "Popen", start_and_wait)
+    monkeypatch.setattr(processes, "Popen", start_and_wait)
     with pytest.raises(RankDeadError, match=r"rank 1 .* ended with exit code 3"):
         RankProcesses(CONFIG)
 

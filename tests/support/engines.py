@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from conftest import ENGINE_MODULE
-from support.programs import ELSEWHERE, environment
 from support.waiting import PATIENCE_S, holds_within, wait_until
 
 from shmllm import LLM, AsyncLLM
+from shmllm.client.launch import named_engine_command
+from shmllm.config import processes
 from shmllm.errors import EngineDeadError, IpcError
 from shmllm.frontend.engine_options import make_engine_config
 from shmllm.ipc import registry
@@ -66,19 +66,15 @@ def named_engine(
     name = f"test-{os.getpid()}-{next(_numbers)}"
     config = make_engine_config(
         model, **({"kv_cache_memory_bytes": 2**27, "num_threads": 1, "dtype": "float32"} | options)
-    ).to_json()
+    )
     log = directory / "engine.log"
-    with log.open("wb") as output:
+    command = named_engine_command(name, config)
+    if preface:
         # The last argument means nothing to the engine; the check for leaks looks for it.
-        process = subprocess.Popen(
-            [sys.executable, "-c", _ENGINE.format(preface), "--named", name, config, ENGINE_MODULE],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment(),
-            cwd=ELSEWHERE,
-            start_new_session=True,
-        )
+        command[1:3] = ["-c", _ENGINE.format(preface)]
+        command.append(ENGINE_MODULE)
+    with log.open("wb") as output:
+        process = processes.start(command, output)
     try:
         started = holds_within(lambda: is_ready(name) or process.poll() is not None, PATIENCE_S)
         assert started, log.read_text()
