@@ -95,7 +95,7 @@ FACTS = {
     "products._linear": TILES,
     "rope_write._rope_write": ROWS,
     "routing._combine": ROWS,
-    "routing._route": KEPT,
+    "routing._route": Facts(256, 8),
     "row_copies._copy_rows": ROWS,
     "row_copies._unpack_rows": ROWS,
     "scoring._rank_chunks": ROWS,
