@@ -46,7 +46,7 @@ def _write_latents(
     x = x * tl.rsqrt(tl.sum(x * x, axis=0) / RANK + eps)
     weight = tl.load(weight_ptr + elements, mask=inside, other=0.0).to(tl.float32)
     normed = (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
-    tl.store(target + elements, stored(normed, dtype), mask=inside)
+    tl.store(target + elements, stored(normed, dtype, dtype), mask=inside)
 
     pairs = tl.arange(0, PAIRS)
     inside = pairs < HALF
@@ -62,8 +62,8 @@ def _write_latents(
     angle = token * sin_stride + HALF + pairs
     sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)
     keys = target + RANK
-    tl.store(keys + first_place, stored(first * cos - second * sin, dtype), mask=inside)
-    tl.store(keys + second_place, stored(second * cos + first * sin, dtype), mask=inside)
+    tl.store(keys + first_place, stored(first * cos - second * sin, dtype, dtype), mask=inside)
+    tl.store(keys + second_place, stored(second * cos + first * sin, dtype, dtype), mask=inside)
 
 
 def write_latents(
