@@ -242,7 +242,8 @@ def _proposed(record: dict[str, Any]) -> str:
     """Returns the present and the best tile sizes; `--write-tiles` takes those that are better."""
     rows = []
     for part in record["parts"]:
-        for row in (figure(record["parts"], part, "tiles") or {"rows": []})["rows"]:
+        found = figure(record["parts"], part, "tiles") if part.startswith("tune") else None
+        for row in found["rows"] if found else ():
             sizes = (" ".join(map(str, row[when].values())) for when in ("before", "after"))
             times = row["us_before"], row["us_after"]
             rows.append((row["kernel"], row["device"], row["size"], *sizes, *times))

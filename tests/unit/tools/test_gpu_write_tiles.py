@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.record import SCHEMA
+from gpu.record import SCHEMA, make_record
+from gpu.table import markdown
 from gpu.write_tiles import MARGIN, RefusedRecord, as_json, write_tiles
 
 from shmllm_kernels.gpu.configs import TILES_JSON
@@ -153,3 +154,11 @@ def test_the_command_says_why_it_refuses_the_records_from_before(name: str, mess
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert TILES_JSON.read_text() == before
+
+
+def test_the_text_of_a_record_shows_measured_tiles_and_no_other_figures_of_that_name() -> None:
+    first = outcome(figures={"tiles": {"decodes": {"error": 0.1}}}, seconds=1.0, error=None)
+    tuned = outcome(row(before={"block_m": 16, "tile": 64}), seconds=1.0, error=None)
+    text = markdown(make_record({"first": first, "tune": tuned}, True, 2.0))
+    lines = text[text.index("## Tile sizes") :].splitlines()[2:6]
+    assert lines[2:] == ["| decode | sm90 | 128 | 16 64 | 16 32 8 7 | 100 | 90 |", ""]
