@@ -18,8 +18,8 @@ from gpu.resume import digest
 from shmllm_kernels.gpu.tiles import BESIDE_TILES, DEVICES, VERSION, Entry, TileTable
 
 MARGIN = 0.03
-"""The least gain that is written, as a share of the present time. The medians of two measurements
-of the same launch differed by up to 2 % on an H200."""
+"""The least gain that is written, as a share of the present time. It is an estimate of how far the
+medians of two measurements of the same launch differ; no GPU has shown it."""
 TUNING = {part.name: part for part in PARTS if part.target == "search:run"}
 
 
