@@ -89,7 +89,8 @@ def test_drafts_are_verified_by_the_launch_of_decodes(launches):
     launch = choose_verifying(launches, 8)
     assert (launch.max_tokens, launch.config.block_m) == (5, 32), "four heads of five tokens"
     assert launch.num_splits == configs.MAX_SPLITS, "there may be as few as two requests"
-    assert launch.masks_all and launch.loads_first
+    assert launch.masks_all
+    assert launch.loads_first
     assert choose_verifying(launches, 1280).num_splits == 1
     assert choose(launches, 1, 1, uniform=True).max_tokens == 1
     assert not choose(launches, 8, 2).max_tokens, "two prompts"
