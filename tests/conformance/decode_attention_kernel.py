@@ -228,6 +228,16 @@ class DecodeAttentionConformance:
         first = step.check().clone()
         assert torch.equal(step.run(), first)
 
+    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 2, 3), "max_tokens": 4}])
+    def test_parts_fill_the_memory_of_their_tokens(self, draw, dtype, new):
+        """No two parts share memory, though the interpreter would find out only if it ran them at
+        the same time."""
+        step = Step(draw, dtype, Decodes((150, 300, 140), num_splits=2, **new))
+        step.check()
+        for part in (step.scratch.sums, step.scratch.stats):
+            assert not part[: step.case.tokens].isnan().any()
+            assert part[step.case.tokens :].isnan().all()
+
     @pytest.mark.parametrize("new", [ONE, SEVERAL])
     @pytest.mark.parametrize("splits", [1, 2])
     def test_a_requests_bits_do_not_depend_on_the_batch(self, draw, dtype, splits, new):
