@@ -65,7 +65,7 @@ FACTS = {
     "attention_kernels.merge_splits": ROWS,
     "chunk_summaries.summarise_chunks": KEPT,
     "convolution._convolve": ROWS,
-    "decode_attention_kernel.attend_decodes": Facts(128, multiplies=True),
+    "decode_attention_kernel.attend_decodes": Facts(128, SPILLED_BYTES, multiplies=True),
     "delta_net._delta_rule": KEPT,
     "delta_net._gated_norm": ROWS,
     "expert_lora._shrink_pairs": TILES,
@@ -95,7 +95,7 @@ FACTS = {
     "products._linear": TILES,
     "rope_write._rope_write": ROWS,
     "routing._combine": ROWS,
-    "routing._route": Facts(256, 8),
+    "routing._route": Facts(256, 128),  # before its loops, with 256 experts in groups
     "row_copies._copy_rows": ROWS,
     "row_copies._unpack_rows": ROWS,
     "scoring._rank_chunks": ROWS,
