@@ -16,7 +16,7 @@ from shmllm_kernels.gpu.single_row import config_of, multiply_row
 
 def multiply(out, x, weight, ids, bias=None, activation=None):
     made = None if activation is None else Activation(activation, activation != "relu_squared")
-    multiply_row(out, x, weight, config_of(weight), bias, None, made, ids=ids)
+    multiply_row(out, x, weight, config_of(weight, x.device), bias, None, made, ids=ids)
 
 
 class ExpertRowsConformance:

@@ -93,7 +93,9 @@ class FewRowsConformance:
     def test_the_configs_of_production(self, draw, dtype, n, k, activation):
         k = 64 if n > 100 else k
         rows = Rows(draw, dtype, 8, n, k, ACTIVATIONS[activation], "rms")
-        assert_close(rows.run(config_of(rows.weight, dtype)), rows.want(), *tolerances(dtype))
+        assert_close(
+            rows.run(config_of(rows.weight, dtype, draw.device)), rows.want(), *tolerances(dtype)
+        )
 
     @pytest.mark.parametrize(
         ("kind", "options"),
@@ -104,7 +106,9 @@ class FewRowsConformance:
     )
     def test_packed_matrices(self, draw, dtype, kind, options):
         rows = Rows(draw, dtype, 3, 9, whole_rows(kind, 1300), *options).pack(kind)
-        assert_close(rows.run(config_of(rows.matrix, dtype)), rows.want(), *tolerances(dtype))
+        assert_close(
+            rows.run(config_of(rows.matrix, dtype, draw.device)), rows.want(), *tolerances(dtype)
+        )
 
     @pytest.mark.parametrize("scale", [1.0, 0.25])
     def test_the_sum_with_the_residual_stream(self, draw, dtype, scale):
@@ -185,7 +189,7 @@ class RowAdaptersConformance:
         rows = Rows(draw, dtype, 3, 21, 256, None, "layer").pack("int4")
         adapters = self.adapters(draw, dtype, of_rows, 16, 256, 21)
         want = rows.want(self.added(rows, adapters.places, of_rows))
-        got = rows.run(config_of(rows.matrix, dtype), adapters=adapters)
+        got = rows.run(config_of(rows.matrix, dtype, draw.device), adapters=adapters)
         assert_close(got, want, *self.tolerances(dtype))
 
     @staticmethod

@@ -76,7 +76,14 @@ class PackedRow(Row):
 
     def run(self, **options):
         operands = self.bias, self.norm, self.activation
-        multiply_row(self.out, self.x, self.packed, config_of(self.packed), *operands, **options)
+        multiply_row(
+            self.out,
+            self.x,
+            self.packed,
+            config_of(self.packed, self.x.device),
+            *operands,
+            **options,
+        )
         return self.out
 
 
@@ -125,7 +132,7 @@ class SingleRowConformance:
     @pytest.mark.parametrize("activation", ["none", "gated"])
     def test_the_configs_of_production(self, draw, dtype, k, activation):
         row = Row(draw, dtype, 8, k, ACTIVATIONS[activation], norm_offset=0.0)
-        assert_close(row.run(config_of(row.weight)), row.want(), *tolerances(dtype))
+        assert_close(row.run(config_of(row.weight, draw.device)), row.want(), *tolerances(dtype))
 
     @pytest.mark.parametrize("scale", [1.0, 0.25])
     def test_the_sum_with_the_residual_stream(self, draw, dtype, scale):

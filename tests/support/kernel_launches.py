@@ -552,7 +552,7 @@ def packed_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> Non
         )
         rows = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, k)
         norm = RowNorm(empty(k), 1e-5, 0.0)
-        config, is_dependent = config_of(rows), capability >= 90
+        config, is_dependent = config_of(rows, torch.device("cpu")), capability >= 90
         multiply_row(
             empty(1, 2048), empty(1, k), rows, config, adds=True, is_dependent=is_dependent
         )

@@ -27,7 +27,7 @@ Product = Callable[[Tensor, Tensor, Tensor], object]
 
 def _single_row(out: Tensor, x: Tensor, weight: Tensor) -> None:
     is_dependent = has_dependent_launches(weight.device)
-    multiply_row(out, x, weight, config_of(weight), is_dependent=is_dependent)
+    multiply_row(out, x, weight, config_of(weight, weight.device), is_dependent=is_dependent)
 
 
 PRODUCTS: dict[str, tuple[int | None, Product]] = {

@@ -75,7 +75,7 @@ def multiply(out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
     weight = PackedRows.of(matrix.kind, matrix.integers, matrix.scales, matrix.shape[-1])
     if len(x) == 1:
         is_dependent = has_dependent_launches(x.device)
-        multiply_row(out, x, weight, config_of(weight), is_dependent=is_dependent)
+        multiply_row(out, x, weight, config_of(weight, x.device), is_dependent=is_dependent)
     else:
         linear(out, x, weight, None, packed_config(x.device, len(x), x.dtype))
 

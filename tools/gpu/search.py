@@ -28,7 +28,7 @@ from gpu.clock import synchronize
 from gpu.figures import OUT_OF_TIME, Figures
 from gpu.settings import Settings, settings_for
 from shmllm_kernels.gpu.configs import device_key
-from shmllm_kernels.gpu.tiles import ANY, VERSION, Tiles
+from shmllm_kernels.gpu.tiles import VERSION, Tiles
 
 TOLERANCE = 2e-2
 """The largest relative difference of a candidate's result, by the norm of the whole tensor."""
@@ -70,14 +70,12 @@ class Search:
         size: the size of the entry; see `configs` for what it counts.
         cases: makes the cases, with large tensors.
         candidates: the tile sizes to measure, besides the present ones.
-        serves_all: whether the kernel's tiles do not depend on the device.
     """
 
     tiles: Tiles[Any]
     size: int
     cases: Callable[[Settings], Sequence[Case]]
     candidates: Sequence[Any]
-    serves_all: bool = False
 
     @property
     def name(self) -> str:
@@ -85,7 +83,7 @@ class Search:
 
     def present(self, device: str) -> Any:
         """Returns the present tile sizes for a device."""
-        return self.tiles.best(ANY if self.serves_all else device, self.size)
+        return self.tiles.best(device, self.size)
 
 
 def run(settings: Settings, figures: Figures, *modules: str) -> None:
@@ -125,7 +123,7 @@ def measure(settings: Settings, search: Search) -> dict[str, Any]:
         us_before and us_after: their microseconds, all cases with their calls together; us: for
         each case the microseconds of each candidate that fits and whose result is right.
     """
-    device = ANY if search.serves_all else device_key(torch.device(settings.device))
+    device = device_key(torch.device(settings.device))
     now, cases = search.present(device), search.cases(settings)
     wanted = [case.result(now).clone() for case in cases]
     times = {now: [case.seconds(now) for case in cases]}

@@ -134,7 +134,7 @@ def searches(settings: Settings) -> Iterator[Search]:
         for size, own in by_entry(tiles, some).items():
             if settings.rehearsal:
                 tiles = Tiles(tiles.kernel, {(ANY, size): REHEARSED[0]})
-            yield Search(tiles, size, partial(cases, own, makes), tried, serves_all=True)
+            yield Search(tiles, size, partial(cases, own, makes), tried)
 
 
 def matrices_of(settings: Settings) -> list[RowMatrix]:

@@ -23,10 +23,9 @@ MAX_ROWS = 8
 """The rows of a launch: the columns of the smallest product that tensor cores compute."""
 
 
-def config_of(weight: Rows, dtype: torch.dtype) -> FewRowsConfig:
-    """Returns the tile of a product of few rows, of a dtype, with a matrix."""
+def config_of(weight: Rows, dtype: torch.dtype, device: torch.device) -> FewRowsConfig:
+    """Returns the tile of a product of few rows, of a dtype, with a matrix, on a device."""
     height, is_packed = weight.shape[0], not isinstance(weight, Tensor)
-    device = weight.device if isinstance(weight, Tensor) else weight.codes.device
     return few_rows_config(height, dtype, is_packed, device_key(device))
 
 

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
-from shmllm_kernels.gpu.configs import SingleRowConfig, packed_row_config, single_row_config
+from shmllm_kernels.gpu.configs import (
+    SingleRowConfig,
+    device_key,
+    packed_row_config,
+    single_row_config,
+)
 from shmllm_kernels.gpu.packed_row_kernel import multiply_packed_row
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
@@ -20,10 +26,12 @@ from shmllm_kernels.gpu.single_row_kernel import multiply_single_row
 from shmllm_kernels.gpu.unpacking import FLAGS
 
 
-def config_of(weight: Rows) -> SingleRowConfig:
-    """Returns the tile of a product of one row with a matrix, or with several."""
-    *_, height, k = weight.shape
-    return single_row_config(height, k) if isinstance(weight, Tensor) else packed_row_config()
+def config_of(weight: Rows, device: torch.device) -> SingleRowConfig:
+    """Returns the tile of a product of one row with a matrix, or with several, on a device."""
+    (*_, height, k), key = weight.shape, device_key(device)
+    if isinstance(weight, Tensor):
+        return single_row_config(height, k, key)
+    return packed_row_config(k, key)
 
 
 def multiply_row(

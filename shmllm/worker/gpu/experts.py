@@ -16,7 +16,6 @@ from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
     SMALLEST_BLOCK,
     ProductConfig,
-    has_dependent_launches,
 )
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
@@ -101,14 +100,14 @@ class ExpertOps:
         self._buffers = buffers
         self._products = products
         self._lora = lora
-        for spec, own in buffers.items():
-            if not lays_out(len(own.ids), spec.num_experts):
-                # It is compiled now: perhaps no step before those of requests launches it.
-                sort_pairs(own.sorted, own.ids[:1], spec.num_experts, SMALLEST_BLOCK)
 
     def rows_of_experts(self, num_tokens: int) -> list[int]:
         """Return the number of rows of an expert of each mixture, were the tokens spread evenly."""
         return [_rows(spec, num_tokens) for spec in self._buffers]
+
+    def sorts_apart(self, num_tokens: int) -> list[bool]:
+        """Return whether the pairs of each mixture are sorted by a launch of their own."""
+        return [not lays_out(num_tokens, spec.num_experts) for spec in self._buffers]
 
     def logits(self, x: Tensor, moe: MoE) -> Tensor:
         """Compute the router's output for ``x`` [tokens, hidden], in the dtype of its weight."""
@@ -123,7 +122,7 @@ class ExpertOps:
 
     def route(self, logits: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
         """Choose the experts by the router's output, [tokens, experts] or one column more, and lay
-        out the pairs of a step of few tokens, but for that of `experts_of_one`."""
+        out the pairs of a step of few tokens, unless they are those of one token."""
         spec, buffers = moe.spec, self._buffers[moe.spec]
         num_experts = spec.num_experts
         routing = Routing(
@@ -132,7 +131,7 @@ class ExpertOps:
             logits[:, num_experts] if spec.shared_gate else None,
         )
         layout = None
-        if len(logits) > 1 or self._lora is not None or self._meetings.are_needed:
+        if not self._reads_choices(len(logits)):
             block_m = self._configs(moe, len(logits))[0].block_m
             layout = PairLayout(buffers.sorted, buffers.scratch, block_m)
         route(
@@ -142,6 +141,8 @@ class ExpertOps:
         return routing
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        if self._reads_choices(len(x)):
+            return self._experts_of_one(x, routing, moe, shared)
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
         num_pairs, pairs = num_tokens * spec.top_k, buffers.sorted
         weights, configs = _weights(moe), self._configs(moe, num_tokens)
@@ -149,7 +150,7 @@ class ExpertOps:
         if not lays_out(num_tokens, spec.num_experts):
             sort_pairs(pairs, routing.ids, spec.num_experts, block_m)
         activated, rows = buffers.activated[:num_pairs], buffers.rows[:num_tokens]
-        is_dependent = has_dependent_launches(x.device)
+        is_dependent = self._products.is_dependent
         first = self._shrink(moe.gate_up_proj, x, spec, block_m, by_token=True)
         gate_and_up(
             activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
@@ -168,10 +169,14 @@ class ExpertOps:
         combine(target, rows, routing.weights, shared, routing.shared_gates)
         return meetings.sum_parts(out) if is_partial else out
 
-    def experts_of_one(
-        self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None, is_dependent: bool
+    def _reads_choices(self, num_tokens: int) -> bool:
+        """Return whether products read on the device which experts were chosen, unsorted: those of
+        one token, without adapters and other ranks."""
+        return num_tokens == 1 and self._lora is None and not self._meetings.are_needed
+
+    def _experts_of_one(
+        self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None
     ) -> Tensor:
-        """Compute the experts of one token, without adapters and other ranks; see `experts`."""
         spec, buffers, ids = moe.spec, self._buffers[moe.spec], routing.ids[0]
         activated, rows = buffers.activated[: spec.top_k], buffers.rows[:1]
         activation = Activation(spec.activation, spec.activation != "relu_squared")
@@ -180,8 +185,8 @@ class ExpertOps:
             (rows[0], activated, moe.down_proj, None),
         ):
             weight = rows_of(linear.weight)
-            options = linear.bias, None, of_it, False, 1.0, is_dependent, ids
-            multiply_row(out, read, weight, config_of(weight), *options)
+            options = linear.bias, None, of_it, False, 1.0, self._products.is_dependent, ids
+            multiply_row(out, read, weight, config_of(weight, self._products.device), *options)
         combine(buffers.out[:1], rows, routing.weights, shared, routing.shared_gates)
         return buffers.out[:1]
 

@@ -24,7 +24,6 @@ from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.row_products import RowProducts, is_whole
-from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.row_operands import Activation
 
 
@@ -42,7 +41,7 @@ class _Normed:
 class _Product:
     """A product that has not been launched."""
 
-    x: Tensor | _Normed
+    x: Tensor | _Normed | _NormedProduct
     linear: Linear
 
 
@@ -157,11 +156,8 @@ class FusedOps:
         return _Product(x, linear)
 
     def mlp(self, x: Any, mlp: MLP) -> Any:
-        if not is_whole(mlp.gate_up_proj.weight) and mlp.spec.gated:
-            product, spec = self.value(self.linear(x, mlp.gate_up_proj)), mlp.spec
-            out = self._buffers.activated(spec.inner)[: len(product)]
-            activate(out, product, spec.activation, spec.gated)
-            return self.linear(out, mlp.down_proj)
+        if not is_whole(mlp.gate_up_proj.weight):
+            return self._ops.mlp(self.value(x), mlp)
         read, norm = self._read(x)
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(read)], mlp.spec
         activation = Activation(spec.activation, spec.gated)

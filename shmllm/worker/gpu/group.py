@@ -202,8 +202,7 @@ class GpuMeetings(NoMeetings):
         return self._parts[self._num_sums % 2][:num_tokens]
 
     def sum_parts(self, out: Tensor) -> Tensor:
-        buffer = self._num_sums % 2
-        self._num_sums += 1
+        buffer = self._next_buffer()
         size, row_bytes = self._peers.size, out.shape[1] * out.itemsize
         is_large = out.nbytes >= LARGE_BYTES and len(out) >= size
         if size > 2 and is_large and row_bytes % PART_ALIGNMENT_BYTES == 0:
@@ -213,9 +212,13 @@ class GpuMeetings(NoMeetings):
         return out
 
     def add_parts(self, out: Tensor, scale: float) -> None:
+        sum_parts(out, self._offsets[self._next_buffer()], self._peers, adds=True, scale=scale)
+
+    def _next_buffer(self) -> int:
+        """Return the buffer of the next sum, which is launched now."""
         buffer = self._num_sums % 2
         self._num_sums += 1
-        sum_parts(out, self._offsets[buffer], self._peers, adds=True, scale=scale)
+        return buffer
 
     def _sum_slices(self, out: Tensor, buffer: int) -> None:
         """Launch a sum of which each rank adds some rows, in place, and copies those of others."""

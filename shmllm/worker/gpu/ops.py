@@ -43,7 +43,6 @@ from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm_kernels.gpu.activation import activate
-from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
@@ -76,8 +75,6 @@ class GpuOps:
     Attributes:
         products: launches matrix products.
         meetings: as given.
-        is_dependent: whether launches of a step of few tokens begin before those before them have
-            ended.
         is_fused: whether the step has so few tokens that products are launched with their
             neighbours; see `FusedOps`.
     """
@@ -98,11 +95,10 @@ class GpuOps:
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
-        self.products = GpuProducts(buffers.attention.deterministic)
+        self.products = GpuProducts(buffers.attention.deterministic, device)
         self._latents = LatentAttentionOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
-        self.is_dependent = has_dependent_launches(device)
         self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self._axes = {
@@ -133,7 +129,7 @@ class GpuOps:
         self.is_fused = descriptor.num_tokens <= MAX_ROWS
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
-        is_dependent = self.is_fused and self.is_dependent
+        is_dependent = self.is_fused and self.products.is_dependent
         self._attends.begin(
             AttentionStep(descriptor, self._attention, launch_attention, is_dependent)
         )
@@ -154,7 +150,8 @@ class GpuOps:
             if has_packed:
                 rows += [step.num_tokens, step.num_samples]
             kernel = (step.num_tokens > 1) + (step.num_tokens > MAX_ROWS)
-            return (kernel, *(self.products.tile(count) for count in rows))
+            layouts = self._experts.sorts_apart(step.num_tokens)
+            return (kernel, *layouts, *(self.products.tile(count) for count in rows))
 
         return self._buffers.attention.variants(max_tokens, max_requests, tiles)
 
@@ -327,9 +324,6 @@ class GpuOps:
         return self._experts.route(logits, starts, moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        has_one_token = self._descriptor.num_tokens == 1
-        if has_one_token and self._lora is None and not self.meetings.are_needed:
-            return self._experts.experts_of_one(x, routing, moe, shared, self.is_dependent)
         return self._experts.experts(x, routing, moe, shared)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:

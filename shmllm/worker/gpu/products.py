@@ -11,6 +11,7 @@ from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
     ProductConfig,
+    has_dependent_launches,
     packed_config,
     product_config,
 )
@@ -32,10 +33,17 @@ class GpuProducts:
     Args:
         deterministic: whether all steps have the same tile sizes, so that a token's bits do not
             depend on the number of tokens; not where torch multiplies.
+        device: the device.
+
+    Attributes:
+        device: as given.
+        is_dependent: whether a launch can begin before the one before it has ended.
     """
 
-    def __init__(self, deterministic: bool) -> None:
+    def __init__(self, deterministic: bool, device: torch.device) -> None:
         self._deterministic = deterministic
+        self.device = device
+        self.is_dependent = has_dependent_launches(device)
 
     def linear(self, out: Tensor, x: Tensor, linear: Linear, *, has_bias: bool = True) -> None:
         """Compute ``out = x @ weight.T + bias`` without allocating memory.
@@ -68,8 +76,8 @@ class GpuProducts:
         """
         rows = 0 if self._deterministic else rows
         if isinstance(weight, Tensor):
-            return product_config(weight.device, rows, dtype)
-        return packed_config(weight.codes.device, rows, dtype)
+            return product_config(self.device, rows, dtype)
+        return packed_config(self.device, rows, dtype)
 
     def _multiply(self, out: Tensor, x: Tensor, part: WholeMatrix, bias: Tensor | None) -> None:
         weight = rows_of(part)

@@ -168,8 +168,8 @@ class GpuProgram:
         self._ops = GpuOps(
             model.config, cache, inputs, buffers, where, lora, meetings, rotates_apart
         )
-        self._fused = FusedOps(self._ops, buffers, RowProducts(self._ops.is_dependent, lora))
-        self._head_products = RowProducts(self._ops.is_dependent)
+        self._row_products = RowProducts(where, lora)
+        self._fused = FusedOps(self._ops, buffers, self._row_products)
         # A model without a final norm leaves its result in the residual stream.
         self._hidden = buffers.hidden if model.norm is None else buffers.normed
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
@@ -235,7 +235,7 @@ class GpuProgram:
     def _logits_ops(self, logits: Tensor) -> GpuLogitsOps:
         head = self._model.embedding.head
         is_fused = len(logits) <= MAX_ROWS and head is not None and is_whole(head.weight)
-        products = self._head_products if is_fused else self._ops.products
+        products = self._row_products if is_fused else self._ops.products
         return GpuLogitsOps(logits, products, self._meetings)
 
     def _forward(self) -> Tensor:

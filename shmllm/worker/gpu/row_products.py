@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from shmllm.models.layers import Linear, Norm
-from shmllm.models.matrices import Matrix, MixedMatrix, WholeMatrix, len_of, parts_of
+from shmllm.models.matrices import Matrix, MixedMatrix, len_of, parts_of
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import rows_of
 from shmllm_kernels.gpu import few_rows, single_row
+from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 
@@ -28,12 +30,13 @@ class RowProducts:
     """Launches products of up to `few_rows.MAX_ROWS` rows.
 
     Args:
-        is_dependent: whether launches begin before those before them have ended.
+        device: the device; launches begin before those before them have ended where that can be.
         lora: the adapters of the step; None: there are none.
     """
 
-    def __init__(self, is_dependent: bool, lora: GpuLora | None = None) -> None:
-        self._is_dependent = is_dependent
+    def __init__(self, device: torch.device, lora: GpuLora | None = None) -> None:
+        self._device = device
+        self._is_dependent = has_dependent_launches(device)
         self._lora = lora
 
     def linear(self, out: Tensor, x: Tensor, linear: Linear) -> None:
@@ -69,33 +72,21 @@ class RowProducts:
         )
         bias, begin = linear.bias if has_bias else None, 0
         adapters = None if self._lora is None else self._lora.of_rows(linear)
-        options = _norm_of_rows(norm), activation, adds, scale, self._is_dependent
+        before = _norm_of_rows(norm)
+        options = before, activation, adds, scale, self._is_dependent
+        is_single = len(x) == 1 and adapters is None and (before is None or not before.has_mean)
         for part in parts_of(linear.weight):
-            end = begin + len_of(part)
+            end, weight = begin + len_of(part), rows_of(part)
             own = out if is_whole(linear.weight) else out[:, begin:end]
             of_part = None if bias is None else bias[begin:end]
-            self._launch(own, x, part, _columns(adapters, begin, end), of_part, *options)
+            if is_single:
+                config = single_row.config_of(weight, self._device)
+                single_row.multiply_row(own, x, weight, config, of_part, *options)
+            else:
+                tile = few_rows.config_of(weight, x.dtype, self._device)
+                columns = _columns(adapters, begin, end)
+                few_rows.multiply_rows(own, x, weight, tile, of_part, *options, columns)
             begin = end
-
-    def _launch(
-        self,
-        out: Tensor,
-        x: Tensor,
-        part: WholeMatrix,
-        adapters: RowAdapters | None,
-        bias: Tensor | None,
-        norm: RowNorm | None,
-        activation: Activation | None,
-        adds: bool,
-        scale: float,
-        is_dependent: bool,
-    ) -> None:
-        weight, options = rows_of(part), (bias, norm, activation, adds, scale, is_dependent)
-        if len(x) > 1 or adapters is not None or (norm is not None and norm.has_mean):
-            config = few_rows.config_of(weight, x.dtype)
-            few_rows.multiply_rows(out, x, weight, config, *options, adapters)
-        else:
-            single_row.multiply_row(out, x, weight, single_row.config_of(weight), *options)
 
 
 def _norm_of_rows(norm: Norm | None) -> RowNorm | None:
