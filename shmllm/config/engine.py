@@ -214,6 +214,8 @@ class EngineConfig(Section):
             )
         if self.parallel.num_processes > 1:
             self._check_division()
+        if self.load.decode_kernel == "persistent":
+            self._check_decoder()
         if self.shared_kv.num_bytes is not None:
             self._check_blocks_elsewhere("shared_kv_cache_bytes")
         if self.plugins.kv_connector:
@@ -233,6 +235,22 @@ class EngineConfig(Section):
             if is_asked:
                 raise EngineStartError(
                     f"{name} is not possible with {self.parallel.option}: leave one of the two out"
+                )
+
+    def _check_decoder(self) -> None:
+        """Raise EngineStartError if other options do not allow all layers in one kernel."""
+        mode = self.graphs.effective_mode
+        impossible = {
+            "model_impl='transformers'": self.load.model_impl == "transformers",
+            "enable_lora": self.lora.enable_lora,
+            self.parallel.option: self.parallel.num_processes > 1,
+            f"cudagraph_mode {mode.name}": mode.name in ("PIECEWISE", "FULL"),
+        }
+        for name, is_asked in impossible.items():
+            if is_asked:
+                raise EngineStartError(
+                    f"decode_kernel='persistent' is not possible with {name}: leave one of the two "
+                    "out"
                 )
 
     def _check_blocks_elsewhere(self, option: str) -> None:

@@ -24,6 +24,7 @@ ActivationDType = Literal["auto", "float32", "bfloat16", "int16", "int8"]
 RunnerName = Literal["auto", "generate", "pooling"]
 Conversion = Literal["auto", "none", "embed", "classify"]
 CpuInstructions = Literal["auto", "vectors", "tiles"]
+DecodeKernel = Literal["auto", "launches", "persistent"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"]
 
 
@@ -95,6 +96,13 @@ class LoadConfig(Section):
         'What a CPU multiplies bfloat16 and int8 by: "tiles" (AMX) or "vectors" (AVX512_BF16, '
         "AVX512_VNNI); auto is tiles where it has them.",
         OneOf(get_args(CpuInstructions)),
+    )
+    decode_kernel: DecodeKernel = option(
+        "auto",
+        'How a GPU computes steps of up to eight tokens: by "launches" for each layer, or by one '
+        '"persistent" kernel for all layers of a dense model; auto is what was measured to be '
+        "faster on the card.",
+        OneOf(get_args(DecodeKernel)),
     )
     kv_cache_dtype: KVCacheDType = option(
         "auto",

@@ -119,19 +119,30 @@ class DecoderModel(Model):
             [tokens, hidden], the input of `logits`; of a stage that is not the last one, the
             residual stream.
         """
-        stage = self.config.stage
-        residual = ops.embed(self.embedding) if stage.is_first else ops.receive()
-        if stage.is_first and self.embedding.norm is not None:
-            residual = ops.norm(residual, self.embedding.norm)
-        if self.per_layer is not None:
-            ops.embed_per_layer(residual, self.per_layer)
+        residual, stage = self.embed(ops), self.config.stage
         x: Tensor | None = None
         for index, layer in enumerate(self.layers):
             if stage.has(index):
                 x = layer(ops, x, residual)
                 if index < self.config.num_levels:
                     ops.add_level(residual, index)
-        norm = self.norm if stage.is_last else None
+        return self.finish(ops, x, residual)
+
+    def embed(self, ops: Ops) -> Tensor:
+        """Computes what the first layer reads, [tokens, hidden], of one step's tokens, or what the
+        first layer of a stage reads; see `forward`."""
+        stage = self.config.stage
+        residual = ops.embed(self.embedding) if stage.is_first else ops.receive()
+        if stage.is_first and self.embedding.norm is not None:
+            residual = ops.norm(residual, self.embedding.norm)
+        if self.per_layer is not None:
+            ops.embed_per_layer(residual, self.per_layer)
+        return residual
+
+    def finish(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
+        """Computes what `forward` returns from what the last layer leaves: what is still to be
+        added to the residual stream, or None, and that stream."""
+        norm = self.norm if self.config.stage.is_last else None
         return ops.add_norm(x, residual, norm, self.config.residual_scale)
 
     def logits(self, ops: LogitsOps, hidden: Tensor) -> Tensor:

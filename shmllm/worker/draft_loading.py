@@ -45,6 +45,7 @@ def load_draft(
         max_model_len=None,
         further_layers=0,
         model_impl="auto",
+        decode_kernel="auto",
         language_model_only=True,  # it drafts for text
     )
     loaded = load_model(own, pool, auto_dtype, check)

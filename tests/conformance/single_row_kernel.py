@@ -8,7 +8,7 @@ from conformance.packed_kernels import KINDS, drawn, rows_of, values_of, whole_r
 from support.kernel_helpers import assert_close, poisoned
 from support.variants import diagonal
 
-from shmllm_kernels.gpu.configs import SingleRowConfig
+from shmllm_kernels.gpu.row_configs import SingleRowConfig
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.reference.activation import activate

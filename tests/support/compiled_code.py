@@ -52,6 +52,8 @@ def facts_of(kernel: Any) -> dict[str, Any]:
         "acquires": ptx.count("ld.global.sys.acquire"),
         "wide_loads": ptx.count("ld.global.v4"),
         "early_loads": early_loads(ptx),
+        "cache_requests": ptx.count("cp.async.bulk.prefetch.L2"),
+        "meetings": meetings(ptx),
         "loads_before_wait": ptx.rpartition("griddepcontrol.wait")[0].count("ld.global"),
     }
 
@@ -116,6 +118,20 @@ def spills_in_loops(sass: str) -> int:
             body = [(at, each) for at, each in code if int(target[1], 16) <= at < end]
             spilled |= {at for at, each in body if re.search(r"\b(STL|LDL)\b", each)}
     return len(spilled)
+
+
+def meetings(ptx: str) -> list[int]:
+    """Return for each wait of programs for each other how many loads of 16 bytes a program has
+    issued since it told the others that it has written its results."""
+    found, loads = [], 0
+    for line in ptx.splitlines():
+        if "ld.global.v4" in line:
+            loads += 1
+        elif "atom.global.gpu.release" in line:
+            loads = 0
+        elif "ld.global.gpu.acquire" in line:
+            found.append(loads)
+    return found
 
 
 def early_loads(ptx: str) -> int | None:

@@ -76,6 +76,31 @@ def check_few_rows(found: list[Kernel], capability: int) -> None:
             assert kernel["early_loads"] >= tile // (LOADED * threads)
 
 
+def check_decoders(found: list[Kernel], capability: int) -> None:
+    """A program of all layers fits on a multiprocessor, and spills in no loop of a phase. Programs
+    meet five times a layer, and have loads in flight while they wait: their first weights, or keys
+    and values. Products load iterations ahead. From 9.0 on, the cache is asked four times a layer.
+    """
+    check(found, capability)
+    for kernel in found:
+        assert kernel["registers"] * kernel["threads"] <= REGISTERS
+        waits = kernel["meetings"]
+        assert len(waits) == 6, "programs without a part of attention wait, too"
+        assert kernel["cache_requests"] == (4 if kernel["asks_cache"] and kernel["ahead"] else 0)
+        if kernel["dtype"] == "torch.float32":
+            continue
+        tile = kernel["block_n"] * 2 * kernel["depth"] * kernel["num_warps"]
+        of_products = waits[:1] + waits[3:]
+        assert min(of_products) >= tile // (LOADED * kernel["threads"])
+        of_keys = 2 * kernel["tile"] * kernel["dim"] // (1 + kernel["has_float8"])
+        assert waits[1] >= of_keys // (LOADED * kernel["threads"])
+        products = [loop for loop in kernel["loops"] if len(loop["buffers"]) >= 4]
+        assert len(products) == 4
+        for loop in products:
+            assert min(loop["buffers"]) >= kernel["num_stages"] - 1
+            assert min(loop["waits"]) >= 4 * (kernel["num_stages"] - 2)
+
+
 def check_packed_rows(found: list[Kernel], capability: int) -> None:
     """Nothing spills, each operation of unpacking is rounded by itself, two programs or more fit on
     a multiprocessor, and dependent launches have begun to load before they wait."""

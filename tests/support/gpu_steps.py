@@ -13,6 +13,7 @@ from support.item_models import item_ends_of
 from torch import Tensor
 
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.config.load import DecodeKernel
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model, stored_parts
@@ -77,6 +78,7 @@ class GpuSteps:
         max_drafts: int = 0,
         max_verified: int = 0,
         config: ModelConfig | None = None,
+        decode_kernel: DecodeKernel = "auto",
     ) -> None:
         config = config or ModelConfig.from_directory(directory)
         where = device.torch_device
@@ -152,6 +154,7 @@ class GpuSteps:
             self.buffers,
             device,
             self.dispatcher,
+            decode_kernel=decode_kernel,
         )
 
     def add(self, row: int, tokens: list[int]) -> None:

@@ -65,6 +65,8 @@ FACTS = {
     "attention_kernels.merge_splits": ROWS,
     "chunk_summaries.summarise_chunks": KEPT,
     "convolution._convolve": ROWS,
+    # One program of all layers on a multiprocessor; it keeps a few addresses in memory meanwhile.
+    "decoder_kernel.decode_layers": Facts(256, 2 * SPILLED_BYTES, multiplies=True),
     "decode_attention_kernel.attend_decodes": Facts(128, SPILLED_BYTES, multiplies=True),
     "delta_net._delta_rule": KEPT,
     "delta_net._gated_norm": ROWS,

@@ -4,7 +4,8 @@ The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line 
 PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
 "some-attention" or "all-attention", "some-latents" or "all-latents", "some-float8" or "all-float8"
 (attention with FP8 keys and values), "some-decodes" or "decodes" (products of one row, too),
-"all-few-rows", "some-packed" (kernels that read packed weights) or "packed=KIND" (those of a kind).
+"all-few-rows", "all-decoders" (all layers in one launch), "some-packed" (kernels that read packed
+weights) or "packed=KIND" (those of a kind).
 Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
 change in a loop, registers that spill, shared memory that does not fit, arithmetic that became
 float64, and loops that wait for each load.
@@ -22,28 +23,28 @@ from typing import Any
 
 import torch
 from support.compiled_code import facts_of
+from support.decoder_case import DecoderCase, DecoderShape
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from shmllm.models.matrices import FORMATS
+from shmllm.worker.gpu.persistent_decoder import MAX_TILE
 from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
     ROWS_OF_PRODUCTS,
     SMALLEST_BLOCK,
-    few_rows_config,
     latent_entry,
     packed_entry,
-    packed_row_config,
     product_entry,
-    single_row_config,
     table_entry,
     verify_entry,
 )
 from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.decode_attention import decode_attention
+from shmllm_kernels.gpu.decoder import run_layers
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_rows import multiply_rows
@@ -59,6 +60,12 @@ from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.routing import combine, route
 from shmllm_kernels.gpu.row_adapters import RowAdapters
+from shmllm_kernels.gpu.row_configs import (
+    decoder_config,
+    few_rows_config,
+    packed_row_config,
+    single_row_config,
+)
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
@@ -621,6 +628,58 @@ def launch_few_rows(
     facts.clear()
 
 
+def decoders(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
+    """Launch the layers of Llama-3.2-1B, or of models of other sizes, too: with heads of 128, with
+    norms and windows, with drafted tokens, FP8 keys and values, and in other dtypes."""
+    small = DecoderShape(2048, 32, 8, 64, 8192, 64, rotates=(True,), windows=(None,))
+    large = replace(small, hidden=4096, dim=128, inner=14_336, rotary_dim=128)
+    normed = replace(large, hidden=2048, heads=16, inner=6144, has_norms=True, windows=(1024,))
+    cases: list[tuple[DecoderShape, torch.dtype, int, torch.dtype | None]] = []
+    if {"some-decodes", "all-decoders"} & set(parts):
+        cases.append((small, torch.bfloat16, 1, None))
+    if "all-decoders" in parts:
+        cases += [
+            *((shape, torch.bfloat16, 1, None) for shape in (large, normed)),
+            (replace(small, has_biases=True), torch.float16, 1, None),
+            *((shape, torch.bfloat16, 5, None) for shape in (small, large)),
+            (large, torch.bfloat16, 1, torch.float8_e4m3fn),
+            (small, torch.float32, 1, None),
+        ]
+    for shape, dtype, count, kept in cases:
+        launch_decoder(facts, capability, shape, dtype, count, kept)
+
+
+def launch_decoder(
+    facts: dict[str, Any],
+    capability: int,
+    shape: DecoderShape,
+    dtype: torch.dtype,
+    count: int,
+    kept: torch.dtype | None,
+) -> None:
+    key, splits, per_kv = f"sm{capability}", 16, shape.heads // shape.kv_heads
+    tile = decoder_config(shape.hidden, dtype, key)
+    sizes = key, shape.dim, per_kv, count, dtype, True
+    attention = table_entry(*sizes) if count == 1 else verify_entry(*sizes)
+    assert attention is not None
+    attention = replace(attention, tile=min(attention.tile, MAX_TILE))
+
+    def make(*sizes: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype)
+
+    case = DecoderCase(shape, make, [64], [count], 16, kept)
+    x = make(count, shape.hidden)
+    scratch = AttentionScratch.allocate(count, shape.heads, splits, shape.dim, x.device)
+    facts |= {"dtype": str(dtype), "hidden": shape.hidden, "dim": shape.dim, "tokens": count}
+    facts |= asdict(tile) | {"asks_cache": capability >= 90, "tile": attention.tile}
+    facts["has_float8"] = kept is not None
+    run_layers(
+        x, case.decoder(case.layers), case.memory(x), case.starts, case.contexts, tile, attention,
+        132, splits, scratch, count, capability >= 90,
+    )  # fmt: skip
+    facts.clear()
+
+
 def latents(facts: dict[str, Any], key: str, parts: list[str]) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
@@ -669,6 +728,7 @@ def main() -> None:
     float8(facts, key, capability, parts)
     packed_rows(facts, capability, parts)
     few_rows(facts, capability, parts)
+    decoders(facts, capability, parts)
     chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]
     chosen += [(kind, dtype) for kind in kinds for dtype in packed_dtypes(kind)]

@@ -12,9 +12,9 @@ from functools import partial
 from gpu.search import Search
 from gpu.settings import Settings
 from gpu.tune_rows import RowCase, RowMatrix, floats, matrices_of, packed
-from shmllm_kernels.gpu.configs import FEW_ROWS, PACKED_FEW_ROWS, FewRowsConfig
 from shmllm_kernels.gpu.few_rows import MAX_ROWS, multiply_rows
 from shmllm_kernels.gpu.packings import Rows
+from shmllm_kernels.gpu.row_configs import FEW_ROWS, PACKED_FEW_ROWS, FewRowsConfig
 from shmllm_kernels.gpu.tiles import ANY, Tiles
 
 CANDIDATES = tuple(

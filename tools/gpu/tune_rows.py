@@ -20,16 +20,16 @@ from gpu.clock import seconds_each
 from gpu.packed_part import draw
 from gpu.search import Search
 from gpu.settings import Settings
-from shmllm_kernels.gpu.configs import (
+from shmllm_kernels.gpu.configs import has_dependent_launches
+from shmllm_kernels.gpu.packings import PackedRows, Rows
+from shmllm_kernels.gpu.row_configs import (
     PACKED_ROW,
     SINGLE_ROW,
     SINGLE_ROW_TALL,
     TALL,
     FewRowsConfig,
     SingleRowConfig,
-    has_dependent_launches,
 )
-from shmllm_kernels.gpu.packings import PackedRows, Rows
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.single_row import multiply_row
 from shmllm_kernels.gpu.tiles import ANY, Tiles

@@ -5,8 +5,9 @@ graph. Each entry of the table says whether it was measured, and on which card, 
 the sizes of shared memory and register files. `tools/gpu_check` measures candidates in its parts
 "tune...", and `tools/gpu_check --write-tiles` replaces the entries that are slower.
 
-A further row of the table is a line here, `_TABLE.of(name, dataclass)`, a function that chooses by
-`best`, lines in tiles.json, and its candidates in one of the modules `tools/gpu/tune...`.
+A further row of the table is a line here or in `row_configs`, `TABLE.of(name, dataclass)`, a
+function that chooses by `best`, lines in tiles.json, and its candidates in one of the modules
+`tools/gpu/tune...`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from shmllm_kernels.gpu.tiles import ANY, DEVICES, TileTable
 
 DEVICE_KEYS = DEVICES
 TILES_JSON = Path(__file__).with_name("tiles.json")
-_TABLE = TileTable.read(TILES_JSON)
+TABLE = TileTable.read(TILES_JSON)
+"""The whole table."""
 
 MAX_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 4
 VERIFY_ELEMENTS = 64 * 256
 """The most elements of the sums of a program of several tokens: 64 registers of 8 warps."""
 
-_INTERPRETED_PROCESSORS = 2
-"""The number for a CPU, where Triton's interpreter runs a launch's programs one after another."""
+INTERPRETED = 2
+"""The number of multiprocessors of a CPU, where the interpreter runs the programs of a launch one
+after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +63,18 @@ class AttentionConfig:
 # of a copy, and 300 and 340 us with 5 and 7 stages.
 # Prompts read tiles from the L2 cache: at 600 TFLOP/s, programs of 128 rows read 4.7 TB/s, and
 # programs of 64 rows would read more than the cache delivers.
-DECODE = _TABLE.of("decode", AttentionConfig)
+DECODE = TABLE.of("decode", AttentionConfig)
 """Decodes, by head_dim."""
-SPLIT_DECODE = _TABLE.of("split_decode", AttentionConfig)
+SPLIT_DECODE = TABLE.of("split_decode", AttentionConfig)
 """Decodes so few that their contexts are split, where it counts how long one program takes."""
-PREFILL = _TABLE.of("prefill", AttentionConfig)
+PREFILL = TABLE.of("prefill", AttentionConfig)
 """Prompts and chunks of them, by head_dim."""
 
 # Latents of 512 elements and key parts of 64: a tile of 32 keys takes 36 KiB. The sums of a program
 # take 2 KiB of registers for each row, and its queries 1.1 KiB of shared memory.
-LATENT = _TABLE.of("latent", AttentionConfig)
+LATENT = TABLE.of("latent", AttentionConfig)
 """Latent attention, by the rows of a program."""
-LATENT_FLOAT32 = _TABLE.of("latent_float32", AttentionConfig)
+LATENT_FLOAT32 = TABLE.of("latent_float32", AttentionConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,69 +99,16 @@ class ProductConfig:
 # Few rows wait for the weights (docs/kernels.md, "Experts in decodes"): at 9.0 a program of 16 rows
 # has two tiles of 16 KiB in flight in 40 KiB of shared memory: a multiprocessor has five of them.
 # Many rows are bound by the tensor cores, and their tiles are those of usual products.
-PRODUCT = _TABLE.of("product", ProductConfig)
+PRODUCT = TABLE.of("product", ProductConfig)
 """Products with experts, by the rows of an expert."""
-PRODUCT_FLOAT32 = _TABLE.of("product_float32", ProductConfig)
+PRODUCT_FLOAT32 = TABLE.of("product_float32", ProductConfig)
 
 # A run of 64 weights of 4 bits has 32 bytes: few rows read four runs of each row at once, which are
 # a line of memory. Weights pass through registers, so that the tiles of many rows are smaller.
-PACKED_PRODUCT = _TABLE.of("packed_product", ProductConfig)
+PACKED_PRODUCT = TABLE.of("packed_product", ProductConfig)
 """Products with packed weights, by rows; with experts, as PRODUCT."""
-PACKED_PRODUCT_FLOAT32 = _TABLE.of("packed_product_float32", ProductConfig)
+PACKED_PRODUCT_FLOAT32 = TABLE.of("packed_product_float32", ProductConfig)
 
-
-@dataclass(frozen=True, slots=True)
-class SingleRowConfig:
-    """The tile of a program of the product of one row.
-
-    Attributes:
-        block_n: the number of columns of a program, of both halves of a gated product together; a
-            power of two.
-        block_k: the number of elements of a row in one iteration, likewise.
-        num_warps: the number of warps of a program.
-    """
-
-    block_n: int
-    block_k: int
-    num_warps: int
-
-
-SINGLE_ROW = _TABLE.of("single_row", SingleRowConfig)
-"""Products of one row, by the elements of a row."""
-SINGLE_ROW_TALL = _TABLE.of("single_row_tall", SingleRowConfig)
-"""The same with matrices of at least TALL rows."""
-TALL = 65_536
-# 64 runs of 4 bits are 2 KiB, and eight programs fit on a multiprocessor.
-PACKED_ROW = _TABLE.of("packed_row", SingleRowConfig)
-"""Products of one row with packed matrices, by the elements of a row: whole runs of 64."""
-
-
-@dataclass(frozen=True, slots=True)
-class FewRowsConfig:
-    """The tile of a program of the product of up to eight rows.
-
-    Attributes:
-        block_n: the number of rows of the matrix that a program multiplies with, of both halves of
-            a gated product together; a power of two, at least 16.
-        depth: the number of elements of half a slice of an iteration, likewise.
-        num_warps: the number of warps of a program, each with a slice of an iteration.
-        num_stages: the stages of the compiler's pipeline: num_stages - 1 iterations are in flight.
-    """
-
-    block_n: int
-    depth: int
-    num_warps: int
-    num_stages: int
-
-
-# A matrix of 2,048 rows needs programs of 16 rows, or some multiprocessors have none: each has 32
-# KiB of weights in registers and as many in each of two stages. More rows make programs of 32 that
-# read the rows of x half as often, two on a multiprocessor.
-FEW_ROWS = _TABLE.of("few_rows", FewRowsConfig)
-"""Products of up to eight rows, by the rows of the matrix."""
-PACKED_FEW_ROWS = _TABLE.of("packed_few_rows", FewRowsConfig)
-"""The same with packed matrices; a slice of an iteration is a run of 64 elements."""
-FEW_ROWS_FLOAT32 = _TABLE.of("few_rows_float32", FewRowsConfig)
 
 ROWS_OF_PRODUCTS = (1, 17, 65)
 """The smallest number of rows with each entry of these tables."""
@@ -199,31 +149,6 @@ def packed_entry(key: str, rows: int, dtype: torch.dtype) -> ProductConfig:
     return table.best(key, rows)
 
 
-def single_row_config(n: int, k: int, key: str = ANY) -> SingleRowConfig:
-    """Returns the tile of the product of one row with a matrix of n rows of k elements."""
-    return (SINGLE_ROW_TALL if n >= TALL else SINGLE_ROW).best(key, k)
-
-
-def packed_row_config(k: int = 0, key: str = ANY) -> SingleRowConfig:
-    """Returns the tile of the product of one row with a packed matrix of rows of k elements."""
-    return PACKED_ROW.best(key, k)
-
-
-def few_rows_config(
-    height: int, dtype: torch.dtype, is_packed: bool, key: str = ANY
-) -> FewRowsConfig:
-    """Returns the tile of the product of up to eight rows.
-
-    Args:
-        height: the number of rows of the matrix.
-        dtype: the dtype of the rows. float32 uses no tensor cores.
-        is_packed: whether the matrix is packed.
-        key: one of DEVICE_KEYS.
-    """
-    of_dtype = FEW_ROWS_FLOAT32 if dtype is torch.float32 else FEW_ROWS
-    return (PACKED_FEW_ROWS if is_packed else of_dtype).best(key, height)
-
-
 def has_dependent_launches(device: torch.device) -> bool:
     """Returns whether a launch on the device can begin before the one before it has ended."""
     return device.type == "cuda" and _capability(device.index or 0)[0] >= 9
@@ -244,6 +169,11 @@ def device_key(device: torch.device) -> str:
 @lru_cache(maxsize=16)
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Returns the number of a device's multiprocessors."""
+    return _num_multiprocessors(device.index or 0) if device.type == "cuda" else INTERPRETED
 
 
 @lru_cache(maxsize=16)
@@ -377,9 +307,7 @@ def num_splits(
     """
     block_q = config.block_m // (num_heads // num_kv_heads)
     programs = max(-(-num_tokens // block_q), num_requests) * num_kv_heads
-    known = device.type == "cuda"
-    processors = _num_multiprocessors(device.index or 0) if known else _INTERPRETED_PROCESSORS
-    wanted = PROGRAMS_PER_PROCESSOR * processors // max(programs, 1)
+    wanted = PROGRAMS_PER_PROCESSOR * num_multiprocessors(device) // max(programs, 1)
     return min(next_power_of_two(wanted + 1) // 2, MAX_SPLITS) if wanted > 1 else 1
 
 

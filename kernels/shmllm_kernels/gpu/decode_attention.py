@@ -24,7 +24,14 @@ from shmllm_kernels.gpu.attention import (
     scales_of,
 )
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
-from shmllm_kernels.gpu.decode_attention_kernel import attend_decodes
+from shmllm_kernels.gpu.decode_attention_kernel import (
+    HeadNumbers,
+    HeadStrides,
+    LayerHeads,
+    PartMemory,
+    Step,
+    attend_decodes,
+)
 from shmllm_kernels.gpu.float8 import as_stored
 from shmllm_kernels.gpu.rope_write import weights_of
 from shmllm_kernels.reference.rope_write import HeadNorms
@@ -114,39 +121,48 @@ def decode_attention(
     check_sinks(sinks, num_heads)
     if tokens == 0 or requests == 0:
         return
-    parts = [out, out, slots]
+    memory = PartMemory(out, out, slots)
     if num_splits > 1:
         scratch = checked(scratch, tokens, num_heads, num_splits, dim)
         assert len(scratch.counters) >= requests * num_kv_heads, "scratch has too few counters"
-        parts = [scratch.sums, scratch.stats, scratch.counters]
-    tables = (slots, slots) if cos is None or sin is None else (cos, sin)
+        memory = PartMemory(scratch.sums, scratch.stats, scratch.counters)
+    of_cos, of_sin = (slots, slots) if cos is None or sin is None else (cos, sin)
     assert norms is None or norms.key is not None, "keys have a norm, too"
-    dim_padded = max(next_power_of_two(dim), 16)
-    most = max(JOINED_ELEMENTS // (num_splits * dim_padded), 1)
-    heads_at_once = min(most, next_power_of_two(per_kv))
-    # The sums of a part are not more bytes than its keys and values. Those of several tokens are
-    # half as many: one program reads those of all parts.
-    fewest_keys = (2 if max_tokens == 1 else 4) * config.block_m
+    query_weight, key_weight = weights_of(norms, dim, heads)
+    block_stride, token_stride, kv_head_stride, _ = key_cache.stride()
     attend_decodes[(requests * num_kv_heads, num_splits)](
-        out,
-        heads,
-        as_stored(key_cache, heads.dtype),
-        as_stored(value_cache, heads.dtype),
-        *step[2:],
-        slots,
-        *tables,
-        *weights_of(norms, dim, heads),
-        out if sinks is None else sinks,
-        *parts,
-        *scales_of(scale, soft_cap),
+        LayerHeads(
+            out,
+            heads,
+            as_stored(key_cache, heads.dtype),
+            as_stored(value_cache, heads.dtype),
+            block_table,
+            slots,
+            of_cos,
+            of_sin,
+            query_weight,
+            key_weight,
+            out if sinks is None else sinks,
+        ),
+        Step(query_starts, context_lens),
+        HeadStrides(
+            out.stride(0),
+            heads.stride(0),
+            of_cos.stride(0),
+            of_sin.stride(0),
+            block_stride,
+            token_stride,
+            kv_head_stride,
+            block_table.stride(0),
+        ),
+        HeadNumbers(
+            *scales_of(scale, soft_cap),
+            0.0 if norms is None else norms.eps,
+            0.0 if norms is None else norms.offset,
+        ),
         0 if window is None else window,
-        0.0 if norms is None else norms.eps,
-        0.0 if norms is None else norms.offset,
-        out.stride(0),
-        heads.stride(0),
-        *(table.stride(0) for table in tables),
-        *key_cache.stride()[:3],
-        block_table.stride(0),
+        memory,
+        **constants_of(config, num_heads, num_kv_heads, dim, num_splits, max_tokens),
         HAS_WINDOW=window is not None,
         HAS_CAP=soft_cap is not None,
         HAS_SINKS=sinks is not None,
@@ -155,24 +171,41 @@ def decode_attention(
         HAS_NORM=norms is not None,
         HAS_OFFSET=norms is not None and norms.offset != 0,
         HAS_VALUE_NORM=norms is not None and norms.has_values,
-        NUM_SPLITS=num_splits,
-        NUM_KV_HEADS=num_kv_heads,
-        HEADS_PER_KV=per_kv,
         BLOCK_SIZE=key_cache.shape[1],
-        BLOCK_M=config.block_m,
-        TILE=config.tile,
-        DIM=dim,
-        DIM_PADDED=dim_padded,
-        MAX_TOKENS=max_tokens,
-        NEW_KEYS=1 if max_tokens == 1 else MAX_TOKENS,
-        FEWEST_KEYS=fewest_keys,
-        HEADS_AT_ONCE=heads_at_once,
         LOADS_FIRST=loads_first or is_dependent,
         IS_DEPENDENT=is_dependent,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **({"launch_pdl": True} if is_dependent else {}),
     )
+
+
+def constants_of(
+    config: AttentionConfig,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    num_splits: int,
+    max_tokens: int,
+) -> dict[str, int]:
+    """Returns the constants of a kernel that depend on tiles, heads, splits and tokens."""
+    per_kv, dim_padded = num_heads // num_kv_heads, max(next_power_of_two(dim), 16)
+    most = max(JOINED_ELEMENTS // (num_splits * dim_padded), 1)
+    return {
+        "NUM_SPLITS": num_splits,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEADS_PER_KV": per_kv,
+        "BLOCK_M": config.block_m,
+        "TILE": config.tile,
+        "DIM": dim,
+        "DIM_PADDED": dim_padded,
+        "MAX_TOKENS": max_tokens,
+        "NEW_KEYS": 1 if max_tokens == 1 else MAX_TOKENS,
+        # The sums of a part are not more bytes than its keys and values. Those of several tokens
+        # are half as many: one program reads those of all parts.
+        "FEWEST_KEYS": (2 if max_tokens == 1 else 4) * config.block_m,
+        "HEADS_AT_ONCE": min(most, next_power_of_two(per_kv)),
+    }
 
 
 def _check(out: Tensor, heads: Tensor, num_kv_heads: int, slots: Tensor) -> None:

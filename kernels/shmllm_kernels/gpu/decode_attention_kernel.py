@@ -7,6 +7,8 @@ not depend on the launch before come before the wait for it.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -20,6 +22,7 @@ from shmllm_kernels.gpu.attention_kernels import (
 from shmllm_kernels.gpu.decode_parts import finish_part, store_rows, tiles_of
 from shmllm_kernels.gpu.float8 import from_cache
 from shmllm_kernels.gpu.functions import tanh
+from shmllm_kernels.gpu.grid_meeting import await_arrivals
 from shmllm_kernels.gpu.rope_write import stored
 from shmllm_kernels.gpu.rotated_heads import (
     load_angles,
@@ -29,6 +32,99 @@ from shmllm_kernels.gpu.rotated_heads import (
     partners,
     rotated,
 )
+
+
+class LayerHeads(NamedTuple):
+    """What attention reads and writes in a layer: pointers.
+
+    Attributes:
+        out: the result.
+        heads: query, key and value heads of the new tokens.
+        key_cache, value_cache: the cache.
+        table: the block table.
+        slots: where the new keys and values are written.
+        cos, sin: the angles of the new tokens.
+        query_weight, key_weight: the weights of norms of heads.
+        sinks: a logit for each query head.
+    """
+
+    out: Any
+    heads: Any
+    key_cache: Any
+    value_cache: Any
+    table: Any
+    slots: Any
+    cos: Any
+    sin: Any
+    query_weight: Any
+    key_weight: Any
+    sinks: Any
+
+
+class HeadStrides(NamedTuple):
+    """The elements from a token, a block, a kv head or a request to the next one."""
+
+    out: Any
+    heads: Any
+    cos: Any
+    sin: Any
+    block: Any
+    token: Any
+    kv_head: Any
+    table: Any
+
+
+class HeadNumbers(NamedTuple):
+    """The scale and the cap of scores, as `attention.scales_of` returns them, and what norms of
+    heads add to the mean square and to their weights."""
+
+    scale: Any
+    cap: Any
+    eps: Any
+    offset: Any
+
+
+class PartMemory(NamedTuple):
+    """The scratch memory of split contexts: pointers to sums, to statistics, and to a counter for
+    each request and kv head."""
+
+    sums: Any
+    stats: Any
+    counters: Any
+
+
+class Step(NamedTuple):
+    """Pointers to what a step has of each request: `query_starts` and `context_lens`."""
+
+    starts: Any
+    contexts: Any
+
+
+class Part(NamedTuple):
+    """What a program computes: a part of a request's context, for one kv head.
+
+    Attributes:
+        request, kv_head, split: the request, the kv head and the number of the part.
+        token: the request's first new token.
+        query_len: the number of new tokens.
+        position: the position of the first one.
+        keys_begin: the first key that it attends to.
+        lowest, highest: the first tile of keys, and the one behind the last.
+        num_parts: the number of parts that have keys: at least one.
+        is_idle: whether there is nothing to compute.
+    """
+
+    request: Any
+    kv_head: Any
+    split: Any
+    token: Any
+    query_len: Any
+    position: Any
+    keys_begin: Any
+    lowest: Any
+    highest: Any
+    num_parts: Any
+    is_idle: Any
 
 
 @triton.jit
@@ -107,37 +203,168 @@ def _attend_to_new(
     return sums, peak, total
 
 
+@triton.jit
+def part_of(
+    step, request, kv_head, split, window, HAS_WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, MAX_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Returns a part of a request's context."""
+    token, query_len, is_padding = _new_tokens(step.starts, request, MAX_TOKENS)
+    position = tl.load(step.contexts + request) - query_len  # of the first new key
+    keys_begin, lowest, highest, num_parts = tiles_of(
+        position, window, split, HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE
+    )
+    is_idle = is_padding | (split >= num_parts)
+    return Part(
+        request, kv_head, split, token, query_len, position, keys_begin, lowest, highest, num_parts,
+        is_idle,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend_part(
+    part, layer, strides, numbers, window, memory, meeting,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, HAS_VALUE_NORM: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
+    LOADS_FIRST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Computes a part that is not idle.
+
+    Args:
+        part: the part.
+        layer, strides, numbers, memory: see their classes.
+        window: see `paged_attention`.
+        meeting: the meeting of the programs of this launch behind which the heads are there; None:
+            an earlier launch has written them.
+    """
+    token, query_len, position = part.token, part.query_len, part.position
+    kv_head, lowest = part.kv_head, part.lowest
+    table_ptr = layer.table + part.request.to(tl.int64) * strides.table
+    key_ptr = layer.key_cache + kv_head * strides.kv_head
+    value_ptr = layer.value_cache + kv_head * strides.kv_head
+    dtype: tl.constexpr = layer.heads.dtype.element_ty
+    rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PADDED)
+    is_row = rows < query_len * HEADS_PER_KV
+    new = tl.arange(0, NEW_KEYS)
+    is_new = new < query_len
+    partner, pair, is_second = partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
+    query_weights = load_weights(
+        layer.query_weight, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
+    )
+    key_weights = load_weights(
+        layer.key_weight, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
+    )
+    slot = tl.load(layer.slots + token + new, mask=is_new, other=-1)[:, None]
+    first_keys = lowest * TILE + tl.arange(0, TILE)
+    if LOADS_FIRST:
+        first_key, first_value = load_tile(
+            first_keys, part.keys_begin, position, key_ptr, value_ptr, table_ptr, strides.block,
+            strides.token, True, BLOCK_SIZE, DIM, DIM_PADDED,
+        )  # fmt: skip
+    if IS_DEPENDENT:
+        gdc_wait()
+    await_arrivals(meeting)
+
+    # All loads come before what is computed of them: each round trip takes 0.6 us.
+    source = layer.heads + token * strides.heads + kv_head * (HEADS_PER_KV * DIM)
+    own = layer.heads + (token + new) * strides.heads
+    own += (NUM_KV_HEADS * HEADS_PER_KV + kv_head) * DIM
+    cos_ptr = layer.cos + token * strides.cos
+    sin_ptr = layer.sin + token * strides.sin
+    query, other_query = load_heads(
+        source + _places_of(rows, strides.heads, HEADS_PER_KV, DIM, MAX_TOKENS), is_row,
+        partner, ROTARY_HALF, DIM, DIM_PADDED,
+    )  # fmt: skip
+    key, other_key = load_heads(own, is_new, partner, ROTARY_HALF, DIM, DIM_PADDED)
+    value_place = own[:, None] + NUM_KV_HEADS * DIM + dims[None, :]
+    is_element = is_new[:, None] & (dims < DIM)[None, :]
+    value = tl.load(value_place, mask=is_element, other=0.0).to(tl.float32)
+    cos, sin = load_angles(
+        cos_ptr, sin_ptr, strides.cos, strides.sin, new, is_new, pair, is_second, ROTARY_HALF,
+        DIM_PADDED,
+    )  # fmt: skip
+    of_rows = _angles_of_rows(
+        cos, sin, cos_ptr, sin_ptr, strides.cos, strides.sin, rows, is_row, pair, is_second,
+        ROTARY_HALF, HEADS_PER_KV, DIM_PADDED, MAX_TOKENS,
+    )  # fmt: skip
+    query = rotated(
+        query, other_query, *query_weights, *of_rows, numbers.eps, dtype, ROTARY_HALF, HAS_NORM,
+        HAS_OFFSET, DIM,
+    ).to(dtype)  # fmt: skip
+    key = rotated(
+        key, other_key, *key_weights, cos, sin, numbers.eps, dtype, ROTARY_HALF, HAS_NORM,
+        HAS_OFFSET, DIM,
+    )  # fmt: skip
+    cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
+    new_key = stored(key, dtype, cache_dtype)
+    value = normed_value(value, numbers.eps, HAS_VALUE_NORM, DIM)
+    new_value = stored(value, dtype, cache_dtype)
+    place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token + dims[None, :]
+    is_first = part.split == 0
+    is_written = (dims < DIM)[None, :] & (slot >= 0) & is_first
+    tl.store(key_ptr + place, new_key, mask=is_written)
+    tl.store(value_ptr + place, new_value, mask=is_written)
+
+    sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    if HAS_SINKS:
+        # A sink is one more key of the first part, whose value is zero.
+        heads = kv_head * HEADS_PER_KV + rows % HEADS_PER_KV
+        sinks = tl.load(layer.sinks + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
+        peak = tl.where(is_first, sinks, float("-inf"))
+        total = tl.where(is_first, 1.0, total)
+    positions = position + rows // HEADS_PER_KV
+    if LOADS_FIRST:
+        sums, peak, total = attend_to_tile(
+            sums, peak, total, query, first_key, first_value, first_keys, positions, positions,
+            part.keys_begin, position, numbers.scale, numbers.cap, window, True, HAS_WINDOW,
+            HAS_CAP,
+        )  # fmt: skip
+        lowest += 1
+    sums, peak, total = attend_tiles(
+        sums, peak, total, query, positions, positions, lowest, part.highest, part.keys_begin,
+        position, key_ptr, value_ptr, table_ptr, strides.block, strides.token, numbers.scale,
+        numbers.cap, window, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
+    )  # fmt: skip
+    num_seen = tl.where(is_first, query_len, 0)
+    multiplied: tl.constexpr = 1 if NEW_KEYS == 1 else BLOCK_M
+    new_key = from_cache(new_key, dtype, multiplied)
+    new_value = from_cache(new_value, dtype, multiplied)
+    sums, peak, total = _attend_to_new(
+        sums, peak, total, query, new_key, new_value, position, positions, num_seen, numbers.scale,
+        numbers.cap, window, HAS_WINDOW, HAS_CAP, NEW_KEYS,
+    )  # fmt: skip
+
+    out_ptr = layer.out + token * strides.out + kv_head * HEADS_PER_KV * DIM
+    target = _places_of(rows, strides.out, HEADS_PER_KV, DIM, MAX_TOKENS)
+    if NUM_SPLITS == 1:
+        result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+        store_rows(out_ptr, target, result, is_row, DIM, DIM_PADDED)
+    else:
+        # A request has the scratch memory of its tokens: the parts of a kv head, then of the next.
+        num_rows = query_len * HEADS_PER_KV
+        first_part = (token * NUM_KV_HEADS + kv_head * query_len) * (NUM_SPLITS * HEADS_PER_KV)
+        counter = memory.counters + part.request * NUM_KV_HEADS + kv_head
+        finish_part(
+            out_ptr, target, sums, peak, total, rows, is_row, memory.sums, memory.stats, counter,
+            first_part, part.split, part.num_parts, num_rows,
+            NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["window"])
 def attend_decodes(
-    out_ptr,
-    heads_ptr,
-    key_ptr,
-    value_ptr,
-    table_ptr,
-    starts_ptr,
-    contexts_ptr,
-    slots_ptr,
-    cos_ptr,
-    sin_ptr,
-    query_weight_ptr,
-    key_weight_ptr,
-    sinks_ptr,
-    part_sums_ptr,
-    part_stats_ptr,
-    counters_ptr,
-    scale,
-    cap,
+    layer,
+    step,
+    strides,
+    numbers,
     window,
-    eps,
-    offset,
-    out_token_stride,
-    heads_token_stride,
-    cos_stride,
-    sin_stride,
-    block_stride,
-    token_stride,
-    kv_head_stride,
-    table_stride,
+    memory,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -163,123 +390,18 @@ def attend_decodes(
 ):
     if IS_DEPENDENT:
         gdc_launch_dependents()
-    request = tl.program_id(0) // NUM_KV_HEADS
-    kv_head = tl.program_id(0) % NUM_KV_HEADS
-    split = tl.program_id(1)
-    token, query_len, is_padding = _new_tokens(starts_ptr, request, MAX_TOKENS)
-    position = tl.load(contexts_ptr + request) - query_len  # of the first new key
-    keys_begin, lowest, highest, num_parts = tiles_of(
-        position, window, HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE
-    )
-    if is_padding | (split >= num_parts):
+    request, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    part = part_of(
+        step, request, kv_head, tl.program_id(1), window,
+        HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE, MAX_TOKENS,
+    )  # fmt: skip
+    if part.is_idle:
         if IS_DEPENDENT:
             gdc_wait()
         return
-    table_ptr += request.to(tl.int64) * table_stride
-    key_ptr += kv_head * kv_head_stride
-    value_ptr += kv_head * kv_head_stride
-    dtype: tl.constexpr = heads_ptr.dtype.element_ty
-    rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PADDED)
-    is_row = rows < query_len * HEADS_PER_KV
-    new = tl.arange(0, NEW_KEYS)
-    is_new = new < query_len
-    partner, pair, is_second = partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
-    query_weights = load_weights(
-        query_weight_ptr, partner, offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
-    )
-    key_weights = load_weights(
-        key_weight_ptr, partner, offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
-    )
-    slot = tl.load(slots_ptr + token + new, mask=is_new, other=-1)[:, None]
-    first_keys = lowest * TILE + tl.arange(0, TILE)
-    if LOADS_FIRST:
-        first_key, first_value = load_tile(
-            first_keys, keys_begin, position, key_ptr, value_ptr, table_ptr, block_stride,
-            token_stride, True, BLOCK_SIZE, DIM, DIM_PADDED,
-        )  # fmt: skip
-    if IS_DEPENDENT:
-        gdc_wait()
-
-    # All loads come before what is computed of them: each round trip takes 0.6 us.
-    source = heads_ptr + token * heads_token_stride + kv_head * (HEADS_PER_KV * DIM)
-    own = heads_ptr + (token + new) * heads_token_stride
-    own += (NUM_KV_HEADS * HEADS_PER_KV + kv_head) * DIM
-    cos_ptr += token * cos_stride
-    sin_ptr += token * sin_stride
-    query, other_query = load_heads(
-        source + _places_of(rows, heads_token_stride, HEADS_PER_KV, DIM, MAX_TOKENS), is_row,
-        partner, ROTARY_HALF, DIM, DIM_PADDED,
+    attend_part(
+        part, layer, strides, numbers, window, memory, None,
+        HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET,
+        HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
+        DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, LOADS_FIRST, IS_DEPENDENT,
     )  # fmt: skip
-    key, other_key = load_heads(own, is_new, partner, ROTARY_HALF, DIM, DIM_PADDED)
-    value_place = own[:, None] + NUM_KV_HEADS * DIM + dims[None, :]
-    is_element = is_new[:, None] & (dims < DIM)[None, :]
-    value = tl.load(value_place, mask=is_element, other=0.0).to(tl.float32)
-    cos, sin = load_angles(
-        cos_ptr, sin_ptr, cos_stride, sin_stride, new, is_new, pair, is_second, ROTARY_HALF,
-        DIM_PADDED,
-    )  # fmt: skip
-    of_rows = _angles_of_rows(
-        cos, sin, cos_ptr, sin_ptr, cos_stride, sin_stride, rows, is_row, pair, is_second,
-        ROTARY_HALF, HEADS_PER_KV, DIM_PADDED, MAX_TOKENS,
-    )  # fmt: skip
-    query = rotated(
-        query, other_query, *query_weights, *of_rows, eps, dtype, ROTARY_HALF, HAS_NORM,
-        HAS_OFFSET, DIM,
-    ).to(dtype)  # fmt: skip
-    key = rotated(
-        key, other_key, *key_weights, cos, sin, eps, dtype, ROTARY_HALF, HAS_NORM, HAS_OFFSET, DIM
-    )
-    cache_dtype: tl.constexpr = key_ptr.dtype.element_ty
-    new_key = stored(key, dtype, cache_dtype)
-    value = normed_value(value, eps, HAS_VALUE_NORM, DIM)
-    new_value = stored(value, dtype, cache_dtype)
-    place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride + dims[None, :]
-    is_first = split == 0
-    is_written = (dims < DIM)[None, :] & (slot >= 0) & is_first
-    tl.store(key_ptr + place, new_key, mask=is_written)
-    tl.store(value_ptr + place, new_value, mask=is_written)
-
-    sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
-    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    if HAS_SINKS:
-        # A sink is one more key of the first part, whose value is zero.
-        heads = kv_head * HEADS_PER_KV + rows % HEADS_PER_KV
-        sinks = tl.load(sinks_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
-        peak = tl.where(is_first, sinks, float("-inf"))
-        total = tl.where(is_first, 1.0, total)
-    positions = position + rows // HEADS_PER_KV
-    if LOADS_FIRST:
-        sums, peak, total = attend_to_tile(
-            sums, peak, total, query, first_key, first_value, first_keys, positions, positions,
-            keys_begin, position, scale, cap, window, True, HAS_WINDOW, HAS_CAP,
-        )  # fmt: skip
-        lowest += 1
-    sums, peak, total = attend_tiles(
-        sums, peak, total, query, positions, positions, lowest, highest, keys_begin, position,
-        key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
-        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
-    )  # fmt: skip
-    num_seen = tl.where(is_first, query_len, 0)
-    multiplied: tl.constexpr = 1 if NEW_KEYS == 1 else BLOCK_M
-    new_key = from_cache(new_key, dtype, multiplied)
-    new_value = from_cache(new_value, dtype, multiplied)
-    sums, peak, total = _attend_to_new(
-        sums, peak, total, query, new_key, new_value, position, positions, num_seen, scale, cap,
-        window, HAS_WINDOW, HAS_CAP, NEW_KEYS,
-    )  # fmt: skip
-
-    out_ptr += token * out_token_stride + kv_head * HEADS_PER_KV * DIM
-    target = _places_of(rows, out_token_stride, HEADS_PER_KV, DIM, MAX_TOKENS)
-    if NUM_SPLITS == 1:
-        result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-        store_rows(out_ptr, target, result, is_row, DIM, DIM_PADDED)
-    else:
-        # A request has the scratch memory of its tokens: the parts of a kv head, then of the next.
-        num_rows = query_len * HEADS_PER_KV
-        first_part = (token * NUM_KV_HEADS + kv_head * query_len) * (NUM_SPLITS * HEADS_PER_KV)
-        finish_part(
-            out_ptr, target, sums, peak, total, rows, is_row, part_sums_ptr, part_stats_ptr,
-            counters_ptr + tl.program_id(0), first_part, num_parts, num_rows,
-            NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,
-        )  # fmt: skip

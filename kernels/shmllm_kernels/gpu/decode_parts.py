@@ -12,12 +12,12 @@ import triton.language as tl
 
 @triton.jit
 def tiles_of(
-    position, window, HAS_WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    position, window, split, HAS_WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr,
     FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Returns the first key that a request's first token, at `position`, attends to, the tiles of
-    this program's part of the keys before that position, and the number of parts that have keys: at
-    least one. A part has at least FEWEST_KEYS, but for the last one."""
+    one part of the keys before that position, and the number of parts that have keys: at least one.
+    A part has at least FEWEST_KEYS, but for the last one."""
     keys_begin = position * 0
     if HAS_WINDOW:
         keys_begin = tl.maximum(position - window + 1, 0)
@@ -28,7 +28,7 @@ def tiles_of(
         fewest: tl.constexpr = max(FEWEST_KEYS // TILE, 1)
         per_split = tl.maximum(tl.cdiv(highest - lowest, NUM_SPLITS), fewest)
         num_parts = tl.maximum(tl.cdiv(highest - lowest, per_split), 1)
-        lowest += tl.program_id(1) * per_split
+        lowest += split * per_split
         highest = tl.minimum(lowest + per_split, highest)
     return keys_begin, lowest, highest, num_parts
 
@@ -144,12 +144,12 @@ def _join(
 @triton.jit
 def finish_part(
     out_ptr, target, sums, peak, total, rows, is_row, part_sums_ptr, part_stats_ptr, counter_ptr,
-    first_part, num_parts, num_rows,
+    first_part, split, num_parts, num_rows,
     NUM_SPLITS: tl.constexpr, HEADS_PER_KV: tl.constexpr, MAX_TOKENS: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
     """Stores what a program has summed up. The program that is last joins all parts."""
-    place = first_part + tl.program_id(1) * num_rows
+    place = first_part + split * num_rows
     _store_part(sums, peak, total, part_sums_ptr, part_stats_ptr, place, is_row, DIM, DIM_PADDED)
     if _is_last_part(counter_ptr, num_parts):
         _join(

@@ -11,11 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from shmllm_kernels.gpu.configs import FewRowsConfig, device_key, few_rows_config
+from shmllm_kernels.gpu.configs import device_key
 from shmllm_kernels.gpu.few_rows_kernel import NormedRows, multiply_few_rows
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 from shmllm_kernels.gpu.row_adapters import RowAdapters, operands_of
+from shmllm_kernels.gpu.row_configs import FewRowsConfig, few_rows_config
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.unpacking import FLAGS
 

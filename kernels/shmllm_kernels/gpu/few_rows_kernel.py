@@ -19,13 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.row_adapters import (
-    added,
-    arrive,
-    has_adapters,
-    place_of,
-    store_shrunk,
-)
+from shmllm_kernels.gpu.grid_meeting import arrive
+from shmllm_kernels.gpu.row_adapters import added, has_adapters, place_of, store_shrunk
 from shmllm_kernels.gpu.single_row_kernel import finished, load_if
 from shmllm_kernels.gpu.unpacking import half_run
 
@@ -55,7 +50,7 @@ class NormedRows(NamedTuple):
 
 
 @triton.jit
-def _elements(start, HALF: tl.constexpr, SLICES: tl.constexpr, DEPTH: tl.constexpr):
+def elements(start, HALF: tl.constexpr, SLICES: tl.constexpr, DEPTH: tl.constexpr):
     """Returns the elements of half an iteration, [SLICES, 1, DEPTH]: a slice has two halves."""
     slices = tl.arange(0, SLICES)[:, None, None]
     return start + (2 * slices + HALF) * DEPTH + tl.arange(0, DEPTH)[None, None, :]
@@ -70,7 +65,7 @@ def _load_weights(
     """Returns the elements of half an iteration of some rows of a matrix, [SLICES, places, DEPTH]
     in a dtype. Packed ones have a run of 64 elements in each slice."""
     if PACKING is None:
-        ks = _elements(start, HALF, SLICES, DEPTH)
+        ks = elements(start, HALF, SLICES, DEPTH)
         found = weight_ptr + places[None, :, None] * weight_stride + ks
         if IS_WHOLE:
             return tl.load(found)
@@ -89,7 +84,7 @@ def _load_weights(
 
 
 @triton.jit
-def _statistics(rows, HAS_MEAN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def statistics(rows, HAS_MEAN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Returns the mean of each row, or 0, and the factor of its norm, [ROWS] float32."""
     row, inner = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     places = rows.x + row * rows.stride + inner
@@ -125,7 +120,7 @@ def _normed(rows, x, ks, mean, factor, NORM: tl.constexpr, IS_FIRST: tl.constexp
 
 
 @triton.jit
-def _multiply_half(
+def multiply_half(
     total, squares, weight, rows, ks, mean, factor,
     NORM: tl.constexpr, IS_FIRST: tl.constexpr, IS_WHOLE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -156,12 +151,12 @@ def _multiply_tiles(
     mean = tl.zeros((ROWS,), tl.float32)
     factor = mean + 1.0
     if IS_FIRST:
-        mean, factor = _statistics(rows, NORM != "rms", ROWS, 4 * DEPTH)
+        mean, factor = statistics(rows, NORM != "rms", ROWS, 4 * DEPTH)
     total = tl.zeros((SLICES, places.shape[0], ROWS), tl.float32)
     squares = tl.zeros((SLICES, ROWS, DEPTH), tl.float32)
     for half in tl.static_range(2):
-        total, squares = _multiply_half(
-            total, squares, low if half == 0 else high, rows, _elements(0, half, SLICES, DEPTH),
+        total, squares = multiply_half(
+            total, squares, low if half == 0 else high, rows, elements(0, half, SLICES, DEPTH),
             mean, factor, NORM, IS_FIRST, IS_WHOLE, ROWS,
         )  # fmt: skip
     for start in range(step, rows.k, step):
@@ -170,8 +165,8 @@ def _multiply_tiles(
                 weight_ptr, parameters_ptr, places, is_place, start, rows.k, weight_stride,
                 parameters_stride, half, dtype, PACKING, IS_WHOLE, SLICES, DEPTH,
             )  # fmt: skip
-            total, squares = _multiply_half(
-                total, squares, weight, rows, _elements(start, half, SLICES, DEPTH),
+            total, squares = multiply_half(
+                total, squares, weight, rows, elements(start, half, SLICES, DEPTH),
                 mean, factor, NORM, IS_FIRST, IS_WHOLE, ROWS,
             )  # fmt: skip
     product = tl.sum(total, axis=0)
@@ -206,7 +201,7 @@ def _shrink(
         NORM, IS_FIRST, None, False, ROWS, SLICES, DEPTH,
     )  # fmt: skip
     store_shrunk(adapters, product, row, place, ranks, ROWS)
-    arrive(adapters)
+    arrive(adapters.counters)
 
 
 @triton.jit

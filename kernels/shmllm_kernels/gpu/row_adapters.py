@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shmllm_kernels.gpu.grid_meeting import Meeting, await_arrivals, leave
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits
 
 RANKS_AT_ONCE = tl.constexpr(16)
@@ -113,26 +114,6 @@ def store_shrunk(adapters, product, row, place, ranks, ROWS: tl.constexpr):
 
 
 @triton.jit
-def arrive(adapters):
-    """Counts a program of ranks, whose results are written."""
-    tl.debug_barrier()
-    tl.atomic_add(adapters.counters, 1, sem="release", scope="gpu")
-
-
-@triton.jit
-def _await_ranks(adapters):
-    """Waits for all programs of ranks. The last program that has waited resets the counters, which
-    no other one reads any more."""
-    while tl.atomic_add(adapters.counters, 0, sem="acquire", scope="gpu") < adapters.num_programs:
-        pass
-    tl.debug_barrier()
-    num_waiting = tl.num_programs(0) - adapters.num_programs
-    if tl.atomic_add(adapters.counters + 1, 1, sem="relaxed", scope="gpu") == num_waiting - 1:
-        tl.atomic_xchg(adapters.counters, 0, sem="relaxed", scope="gpu")
-        tl.atomic_xchg(adapters.counters + 1, 0, sem="relaxed", scope="gpu")
-
-
-@triton.jit
 def _expanded(adapters, columns, is_column, num_rows, ROWS: tl.constexpr):
     """Returns what adapters add to some columns, [columns, ROWS] float32."""
     rows = tl.arange(0, ROWS)
@@ -159,6 +140,7 @@ def added(adapters, columns, is_column, num_rows, ROWS: tl.constexpr):
     else:
         total = tl.zeros((columns.shape[0], ROWS), tl.float32)
         if has_adapters(adapters):
-            _await_ranks(adapters)
+            await_arrivals(Meeting(adapters.counters, adapters.num_programs))
+            leave(adapters.counters, tl.num_programs(0) - adapters.num_programs)
             total = _expanded(adapters, columns, is_column, num_rows, ROWS)
         return total

@@ -12,15 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
-from shmllm_kernels.gpu.configs import (
-    SingleRowConfig,
-    device_key,
-    packed_row_config,
-    single_row_config,
-)
+from shmllm_kernels.gpu.configs import device_key
 from shmllm_kernels.gpu.packed_row_kernel import multiply_packed_row
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
+from shmllm_kernels.gpu.row_configs import SingleRowConfig, packed_row_config, single_row_config
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.single_row_kernel import multiply_single_row
 from shmllm_kernels.gpu.unpacking import FLAGS

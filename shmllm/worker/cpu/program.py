@@ -50,6 +50,10 @@ def check_model(
             f"kv_cache_dtype={load.kv_cache_dtype!r} is for a GPU: on a CPU pass 'int8', or "
             "leave it out"
         )
+    if load.decode_kernel != "auto":
+        raise EngineStartError(
+            f"decode_kernel={load.decode_kernel!r} is for a GPU: leave it out on a CPU"
+        )
     if load.kv_cache_dtype == "int8" and config.latent_attentions:
         raise EngineStartError(
             f"kv_cache_dtype='int8' is not possible for {config.architecture}: its cache holds "

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from shmllm.config.graphs import CudaGraphMode
-from shmllm.config.load import LoadConfig
+from shmllm.config.load import DecodeKernel, LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
@@ -31,6 +31,7 @@ from shmllm.worker.gpu.kv_dtype import check_kv_dtype
 from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.ops import GpuOps, call_now
+from shmllm.worker.gpu.persistent_decoder import PersistentDecoder, reason_against, tile_of
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm.worker.gpu.row_products import RowProducts, is_whole
 from shmllm.worker.loading import Progress
@@ -54,6 +55,13 @@ def check_model(
         )
     if load.cpu_instructions != "auto":
         raise EngineStartError(f"cpu_instructions={load.cpu_instructions!r} is for the CPU")
+    if load.decode_kernel == "persistent":
+        reason = reason_against(config, bool(packed))
+        if reason is not None:
+            raise EngineStartError(
+                f"decode_kernel='persistent' is not possible for {config.architecture}: {reason}; "
+                "leave it out"
+            )
     if load.activation_dtype not in ("auto", dtype):
         raise EngineStartError(
             f"activation_dtype={load.activation_dtype!r} is for the CPU: on a GPU activations have "
@@ -144,6 +152,7 @@ class GpuProgram:
         dispatcher: decides what to capture.
         lora: the adapters of the step; None: there are none.
         meetings: launches the meetings of the ranks of a group; None: the process is alone.
+        decode_kernel: the option of this name.
     """
 
     def __init__(
@@ -156,6 +165,7 @@ class GpuProgram:
         dispatcher: GraphDispatcher,
         lora: GpuLora | None = None,
         meetings: NoMeetings | None = None,
+        decode_kernel: DecodeKernel = "auto",
     ) -> None:
         self._meetings = meetings = meetings or NoMeetings()
         self._model = model
@@ -170,6 +180,19 @@ class GpuProgram:
         )
         self._row_products = RowProducts(where, lora)
         self._fused = FusedOps(self._ops, buffers, self._row_products)
+        self._persistent: PersistentDecoder | None = None
+        is_wanted = decode_kernel == "persistent" or (
+            decode_kernel == "auto" and tile_of(model, where).is_default
+        )
+        is_alone = lora is None and not meetings.are_needed
+        has_decodes = not rotates_apart and dispatcher.mode.mixed_mode is not CudaGraphMode.FULL
+        if (
+            is_wanted
+            and is_alone
+            and has_decodes
+            and not reason_against(model.config, model.has_packed)
+        ):
+            self._persistent = PersistentDecoder(model, cache, inputs, buffers, where)
         # A model without a final norm leaves its result in the residual stream.
         self._hidden = buffers.hidden if model.norm is None else buffers.normed
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
@@ -218,7 +241,7 @@ class GpuProgram:
             self._piecewise[descriptor.num_tokens].replay()
             hidden = self._hidden[: descriptor.num_tokens]
         else:
-            hidden = self._forward()
+            hidden = self._forward(descriptor)
         if not self._inputs.num_samples or not self._model.config.lm_head:
             return hidden, self._buffers.logits[:0]
         return hidden, self._compute_sample_logits(hidden)
@@ -238,8 +261,12 @@ class GpuProgram:
         products = self._row_products if is_fused else self._ops.products
         return GpuLogitsOps(logits, products, self._meetings)
 
-    def _forward(self) -> Tensor:
-        """Launch the layers of the step. Returns the hidden states, [tokens, hidden]."""
+    def _forward(self, descriptor: BatchDescriptor) -> Tensor:
+        """Launch the layers of a step. Returns the hidden states, [tokens, hidden]."""
+        if self._persistent is not None and self._persistent.takes(descriptor):
+            residual = self._model.embed(self._ops)
+            self._persistent.run(residual, descriptor)
+            return self._model.finish(self._ops, None, residual)
         if self._ops.is_fused:
             return cast(Tensor, self._fused.value(self._model.forward(cast(Ops, self._fused))))
         return self._model.forward(self._ops)
@@ -251,7 +278,7 @@ class GpuProgram:
         self._inputs.idle(descriptor)
         self._ops.begin(descriptor, descriptor.num_tokens, launch)
         graph.begin()
-        hidden = self._forward()
+        hidden = self._forward(descriptor)
         if is_full:
             if self._model.config.lm_head:
                 self._compute_sample_logits(hidden)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.config.load import DecodeKernel
 from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets
@@ -56,6 +57,7 @@ class StepResources:
         has_processors: whether there are custom logits processors.
         drafts: the objects that compute the steps of a model that drafts; None: no model does.
         meetings: the meetings of the ranks of a group. Only rank 0 samples.
+        decode_kernel: the option of this name.
     """
 
     loaded: LoadedModel
@@ -71,6 +73,7 @@ class StepResources:
     has_processors: bool = False
     drafts: DraftResources | None = None
     meetings: NoMeetings = field(default_factory=NoMeetings)
+    decode_kernel: DecodeKernel = "auto"
 
     @classmethod
     def allocate(
@@ -158,6 +161,7 @@ class StepResources:
             bool(config.plugins.logits_processors),
             made,
             meetings,
+            config.load.decode_kernel,
         )
 
     def make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> Program:
@@ -165,7 +169,8 @@ class StepResources:
         model = self.loaded.model
         common = cache, self.inputs, self.buffers, self.device
         if isinstance(model, DecoderModel):
-            return GpuProgram(model, *common, dispatcher, self.lora, self.meetings)
+            resources = self.lora, self.meetings, self.decode_kernel
+            return GpuProgram(model, *common, dispatcher, *resources)
         # It imports transformers, which takes seconds.
         from shmllm.models.transformers_impl.model import TransformersModel
         from shmllm.worker.gpu.transformers_program import GpuTransformersProgram

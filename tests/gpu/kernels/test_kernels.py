@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
 from conformance.decode_attention_kernel import DecodeAttentionConformance
+from conformance.decoder_kernel import DecoderConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
@@ -40,6 +41,10 @@ class TestAttentionTiles(AttentionTilesConformance):
 
 class TestDecodeAttention(DecodeAttentionConformance):
     pass
+
+
+class TestDecoder(DecoderConformance):
+    programs = (1, 7, 66)
 
 
 class TestDeltaNet(DeltaNetConformance):

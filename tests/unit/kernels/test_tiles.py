@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shmllm_kernels.gpu import configs
+from shmllm_kernels.gpu import configs, row_configs
 from shmllm_kernels.gpu.configs import TILES_JSON
 from shmllm_kernels.gpu.tiles import VERSION, TileError, Tiles, TileTable
 
@@ -73,6 +73,9 @@ def entry(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
+TABLES = vars(configs) | vars(row_configs)
+
+
 def read(directory: Path, *entries: dict[str, Any], **changes: Any) -> TileTable:
     path = directory / "tiles.json"
     path.write_text(
@@ -83,7 +86,7 @@ def read(directory: Path, *entries: dict[str, Any], **changes: Any) -> TileTable
 
 @pytest.mark.parametrize("name", FIRST)
 def test_the_first_entries_are_those_from_before_the_file(name: str) -> None:
-    tiles: Tiles[Any] = getattr(configs, name)
+    tiles: Tiles[Any] = TABLES[name]
     sources = {each.place: each.source for each in TABLE.entries}
     for (device, size), wanted in FIRST[name].items():
         known = tiles.sizes(device)
@@ -93,7 +96,7 @@ def test_the_first_entries_are_those_from_before_the_file(name: str) -> None:
 
 
 def test_all_kernels_of_the_table_are_chosen_from() -> None:
-    known = {tiles.kernel for tiles in vars(configs).values() if isinstance(tiles, Tiles)}
+    known = {tiles.kernel for tiles in TABLES.values() if isinstance(tiles, Tiles)}
     assert {each.kernel for each in TABLE.entries} == known
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.decode_facts import (
+    check_decoders,
     check_decodes,
     check_experts,
     check_few_rows,
@@ -132,7 +133,10 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
     found = launches(90, None, "some-decodes")
     few = [kernel for kernel in found if kernel["kernel"] == "multiply_few_rows"]
     packed = [kernel for kernel in found if "packed" in kernel and kernel not in few]
-    others = [kernel for kernel in found if kernel not in packed + few]
+    decoders = [kernel for kernel in found if kernel["kernel"] == "decode_layers"]
+    others = [kernel for kernel in found if kernel not in packed + few + decoders]
+    assert decoders
+    check_decoders(decoders, 90)
     assert len(few) == 3
     check_few_rows(few, 90)
     assert {kernel["kernel"] for kernel in others} == {"attend_decodes", "multiply_single_row"}
@@ -176,6 +180,14 @@ def test_all_products_of_few_rows_compile(capability: int, tmp_path: Path) -> No
     found = launches(capability, tmp_path, "all-few-rows")
     assert {kernel.get("packed") for kernel in found} == {None, *PACKINGS}
     check_few_rows(found, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_all_decoders_in_one_launch_compile(capability: int, tmp_path: Path) -> None:
+    found = launches(capability, tmp_path, "all-decoders")
+    assert len(found) == 8
+    check_decoders(found, capability)
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from gpu.search import Search, searches_of
 from gpu.settings import REAL, REHEARSAL
 from gpu.write_tiles import TUNING
 
-from shmllm_kernels.gpu import configs
-from shmllm_kernels.gpu.configs import DEVICE_KEYS, SingleRowConfig, single_row_config
+from shmllm_kernels.gpu import configs, row_configs
+from shmllm_kernels.gpu.configs import DEVICE_KEYS
+from shmllm_kernels.gpu.row_configs import SingleRowConfig, single_row_config
 from shmllm_kernels.gpu.tiles import ANY, Tiles
 
 MODULES = [module for part in TUNING.values() for module in part.arguments]
@@ -59,7 +60,9 @@ def test_every_row_of_the_table_is_searched() -> None:
     found = searches_of(MODULES, REAL)
     places = Counter((each.tiles.kernel, each.size) for each in found)
     assert set(places.values()) == {1}
-    known = [tiles for tiles in vars(configs).values() if isinstance(tiles, Tiles)]
+    known = [
+        tiles for tiles in (vars(configs) | vars(row_configs)).values() if isinstance(tiles, Tiles)
+    ]
     for tiles in known:
         sizes = {size for key in DEVICE_KEYS for size in tiles.sizes(key)}
         if tiles.kernel not in NOT_MEASURED:
@@ -91,13 +94,13 @@ def test_every_tile_is_tried_with_one_two_and_three_buffers(kind: str) -> None:
 def test_a_matrix_is_measured_for_the_entry_that_serves_it() -> None:
     served = {
         (tiles.kernel, size): {(each.model, each.name) for each in own}
-        for tiles in (configs.SINGLE_ROW, configs.SINGLE_ROW_TALL)
+        for tiles in (row_configs.SINGLE_ROW, row_configs.SINGLE_ROW_TALL)
         for size, own in tune_rows.by_entry(tiles, tune_rows.matrices_of(REAL)).items()
     }
     assert ("8b", "down") in served["single_row", 16_384]
     assert ("1b", "qkv") in served["single_row", 2048]
     assert ("8b", "head") in served["single_row_tall", 4096]
-    assert single_row_config(4096, 14_336) == configs.SINGLE_ROW.best(ANY, 16_384)
+    assert single_row_config(4096, 14_336) == row_configs.SINGLE_ROW.best(ANY, 16_384)
 
 
 def test_the_best_candidate_is_measured_again_beside_the_present_entry() -> None:

@@ -1,0 +1,62 @@
+"""The tests of models all of whose layers are one launch, on a device."""
+
+from __future__ import annotations
+
+import pytest
+from conformance.gpu_program import (
+    PROMPTS,
+    add_prompts,
+    assert_equals_transformers,
+    assert_replay_equals_launch,
+)
+from support.gpu_steps import GpuSteps
+from support.variants import slow
+
+from shmllm.config.graphs import CudaGraphMode
+
+FULL, NONE = CudaGraphMode.FULL, CudaGraphMode.NONE
+NAMES = ("llama", "qwen3", "smollm3", *map(slow, ("granite", "mistral", "phi3", "qwen2")))
+"""With biases; norms of heads; layers that rotate nothing; factors of sums; windows; heads of which
+a part is rotated; and cache groups."""
+
+
+class PersistentConformance:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_decodes_and_drafts_equal_transformers(self, gpu_device, models, name) -> None:
+        """A replay has the bits of a launch. Prompts have launches of their own."""
+        reference, directory = models(name)
+        sizes = {"max_drafts": 4, "max_verified": 5, "decode_kernel": "persistent"}
+        steps = GpuSteps(gpu_device, directory, "FULL_DECODE_ONLY", (4, 8), **sizes)
+        steps.program.capture()
+        add_prompts(steps, PROMPTS)
+        for work, mode in (
+            ({0: 15, 1: 3, 2: 3, 3: 1}, NONE),
+            ({0: 1, 1: 1, 2: 1, 3: 1}, FULL),
+            ({3: 1, 1: 1}, FULL),
+        ):
+            step = steps.prepare(work)
+            assert step.mode is mode
+            for row, logits in assert_replay_equals_launch(steps, step).items():
+                assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
+        drafts = {3: [7, 7, 90], 1: [60]}
+        step = steps.prepare({1: 1, 3: 1}, drafts=drafts)
+        assert step.mode is FULL
+        known = {row: list(tokens) for row, tokens in steps.tokens.items()}
+        logits = iter(steps.run(step)[1])
+        for row in (1, 3):
+            for count in range(len(drafts[row]) + 1):
+                tokens = known[row] + drafts[row][:count]
+                assert_equals_transformers(next(logits), reference, tokens)
+
+    def test_a_decode_has_the_same_bits_beside_others(self, gpu_device, models) -> None:
+        """The padded sizes are the same."""
+        steps = GpuSteps(
+            gpu_device, models("llama")[1], "FULL_DECODE_ONLY", (4,), decode_kernel="persistent"
+        )
+        steps.program.capture()
+        add_prompts(steps, {0: 42, 1: 2})
+        for row, length in ((0, 41), (1, 1)):
+            steps.invent_context(row, length)
+        alone = steps.run(steps.prepare({0: 1}))[0].clone()
+        step = steps.prepare({0: 1, 1: 1})
+        assert (alone[0] == steps.run(step)[0][0]).all()
