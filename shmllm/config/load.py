@@ -97,13 +97,6 @@ class LoadConfig(Section):
         "AVX512_VNNI); auto is tiles where it has them.",
         OneOf(get_args(CpuInstructions)),
     )
-    decode_kernel: DecodeKernel = option(
-        "auto",
-        'How a GPU computes steps of up to eight tokens: by "launches" for each layer, or by one '
-        '"persistent" kernel for all layers of a dense model; auto is what was measured to be '
-        "faster on the card.",
-        OneOf(get_args(DecodeKernel)),
-    )
     kv_cache_dtype: KVCacheDType = option(
         "auto",
         'What keys and values are stored as. On a GPU "fp8" (e4m3; "fp8_e4m3" is the same) has '
@@ -150,6 +143,13 @@ class LoadConfig(Section):
         False,
         "Leave out the parts of a multimodal model for images and sounds: prompts are text.",
         Flag(),
+    )
+    decode_kernel: DecodeKernel = option(
+        "auto",
+        'How a GPU computes steps of up to eight tokens: by "launches" for each layer, or by one '
+        '"persistent" kernel for all layers of a dense model; auto is what was measured to be '
+        "faster on the card.",
+        OneOf(get_args(DecodeKernel)),
     )
 
     @property

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from conformance.gpu_engine import PROMPTS as ENGINE_PROMPTS
+from conformance.gpu_engine import SHAPE as ENGINE_SHAPE
+from conformance.gpu_engine import (
+    Engine,
+    check_sleep_and_new_weights,
+    expected,
+    make_config,
+    other_model,
+)
 from conformance.gpu_program import (
     PROMPTS,
+    SCALE,
     add_prompts,
     assert_equals_transformers,
     assert_replay_equals_launch,
 )
 from support.gpu_steps import GpuSteps
+from support.model_helpers import reference_model, save
 from support.variants import slow
 
 from shmllm.config.graphs import CudaGraphMode
@@ -47,6 +61,22 @@ class PersistentConformance:
             for count in range(len(drafts[row]) + 1):
                 tokens = known[row] + drafts[row][:count]
                 assert_equals_transformers(next(logits), reference, tokens)
+
+    def test_an_engine_preempts_sleeps_and_gets_new_weights(
+        self, gpu_device, tmp_path: Path
+    ) -> None:
+        reference = reference_model("llama", SCALE, **ENGINE_SHAPE)
+        config = make_config(save(reference, tmp_path), mode="FULL_DECODE_ONLY", num_blocks=4)
+        config = replace(config, load=replace(config.load, decode_kernel="persistent"))
+        engine = Engine(config, gpu_device)
+        for number, prompt in enumerate(ENGINE_PROMPTS):
+            engine.add(number, prompt, max_tokens=12)
+        engine.run()
+        assert engine.core.scheduler.stats.preemptions > 0
+        for number, prompt in enumerate(ENGINE_PROMPTS):
+            assert engine.tokens[number] == expected(reference, prompt, 12)
+        engine.tokens.clear()
+        check_sleep_and_new_weights(engine, reference, other_model())
 
     def test_a_decode_has_the_same_bits_beside_others(self, gpu_device, models) -> None:
         """The padded sizes are the same."""

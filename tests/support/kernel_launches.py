@@ -29,7 +29,6 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from shmllm.models.matrices import FORMATS
-from shmllm.worker.gpu.persistent_decoder import MAX_TILE
 from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import (
@@ -44,7 +43,7 @@ from shmllm_kernels.gpu.configs import (
 )
 from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.decode_attention import decode_attention
-from shmllm_kernels.gpu.decoder import run_layers
+from shmllm_kernels.gpu.decoder import attention_tile, run_layers
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_rows import multiply_rows
@@ -662,7 +661,7 @@ def launch_decoder(
     sizes = key, shape.dim, per_kv, count, dtype, True
     attention = table_entry(*sizes) if count == 1 else verify_entry(*sizes)
     assert attention is not None
-    attention = replace(attention, tile=min(attention.tile, MAX_TILE))
+    attention = attention_tile(attention)
 
     def make(*sizes: int, scale: float = 1.0) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype)

@@ -20,9 +20,10 @@ TESTS = Path(__file__).resolve().parents[2] / "tests"
 def interpret() -> None:
     """Prepares this process for a part whose kernels are interpreted."""
     sys.path.insert(0, str(TESTS))
-    from support import fast_interpreter
+    from support import cooperative_interpreter, fast_interpreter
 
     fast_interpreter.install()
+    cooperative_interpreter.install()
 
 
 @contextmanager

@@ -8,13 +8,13 @@ addresses of weights, caches and inputs: all of them must stay where they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from shmllm_kernels.gpu.attention import AttentionScratch, checked, scales_of
-from shmllm_kernels.gpu.configs import AttentionConfig
+from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention import MAX_TOKENS, constants_of
 from shmllm_kernels.gpu.decode_attention_kernel import (
     HeadNumbers,
@@ -36,6 +36,9 @@ MAY_DIFFER = ("cos", "sin", "window")
 """What some layers have and others have not."""
 NEED_NOT_BE_CONTIGUOUS = ("keys", "values", "table", "slots", "cos", "sin")
 NO_WINDOW = 2**30
+MAX_HEAD_DIM, MAX_TILE = 128, 64
+"""The most elements of a head, and keys at a time, whose sums fit into registers beside what a
+program keeps of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,18 @@ def run_layers(
         num_stages=config.num_stages,
         launch_cooperative_grid=True,
     )
+
+
+def attention_tile(config: AttentionConfig) -> AttentionConfig:
+    """Returns the tiles of attention in a launch, made of those of a launch of its own."""
+    return replace(config, tile=min(config.tile, MAX_TILE))
+
+
+def splits_at_once(num_splits: int, programs: int, requests: int, num_kv_heads: int) -> int:
+    """Returns into how many parts a launch splits contexts: no more than a launch of its own, and
+    no more than its programs compute at once."""
+    at_once = max(programs // (requests * num_kv_heads), 1)
+    return min(num_splits, next_power_of_two(at_once + 1) // 2)
 
 
 def _check(layer: LayerOperands, is_gated: bool) -> None:

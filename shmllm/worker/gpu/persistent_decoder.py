@@ -23,20 +23,18 @@ from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm_kernels.gpu.configs import device_key, has_dependent_launches, num_multiprocessors
 from shmllm_kernels.gpu.decoder import (
+    MAX_HEAD_DIM,
     DecoderLayers,
     DecoderMemory,
     DecoderNumbers,
     LayerOperands,
+    attention_tile,
     run_layers,
+    splits_at_once,
 )
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.row_configs import DecoderConfig, decoder_config
 from shmllm_kernels.gpu.row_operands import Activation
-
-MAX_HEAD_DIM = 128
-MAX_TILE = 64
-"""The most elements of a head, and keys at a time, whose sums fit into registers beside what a
-program keeps of a layer."""
 
 
 def reason_against(config: ModelConfig, has_packed: bool) -> str | None:
@@ -187,7 +185,7 @@ class PersistentDecoder:
             step.query_starts[: num_reqs + 1],
             step.context_lens[:num_reqs],
             self._tile,
-            replace(launch.config, tile=min(launch.config.tile, MAX_TILE)),
+            attention_tile(launch.config),
             self._programs,
             splits,
             self._buffers.scratch(self._shape, len(residual), splits),
@@ -203,8 +201,8 @@ class PersistentDecoder:
         """Return the number of parts of a context: as many as programs compute at once."""
         if self._buffers.attention.deterministic:
             return launch.num_splits
-        at_once = self._programs // (num_reqs * self._shape.num_kv_heads)
-        return min(launch.num_splits, 1 << max(at_once, 1).bit_length() - 1)
+        num_kv_heads = self._shape.num_kv_heads
+        return splits_at_once(launch.num_splits, self._programs, num_reqs, num_kv_heads)
 
 
 def _attention_of(layer: DecoderLayer) -> Attention:

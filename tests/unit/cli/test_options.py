@@ -51,6 +51,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "quantization": (["--quantization", "int8"], "int8"),
     "activation_dtype": (["--activation-dtype", "float32"], "float32"),
     "cpu_instructions": (["--cpu-instructions", "vectors"], "vectors"),
+    "decode_kernel": (["--decode-kernel", "launches"], "launches"),
     "kv_cache_dtype": (["--kv-cache-dtype", "int8"], "int8"),
     "deterministic": (["--deterministic"], True),
     "enable_lora": (["--enable-lora"], True),

@@ -110,6 +110,27 @@ def test_what_a_connector_cannot_be_together_with_is_refused(options, words):
         EngineConfig(**{"load": LoadConfig("m"), "plugins": plugins} | options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"load": dataclasses.replace(TRANSFORMERS, decode_kernel="persistent")},
+            "model_impl='transformers'",
+        ),
+        ({"parallel": RANKS}, "tensor_parallel_size 2"),
+        ({"lora": LoraConfig(True)}, "enable_lora"),
+        ({"graphs": GraphConfig("PIECEWISE")}, "cudagraph_mode PIECEWISE"),
+        ({"graphs": GraphConfig("FULL")}, "cudagraph_mode FULL"),
+    ],
+)
+def test_what_all_layers_in_one_kernel_cannot_be_together_with_is_refused(options, words):
+    message = f"decode_kernel='persistent' is not possible with {words}: leave one of the two out"
+    load = LoadConfig("m", decode_kernel="persistent")
+    with pytest.raises(EngineStartError, match=f"^{message}$"):
+        EngineConfig(**{"load": load} | options)
+    EngineConfig(load, graphs=GraphConfig("NONE"))
+
+
 def test_ranks_share_blocks_and_stages_do_not() -> None:
     shared = SharedKVConfig(2**20)
     EngineConfig(LoadConfig("m"), shared_kv=shared, parallel=RANKS)
@@ -185,6 +206,7 @@ FULL = EngineConfig(
         convert="embed",
         hf_overrides={"num_labels": 3},
         language_model_only=True,
+        decode_kernel="launches",
     ),
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7),

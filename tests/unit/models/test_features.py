@@ -34,6 +34,9 @@ PLAIN = llama.configure(
 LAYER = PLAIN.layers[0]
 
 
+EXPERTS = MoESpec(num_experts=4, top_k=2, inner=8)
+
+
 def of_layer(**options: Any) -> ModelConfig:
     return replace(PLAIN, layers=(LAYER, replace(LAYER, **options), LAYER))
 
@@ -91,6 +94,33 @@ def test_an_option_for_another_device_or_other_weights_is_refused_before_they_ar
             gpu.check_model(PLAIN, LoadConfig("nowhere", **{name: value}), "bfloat16")
     load = LoadConfig("nowhere", activation_dtype="bfloat16")
     with pytest.raises(EngineStartError, match="is not possible: the weights are float32"):
+        cpu.check_model(PLAIN, load, "float32")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (replace(PLAIN, norm=NormSpec(kind="layer")), "its norms are no RMSNorms"),
+        (replace(PLAIN, scales_layers=True), "its layers have inputs or factors of their own"),
+        (of_layer(mixer=None), "the kernel does not compute the mixer of layer 1"),
+        (of_layer(mlp=EXPERTS), "the kernel does not compute the feed-forward of layer 1"),
+        (of_layer(parallel=True), "the kernel takes a norm before attention and one before the "),
+        (of_attention(head_dim=256), "heads of at most 128 elements fit into its registers, not "),
+        (of_attention(soft_cap=3.0), "the kernel does not compute the attention of layer 1"),
+        (of_attention(num_kv_heads=1), "its layers differ in heads, rotation or MLP"),
+    ],
+)
+def test_a_model_whose_layers_cannot_be_one_kernel_is_refused_with_the_reason(
+    config: ModelConfig, reason: str
+) -> None:
+    load = LoadConfig("nowhere", decode_kernel="persistent")
+    gpu.check_model(PLAIN, load, "bfloat16")
+    message = f"decode_kernel='persistent' is not possible for LlamaForCausalLM: {reason}"
+    with pytest.raises(EngineStartError, match=message):
+        gpu.check_model(config, load, "bfloat16")
+    with pytest.raises(EngineStartError, match="some of its matrices are packed; leave it out"):
+        gpu.check_model(PLAIN, load, "bfloat16", ["q4_0"])
+    with pytest.raises(EngineStartError, match="decode_kernel='persistent' is for a GPU"):
         cpu.check_model(PLAIN, load, "float32")
 
 

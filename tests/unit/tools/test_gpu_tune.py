@@ -22,6 +22,7 @@ from shmllm_kernels.gpu.tiles import ANY, Tiles
 
 MODULES = [module for part in TUNING.values() for module in part.arguments]
 NOT_MEASURED = {
+    "decoder_float32": "float32",
     "few_rows_float32": "float32",
     "latent_float32": "float32",
     "packed_product_float32": "float32",
