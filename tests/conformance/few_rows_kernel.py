@@ -12,9 +12,10 @@ from support.kernel_helpers import assert_close, poisoned
 from support.variants import diagonal
 
 from shmllm_kernels.gpu.few_rows import MAX_ROWS, config_of, multiply_rows
+from shmllm_kernels.gpu.norm import add_normed
 from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_configs import FewRowsConfig
-from shmllm_kernels.gpu.row_operands import RowNorm
+from shmllm_kernels.gpu.row_operands import AddedNorm, RowNorm
 from shmllm_kernels.reference.activation import activate
 
 SMALL = FewRowsConfig(16, 16, 2, 2)
@@ -131,6 +132,22 @@ class FewRowsConformance:
             few.run()
             assert torch.equal(few.out, together[:count])
 
+    @pytest.mark.parametrize("norm", [None, "rms", "layer"])
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
+    def test_what_is_added_to_the_rows_before(self, draw, dtype, norm, offset):
+        """The sums are those of a launch of their own, and so is the product of them."""
+        rows = Rows(draw, dtype, 5, 40, 100, ACTIVATIONS["gated"], norm)
+        weight = draw.normal(100, dtype=dtype)
+        other = draw.normal(5, 100, dtype=dtype, scale=3.0)
+        kept = poisoned(5, 100, dtype=dtype, device=draw.device)
+        added = AddedNorm(other, RowNorm(weight, EPS, offset), 0.5, kept)
+        got = rows.run(added=added).clone()
+        wanted = rows.x.clone()
+        add_normed(other, wanted, weight, EPS, 0.5, offset)
+        assert_close(kept, wanted, *tolerances(dtype))
+        rows.x = kept
+        assert torch.equal(got, rows.run())
+
     def test_rows_whose_norm_alone_is_a_number_of_the_dtype(self, draw, dtype):
         rows = Rows(draw, dtype, 2, 20, 64, norm="rms")
         rows.x *= 4096.0
@@ -196,6 +213,17 @@ class RowAdaptersConformance:
             return error
         (gate, up), (of_gate, of_up) = product.chunk(2, 1), error.chunk(2, 1)
         return atol + 1.1 * of_gate * up.abs() + gate.abs() * of_up
+
+    def test_rows_to_which_a_norm_is_added(self, draw, dtype):
+        of_rows = [0, -1, 2]
+        rows = Rows(draw, dtype, 3, 21, 96, None, "rms")
+        adapters = self.adapters(draw, dtype, of_rows, 16, 96, 21)
+        kept = poisoned(3, 96, dtype=dtype, device=draw.device)
+        norm = RowNorm(draw.normal(96, dtype=dtype), EPS)
+        added = AddedNorm(draw.normal(3, 96, dtype=dtype), norm, 1.0, kept)
+        got = rows.run(adapters=adapters, added=added).clone()
+        rows.x = kept
+        assert torch.equal(got, rows.run(adapters=adapters))
 
     def test_packed_weights(self, draw, dtype):
         of_rows = [0, -1, 2]

@@ -66,7 +66,7 @@ from shmllm_kernels.gpu.row_configs import (
     single_row_config,
 )
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
-from shmllm_kernels.gpu.row_operands import Activation, RowNorm
+from shmllm_kernels.gpu.row_operands import Activation, AddedNorm, RowNorm
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
@@ -609,6 +609,10 @@ def variants_of_few_rows(facts: dict[str, Any], capability: int) -> None:
             options = {"norm": before, "bias": own}
             launch_few_rows(facts, weight, 2048, capability, dtype, **options)
         launch_few_rows(facts, weight, 2048, capability, dtype, adapters=adapters)
+        for offset in (0.0, 1.0):
+            norm = RowNorm(own, 1e-5, offset)
+            added = AddedNorm(empty(8, 2048, dtype=dtype), norm, 1.0, empty(8, 2048, dtype=dtype))
+            launch_few_rows(facts, weight, 2048, capability, dtype, norm=norm, added=added)
 
 
 def launch_few_rows(
@@ -621,6 +625,8 @@ def launch_few_rows(
 ) -> None:
     is_packed, key = isinstance(weight, PackedRows), f"sm{capability}"
     config = few_rows_config(weight.shape[0], dtype, is_packed, key)
+    if "added" in options:
+        config = replace(config, num_stages=2)
     facts |= {"dtype": str(dtype), "n": n, "k": weight.shape[1]} | asdict(config)
     out, x = empty(8, n, dtype=dtype), empty(8, weight.shape[1], dtype=dtype)
     multiply_rows(out, x, weight, config, is_dependent=capability >= 90, **options)

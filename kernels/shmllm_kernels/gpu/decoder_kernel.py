@@ -188,7 +188,7 @@ def decode_layers(
         down = own_columns(layer.down, layer.down_bias, sizes.residual, sizes.activated)
         rows = NormedRows(
             x, layer.mixer_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
-            norm.offset,
+            norm.offset, None,
         )  # fmt: skip
         multiply_columns(
             Target(streams.heads, sizes.heads, scale), rows, qkv, output,
@@ -208,7 +208,7 @@ def decode_layers(
         arrive(counters)
         arrivals += programs
         rows = NormedRows(
-            streams.attended, x, x, sizes.tokens, sizes.attended, sizes.attended, 0.0, 0.0
+            streams.attended, x, x, sizes.tokens, sizes.attended, sizes.attended, 0.0, 0.0, None
         )
         multiply_columns(
             Target(x, sizes.residual, scale), rows, output, None, Meeting(counters, arrivals),
@@ -219,7 +219,7 @@ def decode_layers(
         arrivals += programs
         rows = NormedRows(
             x, layer.mlp_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
-            norm.offset,
+            norm.offset, None,
         )  # fmt: skip
         multiply_columns(
             Target(streams.activated, sizes.activated, scale), rows, gate_up, down,
@@ -229,7 +229,7 @@ def decode_layers(
         arrive(counters)
         arrivals += programs
         rows = NormedRows(
-            streams.activated, x, x, sizes.tokens, sizes.activated, sizes.activated, 0.0, 0.0
+            streams.activated, x, x, sizes.tokens, sizes.activated, sizes.activated, 0.0, 0.0, None
         )
         is_last = index == sizes.layers - 1
         next_qkv = _pointer(table + tl.where(is_last, index, index + 1) * NUM_COLUMNS, 1, x)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from shmllm_kernels.gpu.few_rows_kernel import elements, multiply_half, statistics
+from shmllm_kernels.gpu.few_rows_kernel import elements, multiply_half, norms_of
 from shmllm_kernels.gpu.grid_meeting import await_arrivals
 from shmllm_kernels.gpu.single_row_kernel import finished, load_if
 
@@ -194,16 +194,13 @@ def multiply_columns(
     await_arrivals(meeting)
 
     before = _before(target, columns, rows, 0, ADDS, IS_GATED, BLOCK_N, ROWS)
-    mean = tl.zeros((ROWS,), tl.float32)
-    factor = mean + 1.0
-    if IS_FIRST:
-        mean, factor = statistics(rows, NORM != "rms", ROWS, 4 * DEPTH)
+    norms = norms_of(rows, NORM, IS_FIRST, False, ROWS, 4 * DEPTH)
     total = tl.zeros((SLICES, BLOCK_N, ROWS), tl.float32)
     squares = tl.zeros((SLICES, ROWS, DEPTH), tl.float32)
     for half in tl.static_range(2):
         total, squares = multiply_half(
             total, squares, low if half == 0 else high, rows, elements(0, half, SLICES, DEPTH),
-            mean, factor, NORM, IS_FIRST, IS_WHOLE, ROWS,
+            norms, False, NORM, IS_FIRST, IS_WHOLE, False, ROWS,
         )  # fmt: skip
     iterations = tl.cdiv(columns.k, step)
     tile = columns.begin * 0
@@ -223,7 +220,7 @@ def multiply_columns(
             weight = _weights(columns, index, half, IS_GATED, IS_WHOLE, BLOCK_N, SLICES, DEPTH)
             total, squares = multiply_half(
                 total, squares, weight, rows, elements(start, half, SLICES, DEPTH),
-                mean, factor, NORM, IS_FIRST, IS_WHOLE, ROWS,
+                norms, False, NORM, IS_FIRST, IS_WHOLE, False, ROWS,
             )  # fmt: skip
     if AHEAD and following is not None:
         ask_cache(following, False, AHEAD, BLOCK_N, SLICES, DEPTH)

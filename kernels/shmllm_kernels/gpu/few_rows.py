@@ -12,12 +12,12 @@ import triton
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import device_key
-from shmllm_kernels.gpu.few_rows_kernel import NormedRows, multiply_few_rows
+from shmllm_kernels.gpu.few_rows_kernel import NormedRows, NormedSum, multiply_few_rows
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 from shmllm_kernels.gpu.row_adapters import RowAdapters, operands_of
 from shmllm_kernels.gpu.row_configs import FewRowsConfig, few_rows_config
-from shmllm_kernels.gpu.row_operands import Activation, RowNorm
+from shmllm_kernels.gpu.row_operands import Activation, AddedNorm, RowNorm
 from shmllm_kernels.gpu.unpacking import FLAGS
 
 MAX_ROWS = 8
@@ -42,6 +42,7 @@ def multiply_rows(
     scale: float = 1.0,
     is_dependent: bool = False,
     adapters: RowAdapters | None = None,
+    added: AddedNorm | None = None,
 ) -> None:
     """Computes ``norm(x) @ weight.T + bias`` with what adapters add, and the activation of it.
 
@@ -65,6 +66,7 @@ def multiply_rows(
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0. All weights must be complete by then.
         adapters: what is added to the product, before the activation; None: nothing.
+        added: what is added to ``x`` before anything else; None: nothing.
 
     Reads ``weight`` once, and the rows once for each program. The matrices of a layer of
     Llama-3.2-1B in bfloat16, 8 rows, 132 multiprocessors, 4.26 TB/s (to be confirmed or refuted):
@@ -89,6 +91,8 @@ def multiply_rows(
     if num_rows == 0 or n == 0:
         return
     _check(out, x, weight, bias, norm)
+    if added is not None:
+        added.check(x)
     columns = config.block_n // 2 if is_gated else config.block_n
     programs, operands = triton.cdiv(n, columns), None
     if adapters is not None:
@@ -101,7 +105,7 @@ def multiply_rows(
     assert packing is None or 2 * config.depth == RUN, "a slice of an iteration is a run"
     multiply_few_rows[(programs,)](
         out,
-        _rows_of(x, norm),
+        _rows_of(x, norm, added),
         *memory,
         x if bias is None else bias,
         operands,
@@ -110,6 +114,7 @@ def multiply_rows(
         *strides,
         scale,
         **_norm_options(norm, x.dtype),
+        HAS_OFFSET=added is not None and added.norm.offset != 0,
         HAS_BIAS=bias is not None,
         ADDS=adds,
         NAME=None if activation is None else activation.name,
@@ -122,18 +127,24 @@ def multiply_rows(
         SLICES=config.num_warps,
         DEPTH=config.depth,
         num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        # Tiles of what is added take as much shared memory as those of the rows: with fewer of
+        # them two programs fit on a multiprocessor.
+        num_stages=config.num_stages if added is None else min(config.num_stages, 2),
         **({} if packing is None else FLAGS),
         **({"launch_pdl": True} if is_dependent else {}),
     )
 
 
-def _rows_of(x: Tensor, norm: RowNorm | None) -> NormedRows:
+def _rows_of(x: Tensor, norm: RowNorm | None, added: AddedNorm | None) -> NormedRows:
     num_rows, k = x.shape
+    sums: NormedSum | None = None
+    if added is not None:
+        of, strides = added.norm, (added.x.stride(0), added.kept.stride(0))
+        sums = NormedSum(added.x, of.weight, added.kept, *strides, of.eps, of.offset, added.scale)
     if norm is None:
-        return NormedRows(x, x, x, num_rows, k, x.stride(0), 0.0, 0.0)
+        return NormedRows(x, x, x, num_rows, k, x.stride(0), 0.0, 0.0, sums)
     bias = x if norm.bias is None else norm.bias
-    return NormedRows(x, norm.weight, bias, num_rows, k, x.stride(0), norm.eps, norm.offset)
+    return NormedRows(x, norm.weight, bias, num_rows, k, x.stride(0), norm.eps, norm.offset, sums)
 
 
 def _norm_options(norm: RowNorm | None, dtype: torch.dtype) -> dict[str, Any]:

@@ -25,6 +25,30 @@ from shmllm_kernels.gpu.single_row_kernel import finished, load_if
 from shmllm_kernels.gpu.unpacking import half_run
 
 
+class NormedSum(NamedTuple):
+    """What is added to rows before a product reads them: an RMSNorm of other rows.
+
+    Attributes:
+        x: the other rows.
+        weight: the norm's weight.
+        kept: where the sums go: not where the rows are, which other programs still read.
+        stride: the elements from one row to the next, in `x`.
+        kept_stride: the same in `kept`.
+        eps: added to the mean square.
+        offset: added to the norm's weight.
+        scale: the factor of the norm in the sum.
+    """
+
+    x: Any
+    weight: Any
+    kept: Any
+    stride: Any
+    kept_stride: Any
+    eps: Any
+    offset: Any
+    scale: Any
+
+
 class NormedRows(NamedTuple):
     """The rows of a product and their norm: pointers, sizes, strides and numbers.
 
@@ -37,6 +61,7 @@ class NormedRows(NamedTuple):
         stride: the elements from one row to the next.
         eps: added to the mean square, or to the variance.
         offset: added to the norm's weight.
+        added: what is added to the rows before, a `NormedSum`, or None.
     """
 
     x: Any
@@ -47,6 +72,7 @@ class NormedRows(NamedTuple):
     stride: Any
     eps: Any
     offset: Any
+    added: Any
 
 
 @triton.jit
@@ -84,24 +110,90 @@ def _load_weights(
 
 
 @triton.jit
-def statistics(rows, HAS_MEAN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the mean of each row, or 0, and the factor of its norm, [ROWS] float32."""
+def factors_of_sums(rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns the factor of the norm of what is added to each row, [ROWS] float32, or 1."""
+    factor = tl.zeros((ROWS,), tl.float32) + 1.0
+    if rows.added is not None:
+        row, inner = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+        squares = tl.zeros((ROWS, BLOCK), tl.float32)
+        for start in range(0, rows.k, BLOCK):
+            mask = (row < rows.num_rows) & (start + inner < rows.k)
+            places = rows.added.x + row * rows.added.stride + start + inner
+            x = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+            squares += x * x
+        factor = tl.rsqrt(tl.sum(squares, axis=1) / rows.k + rows.added.eps)
+    return factor
+
+
+@triton.jit
+def _load_rows(rows, row, ks, mask, factor, is_kept, HAS_OFFSET: tl.constexpr):
+    """Returns some elements of rows, with what is added to them. It rounds as a norm and a sum of
+    their own do.
+
+    Args:
+        rows: the rows.
+        row, ks, mask: which elements; they have one shape, or 1 where others have more.
+        factor: the factors of the norms of what is added, in that shape.
+        is_kept: whether the sums are stored.
+    """
+    x = tl.load(rows.x + row * rows.stride + ks, mask=mask, other=0.0)
+    if rows.added is not None:
+        added = rows.added
+        dtype: tl.constexpr = x.dtype
+        normed = tl.load(added.x + row * added.stride + ks, mask=mask, other=0.0).to(tl.float32)
+        normed *= factor
+        weight = tl.load(added.weight + ks, mask=ks < rows.k, other=0.0).to(tl.float32)
+        if HAS_OFFSET:
+            normed *= weight + added.offset
+        else:
+            normed = normed.to(dtype).to(tl.float32) * weight
+        x = (x.to(tl.float32) + normed.to(dtype).to(tl.float32) * added.scale).to(dtype)
+        tl.store(added.kept + row * added.kept_stride + ks, x, mask=mask & is_kept)
+    return x
+
+
+@triton.jit
+def statistics(
+    rows, factor, HAS_MEAN: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the mean of each row, or 0, and the factor of its norm, [ROWS] float32.
+
+    Args:
+        rows: the rows.
+        factor: `factors_of_sums` of them.
+    """
     row, inner = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
-    places = rows.x + row * rows.stride + inner
     mean = tl.zeros((ROWS,), tl.float32)
     if HAS_MEAN:
         total = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, rows.k, BLOCK):
             mask = (row < rows.num_rows) & (start + inner < rows.k)
-            total += tl.load(places + start, mask=mask, other=0.0).to(tl.float32)
+            x = _load_rows(rows, row, start + inner, mask, factor[:, None], False, HAS_OFFSET)
+            total += x.to(tl.float32)
         mean = tl.sum(total, axis=1) / rows.k
     squares = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, rows.k, BLOCK):
         mask = (row < rows.num_rows) & (start + inner < rows.k)
-        x = tl.load(places + start, mask=mask, other=0.0).to(tl.float32)
-        away = tl.where(mask, x - mean[:, None], 0.0)
+        x = _load_rows(rows, row, start + inner, mask, factor[:, None], False, HAS_OFFSET)
+        away = tl.where(mask, x.to(tl.float32) - mean[:, None], 0.0)
         squares += away * away
     return mean, tl.rsqrt(tl.sum(squares, axis=1) / rows.k + rows.eps)
+
+
+@triton.jit
+def norms_of(
+    rows, NORM: tl.constexpr, IS_FIRST: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns `factors_of_sums`, and the means and factors of the norms of rows, as far as they are
+    computed before the product; otherwise 0 and 1."""
+    of_sums = factors_of_sums(rows, ROWS, BLOCK)
+    mean = tl.zeros((ROWS,), tl.float32)
+    factor = mean + 1.0
+    if IS_FIRST:
+        mean, factor = statistics(rows, of_sums, NORM != "rms", HAS_OFFSET, ROWS, BLOCK)
+    return of_sums, mean, factor
 
 
 @triton.jit
@@ -121,16 +213,23 @@ def _normed(rows, x, ks, mean, factor, NORM: tl.constexpr, IS_FIRST: tl.constexp
 
 @triton.jit
 def multiply_half(
-    total, squares, weight, rows, ks, mean, factor,
-    NORM: tl.constexpr, IS_FIRST: tl.constexpr, IS_WHOLE: tl.constexpr, ROWS: tl.constexpr,
+    total, squares, weight, rows, ks, norms, is_kept,
+    NORM: tl.constexpr, IS_FIRST: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Adds half an iteration to the products, [SLICES, places, ROWS], and to the rows' squares.
-    Rows behind the last one are 0."""
+    Rows behind the last one are 0.
+
+    Args:
+        norms: the norms of the rows, see `norms_of`.
+        is_kept: whether the rows, with what is added to them, are stored.
+    """
     row = tl.arange(0, ROWS)[None, :, None]
     mask = row < rows.num_rows
     if not IS_WHOLE:
         mask = mask & (ks < rows.k)
-    x = tl.load(rows.x + row * rows.stride + ks, mask=mask, other=0.0)
+    of_sums, mean, factor = norms
+    x = _load_rows(rows, row, ks, mask, of_sums[None, :, None], is_kept, HAS_OFFSET)
     if NORM is not None:
         x, square = _normed(rows, x, ks, mean, factor, NORM, IS_FIRST)
         squares += square
@@ -141,23 +240,21 @@ def multiply_half(
 @triton.jit
 def _multiply_tiles(
     low, high, rows, weight_ptr, parameters_ptr, places, is_place, weight_stride,
-    parameters_stride, NORM: tl.constexpr, IS_FIRST: tl.constexpr, PACKING: tl.constexpr,
-    IS_WHOLE: tl.constexpr, ROWS: tl.constexpr, SLICES: tl.constexpr, DEPTH: tl.constexpr,
+    parameters_stride, is_kept, NORM: tl.constexpr, IS_FIRST: tl.constexpr, PACKING: tl.constexpr,
+    IS_WHOLE: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr, SLICES: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Returns the product of some rows of a matrix with all normed rows, [places, ROWS] float32.
     The halves of the first iteration's weights are loaded already."""
     dtype: tl.constexpr = rows.x.dtype.element_ty
     step: tl.constexpr = 2 * SLICES * DEPTH
-    mean = tl.zeros((ROWS,), tl.float32)
-    factor = mean + 1.0
-    if IS_FIRST:
-        mean, factor = statistics(rows, NORM != "rms", ROWS, 4 * DEPTH)
+    norms = norms_of(rows, NORM, IS_FIRST, HAS_OFFSET, ROWS, 4 * DEPTH)
     total = tl.zeros((SLICES, places.shape[0], ROWS), tl.float32)
     squares = tl.zeros((SLICES, ROWS, DEPTH), tl.float32)
     for half in tl.static_range(2):
         total, squares = multiply_half(
             total, squares, low if half == 0 else high, rows, elements(0, half, SLICES, DEPTH),
-            mean, factor, NORM, IS_FIRST, IS_WHOLE, ROWS,
+            norms, is_kept, NORM, IS_FIRST, IS_WHOLE, HAS_OFFSET, ROWS,
         )  # fmt: skip
     for start in range(step, rows.k, step):
         for half in tl.static_range(2):
@@ -167,7 +264,7 @@ def _multiply_tiles(
             )  # fmt: skip
             total, squares = multiply_half(
                 total, squares, weight, rows, elements(start, half, SLICES, DEPTH),
-                mean, factor, NORM, IS_FIRST, IS_WHOLE, ROWS,
+                norms, is_kept, NORM, IS_FIRST, IS_WHOLE, HAS_OFFSET, ROWS,
             )  # fmt: skip
     product = tl.sum(total, axis=0)
     if NORM is not None and not IS_FIRST:
@@ -178,8 +275,9 @@ def _multiply_tiles(
 
 @triton.jit
 def _shrink(
-    adapters, rows, NORM: tl.constexpr, IS_FIRST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
-    BLOCK_N: tl.constexpr, ROWS: tl.constexpr, SLICES: tl.constexpr, DEPTH: tl.constexpr,
+    adapters, rows, NORM: tl.constexpr, IS_FIRST: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, SLICES: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Multiplies some ranks of A of a row's adapter with the row."""
     dtype: tl.constexpr = rows.x.dtype.element_ty
@@ -197,8 +295,8 @@ def _shrink(
     if IS_DEPENDENT:
         gdc_wait()
     product = _multiply_tiles(
-        low, high, rows, a, a, ranks, is_rank, rows.k, 0,
-        NORM, IS_FIRST, None, False, ROWS, SLICES, DEPTH,
+        low, high, rows, a, a, ranks, is_rank, rows.k, 0, False,
+        NORM, IS_FIRST, None, False, HAS_OFFSET, ROWS, SLICES, DEPTH,
     )  # fmt: skip
     store_shrunk(adapters, product, row, place, ranks, ROWS)
     arrive(adapters.counters)
@@ -219,6 +317,7 @@ def multiply_few_rows(
     scale,
     NORM: tl.constexpr,
     IS_FIRST: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
     NAME: tl.constexpr,
@@ -237,7 +336,10 @@ def multiply_few_rows(
     if adapters is not None:
         if program < adapters.num_programs:
             if has_adapters(adapters):
-                _shrink(adapters, rows, NORM, IS_FIRST, IS_DEPENDENT, BLOCK_N, ROWS, SLICES, DEPTH)
+                _shrink(
+                    adapters, rows, NORM, IS_FIRST, HAS_OFFSET, IS_DEPENDENT, BLOCK_N, ROWS, SLICES,
+                    DEPTH,
+                )  # fmt: skip
             elif IS_DEPENDENT:
                 gdc_wait()
             return
@@ -267,7 +369,8 @@ def multiply_few_rows(
     before = load_if(ADDS, targets, is_target)
     product = _multiply_tiles(
         low, high, rows, weight_ptr, parameters_ptr, places, is_place, weight_stride,
-        parameters_stride, NORM, IS_FIRST, PACKING, IS_WHOLE, ROWS, SLICES, DEPTH,
+        parameters_stride, program == 0, NORM, IS_FIRST, PACKING, IS_WHOLE, HAS_OFFSET, ROWS,
+        SLICES, DEPTH,
     )  # fmt: skip
     if HAS_BIAS:
         product += bias[:, None]

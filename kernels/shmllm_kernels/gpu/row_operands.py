@@ -35,6 +35,34 @@ class RowNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedNorm:
+    """What is added to the rows of a product before their norm: the norm of other rows.
+
+    Attributes:
+        x: [rows, k], the other rows, each contiguous; the rows' dtype.
+        norm: their RMSNorm.
+        scale: the factor of the norm in the sum.
+        kept: [rows, k], each row contiguous, where the sums are written: ``rows + scale *
+            norm(x)``, as `norm.add_normed` rounds it. Neither the rows nor ``x``.
+    """
+
+    x: Tensor
+    norm: RowNorm
+    scale: float
+    kept: Tensor
+
+    def check(self, rows: Tensor) -> None:
+        """Asserts that it can be added to some rows."""
+        assert self.x.shape == self.kept.shape == rows.shape, "a row for each row"
+        assert self.x.stride(1) == self.kept.stride(1) == 1, "rows must be contiguous"
+        assert self.x.dtype is self.kept.dtype is rows.dtype, "one dtype"
+        assert not self.norm.has_mean, "an RMSNorm"
+        self.norm.check(rows.shape[1])
+        starts = {each.data_ptr() for each in (self.x, self.kept, rows)}
+        assert len(starts) == 3 or rows.is_meta, "sums go elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
 class Activation:
     """What is computed of a product.
 

@@ -14,6 +14,7 @@ from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm_kernels.gpu.attention import AttentionScratch
+from shmllm_kernels.gpu.few_rows import MAX_ROWS
 
 
 class GpuBuffers:
@@ -36,6 +37,7 @@ class GpuBuffers:
         hidden: [max_tokens, hidden], the residual stream.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, else 0.
         normed: [max_tokens, hidden], outputs of norms.
+        spare: [MAX_ROWS, hidden], the other place of the residual stream of few tokens.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
@@ -79,6 +81,7 @@ class GpuBuffers:
             return allocate((rows, width), self._dtype)
 
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
+        self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)
         self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
         self._latents = {

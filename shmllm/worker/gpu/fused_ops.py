@@ -8,7 +8,7 @@ This module owns what is launched together; `GpuOps` launches what has no such n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -23,16 +23,37 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.ops import GpuOps
-from shmllm.worker.gpu.row_products import RowProducts, is_whole
+from shmllm.worker.gpu.row_products import RowProducts, added_norm, is_whole
 from shmllm_kernels.gpu.row_operands import Activation
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """The residual stream.
+
+    Attributes:
+        given: the tensor by which the decoder knows it.
+        now: where it is.
+        spare: where a product may write it with what is added to it.
+        added: the output of a product whose norm has not been added, the norm, and its factor in
+            the sum; or None.
+        deferred: what has not been added since a norm of the stream is still to be read, with the
+            factors; behind `added`.
+    """
+
+    given: Tensor
+    now: Tensor
+    spare: Tensor
+    added: tuple[Tensor, Norm, float] | None = None
+    deferred: list[tuple[Any, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class _Normed:
     """A norm of the residual stream that has not been launched, or has been: then it has a value.
-    The stream must not change before that."""
+    Until then nothing is added to the stream but what is deferred."""
 
-    residual: Tensor
+    stream: _Stream
     norm: Norm
     value: Tensor | None = None
 
@@ -41,7 +62,7 @@ class _Normed:
 class _Product:
     """A product that has not been launched."""
 
-    x: Tensor | _Normed | _NormedProduct
+    x: Any
     linear: Linear
 
 
@@ -52,6 +73,21 @@ class _NormedProduct:
     product: _Product
     norm: Norm
     value: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a product reads.
+
+    Attributes:
+        x: rows.
+        norm: the norm of the rows, or None.
+        stream: the stream if the rows are its, with what is added to it; else None.
+    """
+
+    x: Tensor
+    norm: Norm | None = None
+    stream: _Stream | None = None
 
 
 class FusedOps:
@@ -69,13 +105,19 @@ class FusedOps:
         self._ops = ops
         self._buffers = buffers
         self._products = products
+        self._stream: _Stream | None = None
         self._normed: _Normed | None = None
 
     def value(self, x: Any) -> Any:
         """Launch what a result is waiting for. Returns a tensor, or None for None."""
+        if self._stream is not None and x is self._stream.given:
+            self._settle_deferred(self._stream)
+            self._add_normed(self._stream)
+            return self._stream.now
         if isinstance(x, _Normed):
             if x.value is None:
-                x.value = self._ops.add_norm(None, x.residual, x.norm, 1.0)
+                self._add_normed(x.stream)
+                x.value = self._ops.add_norm(None, x.stream.now, x.norm, 1.0)
             return x.value
         if isinstance(x, _Product):
             return self._multiply(x)
@@ -85,72 +127,116 @@ class FusedOps:
             return x.value
         return x
 
+    def _settle_deferred(self, stream: _Stream) -> None:
+        """Launch the sums that were deferred. Nobody may be going to read a norm of the stream as
+        it was before."""
+        deferred, stream.deferred = stream.deferred, []
+        for x, scale in deferred:
+            self._add_normed(stream)
+            self._add(x, stream, scale)
+
+    def _add_normed(self, stream: _Stream) -> None:
+        """Add the norm of a product to the stream, if there is one, in place."""
+        if stream.added is not None:
+            x, norm, scale = stream.added
+            stream.added = None
+            self._ops.add_normed(x, stream.now, norm, scale)
+
     def _multiply(self, product: _Product) -> Tensor:
         """Launch a product; if it is a part of a sum over ranks, that sum, too."""
-        (read, norm), linear = self._read(product.x), product.linear
-        out = self._buffers.product(linear.weight.shape[0])[: len(read)]
+        linear = product.linear
+        out = self._buffers.product(linear.weight.shape[0])
+        self._keep_added(out)
+        read = self._read(product.x)
+        out = out[: len(read.x)]
         if self._ops.meetings.is_partial(linear.weight):
-            self._multiply_part(read, linear, norm)
+            self._multiply_part(read, linear)
             return self._ops.meetings.sum_parts(out)
-        self._products.multiply(out, read, linear, norm)
+        self._launch(out, read, linear)
         return out
 
-    def _multiply_part(self, read: Tensor, linear: Linear, norm: Norm | None = None) -> None:
-        part, has_bias = self._ops.meetings.part(len(read)), self._ops.meetings.has_rest
-        self._products.multiply(part, read, linear, norm, has_bias=has_bias)
+    def _keep_added(self, out: Tensor) -> None:
+        """Launch the sum with what is to be added to the stream if it lies where a product goes."""
+        stream = self._stream
+        if stream is None or stream.added is None:
+            return
+        if stream.added[0].data_ptr() == out.data_ptr():
+            self._add_normed(stream)
 
-    def _read(self, x: Any) -> tuple[Tensor, Norm | None]:
+    def _multiply_part(self, read: _Read, linear: Linear) -> None:
+        part, has_bias = self._ops.meetings.part(len(read.x)), self._ops.meetings.has_rest
+        self._launch(part, read, linear, has_bias=has_bias)
+
+    def _launch(self, out: Tensor, read: _Read, linear: Linear, **options: Any) -> None:
+        """Launch a product with the norms of what it reads. What is to be added to the stream is
+        added by the product, which writes the stream to another place."""
+        added, stream = None, read.stream
+        if stream is not None and stream.added is not None:
+            added = added_norm(*stream.added, stream.spare)
+        self._products.multiply(out, read.x, linear, read.norm, added=added, **options)
+        if stream is not None and added is not None:
+            stream.now, stream.spare, stream.added = stream.spare, stream.now, None
+
+    def _read(self, x: Any) -> _Read:
         """Return what a product reads, and the norm that it computes before."""
+        stream = self._stream
         if isinstance(x, _Normed) and x.value is None:
-            return x.residual, x.norm
+            return _Read(x.stream.now, x.norm, x.stream)
         if isinstance(x, _NormedProduct) and x.value is None:
-            return self._multiply(x.product), x.norm
-        return self.value(x), None
+            return _Read(self._multiply(x.product), x.norm)
+        if stream is not None and x is stream.given and not stream.deferred:
+            return _Read(stream.now, None, stream)
+        return _Read(self.value(x))
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
-        self._normed = None
-        return self._ops.embed(embedding)
+        out = self._ops.embed(embedding)
+        self._stream, self._normed = _Stream(out, out, self._buffers.spare[: len(out)]), None
+        return out
 
     def receive(self) -> Tensor:
         return self._ops.receive()
 
     def add_norm(self, x: Any, residual: Any, norm: Norm | None, scale: float) -> Any:
-        residual = self.value(residual)
+        stream, last = self._stream, self._normed
+        if stream is None or residual is not stream.given:
+            return self._ops.add_norm(self.value(x), self.value(residual), norm, scale)
+        if x is not None and norm is None and last is not None and last.stream is stream:
+            stream.deferred.append((x, scale))  # the last norm may still be read
+            return residual
+        self._settle_deferred(stream)
         if x is not None:
-            if norm is None and self._normed is not None and self._normed.residual is residual:
-                self.value(self._normed)  # which may still be read
-            self._add(x, residual, scale)
+            self._add_normed(stream)
+            self._add(x, stream, scale)
         if norm is None:
             return residual
-        self._normed = _Normed(residual, norm)
+        self._normed = _Normed(stream, norm)
         return self._normed
 
-    def _add(self, x: Any, residual: Tensor, scale: float) -> None:
-        """Add to the residual stream, in place."""
-        if isinstance(x, _Product):
-            read, norm = self._read(x.x)
-            if norm is None and read is not residual:
-                self._add_product(read, x.linear, residual, scale)
-                return
-        if isinstance(x, _NormedProduct) and x.value is None:
-            self._ops.add_normed(self._multiply(x.product), residual, x.norm, scale)
-            return
-        self._ops.add_norm(self.value(x), residual, None, scale)
-
-    def _add_product(self, read: Tensor, linear: Linear, residual: Tensor, scale: float) -> None:
-        if self._ops.meetings.is_partial(linear.weight):
-            self._multiply_part(read, linear)
-            self._ops.meetings.add_parts(residual, scale)
+    def _add(self, x: Any, stream: _Stream, scale: float) -> None:
+        """Add to the stream, which is waiting for no sum: in place, or when it is read next."""
+        if isinstance(x, _Product) and self._is_plain(x.x):
+            read = self._read(x.x)
+            if self._ops.meetings.is_partial(x.linear.weight):
+                self._multiply_part(read, x.linear)
+                self._ops.meetings.add_parts(stream.now, scale)
+            else:
+                self._launch(stream.now, read, x.linear, adds=True, scale=scale)
+        elif isinstance(x, _NormedProduct) and x.value is None:
+            stream.added = self._multiply(x.product), x.norm, scale
         else:
-            self._products.multiply(residual, read, linear, adds=True, scale=scale)
+            self._ops.add_norm(self.value(x), stream.now, None, scale)
+
+    def _is_plain(self, x: Any) -> bool:
+        """Return whether a product reads rows that are neither the stream nor a norm."""
+        is_stream = self._stream is not None and x is self._stream.given
+        return not is_stream and not isinstance(x, _Normed | _NormedProduct)
 
     def add_level(self, residual: Any, level: int) -> None:
         self._ops.add_level(self.value(residual), level)
 
     def norm_sum(self, x: Any, residual: Any, norm: Norm, scale: float) -> Tensor:
-        residual = self.value(residual)
-        self._add(x, residual, scale)
-        return self._ops.norm(residual, norm)
+        self.value(self.add_norm(x, residual, None, scale))
+        return self._ops.norm(self.value(residual), norm)
 
     def linear(self, x: Any, linear: Linear) -> Any:
         return _Product(x, linear)
@@ -158,10 +244,10 @@ class FusedOps:
     def mlp(self, x: Any, mlp: MLP) -> Any:
         if not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
-        read, norm = self._read(x)
-        out, spec = self._buffers.activated(mlp.spec.inner)[: len(read)], mlp.spec
+        read, spec = self._read(x), mlp.spec
+        out = self._buffers.activated(spec.inner)[: len(read.x)]
         activation = Activation(spec.activation, spec.gated)
-        self._products.multiply(out, read, mlp.gate_up_proj, norm, activation)
+        self._launch(out, read, mlp.gate_up_proj, activation=activation)
         return self.linear(out, mlp.down_proj)
 
     def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:

@@ -18,7 +18,7 @@ from shmllm.worker.gpu.products import rows_of
 from shmllm_kernels.gpu import few_rows, single_row
 from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.row_adapters import RowAdapters
-from shmllm_kernels.gpu.row_operands import Activation, RowNorm
+from shmllm_kernels.gpu.row_operands import Activation, AddedNorm, RowNorm
 
 
 def is_whole(matrix: Matrix) -> bool:
@@ -53,6 +53,7 @@ class RowProducts:
         adds: bool = False,
         scale: float = 1.0,
         has_bias: bool = True,
+        added: AddedNorm | None = None,
     ) -> None:
         """Compute ``norm(x) @ weight.T + bias`` and what follows; see `few_rows.multiply_rows`.
 
@@ -66,6 +67,7 @@ class RowProducts:
             adds: whether ``scale`` times the product is added to ``out``.
             scale: that factor.
             has_bias: whether the bias is added, if there is one.
+            added: what is added to the rows before, or None.
         """
         assert is_whole(linear.weight) or activation is None or not activation.is_gated, (
             "one format"
@@ -74,18 +76,18 @@ class RowProducts:
         adapters = None if self._lora is None else self._lora.of_rows(linear)
         before = _norm_of_rows(norm)
         options = before, activation, adds, scale, self._is_dependent
-        is_single = len(x) == 1 and adapters is None and (before is None or not before.has_mean)
+        is_plain = adapters is None and added is None and (before is None or not before.has_mean)
         for part in parts_of(linear.weight):
             end, weight = begin + len_of(part), rows_of(part)
             own = out if is_whole(linear.weight) else out[:, begin:end]
             of_part = None if bias is None else bias[begin:end]
-            if is_single:
+            if is_plain and len(x) == 1:
                 config = single_row.config_of(weight, self._device)
                 single_row.multiply_row(own, x, weight, config, of_part, *options)
             else:
                 tile = few_rows.config_of(weight, x.dtype, self._device)
                 columns = _columns(adapters, begin, end)
-                few_rows.multiply_rows(own, x, weight, tile, of_part, *options, columns)
+                few_rows.multiply_rows(own, x, weight, tile, of_part, *options, columns, added)
             begin = end
 
 
@@ -94,6 +96,20 @@ def _norm_of_rows(norm: Norm | None) -> RowNorm | None:
         return None
     spec = norm.spec
     return RowNorm(norm.weight, spec.eps, spec.offset, spec.kind == "layer", norm.bias)
+
+
+def added_norm(x: Tensor, norm: Norm, scale: float, kept: Tensor) -> AddedNorm:
+    """Return what is added to rows before a product: the norm of other ones, [rows, in].
+
+    Args:
+        x: the other rows.
+        norm: their norm, an RMSNorm.
+        scale: the factor of the norm in the sum.
+        kept: where the sums are written, as `x`.
+    """
+    before = _norm_of_rows(norm)
+    assert before is not None, "there is a norm"
+    return AddedNorm(x, before, scale, kept)
 
 
 def _columns(adapters: RowAdapters | None, begin: int, end: int) -> RowAdapters | None:

@@ -116,18 +116,25 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
     assert launched[first + 12 :][: len(rest)] == rest
 
 
-def test_norms_behind_blocks_are_launched_with_the_sum(gpu_device, models) -> None:
-    steps = GpuSteps(gpu_device, models("gemma2")[1])
+@pytest.mark.parametrize("name", ["gemma2", "cohere2"])
+def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
+    gpu_device, models, name
+) -> None:
+    """The product that reads the residual stream adds such a norm to it. A sum behind attention
+    waits until the MLP has read the norm that attention has read."""
+    steps = GpuSteps(gpu_device, models(name)[1])
     steps.program.warm_up()
     add_prompts(steps, {0: 3})
     steps.step({0: 2})
     gpu_device.launched.clear()
     steps.run(steps.prepare({0: 1}))
-    product = "multiply_single_row"
-    layer = [product, "attend_decodes", product, "_add_normed", product, product, "_add_normed"]
-    launched = list(gpu_device.launched)
-    first = launched.index("_rope_tables") + 1
+    products = dict.fromkeys(("multiply_single_row", "multiply_few_rows"), "product")
+    launched = [products.get(name, name) for name in gpu_device.launched]
+    layer = ["product", "attend_decodes", *["product"] * 3]
+    first = launched.index("attend_decodes") - 1
     assert launched[first:][: 2 * len(layer)] == 2 * layer
+    ends = {"gemma2": ["_add_normed", "_rms_norm"], "cohere2": ["_layer_norm"]}[name]
+    assert launched[first + 2 * len(layer) :][: len(ends)] == ends
 
 
 @pytest.mark.parametrize("num_reqs", [1, 3])
