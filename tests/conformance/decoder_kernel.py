@@ -15,6 +15,7 @@ from shmllm_kernels.gpu.configs import AttentionConfig, attention_config
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.decoder import run_layers
 from shmllm_kernels.gpu.few_rows import multiply_rows
+from shmllm_kernels.gpu.norm import add_normed
 from shmllm_kernels.gpu.row_configs import DecoderConfig, FewRowsConfig, decoder_config
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.reference.rope_write import HeadNorms
@@ -28,6 +29,8 @@ SHAPES = {
     "norms of heads": replace(PLAIN, has_norms=True, offset=1.0, rotary_dim=8),
     "a layer that rotates nothing": replace(PLAIN, rotates=(False, True), residual_scale=0.25),
     "a window": replace(PLAIN, windows=(3, None), interleaved=True),
+    "norms behind blocks": replace(PLAIN, has_posts=True, soft_cap=2.0, residual_scale=0.5),
+    "the same with an offset": replace(PLAIN, has_posts=True, offset=1.0),
     "no rotation": replace(PLAIN, rotates=(False, False), kv_heads=4),
     "whole iterations": replace(PLAIN, hidden=64, inner=128),
 }
@@ -49,7 +52,16 @@ def launched(case, x, layers, attention=ATTENTION, splits=1, tile=TILE):
         x.new_empty(len(x), width) for width in (shape.width, shape.heads * shape.dim, shape.inner)
     )
     scratch = AttentionScratch.allocate(len(x), shape.heads, splits, shape.dim, x.device)
-    scale, tokens = numbers.residual_scale, len(x)
+    tokens = len(x)
+
+    def multiply_block(stream, x, weight, bias, post) -> None:
+        scale, product = numbers.residual_scale, torch.empty_like(stream)
+        if post is None:
+            multiply_rows(stream, x, weight, few, bias, adds=True, scale=scale)
+        else:
+            multiply_rows(product, x, weight, few, bias)
+            add_normed(product, stream, post, numbers.eps, scale, numbers.offset)
+
     for layer in layers:
         norms = None
         if layer.query_norm is not None:
@@ -77,18 +89,17 @@ def launched(case, x, layers, attention=ATTENTION, splits=1, tile=TILE):
             norms,
             shape.interleaved,
             window=layer.window,
+            soft_cap=shape.soft_cap,
             num_splits=splits,
             scratch=scratch,
             max_tokens=int(case.starts.diff().max()),
             loads_first=True,
         )
-        multiply_rows(
-            stream, attended, layer.output, few, layer.output_bias, adds=True, scale=scale
-        )
+        multiply_block(stream, attended, layer.output, layer.output_bias, layer.mixer_post)
         multiply_rows(
             activated, stream, layer.gate_up, few, layer.gate_up_bias, before[1], numbers.activation
         )
-        multiply_rows(stream, activated, layer.down, few, layer.down_bias, adds=True, scale=scale)
+        multiply_block(stream, activated, layer.down, layer.down_bias, layer.mlp_post)
     return stream
 
 

@@ -29,9 +29,10 @@ from support.variants import slow
 from shmllm.config.graphs import CudaGraphMode
 
 FULL, NONE = CudaGraphMode.FULL, CudaGraphMode.NONE
-NAMES = ("llama", "qwen3", "smollm3", *map(slow, ("granite", "mistral", "phi3", "qwen2")))
-"""With biases; norms of heads; layers that rotate nothing; factors of sums; windows; heads of which
-a part is rotated; and cache groups."""
+SOME, OTHERS = ("gemma3", "llama", "smollm3"), ("gemma2", "glm4", "granite", "mistral", "phi3")
+NAMES = (*SOME, *map(slow, (*OTHERS, "qwen2", "qwen3")))
+"""With norms behind blocks and of heads; biases; layers that rotate nothing; caps; factors of sums;
+windows; heads of which a part is rotated; and cache groups."""
 
 
 class PersistentConformance:

@@ -34,6 +34,8 @@ class DecoderShape:
         offset: what norms add to their weights.
         residual_scale: the factor of what is added to the residual stream.
         interleaved: whether neighbouring elements are rotated together.
+        has_posts: whether there are norms behind both blocks.
+        soft_cap: the cap of scores, or None.
     """
 
     hidden: int = 48
@@ -50,6 +52,8 @@ class DecoderShape:
     offset: float = 0.0
     residual_scale: float = 1.0
     interleaved: bool = False
+    has_posts: bool = False
+    soft_cap: float | None = None
 
     @property
     def width(self) -> int:
@@ -61,7 +65,7 @@ class DecoderShape:
         scale = self.dim**-0.5
         return DecoderNumbers(
             1e-5, self.offset, 1e-6, self.offset, scale, self.residual_scale, self.activation,
-            self.interleaved,
+            self.interleaved, self.soft_cap,
         )  # fmt: skip
 
 
@@ -135,6 +139,8 @@ class DecoderCase:
                 make(hidden),
                 *matrix(up, hidden),
                 *matrix(hidden, inner),
+                make(hidden) if shape.has_posts else None,
+                make(hidden) if shape.has_posts else None,
                 stored(),
                 stored(),
                 table,
@@ -166,4 +172,7 @@ class DecoderCase:
             for width in (shape.width, shape.heads * shape.dim, shape.inner)
         )
         counters = torch.zeros(2, dtype=torch.int32, device=like.device)
-        return DecoderMemory(heads, attended, activated, counters)
+        spare = like.new_full((MAX_ROWS, shape.hidden), contents)
+        products = like.new_zeros(2, MAX_ROWS, shape.hidden)
+        products[1] = contents
+        return DecoderMemory(heads, attended, activated, counters, spare, products)

@@ -639,6 +639,10 @@ def decoders(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
     small = DecoderShape(2048, 32, 8, 64, 8192, 64, rotates=(True,), windows=(None,))
     large = replace(small, hidden=4096, dim=128, inner=14_336, rotary_dim=128)
     normed = replace(large, hidden=2048, heads=16, inner=6144, has_norms=True, windows=(1024,))
+    posts = replace(
+        small, heads=4, kv_heads=1, dim=256, rotary_dim=256, has_norms=True, has_posts=True,
+        offset=1.0, windows=(512,), activation=Activation("gelu_tanh", True),
+    )  # fmt: skip
     cases: list[tuple[DecoderShape, torch.dtype, int, torch.dtype | None]] = []
     if {"some-decodes", "all-decoders"} & set(parts):
         cases.append((small, torch.bfloat16, 1, None))
@@ -646,6 +650,7 @@ def decoders(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
         cases += [
             *((shape, torch.bfloat16, 1, None) for shape in (large, normed)),
             (replace(small, has_biases=True), torch.float16, 1, None),
+            (posts, torch.bfloat16, 1, None),
             *((shape, torch.bfloat16, 5, None) for shape in (small, large)),
             (large, torch.bfloat16, 1, torch.float8_e4m3fn),
             (small, torch.float32, 1, None),
@@ -667,7 +672,7 @@ def launch_decoder(
     sizes = key, shape.dim, per_kv, count, dtype, True
     attention = table_entry(*sizes) if count == 1 else verify_entry(*sizes)
     assert attention is not None
-    attention = attention_tile(attention)
+    attention = attention_tile(attention, shape.dim)
 
     def make(*sizes: int, scale: float = 1.0) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype)

@@ -116,8 +116,8 @@ class DecoderCase:
         cache = num_blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim
         return LayerOperands(
             norm, matrices["qkv"], None, matrices["o"], None, norm, matrices["gate_up"], None,
-            matrices["down"], None, self._random(*cache), self._random(*cache), self._table,
-            self._slots, cos, sin, None, None, None,
+            matrices["down"], None, None, None, self._random(*cache), self._random(*cache),
+            self._table, self._slots, cos, sin, None, None, None,
         )  # fmt: skip
 
     def result(self, config: DecoderConfig) -> Tensor:
@@ -134,11 +134,12 @@ class DecoderCase:
         if not config.is_default:
             return partial(self._launch, layers, self._scratch(splits), splits)
         programs = config.programs * num_multiprocessors(self._device)
+        attention = attention_tile(self._attention(splits > 1), shape.head_dim)
         splits = splits_at_once(splits, programs, self._rows, shape.kv_heads)
         return partial(
             run_layers, self._stream, DecoderLayers(layers, self._numbers), self._memory,
-            self._starts, self._contexts, config, attention_tile(self._attention(splits > 1)),
-            programs, splits, self._scratch(splits), 1, has_dependent_launches(self._device),
+            self._starts, self._contexts, config, attention, programs,
+            splits, self._scratch(splits), 1, has_dependent_launches(self._device),
         )  # fmt: skip
 
     def _splits(self) -> int:

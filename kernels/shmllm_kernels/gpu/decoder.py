@@ -26,6 +26,7 @@ from shmllm_kernels.gpu.decode_attention_kernel import (
 from shmllm_kernels.gpu.decoder_kernel import Norm, Sizes, Streams, decode_layers
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.float8 import as_stored
+from shmllm_kernels.gpu.norm import add_normed
 from shmllm_kernels.gpu.row_configs import DecoderConfig
 from shmllm_kernels.gpu.row_operands import Activation
 
@@ -36,9 +37,10 @@ MAY_DIFFER = ("cos", "sin", "window")
 """What some layers have and others have not."""
 NEED_NOT_BE_CONTIGUOUS = ("keys", "values", "table", "slots", "cos", "sin")
 NO_WINDOW = 2**30
-MAX_HEAD_DIM, MAX_TILE = 128, 64
-"""The most elements of a head, and keys at a time, whose sums fit into registers beside what a
-program keeps of a layer."""
+MAX_HEAD_DIM = 256
+MAX_TILE, MAX_TILE_ELEMENTS = 64, 8192
+"""The most keys at a time, and elements of them, that fit into registers beside what a program
+keeps of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class LayerOperands:
         gate_up: [2 * inner, hidden], or [inner, hidden] if the activation has no gate.
         gate_up_bias: one for each of its rows, or None.
         down: [hidden, inner]; down_bias: [hidden], or None.
+        mixer_post, mlp_post: [hidden], the weights of norms behind attention and behind the MLP,
+            before what they return is added to the residual stream; or None.
         keys, values: [blocks, block_size, num_kv_heads, dim], as `decode_attention` takes them.
         table: [requests, blocks of a request] int32, the block table.
         slots: [tokens] int64.
@@ -72,6 +76,8 @@ class LayerOperands:
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+    mixer_post: Tensor | None
+    mlp_post: Tensor | None
     keys: Tensor
     values: Tensor
     table: Tensor
@@ -96,13 +102,14 @@ class DecoderNumbers:
     """The numbers that all layers have in common.
 
     Attributes:
-        eps: what norms of the residual stream add to the mean square.
+        eps: what norms of the residual stream, and those behind blocks, add to the mean square.
         offset: what they add to their weights.
         head_eps, head_offset: the same of norms of heads.
         attention_scale: the factor of scores.
         residual_scale: the factor of what is added to the residual stream.
         activation: the activation of the MLP.
         interleaved: whether neighbouring elements of heads are rotated together.
+        soft_cap: the cap of scores, or None.
     """
 
     eps: float
@@ -113,6 +120,7 @@ class DecoderNumbers:
     residual_scale: float
     activation: Activation
     interleaved: bool
+    soft_cap: float | None = None
 
 
 class DecoderLayers:
@@ -126,6 +134,7 @@ class DecoderLayers:
         first: the first layer that rotates, or else the first one, for shapes and dtypes.
         numbers: as given.
         table: [layers, NUM_COLUMNS] int64 on the device, a row of addresses for each layer.
+        last_post: the weight of the norm behind the last layer's MLP, or None.
         has_window: whether a layer has a window.
     """
 
@@ -133,6 +142,7 @@ class DecoderLayers:
         assert len({layer.kind for layer in layers}) == 1, "all layers have the same shapes"
         self.first = next((layer for layer in layers if layer.cos is not None), layers[0])
         self.numbers = numbers
+        self.last_post = layers[-1].mlp_post
         self.has_window = any(layer.window is not None for layer in layers)
         _check(self.first, numbers.activation.is_gated)
         self._kept = layers, _unrotated(self.first)
@@ -149,12 +159,17 @@ class DecoderMemory:
         attended: [tokens or more, num_heads * dim], contiguous.
         activated: [tokens or more, inner], contiguous.
         counters: [2] int32, both 0, as a launch leaves them.
+        spare: [tokens or more, hidden], contiguous; the other place of the residual stream, if
+            blocks have norms behind them.
+        products: [2, MAX_ROWS, hidden], contiguous, the first half 0; likewise.
     """
 
     heads: Tensor
     attended: Tensor
     activated: Tensor
     counters: Tensor
+    spare: Tensor | None = None
+    products: Tensor | None = None
 
 
 def run_layers(
@@ -209,6 +224,10 @@ def run_layers(
     assert memory.counters.shape == (2,), "two counters"
     if tokens == 0:
         return
+    spare, products, has_posts = memory.spare, memory.products, first.mlp_post is not None
+    if spare is None or products is None:
+        assert not has_posts, "norms behind blocks need memory"
+        spare = products = residual
     parts = PartMemory(residual, residual, memory.counters)
     if num_splits > 1:
         scratch = checked(scratch, tokens, num_heads, num_splits, dim)
@@ -228,7 +247,7 @@ def run_layers(
     decode_layers[(programs,)](
         layers.table,
         memory.counters,
-        Streams(residual, memory.heads, memory.attended, memory.activated),
+        Streams(residual, memory.heads, memory.attended, memory.activated, spare, products),
         Sizes(tokens, len(context_lens), len(layers.table), hidden, width, num_heads * dim, inner),
         Norm(numbers.eps, numbers.offset),
         numbers.residual_scale,
@@ -245,7 +264,9 @@ def run_layers(
             first.table.stride(0),
         ),
         HeadNumbers(
-            *scales_of(numbers.attention_scale, None), numbers.head_eps, numbers.head_offset
+            *scales_of(numbers.attention_scale, numbers.soft_cap),
+            numbers.head_eps,
+            numbers.head_offset,
         ),
         parts,
         **constants_of(attention, num_heads, num_kv_heads, dim, num_splits, max_tokens),
@@ -253,6 +274,8 @@ def run_layers(
         HAS_QKV_BIAS=first.qkv_bias is not None,
         HAS_OUTPUT_BIAS=first.output_bias is not None,
         HAS_MLP_BIAS=first.down_bias is not None,
+        HAS_POSTS=has_posts,
+        HAS_POST_OFFSET=has_posts and numbers.offset != 0,
         NAME=numbers.activation.name,
         IS_GATED=numbers.activation.is_gated,
         IS_WHOLE=is_whole,
@@ -262,6 +285,7 @@ def run_layers(
         SLICES=config.num_warps,
         DEPTH=config.depth,
         HAS_WINDOW=layers.has_window,
+        HAS_CAP=numbers.soft_cap is not None,
         ROTARY_HALF=0 if first.cos is None else first.cos.shape[-1] // 2,
         IS_INTERLEAVED=numbers.interleaved,
         HAS_NORM=first.query_norm is not None,
@@ -271,11 +295,17 @@ def run_layers(
         num_stages=config.num_stages,
         launch_cooperative_grid=True,
     )
+    if layers.last_post is not None:
+        last = products[1, :tokens]
+        options = numbers.eps, numbers.residual_scale, numbers.offset
+        add_normed(last, residual, layers.last_post, *options)
 
 
-def attention_tile(config: AttentionConfig) -> AttentionConfig:
-    """Returns the tiles of attention in a launch, made of those of a launch of its own."""
-    return replace(config, tile=min(config.tile, MAX_TILE))
+def attention_tile(config: AttentionConfig, dim: int) -> AttentionConfig:
+    """Returns the tiles of attention in a launch, made of those of a launch of its own, for heads
+    of some elements."""
+    most = min(MAX_TILE, MAX_TILE_ELEMENTS // next_power_of_two(dim))
+    return replace(config, tile=min(config.tile, most))
 
 
 def splits_at_once(num_splits: int, programs: int, requests: int, num_kv_heads: int) -> int:
@@ -295,6 +325,7 @@ def _check(layer: LayerOperands, is_gated: bool) -> None:
     assert layer.down.shape == (hidden, inner), "down: [hidden, inner]"
     assert layer.mixer_norm.shape == layer.mlp_norm.shape == (hidden,), "norms: [hidden]"
     assert (layer.gate_up_bias is None) == (layer.down_bias is None), "an MLP has both biases"
+    assert (layer.mixer_post is None) == (layer.mlp_post is None), "both blocks have norms"
     assert (layer.query_norm is None) == (layer.key_norm is None), "heads have both norms"
     assert layer.keys.stride() == layer.values.stride(), "keys and values have the same strides"
     assert layer.slots.dtype is torch.int64, "slots are int64"

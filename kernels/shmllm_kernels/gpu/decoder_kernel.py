@@ -8,6 +8,10 @@ first weights, or its first keys and values, and asks the L2 cache for the weigh
 
 So memory is busy while programs meet, and while they attend, which takes six meetings' time and
 reads little: then the cache gets the output projection and the beginning of gate and up.
+
+Norms behind blocks (Gemma, GLM-4) are added by the product that reads the stream next: all programs
+compute the sum, and the first one stores it to the stream's other place, since the others may still
+read the present one.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import triton.language as tl
 
 from shmllm_kernels.gpu.decode_attention_kernel import LayerHeads, attend_part, part_of
 from shmllm_kernels.gpu.decoder_product import Target, ask_cache, multiply_columns, own_columns
-from shmllm_kernels.gpu.few_rows_kernel import NormedRows
+from shmllm_kernels.gpu.few_rows_kernel import NormedRows, NormedSum
 from shmllm_kernels.gpu.grid_meeting import Meeting, arrive, await_arrivals, leave
 
 
@@ -31,12 +35,16 @@ class Streams(NamedTuple):
         heads: query, key and value heads.
         attended: the outputs of all query heads.
         activated: the outputs of the activation.
+        spare: the other place of the residual stream, if blocks have norms behind them.
+        products: MAX_ROWS rows of zeros, and behind them the outputs of blocks that have.
     """
 
     residual: Any
     heads: Any
     attended: Any
     activated: Any
+    spare: Any
+    products: Any
 
 
 class Sizes(NamedTuple):
@@ -52,7 +60,8 @@ class Sizes(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What norms of the residual stream add to the mean square, and to their weights."""
+    """What norms of the residual stream, and those behind blocks, add to the mean square, and to
+    their weights."""
 
     eps: Any
     offset: Any
@@ -62,7 +71,7 @@ class Layer(NamedTuple):
     """The weights of a layer, and its heads and window: a row of the table of layers.
 
     A row has the addresses of the weights in this order, then those of `LayerHeads` from the keys
-    to the weights of heads' norms, and the window.
+    to the weights of heads' norms, and the window. The norms behind blocks may be missing.
     """
 
     mixer_norm: Any
@@ -75,11 +84,13 @@ class Layer(NamedTuple):
     gate_up_bias: Any
     down: Any
     down_bias: Any
+    mixer_post: Any
+    mlp_post: Any
     heads: Any
     window: Any
 
 
-NUM_COLUMNS = tl.constexpr(19)
+NUM_COLUMNS = tl.constexpr(21)
 """The columns of the table of layers."""
 
 
@@ -94,28 +105,29 @@ def _layer(table, index, streams, like):
     """Returns a layer of the table."""
     row, x = table + index * NUM_COLUMNS, streams.residual
     heads = LayerHeads(
-        streams.attended, streams.heads, _pointer(row, 10, like.key_cache),
-        _pointer(row, 11, like.value_cache), tl.load(row + 12).to(like.table.dtype),
-        tl.load(row + 13).to(like.slots.dtype), _pointer(row, 14, like.cos),
-        _pointer(row, 15, like.sin), _pointer(row, 16, like.query_weight),
-        _pointer(row, 17, like.key_weight), x,
+        streams.attended, streams.heads, _pointer(row, 12, like.key_cache),
+        _pointer(row, 13, like.value_cache), tl.load(row + 14).to(like.table.dtype),
+        tl.load(row + 15).to(like.slots.dtype), _pointer(row, 16, like.cos),
+        _pointer(row, 17, like.sin), _pointer(row, 18, like.query_weight),
+        _pointer(row, 19, like.key_weight), x,
     )  # fmt: skip
     return Layer(
         _pointer(row, 0, x), _pointer(row, 1, x), _pointer(row, 2, x), _pointer(row, 3, x),
         _pointer(row, 4, x), _pointer(row, 5, x), _pointer(row, 6, x), _pointer(row, 7, x),
-        _pointer(row, 8, x), _pointer(row, 9, x), heads, tl.load(row + 18).to(tl.int32),
+        _pointer(row, 8, x), _pointer(row, 9, x), _pointer(row, 10, x), _pointer(row, 11, x),
+        heads, tl.load(row + 20).to(tl.int32),
     )  # fmt: skip
 
 
 @triton.jit
 def _attend(
     heads, window, requests, step, strides, numbers, memory, meeting,
-    HAS_WINDOW: tl.constexpr, ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_OFFSET: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr, FEWEST_KEYS: tl.constexpr,
-    HEADS_AT_ONCE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, ROTARY_HALF: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr, MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Attends to this program's parts of the contexts of all requests."""
     first, all_parts = tl.program_id(0), requests * (NUM_KV_HEADS * NUM_SPLITS)
@@ -128,9 +140,9 @@ def _attend(
         if not part.is_idle:
             attend_part(
                 part, heads, strides, numbers, window, memory, meeting,
-                HAS_WINDOW, False, False, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET, False,
-                NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM, DIM_PADDED,
-                MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, False,
+                HAS_WINDOW, HAS_CAP, False, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET,
+                False, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
+                DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, False,
             )  # fmt: skip
     await_arrivals(meeting)  # a program may have had no part
 
@@ -152,6 +164,8 @@ def decode_layers(
     HAS_QKV_BIAS: tl.constexpr,
     HAS_OUTPUT_BIAS: tl.constexpr,
     HAS_MLP_BIAS: tl.constexpr,
+    HAS_POSTS: tl.constexpr,
+    HAS_POST_OFFSET: tl.constexpr,
     NAME: tl.constexpr,
     IS_GATED: tl.constexpr,
     IS_WHOLE: tl.constexpr,
@@ -161,6 +175,7 @@ def decode_layers(
     SLICES: tl.constexpr,
     DEPTH: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -180,20 +195,33 @@ def decode_layers(
 ):
     programs, x = tl.num_programs(0), streams.residual
     arrivals = programs * 0
+    between, blocks = x, Target(x, sizes.residual, scale)
+    product = streams.products + ROWS * sizes.residual
+    if HAS_POSTS:
+        between, blocks = streams.spare, Target(product, sizes.residual, scale)
     for index in range(sizes.layers):
         layer = _layer(table, index, streams, like)
         qkv = own_columns(layer.qkv, layer.qkv_bias, sizes.heads, sizes.residual)
         output = own_columns(layer.output, layer.output_bias, sizes.residual, sizes.attended)
         gate_up = own_columns(layer.gate_up, layer.gate_up_bias, sizes.activated, sizes.residual)
         down = own_columns(layer.down, layer.down_bias, sizes.residual, sizes.activated)
+        added = None
+        if HAS_POSTS:
+            # Of the layer before, and zeros before the first one.
+            row = table + tl.maximum(index - 1, 0) * NUM_COLUMNS
+            added = NormedSum(
+                streams.products + tl.where(index == 0, 0, ROWS) * sizes.residual,
+                _pointer(row, 11, x), between, sizes.residual, sizes.residual, norm.eps,
+                norm.offset, scale,
+            )  # fmt: skip
         rows = NormedRows(
             x, layer.mixer_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
-            norm.offset, None,
+            norm.offset, added,
         )  # fmt: skip
         multiply_columns(
             Target(streams.heads, sizes.heads, scale), rows, qkv, output,
             Meeting(counters, arrivals), "rms", IS_FIRST, HAS_QKV_BIAS, False, None, False,
-            IS_WHOLE, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
+            IS_WHOLE, HAS_POST_OFFSET, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
         )  # fmt: skip
         arrive(counters)
         arrivals += programs
@@ -201,9 +229,9 @@ def decode_layers(
             ask_cache(gate_up, IS_GATED, AHEAD, BLOCK_N, SLICES, DEPTH)
         _attend(
             layer.heads, layer.window, sizes.requests, step, strides, numbers, memory,
-            Meeting(counters, arrivals), HAS_WINDOW, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM,
-            HAS_OFFSET, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
-            DIM_PADDED, MAX_TOKENS, NEW_KEYS, FEWEST_KEYS, HEADS_AT_ONCE,
+            Meeting(counters, arrivals), HAS_WINDOW, HAS_CAP, ROTARY_HALF, IS_INTERLEAVED,
+            HAS_NORM, HAS_OFFSET, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
+            TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, FEWEST_KEYS, HEADS_AT_ONCE,
         )  # fmt: skip
         arrive(counters)
         arrivals += programs
@@ -211,20 +239,26 @@ def decode_layers(
             streams.attended, x, x, sizes.tokens, sizes.attended, sizes.attended, 0.0, 0.0, None
         )
         multiply_columns(
-            Target(x, sizes.residual, scale), rows, output, None, Meeting(counters, arrivals),
-            None, False, HAS_OUTPUT_BIAS, True, None, False,
-            IS_WHOLE, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
+            blocks, rows, output, None, Meeting(counters, arrivals),
+            None, False, HAS_OUTPUT_BIAS, not HAS_POSTS, None, False,
+            IS_WHOLE, False, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
         )  # fmt: skip
         arrive(counters)
         arrivals += programs
+        added = None
+        if HAS_POSTS:
+            added = NormedSum(
+                product, layer.mixer_post, x, sizes.residual, sizes.residual, norm.eps, norm.offset,
+                scale,
+            )  # fmt: skip
         rows = NormedRows(
-            x, layer.mlp_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
-            norm.offset, None,
+            between, layer.mlp_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
+            norm.offset, added,
         )  # fmt: skip
         multiply_columns(
             Target(streams.activated, sizes.activated, scale), rows, gate_up, down,
             Meeting(counters, arrivals), "rms", IS_FIRST, HAS_MLP_BIAS, False, NAME, IS_GATED,
-            IS_WHOLE, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
+            IS_WHOLE, HAS_POST_OFFSET, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
         )  # fmt: skip
         arrive(counters)
         arrivals += programs
@@ -236,9 +270,9 @@ def decode_layers(
         width = tl.where(is_last, 0, sizes.heads)  # behind the last layer nothing follows
         following = own_columns(next_qkv, next_qkv, width, sizes.residual)
         multiply_columns(
-            Target(x, sizes.residual, scale), rows, down, following, Meeting(counters, arrivals),
-            None, False, HAS_MLP_BIAS, True, None, False,
-            IS_WHOLE, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
+            blocks, rows, down, following, Meeting(counters, arrivals),
+            None, False, HAS_MLP_BIAS, not HAS_POSTS, None, False,
+            IS_WHOLE, False, AHEAD, BLOCK_N, ROWS, SLICES, DEPTH,
         )  # fmt: skip
         arrive(counters)
         arrivals += programs

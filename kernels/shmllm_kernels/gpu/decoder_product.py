@@ -173,10 +173,12 @@ def _before(
 def multiply_columns(
     target, rows, columns, following, meeting,
     NORM: tl.constexpr, IS_FIRST: tl.constexpr, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr,
-    NAME: tl.constexpr, IS_GATED: tl.constexpr, IS_WHOLE: tl.constexpr, AHEAD: tl.constexpr,
-    BLOCK_N: tl.constexpr, ROWS: tl.constexpr, SLICES: tl.constexpr, DEPTH: tl.constexpr,
+    NAME: tl.constexpr, IS_GATED: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    AHEAD: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, SLICES: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Computes a program's columns of a product, with its norm, activation or sum.
+    """Computes a program's columns of a product, with its norm, activation or sum. The first
+    program stores the rows with what is added to them.
 
     Args:
         target: where they go.
@@ -194,13 +196,14 @@ def multiply_columns(
     await_arrivals(meeting)
 
     before = _before(target, columns, rows, 0, ADDS, IS_GATED, BLOCK_N, ROWS)
-    norms = norms_of(rows, NORM, IS_FIRST, False, ROWS, 4 * DEPTH)
+    norms = norms_of(rows, NORM, IS_FIRST, HAS_OFFSET, ROWS, 4 * DEPTH)
+    is_kept = tl.program_id(0) == 0
     total = tl.zeros((SLICES, BLOCK_N, ROWS), tl.float32)
     squares = tl.zeros((SLICES, ROWS, DEPTH), tl.float32)
     for half in tl.static_range(2):
         total, squares = multiply_half(
             total, squares, low if half == 0 else high, rows, elements(0, half, SLICES, DEPTH),
-            norms, False, NORM, IS_FIRST, IS_WHOLE, False, ROWS,
+            norms, is_kept, NORM, IS_FIRST, IS_WHOLE, HAS_OFFSET, ROWS,
         )  # fmt: skip
     iterations = tl.cdiv(columns.k, step)
     tile = columns.begin * 0
@@ -220,7 +223,7 @@ def multiply_columns(
             weight = _weights(columns, index, half, IS_GATED, IS_WHOLE, BLOCK_N, SLICES, DEPTH)
             total, squares = multiply_half(
                 total, squares, weight, rows, elements(start, half, SLICES, DEPTH),
-                norms, False, NORM, IS_FIRST, IS_WHOLE, False, ROWS,
+                norms, is_kept, NORM, IS_FIRST, IS_WHOLE, HAS_OFFSET, ROWS,
             )  # fmt: skip
     if AHEAD and following is not None:
         ask_cache(following, False, AHEAD, BLOCK_N, SLICES, DEPTH)

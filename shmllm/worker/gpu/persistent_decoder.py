@@ -68,12 +68,13 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
         return "the kernel does not compute the feed-forward"
     names = layer.norms
     has_both = names.before_mixer is not None and names.before_mlp is not None
-    if not has_both or names.after_mixer or names.after_mlp or names.of_sums or layer.parallel:
-        return "the kernel takes a norm before attention and one before the MLP, not the norms"
+    are_equal = (names.after_mixer is None) == (names.after_mlp is None)
+    if not has_both or not are_equal or names.of_sums or layer.parallel:
+        return "the kernel takes norms before both blocks, and behind both or none, not the norms"
     if mixer.head_dim > MAX_HEAD_DIM:
         return f"heads of at most {MAX_HEAD_DIM} elements fit into its registers, not those"
     has_more = mixer.sinks or mixer.gated or mixer.value_norm or mixer.qk_norm == "row"
-    is_plain = mixer.soft_cap is None and mixer.source is None and mixer.ahead in (0, WITHIN_ITEMS)
+    is_plain = mixer.source is None and mixer.ahead in (0, WITHIN_ITEMS)
     return None if is_plain and not has_more else "the kernel does not compute the attention"
 
 
@@ -127,6 +128,7 @@ class PersistentDecoder:
             config.residual_scale,
             Activation(mlp.activation, mlp.gated),
             any(rope.interleaved for rope in config.ropes),
+            spec.soft_cap,
         )
         layers = [self._operands(layer, cache) for layer in model.layers]
         self._layers = DecoderLayers(layers, numbers)
@@ -135,6 +137,8 @@ class PersistentDecoder:
             buffers.attended(spec.width),
             buffers.activated(mlp.inner),
             torch.zeros(2, dtype=torch.int32, device=device),
+            buffers.spare,
+            torch.zeros(2, MAX_ROWS, config.hidden_size, dtype=model.dtype, device=device),
         )
 
     def _operands(self, layer: DecoderLayer, cache: GpuKVCache) -> LayerOperands:
@@ -153,6 +157,8 @@ class PersistentDecoder:
             layer.norms[names.before_mlp].weight,
             *_matrix(mlp.gate_up_proj),
             *_matrix(mlp.down_proj),
+            None if names.after_mixer is None else layer.norms[names.after_mixer].weight,
+            None if names.after_mlp is None else layer.norms[names.after_mlp].weight,
             keys,
             values,
             self._inputs.block_tables[group],
@@ -185,7 +191,7 @@ class PersistentDecoder:
             step.query_starts[: num_reqs + 1],
             step.context_lens[:num_reqs],
             self._tile,
-            attention_tile(launch.config),
+            attention_tile(launch.config, self._shape.head_dim),
             self._programs,
             splits,
             self._buffers.scratch(self._shape, len(residual), splits),

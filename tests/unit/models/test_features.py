@@ -104,9 +104,9 @@ def test_an_option_for_another_device_or_other_weights_is_refused_before_they_ar
         (replace(PLAIN, scales_layers=True), "its layers have inputs or factors of their own"),
         (of_layer(mixer=None), "the kernel does not compute the mixer of layer 1"),
         (of_layer(mlp=EXPERTS), "the kernel does not compute the feed-forward of layer 1"),
-        (of_layer(parallel=True), "the kernel takes a norm before attention and one before the "),
-        (of_attention(head_dim=256), "heads of at most 128 elements fit into its registers, not "),
-        (of_attention(soft_cap=3.0), "the kernel does not compute the attention of layer 1"),
+        (of_layer(parallel=True), "the kernel takes norms before both blocks, and behind both or"),
+        (of_attention(head_dim=512), "heads of at most 256 elements fit into its registers, not "),
+        (of_attention(gated=True), "the kernel does not compute the attention of layer 1"),
         (of_attention(num_kv_heads=1), "its layers differ in heads, rotation or MLP"),
     ],
 )
