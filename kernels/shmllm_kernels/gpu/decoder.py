@@ -200,20 +200,23 @@ def run_layers(
             capability 9.0 on.
 
     It reads all weights once and has five meetings a layer, of 1.06 us each on an H200 (measured).
-    While programs meet, they have ``config.ahead`` iterations of weights in flight each: 4 of 32
-    KiB in bfloat16, 17 MB for 132 programs, which take 4 us. Llama-3.2-1B there, one request at a
-    context of 1,090 tokens (to be confirmed or refuted):
+    While a program waits, 32 KiB of weights are on their way into its registers, which takes 1.0 us
+    for 132 programs, and it has asked the cache for ``config.ahead`` times as many: 17 MB, 4 us.
+    Llama-3.2-1B there, one request at a context of 1,090 tokens (to be confirmed or refuted):
 
-    ==================================  ======
-    bytes of 16 layers at 4.26 TB/s     457 us
-    32 meetings before whole products    13 us  the time until rows are there, 0.4 us each
-    16 sums behind attention              6 us
-    16 attentions, beyond 17 MB asked    48 us  7 us, of which the cache fills 4
-    16 ends of gate and up, of down      13 us  0.4 us each, which the cache does not hide
-    head                                127 us
-    embedding, inputs, sampling          42 us
-    all                                 706 us  0.82, where five launches a layer take 835
-    ==================================  ======
+    ================================  ==================  ==============================
+    us a step                         asking nothing      asking for 4 iterations
+    ================================  ==================  ==============================
+    bytes of 16 layers, 4.26 TB/s     457                 457
+    64 meetings before products       77: rows, weights   26: rows, 0.4 each
+    16 attentions, 7 us each          112                 48: the cache gets the rest
+    head                              127                 127
+    embedding, inputs, sampling       42                  42
+    all                               815: share 0.71     700: share 0.83
+    ================================  ==================  ==============================
+
+    Five launches a layer take 835 us by the same arithmetic. Asking for each line of a matrix cost
+    4 us a launch; here a request is for 2 KiB, and nobody has measured one.
     """
     (tokens, hidden), first, numbers = residual.shape, layers.first, layers.numbers
     num_kv_heads, dim = first.keys.shape[2:]
