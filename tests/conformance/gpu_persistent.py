@@ -29,7 +29,7 @@ from support.variants import slow
 from shmllm.config.graphs import CudaGraphMode
 
 FULL, NONE = CudaGraphMode.FULL, CudaGraphMode.NONE
-SOME, OTHERS = ("gemma3", "llama", "smollm3"), ("gemma2", "glm4", "granite", "mistral", "phi3")
+SOME, OTHERS = ("gemma3", "smollm3"), ("gemma2", "glm4", "granite", "llama", "mistral", "phi3")
 NAMES = (*SOME, *map(slow, (*OTHERS, "qwen2", "qwen3")))
 """With norms behind blocks and of heads; biases; layers that rotate nothing; caps; factors of sums;
 windows; heads of which a part is rotated; and cache groups."""

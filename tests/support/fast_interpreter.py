@@ -50,6 +50,7 @@ Semantic = language.semantic.TritonSemantic
 broadcast = Semantic.broadcast_impl_value
 check_operands = Semantic.binary_op_type_checking_impl
 make_tensor = Semantic.to_tensor
+expand_dims = Semantic.expand_dims
 
 CHECK_OF_SEMANTIC = core.program_id.__code__
 """The code around each function of `triton.language`, which checks that it has a semantic."""
@@ -106,7 +107,7 @@ def _init_block_type(type: Any, element_ty: Any, shape: Any) -> None:
         init_block_type(type, element_ty, shape)
         sizes = core.tuple([core.constexpr(size) for size in type.shape])
         type.of_tensor = sizes, core.constexpr(math.prod(type.shape.values)), key
-        type.others = {}
+        type.others, type.expanded = {}, {}
         block_types[key] = dict(vars(type))
     vars(type).update(block_types[key])
     type.element_ty = element_ty
@@ -250,10 +251,32 @@ def _broadcast(semantic: Any, one: Any, other: Any) -> tuple[Any, Any]:
 def _expand(tensor: Any, kind: Any) -> Any:
     handle, shape = tensor.handle, kind.shape.values
     if tensor.type.is_block():
-        data = np.broadcast_to(handle.data, shape)
+        data = _broadcast_to(handle.data, shape)
     else:
         data = np.full(shape, handle.data, dtype=_get_np_dtype(handle.dtype))
     return core.tensor(interpreter.TensorHandle(data, handle.dtype.scalar), kind)
+
+
+def _broadcast_to(data: Any, shape: Any) -> Any:
+    """Return a view of an array with another shape. `np.broadcast_to` takes longer, and is needed
+    where elements do not lie one behind the other and for further dimensions."""
+    if not data.flags.c_contiguous or data.ndim != len(shape):
+        return np.broadcast_to(data, shape)
+    sizes = zip(data.shape, data.strides, strict=True)
+    strides = tuple([0 if size == 1 else stride for size, stride in sizes])
+    return np.ndarray(shape, data.dtype, data, 0, strides)
+
+
+def _expand_dims(semantic: Any, tensor: Any, axis: int) -> Any:
+    kind = tensor.type
+    if kind.__class__ is not core.block_type:
+        return expand_dims(semantic, tensor, axis)
+    if axis not in kind.expanded:
+        kind.expanded[axis] = expand_dims(semantic, tensor, axis).type
+    handle = tensor.handle
+    shape = handle.data.shape
+    data = handle.data.reshape((*shape[:axis], 1, *shape[axis:]))
+    return core.tensor(interpreter.TensorHandle(data, handle.dtype.scalar), kind.expanded[axis])
 
 
 def _with_element_ty(type: Any, scalar_ty: Any) -> Any:
@@ -302,5 +325,6 @@ def install() -> None:
     Semantic.broadcast_impl_value = _broadcast
     Semantic.binary_op_type_checking_impl = _check_operands
     Semantic.to_tensor = _to_tensor
+    Semantic.expand_dims = _expand_dims
     interpreter.TensorHandle.__init__ = _init_handle
     interpreter.InterpreterBuilder.binary_op = _binary_op
