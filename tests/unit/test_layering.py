@@ -136,6 +136,7 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -144,11 +145,14 @@ def is_type_checking(node: ast.AST) -> bool:
 
 def imports_of(source: str) -> Iterator[Import]:
     """All imports in a source text, `import_module("literal")` calls included."""
-    yield from _imports_in(ast.parse(source), eager=True, in_function=False)
+    has_calls = "import_module" in source
+    yield from _imports_in(ast.parse(source), True, False, has_calls)
 
 
-def _imports_in(node: ast.AST, eager: bool, in_function: bool) -> Iterator[Import]:
+def _imports_in(node: ast.AST, eager: bool, in_function: bool, has_calls: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
+        if not (has_calls or isinstance(child, STATEMENTS)):
+            continue  # expressions import nothing but by calls
         for target in _targets(child):
             yield Import(target, eager, in_function)
         function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -156,6 +160,7 @@ def _imports_in(node: ast.AST, eager: bool, in_function: bool) -> Iterator[Impor
             child,
             eager and not function and not is_type_checking(child),
             in_function or function,
+            has_calls,
         )
 
 
