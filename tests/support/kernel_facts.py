@@ -71,6 +71,7 @@ FACTS = {
     "delta_net._delta_rule": KEPT,
     "delta_net._gated_norm": ROWS,
     "expert_lora._shrink_pairs": TILES,
+    "expert_sums._combine": ROWS,
     "experts._down": TILES,
     "experts._gate_and_up": TILES,
     "experts._up": TILES,
@@ -96,7 +97,6 @@ FACTS = {
     "per_layer._gate": ROWS,
     "products._linear": TILES,
     "rope_write._rope_write": ROWS,
-    "routing._combine": ROWS,
     "routing._route": Facts(256, 128),  # before its loops, with 256 experts in groups
     "row_copies._copy_rows": ROWS,
     "row_copies._unpack_rows": ROWS,

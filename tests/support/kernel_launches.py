@@ -45,6 +45,7 @@ from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.decoder import attention_tile, run_layers
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
+from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
@@ -57,7 +58,7 @@ from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.routing import combine, route
+from shmllm_kernels.gpu.routing import route
 from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_configs import (
     decoder_config,
@@ -266,7 +267,8 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
         route(ids, weights, empty(4, count), starts, choice)
         sort_pairs(pairs, ids, count, 16)
         rows, x = empty(4, top_k, hidden), empty(4, hidden)
-        combine(x, rows, weights, None if is_silu else x.clone(), weights[:, 0])
+        combine(WeightedSum(x, weights), rows)
+        combine(WeightedSum(x, weights, x.clone(), weights[:, 0], True, 0.5), rows)
         for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):
             config = product_entry(key, most, dtype)
             # Nobody writes these, so that they take no memory.

@@ -18,11 +18,12 @@ from shmllm_kernels.gpu.configs import (
     ProductConfig,
 )
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
+from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
-from shmllm_kernels.gpu.routing import combine, route
+from shmllm_kernels.gpu.routing import route
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.reference.moe import Choice
@@ -141,8 +142,45 @@ class ExpertOps:
         return routing
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        out = self._buffers[moe.spec].out[: len(x)]
+        if self._meetings.is_partial(moe.down_proj.weight):
+            self._sum_part(x, routing, moe, shared)
+            return self._meetings.sum_parts(out)
+        self._sum(WeightedSum(out, routing.weights, shared, routing.shared_gates), x, routing, moe)
+        return out
+
+    def add_experts(
+        self,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        shared: Tensor | None,
+        residual: Tensor,
+        scale: float,
+    ) -> None:
+        """Add ``scale`` times the result of `experts` to the residual stream, in place."""
+        if self._meetings.is_partial(moe.down_proj.weight):
+            self._sum_part(x, routing, moe, shared)
+            self._meetings.add_parts(residual, scale)
+            return
+        gates = routing.shared_gates
+        total = WeightedSum(residual, routing.weights, shared, gates, adds=True, scale=scale)
+        self._sum(total, x, routing, moe)
+
+    def _sum_part(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> None:
+        """Launch this rank's part of the sums."""
+        meetings = self._meetings
+        added = shared if meetings.has_rest else None
+        part = WeightedSum(meetings.part(len(x)), routing.weights, added, routing.shared_gates)
+        self._sum(part, x, routing, moe, has_bias=meetings.has_rest)
+
+    def _sum(
+        self, total: WeightedSum, x: Tensor, routing: Routing, moe: MoE, has_bias: bool = True
+    ) -> None:
+        """Launch the products of each token's experts and their sums."""
         if self._reads_choices(len(x)):
-            return self._experts_of_one(x, routing, moe, shared)
+            self._sum_of_one(total, x, routing, moe)
+            return
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
         num_pairs, pairs = num_tokens * spec.top_k, buffers.sorted
         weights, configs = _weights(moe), self._configs(moe, num_tokens)
@@ -157,26 +195,18 @@ class ExpertOps:
             configs[0], first, is_dependent,
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
-        meetings, out = self._meetings, buffers.out[:num_tokens]
-        is_partial = meetings.is_partial(moe.down_proj.weight)
-        target = meetings.part(num_tokens) if is_partial else out
-        bias = moe.down_proj.bias
-        if is_partial and not meetings.has_rest:
-            bias = shared = None
+        bias = moe.down_proj.bias if has_bias else None
         down(
             rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last, is_dependent
         )  # fmt: skip
-        combine(target, rows, routing.weights, shared, routing.shared_gates)
-        return meetings.sum_parts(out) if is_partial else out
+        combine(total, rows)
 
     def _reads_choices(self, num_tokens: int) -> bool:
         """Return whether products read on the device which experts were chosen, unsorted: those of
         one token, without adapters and other ranks."""
         return num_tokens == 1 and self._lora is None and not self._meetings.are_needed
 
-    def _experts_of_one(
-        self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None
-    ) -> Tensor:
+    def _sum_of_one(self, total: WeightedSum, x: Tensor, routing: Routing, moe: MoE) -> None:
         spec, buffers, ids = moe.spec, self._buffers[moe.spec], routing.ids[0]
         activated, rows = buffers.activated[: spec.top_k], buffers.rows[:1]
         activation = Activation(spec.activation, spec.activation != "relu_squared")
@@ -187,8 +217,7 @@ class ExpertOps:
             weight = rows_of(linear.weight)
             options = linear.bias, None, of_it, False, 1.0, self._products.is_dependent, ids
             multiply_row(out, read, weight, config_of(weight, self._products.device), *options)
-        combine(buffers.out[:1], rows, routing.weights, shared, routing.shared_gates)
-        return buffers.out[:1]
+        combine(total, rows)
 
     def _configs(self, moe: MoE, num_tokens: int) -> list[ProductConfig]:
         """Return the tile sizes of both products of a step of so many tokens."""

@@ -1,8 +1,8 @@
 """The operations of steps of few tokens, several of them in one launch.
 
 Norms and products are not launched when the decoder calls them, but together with what reads their
-result: a norm with the products that read it, a product with the addition to the residual stream,
-a norm behind a block with that addition.
+result: a norm with the products that read it, a product or the sum of experts with the addition to
+the residual stream, a norm behind a block with that addition.
 This module owns what is launched together; `GpuOps` launches what has no such neighbour.
 """
 
@@ -46,10 +46,21 @@ class _Product:
 
 
 @dataclass(slots=True, eq=False)
-class _NormedProduct:
-    """An RMSNorm of a product, neither of which has been launched, unless there is a value."""
+class _Experts:
+    """The sum of each token's experts, which has not been launched."""
 
-    product: _Product
+    x: Tensor
+    routing: Routing
+    moe: MoE
+    shared: Tensor | None
+
+
+@dataclass(slots=True, eq=False)
+class _NormedProduct:
+    """An RMSNorm of a product, or of a sum of experts, neither of which has been launched, unless
+    there is a value."""
+
+    product: _Product | _Experts
     norm: Norm
     value: Tensor | None = None
 
@@ -81,8 +92,10 @@ class FusedOps:
             return self._multiply(x)
         if isinstance(x, _NormedProduct):
             if x.value is None:
-                x.value = self._ops.norm(self._multiply(x.product), x.norm)
+                x.value = self._ops.norm(self.value(x.product), x.norm)
             return x.value
+        if isinstance(x, _Experts):
+            return self._ops.experts(x.x, x.routing, x.moe, x.shared)
         return x
 
     def _multiply(self, product: _Product) -> Tensor:
@@ -104,7 +117,7 @@ class FusedOps:
         if isinstance(x, _Normed) and x.value is None:
             return x.residual, x.norm
         if isinstance(x, _NormedProduct) and x.value is None:
-            return self._multiply(x.product), x.norm
+            return self.value(x.product), x.norm
         return self.value(x), None
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
@@ -133,7 +146,10 @@ class FusedOps:
                 self._add_product(read, x.linear, residual, scale)
                 return
         if isinstance(x, _NormedProduct) and x.value is None:
-            self._ops.add_normed(self._multiply(x.product), residual, x.norm, scale)
+            self._ops.add_normed(self.value(x.product), residual, x.norm, scale)
+            return
+        if isinstance(x, _Experts):
+            self._ops.add_experts(x.x, x.routing, x.moe, x.shared, residual, scale)
             return
         self._ops.add_norm(self.value(x), residual, None, scale)
 
@@ -168,7 +184,7 @@ class FusedOps:
         return self._ops.join(self.value(embeds), self.value(hidden), norms, projection)
 
     def norm(self, x: Any, norm: Norm) -> Any:
-        if isinstance(x, _Product) and norm.spec.kind == "rms":
+        if isinstance(x, _Product | _Experts) and norm.spec.kind == "rms":
             return _NormedProduct(x, norm)
         return self._ops.norm(self.value(x), norm)
 
@@ -202,5 +218,5 @@ class FusedOps:
     def route(self, x: Any, moe: MoE) -> Routing:
         return self._ops.route(self.value(x), moe)
 
-    def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Tensor:
-        return self._ops.experts(self.value(x), routing, moe, self.value(shared))
+    def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Any:
+        return _Experts(self.value(x), routing, moe, self.value(shared))

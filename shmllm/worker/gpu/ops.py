@@ -326,6 +326,18 @@ class GpuOps:
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         return self._experts.experts(x, routing, moe, shared)
 
+    def add_experts(
+        self,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        shared: Tensor | None,
+        residual: Tensor,
+        scale: float,
+    ) -> None:
+        """Add ``scale`` times the result of `experts` to the residual stream, in place."""
+        self._experts.add_experts(x, routing, moe, shared, residual, scale)
+
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of
         samples."""

@@ -116,18 +116,57 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
     assert launched[first + 12 :][: len(rest)] == rest
 
 
-def test_norms_behind_blocks_are_launched_with_the_sum(gpu_device, models) -> None:
-    steps = GpuSteps(gpu_device, models("gemma2")[1])
+def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
+    """What a decode of some requests launches behind the tables of rotary embeddings."""
+    steps = GpuSteps(gpu_device, directory)
     steps.program.warm_up()
-    add_prompts(steps, {0: 3})
-    steps.step({0: 2})
+    rows = dict.fromkeys(range(num_requests), 1)
+    add_prompts(steps, dict.fromkeys(rows, 3))
+    steps.step(dict.fromkeys(rows, 2))
     gpu_device.launched.clear()
-    steps.run(steps.prepare({0: 1}))
+    steps.run(steps.prepare(rows))
+    launched = list(gpu_device.launched)
+    return launched[launched.index("_rope_tables") + 1 :]
+
+
+def test_norms_behind_blocks_are_launched_with_the_sum(gpu_device, models) -> None:
     product = "multiply_single_row"
     layer = [product, "attend_decodes", product, "_add_normed", product, product, "_add_normed"]
-    launched = list(gpu_device.launched)
-    first = launched.index("_rope_tables") + 1
-    assert launched[first:][: 2 * len(layer)] == 2 * layer
+    launched = launches_of_a_decode(gpu_device, models("gemma2")[1], 1)
+    assert launched[: 2 * len(layer)] == 2 * layer
+
+
+OF_MIXTURES = {
+    "mixtral": (0, "aten::mm"),
+    "qwen3_moe": (0, "aten::mm"),
+    "gpt_oss": (0, "aten::addmm"),
+    "qwen2_moe": (2, "aten::mm"),
+}
+"""The launches of a shared expert, and the router's product."""
+
+
+@pytest.mark.parametrize(
+    "name", ["mixtral", *(slow(name) for name in OF_MIXTURES if name != "mixtral")]
+)
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_the_sum_of_experts_is_added_to_the_residual_stream_in_its_launch(
+    gpu_device, models, num_requests, name
+) -> None:
+    """A layer is nine launches."""
+    num_shared, router = OF_MIXTURES[name]
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    products = [product] * 2 if num_requests == 1 else ["_gate_and_up", "_down"]
+    layer = [product, "attend_decodes", product, "_rms_norm", router, "_route"]
+    layer += [product] * num_shared + [*products, "_combine"]
+    launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
+    assert launched[: 2 * len(layer) + 1] == [*layer, *layer, "_rms_norm"]
+
+
+@pytest.mark.slow
+def test_a_norm_behind_experts_is_launched_with_the_sum(gpu_device, models) -> None:
+    launched = launches_of_a_decode(gpu_device, models("gemma4")[1], 1)
+    begin = launched.index("_combine")
+    assert launched[begin:][:4] == ["_combine", "_add_normed", "_rms_norm", "aten::add_"]
 
 
 @pytest.mark.parametrize("num_reqs", [1, 3])
