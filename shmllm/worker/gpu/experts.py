@@ -12,6 +12,7 @@ from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
+from shmllm_kernels.gpu.combined_row import combine_products
 from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
     SMALLEST_BLOCK,
@@ -208,16 +209,15 @@ class ExpertOps:
 
     def _sum_of_one(self, total: WeightedSum, x: Tensor, routing: Routing, moe: MoE) -> None:
         spec, buffers, ids = moe.spec, self._buffers[moe.spec], routing.ids[0]
-        activated, rows = buffers.activated[: spec.top_k], buffers.rows[:1]
+        activated, is_dependent = buffers.activated[: spec.top_k], self._products.is_dependent
         activation = Activation(spec.activation, spec.activation != "relu_squared")
-        for out, read, linear, of_it in (
-            (activated, x, moe.gate_up_proj, activation),
-            (rows[0], activated, moe.down_proj, None),
-        ):
-            weight = rows_of(linear.weight)
-            options = linear.bias, None, of_it, False, 1.0, self._products.is_dependent, ids
-            multiply_row(out, read, weight, config_of(weight, self._products.device), *options)
-        combine(total, rows)
+        first, last = _weights(moe)
+        tiles = [config_of(weight, self._products.device) for weight in (first, last)]
+        multiply_row(
+            activated, x, first, tiles[0], moe.gate_up_proj.bias, activation=activation,
+            is_dependent=is_dependent, ids=ids,
+        )  # fmt: skip
+        combine_products(total, activated, last, tiles[1], ids, moe.down_proj.bias, is_dependent)
 
     def _configs(self, moe: MoE, num_tokens: int) -> list[ProductConfig]:
         """Return the tile sizes of both products of a step of so many tokens."""
