@@ -15,18 +15,19 @@ from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import gate_and_up
 from shmllm_kernels.gpu.pairs import sort_pairs
 from shmllm_kernels.gpu.row_configs import SingleRowConfig
-from shmllm_kernels.gpu.row_operands import Activation
+from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.reference import moe as plain
+from shmllm_kernels.reference.norm import rms_norm
 
 TILES = [SingleRowConfig(4, 64, 2), SingleRowConfig(2, 128, 1)]
 """Tiles of products of one row; a row of 192 elements is three of the first, and not whole ones of
 the second."""
 
 
-def multiply(out, x, weight, ids, bias=None, activation=None):
+def multiply(out, x, weight, ids, bias=None, activation=None, norm=None):
     made = None if activation is None else Activation(activation, activation != "relu_squared")
-    multiply_row(out, x, weight, config_of(weight, x.device), bias, None, made, ids=ids)
+    multiply_row(out, x, weight, config_of(weight, x.device), bias, norm, made, ids=ids)
 
 
 class ExpertRowsConformance:
@@ -46,6 +47,19 @@ class ExpertRowsConformance:
         got, want = poisoned(2, top_k, inner, dtype=dtype, device=draw.device)
         gate_and_up(want, x, first, bias, activation, top_k, pairs, SMALL)
         multiply(got, x, first, ids[0], bias, activation)
+        assert_close(got, want, *tolerances(dtype))
+
+    @pytest.mark.parametrize("kind", [None, "int4"])
+    def test_the_norm_of_the_row(self, draw, dtype, kind):
+        x, own = draw.normal(1, 192, dtype=dtype, scale=3.0), draw.normal(192, dtype=dtype)
+        packed = None if kind is None else drawn(draw, kind, 5, 40, 192, dtype=dtype)
+        weight = draw.normal(5, 40, 192, dtype=dtype, scale=0.1)
+        if packed is not None:
+            weight = rows_of(packed)
+        ids = torch.tensor([1, 4], dtype=torch.int32, device=draw.device)
+        got, want = poisoned(2, 2, 20, dtype=dtype, device=draw.device)
+        multiply(got, x, weight, ids, None, "silu", RowNorm(own, 1e-5, 1.0))
+        multiply(want, rms_norm(x, own, 1e-5, 1.0), weight, ids, None, "silu")
         assert_close(got, want, *tolerances(dtype))
 
     @pytest.mark.parametrize("kind", ["mxfp4", "int4", "q6_k", "fp8"])

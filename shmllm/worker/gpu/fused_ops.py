@@ -49,7 +49,7 @@ class _Product:
 class _Experts:
     """The sum of each token's experts, which has not been launched."""
 
-    x: Tensor
+    x: Tensor | _Normed
     routing: Routing
     moe: MoE
     shared: Tensor | None
@@ -95,7 +95,8 @@ class FusedOps:
                 x.value = self._ops.norm(self.value(x.product), x.norm)
             return x.value
         if isinstance(x, _Experts):
-            return self._ops.experts(x.x, x.routing, x.moe, x.shared)
+            read, norm = self._read_last(x.x)
+            return self._ops.experts(read, x.routing, x.moe, x.shared, norm)
         return x
 
     def _multiply(self, product: _Product) -> Tensor:
@@ -119,6 +120,12 @@ class FusedOps:
         if isinstance(x, _NormedProduct) and x.value is None:
             return self.value(x.product), x.norm
         return self.value(x), None
+
+    def _read_last(self, x: Any) -> tuple[Tensor, Norm | None]:
+        """As `_read`, for experts: nothing reads the norm after them."""
+        if x is self._normed:
+            self._normed = None
+        return self._read(x)
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         self._normed = None
@@ -149,7 +156,8 @@ class FusedOps:
             self._ops.add_normed(self.value(x.product), residual, x.norm, scale)
             return
         if isinstance(x, _Experts):
-            self._ops.add_experts(x.x, x.routing, x.moe, x.shared, residual, scale)
+            read, norm = self._read_last(x.x)
+            self._ops.add_experts(read, x.routing, x.moe, x.shared, residual, scale, norm)
             return
         self._ops.add_norm(self.value(x), residual, None, scale)
 
@@ -216,7 +224,14 @@ class FusedOps:
         return self._ops.mamba(self.value(x), mixer)
 
     def route(self, x: Any, moe: MoE) -> Routing:
-        return self._ops.route(self.value(x), moe)
+        read, norm = self._read(self._for_experts(x, moe))
+        return self._ops.route(read, moe, norm)
 
     def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Any:
-        return _Experts(self.value(x), routing, moe, self.value(shared))
+        return _Experts(self._for_experts(x, moe), routing, moe, self.value(shared))
+
+    def _for_experts(self, x: Any, moe: MoE) -> Any:
+        """Launch what experts wait for, but a norm that they compute themselves."""
+        if isinstance(x, _Normed) and self._ops.experts_take_norm(len(x.residual), x.norm, moe):
+            return x
+        return self.value(x)

@@ -72,7 +72,7 @@ class RowProducts:
         )
         bias, begin = linear.bias if has_bias else None, 0
         adapters = None if self._lora is None else self._lora.of_rows(linear)
-        before = _norm_of_rows(norm)
+        before = norm_of_rows(norm)
         options = before, activation, adds, scale, self._is_dependent
         is_single = len(x) == 1 and adapters is None and (before is None or not before.has_mean)
         for part in parts_of(linear.weight):
@@ -89,7 +89,8 @@ class RowProducts:
             begin = end
 
 
-def _norm_of_rows(norm: Norm | None) -> RowNorm | None:
+def norm_of_rows(norm: Norm | None) -> RowNorm | None:
+    """Return a norm as kernels take it."""
     if norm is None:
         return None
     spec = norm.spec

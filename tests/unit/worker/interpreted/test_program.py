@@ -152,13 +152,15 @@ OF_MIXTURES = {
 def test_the_sum_of_experts_is_added_to_the_residual_stream_in_its_launch(
     gpu_device, models, num_requests, name
 ) -> None:
-    """A layer is eight launches for one token, and nine for few."""
+    """A layer is seven launches for one token, which computes its norms in products, and nine for
+    few."""
     num_shared, router = OF_MIXTURES[name]
-    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    product, of_router = "multiply_few_rows", ["_rms_norm", router]
     of_experts = ["_gate_and_up", "_down", "_combine"]
     if num_requests == 1:
-        of_experts = [product, "combine_single_row"]
-    layer = [product, "attend_decodes", product, "_rms_norm", router, "_route"]
+        product = "multiply_single_row"
+        of_router, of_experts = [product], [product, "combine_single_row"]
+    layer = [product, "attend_decodes", product, *of_router, "_route"]
     layer += [product] * num_shared + of_experts
     launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
     assert launched[: 2 * len(layer) + 1] == [*layer, *layer, "_rms_norm"]
