@@ -13,6 +13,7 @@ from support.kernel_helpers import assert_close, poisoned
 from triton.runtime.interpreter import interpreter_builder
 
 from shmllm_kernels.gpu.configs import ProductConfig
+from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.pair_layout import (
     LayoutScratch,
@@ -22,7 +23,7 @@ from shmllm_kernels.gpu.pair_layout import (
     num_chunks,
 )
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
-from shmllm_kernels.gpu.routing import combine, route
+from shmllm_kernels.gpu.routing import route
 from shmllm_kernels.reference import moe as plain
 
 SMALL = ProductConfig(16, 32, 16, 4, 2)
@@ -272,7 +273,7 @@ class ExpertKernelsConformance:
         rows = poisoned(tokens, top_k, hidden, dtype=dtype, device=draw.device)
         down(rows.flatten(0, 1), activated, last, last_bias, pairs, config)
         out = poisoned(tokens, hidden, dtype=dtype, device=draw.device)
-        combine(out, rows, weights)
+        combine(WeightedSum(out, weights), rows)
         biases = [None if bias is None else bias.double() for bias in (gate_up_bias, last_bias)]
         want = plain.experts(
             x.double(), ids.long(), weights.double(), gate_up.double(), last.double(), *biases,
@@ -287,12 +288,17 @@ class ExpertKernelsConformance:
         extra = draw.normal(3, dim + 2, dtype=dtype)[:, :dim] if shared != "none" else None
         gates = draw.normal(3, 5, dtype=dtype)[:, 4] if shared == "gated" else None
         out = poisoned(3, dim, dtype=dtype, device=draw.device)
-        combine(out, rows, weights, extra, gates)
+        combine(WeightedSum(out, weights, extra, gates), rows)
         want = (rows.double() * weights.double()[..., None]).sum(1)
         if extra is not None:
             factor = 1.0 if gates is None else gates.double().sigmoid()[:, None]
             want = want + factor * extra.double()
         assert_close(out, want.to(dtype), *tolerances(dtype))
+        before = draw.normal(3, dim, dtype=dtype)
+        for scale in (1.0, 0.25):  # their products are exact, whether they are rounded or not
+            residual = before.clone()
+            combine(WeightedSum(residual, weights, extra, gates, True, scale), rows)
+            assert torch.equal(residual, before.add(out, alpha=scale))
 
     def test_a_pairs_bits_do_not_depend_on_the_batch(self, draw, dtype, monkeypatch):
         monkeypatch.setattr(np, "matmul", product_of_single_rows)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
+from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.lora import StepUnits
 from shmllm_kernels.gpu.pairs import sort_pairs
-from shmllm_kernels.gpu.routing import combine
 from shmllm_kernels.reference import moe as plain
 
 UNUSED = (1, 2)
@@ -77,7 +77,7 @@ class Layer:
         shrink_pairs(last, activated, pairs, config.block_m, False)
         down(rows.flatten(0, 1), activated, self.weights[1], None, pairs, config, last)
         out = memory(tokens, hidden)
-        combine(out, rows, weights)
+        combine(WeightedSum(out, weights), rows)
         return out
 
     def merged(self, place: int) -> list[Tensor]:

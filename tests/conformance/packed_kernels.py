@@ -14,11 +14,11 @@ from support.variants import diagonal, slow
 from shmllm.models.matrices import FORMATS
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm_kernels.gpu.configs import ProductConfig, packed_config
+from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.packings import PACKINGS, PackedRows
 from shmllm_kernels.gpu.pairs import sort_pairs
 from shmllm_kernels.gpu.products import linear
-from shmllm_kernels.gpu.routing import combine
 from shmllm_kernels.gpu.row_copies import TableShare, embed
 from shmllm_kernels.reference import moe as plain
 from shmllm_kernels.reference.step import LearnedRows
@@ -161,7 +161,7 @@ class PackedKernelsConformance:
         rows = poisoned(tokens, top_k, hidden, dtype=dtype, device=draw.device)
         down(rows.flatten(0, 1), activated, rows_of(last), biases[1], pairs, ONE_RUN)
         out = poisoned(tokens, hidden, dtype=dtype, device=draw.device)
-        combine(out, rows, weights)
+        combine(WeightedSum(out, weights), rows)
         want = plain.experts(
             x.double(), ids.long(), weights.double(), values_of(gate_up).double(),
             values_of(last).double(), *(None if b is None else b.double() for b in biases), "silu",

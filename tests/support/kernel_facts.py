@@ -64,6 +64,8 @@ FACTS = {
     "attention_kernels.attend": Facts(128, 256, multiplies=True),
     "attention_kernels.merge_splits": ROWS,
     "chunk_summaries.summarise_chunks": KEPT,
+    "combined_row_kernel.combine_packed_row": Facts(256, SPILLED_BYTES),
+    "combined_row_kernel.combine_single_row": Facts(256, 8),
     "convolution._convolve": ROWS,
     # One program of all layers on a multiprocessor; it keeps a few addresses in memory meanwhile.
     "decoder_kernel.decode_layers": Facts(256, 2 * SPILLED_BYTES, multiplies=True),
@@ -71,6 +73,7 @@ FACTS = {
     "delta_net._delta_rule": KEPT,
     "delta_net._gated_norm": ROWS,
     "expert_lora._shrink_pairs": TILES,
+    "expert_sums._combine": ROWS,
     "experts._down": TILES,
     "experts._gate_and_up": TILES,
     "experts._up": TILES,
@@ -96,7 +99,6 @@ FACTS = {
     "per_layer._gate": ROWS,
     "products._linear": TILES,
     "rope_write._rope_write": ROWS,
-    "routing._combine": ROWS,
     "routing._route": Facts(256, 128),  # before its loops, with 256 experts in groups
     "row_copies._copy_rows": ROWS,
     "row_copies._unpack_rows": ROWS,
@@ -211,7 +213,7 @@ def check_packed(kernel: Kernel) -> None:
     """Each operation of unpacking is rounded by itself. Products load the codes and the rows of
     activations of later iterations while they compute."""
     assert not kernel["contractions"]
-    if kernel["kernel"] == "_unpack_rows":
+    if kernel["kernel"] not in PIPELINED:
         return
     (loop,), (waits,) = kernel["loops"], kernel["waits"]
     assert min(loop["buffers"]) >= 2

@@ -31,6 +31,7 @@ from triton.runtime.jit import JITFunction
 from shmllm.models.matrices import FORMATS
 from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
+from shmllm_kernels.gpu.combined_row import combine_products
 from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
     ROWS_OF_PRODUCTS,
@@ -45,6 +46,7 @@ from shmllm_kernels.gpu.convolution import MOST_TAPS, convolve
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.decoder import attention_tile, run_layers
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
+from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
@@ -57,7 +59,7 @@ from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
-from shmllm_kernels.gpu.routing import combine, route
+from shmllm_kernels.gpu.routing import route
 from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_configs import (
     decoder_config,
@@ -266,7 +268,8 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
         route(ids, weights, empty(4, count), starts, choice)
         sort_pairs(pairs, ids, count, 16)
         rows, x = empty(4, top_k, hidden), empty(4, hidden)
-        combine(x, rows, weights, None if is_silu else x.clone(), weights[:, 0])
+        combine(WeightedSum(x, weights), rows)
+        combine(WeightedSum(x, weights, x.clone(), weights[:, 0], True, 0.5), rows)
         for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):
             config = product_entry(key, most, dtype)
             # Nobody writes these, so that they take no memory.
@@ -287,6 +290,26 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
                 up = torch.empty(count, inner, hidden, dtype=dtype)
                 gate_and_up(activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config)
         facts.clear()
+        last = torch.empty(count, hidden, inner, dtype=torch.bfloat16)
+        bias = None if is_silu else empty(count, hidden)
+        of_one = WeightedSum(x[:1], weights[:1], None if is_silu else x[1:2], adds=is_silu)
+        launch_sum_of_one(facts, of_one, last, ids[0], bias, is_dependent)
+        facts.clear()
+
+
+def launch_sum_of_one(
+    facts: dict[str, Any],
+    total: WeightedSum,
+    weight: Rows,
+    ids: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_dependent: bool,
+) -> None:
+    """Launch the last products of one token's experts with their sum."""
+    config, dtype = config_of(weight, torch.device("cpu")), total.out.dtype
+    facts |= {"dtype": str(dtype), "k": weight.shape[-1]} | asdict(config)
+    x = empty(len(ids), weight.shape[-1], dtype=dtype)
+    combine_products(total, x, weight, config, ids, bias, is_dependent)
 
 
 def mixtures(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -> None:
@@ -318,6 +341,8 @@ def packed(facts: dict[str, Any], key: str, kind: str, dtype: torch.dtype) -> No
         activated = empty(8, 2816, dtype=dtype)
         gate_and_up(activated, x, gate_up, None, "silu", 2, pairs, config)
         down(empty(8, 4096, dtype=dtype), activated, last, None, pairs, config)
+    of_one = WeightedSum(x[:1], empty(1, 4, dtype=torch.float32), adds=True)
+    launch_sum_of_one(facts, of_one, last, ids.int(), None, False)
     facts.clear()
 
 

@@ -22,7 +22,7 @@ from shmllm_kernels.gpu.unpacking import half_run
 
 
 @triton.jit
-def _half_tile(
+def half_tile(
     code_rows, parameter_rows, run, is_column, k, HALF: tl.constexpr, PACKING: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
@@ -32,7 +32,7 @@ def _half_tile(
 
 
 @triton.jit
-def _half_row(x_ptr, norm_ptr, run, k, offset, HALF: tl.constexpr, HAS_NORM: tl.constexpr):
+def half_row(x_ptr, norm_ptr, run, k, offset, HALF: tl.constexpr, HAS_NORM: tl.constexpr):
     """Returns the row's elements beside half a run of each pair, times those of the norm's weight,
     and their squares, [32, pairs] float32."""
     ks = (run * 64)[None, :] + HALF * 32 + tl.arange(0, 32)[:, None]
@@ -44,7 +44,7 @@ def _half_row(x_ptr, norm_ptr, run, k, offset, HALF: tl.constexpr, HAS_NORM: tl.
 
 
 @triton.jit
-def _by_column(of_pairs, BLOCK_N: tl.constexpr, RUNS: tl.constexpr):
+def by_column(of_pairs, BLOCK_N: tl.constexpr, RUNS: tl.constexpr):
     """Returns the sums over the runs of each column."""
     return tl.sum(tl.reshape(tl.sum(of_pairs, axis=0), (BLOCK_N, RUNS)), axis=1)
 
@@ -62,7 +62,6 @@ def multiply_packed_row(
     n,
     k,
     height,
-    x_stride,
     codes_stride,
     parameters_stride,
     eps,
@@ -82,7 +81,6 @@ def multiply_packed_row(
     first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     out_ptr += choice * n
-    x_ptr += choice * x_stride
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < n
     rows, up_rows = rows_of_columns(first_row, columns, n, NAME)
@@ -94,8 +92,8 @@ def multiply_packed_row(
     parameters = parameters_ptr + own_rows * parameters_stride
     up_codes = codes_ptr + own_up_rows * codes_stride
     up_parameters = parameters_ptr + own_up_rows * parameters_stride
-    low = _half_tile(codes, parameters, first, is_own, k, 0, PACKING, dtype)
-    high = _half_tile(codes, parameters, first, is_own, k, 1, PACKING, dtype)
+    low = half_tile(codes, parameters, first, is_own, k, 0, PACKING, dtype)
+    high = half_tile(codes, parameters, first, is_own, k, 1, PACKING, dtype)
     bias = load_if(HAS_BIAS, bias_ptr + rows, is_column)
     up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + up_rows, is_column)
     wait(IS_DEPENDENT, HAS_EXPERTS)
@@ -106,24 +104,24 @@ def multiply_packed_row(
     squares = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
     for start in range(0, tl.cdiv(k, 64), RUNS):
         run = start + first
-        x_low, square_low = _half_row(x_ptr, norm_ptr, run, k, offset, 0, HAS_NORM)
-        x_high, square_high = _half_row(x_ptr, norm_ptr, run, k, offset, 1, HAS_NORM)
+        x_low, square_low = half_row(x_ptr, norm_ptr, run, k, offset, 0, HAS_NORM)
+        x_high, square_high = half_row(x_ptr, norm_ptr, run, k, offset, 1, HAS_NORM)
         squares += square_low + square_high
-        next_low = _half_tile(codes, parameters, run + RUNS, is_own, k, 0, PACKING, dtype)
-        next_high = _half_tile(codes, parameters, run + RUNS, is_own, k, 1, PACKING, dtype)
+        next_low = half_tile(codes, parameters, run + RUNS, is_own, k, 0, PACKING, dtype)
+        next_high = half_tile(codes, parameters, run + RUNS, is_own, k, 1, PACKING, dtype)
         total += low.to(tl.float32) * x_low + high.to(tl.float32) * x_high
         low, high = next_low, next_high
         if IS_GATED:
-            up_low = _half_tile(up_codes, up_parameters, run, is_own, k, 0, PACKING, dtype)
-            up_high = _half_tile(up_codes, up_parameters, run, is_own, k, 1, PACKING, dtype)
+            up_low = half_tile(up_codes, up_parameters, run, is_own, k, 0, PACKING, dtype)
+            up_high = half_tile(up_codes, up_parameters, run, is_own, k, 1, PACKING, dtype)
             up_total += up_low.to(tl.float32) * x_low + up_high.to(tl.float32) * x_high
     factor = 1.0
     if HAS_NORM:  # the pairs of each column have all elements of the row
-        factor = tl.rsqrt(_by_column(squares, BLOCK_N, RUNS) / k + eps)
-    product = _by_column(total, BLOCK_N, RUNS) * factor
+        factor = tl.rsqrt(by_column(squares, BLOCK_N, RUNS) / k + eps)
+    product = by_column(total, BLOCK_N, RUNS) * factor
     up_product = product
     if IS_GATED:
-        up_product = _by_column(up_total, BLOCK_N, RUNS) * factor
+        up_product = by_column(up_total, BLOCK_N, RUNS) * factor
     result = finished(
         product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )

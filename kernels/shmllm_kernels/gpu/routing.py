@@ -1,9 +1,8 @@
-"""Decides which experts compute which tokens, and adds up what these return.
+"""Decides which experts compute which tokens.
 
-`route` chooses each token's experts and lays the pairs of a token and an expert out for `experts`,
-as `pair_layout` says; `combine` adds the pairs of each token. A token's result is the sum over its
-experts in ascending order. It does not depend on the order of the pairs, and no kernel adds numbers
-atomically but those of finished programs.
+`route` chooses each token's experts, in ascending order, and lays the pairs of a token and an
+expert out for `experts`, as `pair_layout` says. No kernel adds numbers atomically but those of
+finished programs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
+from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import sigmoid
 from shmllm_kernels.gpu.pair_layout import (
     PairLayout,
@@ -29,7 +28,6 @@ from shmllm_kernels.reference import moe as plain
 from shmllm_kernels.reference.moe import Choice
 
 MAX_EXPERTS = 4096
-COLUMNS_AT_ONCE = 1024
 NUM_WARPS = 8
 SMALLEST_TOTAL = tl.constexpr(plain.SMALLEST_TOTAL)
 
@@ -154,40 +152,6 @@ def _route(
         )  # fmt: skip
 
 
-@triton.jit
-def _combine(
-    out_ptr,
-    rows_ptr,
-    weights_ptr,
-    shared_ptr,
-    gates_ptr,
-    out_stride,
-    shared_stride,
-    gates_stride,
-    dim,
-    HAS_SHARED: tl.constexpr,
-    HAS_GATES: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < dim
-    total = tl.zeros((BLOCK,), tl.float32)
-    for choice in tl.static_range(TOP_K):
-        pair = token * TOP_K + choice
-        row = tl.load(rows_ptr + pair * dim + columns, mask=inside, other=0.0)
-        total += tl.load(weights_ptr + pair) * row.to(tl.float32)
-    if HAS_SHARED:
-        row = tl.load(shared_ptr + token * shared_stride + columns, mask=inside, other=0.0)
-        factor = 1.0
-        if HAS_GATES:
-            factor = sigmoid(tl.load(gates_ptr + token * gates_stride).to(tl.float32))
-        total += factor * row.to(tl.float32)
-    places = out_ptr + token * out_stride + columns
-    tl.store(places, total.to(out_ptr.dtype.element_ty), mask=inside)
-
-
 def route(
     ids: Tensor,
     weights: Tensor,
@@ -277,51 +241,3 @@ def _check_routing(
     assert num_experts % choice.num_groups == 0, "groups have equally many experts"
     assert scales is None or scales.shape == (num_experts,), "scales: one for each expert"
     assert scales is None or scales.is_contiguous(), "scales must be contiguous"
-
-
-def combine(
-    out: Tensor,
-    rows: Tensor,
-    weights: Tensor,
-    shared: Tensor | None = None,
-    gates: Tensor | None = None,
-) -> None:
-    """Writes ``sum(weights[token, i] * rows[token, i]) + sigmoid(gate) * shared``, added in this
-    order in float32.
-
-    Args:
-        out: [tokens, dim], each row contiguous.
-        rows: [tokens, top_k, dim] contiguous, out's dtype, what each pair's expert returned.
-        weights: [tokens, top_k] float32 contiguous.
-        shared: [tokens, dim], each row contiguous, the output of the shared expert, or None.
-        gates: [tokens], any stride; None: the factor of ``shared`` is 1.
-
-    One launch a layer, which moves (top_k + 1) * tokens * dim elements, 36 KiB for a token with 8
-    experts and 2,048 columns: 2 us for one token, 110 us for 8,192.
-    """
-    tokens, top_k, dim = rows.shape
-    assert out.shape == (tokens, dim), "out: one row a token"
-    assert weights.shape == (tokens, top_k), "weights: one for each pair"
-    assert rows.is_contiguous(), "rows must be contiguous"
-    assert weights.is_contiguous(), "weights must be contiguous"
-    assert out.stride(1) == 1, "rows must be contiguous"
-    assert rows.dtype is out.dtype, "rows must have out's dtype"
-    if tokens == 0:
-        return
-    block = min(next_power_of_two(dim), COLUMNS_AT_ONCE)
-    _combine[(tokens, triton.cdiv(dim, block))](
-        out,
-        rows,
-        weights,
-        out if shared is None else shared,
-        weights if gates is None else gates,
-        out.stride(0),
-        0 if shared is None else shared.stride(0),
-        0 if gates is None else gates.stride(0),
-        dim,
-        HAS_SHARED=shared is not None,
-        HAS_GATES=gates is not None,
-        TOP_K=top_k,
-        BLOCK=block,
-        num_warps=row_warps(block),
-    )

@@ -54,8 +54,7 @@ def multiply_row(
     Args:
         out: [1, n], or [top_k, n] with ``ids``, contiguous; not ``x``. With a gated activation n is
             half of the rows of ``weight``.
-        x: [1, k], or [top_k, k], a row for each expert, contiguous; out's dtype: float32, float16
-            or bfloat16.
+        x: [1, k], contiguous, out's dtype: float32, float16 or bfloat16.
         weight: [n, k], or [2 * n, k] for a gated activation, out's dtype, with any stride between
             rows; or packed, and its values are rounded to out's dtype. With ``ids`` [experts, ...]
             of them, contiguous.
@@ -83,7 +82,7 @@ def multiply_row(
         return
     memory: tuple[Tensor, ...] = memory_of(weight)
     strides: tuple[int, ...] = strides_of(weight)
-    tile = _options(weight, config)
+    tile = options_of(weight, config)
     block_n = max(config.block_n // 2, 1) if is_gated else config.block_n
     kernel: Any = multiply_packed_row
     if isinstance(weight, Tensor):
@@ -100,7 +99,6 @@ def multiply_row(
         n,
         k,
         height,
-        k if len(x) > 1 else 0,
         *strides,
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.offset,
@@ -120,7 +118,7 @@ def multiply_row(
     )
 
 
-def _options(weight: Rows, config: SingleRowConfig) -> dict[str, Any]:
+def options_of(weight: Rows, config: SingleRowConfig) -> dict[str, Any]:
     """Returns the constants of the kernel that depend on how the weights are stored."""
     if isinstance(weight, Tensor):
         return {"BLOCK_K": config.block_k}
@@ -138,13 +136,12 @@ def _check(
 ) -> None:
     *experts, _, k = weight.shape
     if ids is None:
-        assert len(out) == len(x) == 1, "one row"
+        assert len(out) == 1, "one row"
         assert not experts, "a matrix"
     else:
         assert ids.shape == (len(out),), "ids: one for each row of out"
-        assert len(x) in (1, len(out)), "x: one row, or one for each expert"
         assert len(experts) == 1, "weight: a matrix of each expert"
-    assert x.shape[1] == k, "x must be as long as rows of weight"
+    assert x.shape == (1, k), "x: one row, as long as those of weight"
     assert out.is_contiguous(), "out must be contiguous"
     assert x.is_contiguous(), "x must be contiguous"
     assert out.dtype is x.dtype, "out and x have one dtype"

@@ -36,7 +36,7 @@ def load_if(IS_WANTED: tl.constexpr, places, mask):
 
 
 @triton.jit
-def _tile(places, is_column, begin, k, BLOCK_K: tl.constexpr, IS_WHOLE: tl.constexpr):
+def tile_of(places, is_column, begin, k, BLOCK_K: tl.constexpr, IS_WHOLE: tl.constexpr):
     """Returns some elements of some rows of a matrix, [BLOCK_N, BLOCK_K]."""
     if IS_WHOLE:
         return tl.load(places + begin)
@@ -46,7 +46,7 @@ def _tile(places, is_column, begin, k, BLOCK_K: tl.constexpr, IS_WHOLE: tl.const
 
 
 @triton.jit
-def _elements(
+def elements_of(
     x_ptr, norm_ptr, begin, k, offset,
     HAS_NORM: tl.constexpr, BLOCK_K: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -82,6 +82,15 @@ def rows_of_columns(first_row, columns, n, NAME: tl.constexpr):
 
 
 @triton.jit
+def row_of_expert(ids_ptr, choice, num_experts, height):
+    """Returns the first row of the matrix of a chosen expert, int64. Of a padded token the choice
+    may be anything; what does not exist stands for the first one."""
+    expert = tl.load(ids_ptr + choice)
+    expert = tl.where((expert >= 0) & (expert < num_experts), expert, 0)
+    return expert.to(tl.int64) * height
+
+
+@triton.jit
 def begin(ids_ptr, num_experts, height, IS_DEPENDENT: tl.constexpr, HAS_EXPERTS: tl.constexpr):
     """Returns the first row of the matrix that a program multiplies with, and its number: those of
     the expert that was chosen for it, which the launch before may have done, or 0."""
@@ -93,9 +102,7 @@ def begin(ids_ptr, num_experts, height, IS_DEPENDENT: tl.constexpr, HAS_EXPERTS:
         if IS_DEPENDENT:
             gdc_wait()
         choice = tl.program_id(1)
-        expert = tl.load(ids_ptr + choice)  # of a padded token it may be anything
-        expert = tl.where((expert >= 0) & (expert < num_experts), expert, 0)
-        first_row = expert.to(tl.int64) * height
+        first_row = row_of_expert(ids_ptr, choice, num_experts, height)
     return first_row, choice
 
 
@@ -151,7 +158,6 @@ def multiply_single_row(
     n,
     k,
     height,
-    x_stride,
     weight_stride,
     eps,
     offset,
@@ -170,7 +176,6 @@ def multiply_single_row(
     first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS)
     dtype = out_ptr.dtype.element_ty
     out_ptr += choice * n
-    x_ptr += choice * x_stride
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < n
     rows, up_rows = rows_of_columns(first_row, columns, n, NAME)
@@ -178,10 +183,10 @@ def multiply_single_row(
     places = weight_ptr + rows[:, None] * weight_stride + inner
     # An activation without a gate has no second half, which then stands for the first one.
     second = weight_ptr + (up_rows if IS_GATED else rows)[:, None] * weight_stride + inner
-    weight = _tile(places, is_column, 0, k, BLOCK_K, IS_WHOLE)
+    weight = tile_of(places, is_column, 0, k, BLOCK_K, IS_WHOLE)
     up = weight
     if IS_GATED:
-        up = _tile(second, is_column, 0, k, BLOCK_K, IS_WHOLE)
+        up = tile_of(second, is_column, 0, k, BLOCK_K, IS_WHOLE)
     bias = load_if(HAS_BIAS, bias_ptr + rows, is_column)
     up_bias = load_if(HAS_BIAS and IS_GATED, bias_ptr + up_rows, is_column)
     wait(IS_DEPENDENT, HAS_EXPERTS)
@@ -191,10 +196,10 @@ def multiply_single_row(
     up_total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for start in range(BLOCK_K, k, BLOCK_K):
-        next_weight = _tile(places, is_column, start, k, BLOCK_K, IS_WHOLE)
+        next_weight = tile_of(places, is_column, start, k, BLOCK_K, IS_WHOLE)
         if IS_GATED:
-            next_up = _tile(second, is_column, start, k, BLOCK_K, IS_WHOLE)
-        x, square = _elements(
+            next_up = tile_of(second, is_column, start, k, BLOCK_K, IS_WHOLE)
+        x, square = elements_of(
             x_ptr, norm_ptr, start - BLOCK_K, k, offset, HAS_NORM, BLOCK_K, IS_WHOLE
         )
         squares += square
@@ -204,7 +209,7 @@ def multiply_single_row(
             up_total += up.to(tl.float32) * x[None, :]
             up = next_up
     last = (k - 1) // BLOCK_K * BLOCK_K
-    x, square = _elements(x_ptr, norm_ptr, last, k, offset, HAS_NORM, BLOCK_K, IS_WHOLE)
+    x, square = elements_of(x_ptr, norm_ptr, last, k, offset, HAS_NORM, BLOCK_K, IS_WHOLE)
     factor = 1.0
     if HAS_NORM:
         factor = tl.rsqrt(tl.sum(squares + square, axis=0) / k + eps)

@@ -6,23 +6,27 @@ import torch
 from torch import Tensor
 
 from shmllm.models.experts import ExpertLinear, MoE
-from shmllm.models.layers import Allocator
+from shmllm.models.layers import Allocator, Linear, Norm
+from shmllm.models.matrices import MixedMatrix
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts, rows_of
+from shmllm.worker.gpu.row_products import norm_of_rows
+from shmllm_kernels.gpu.combined_row import combine_products
 from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
     SMALLEST_BLOCK,
     ProductConfig,
 )
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
+from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
-from shmllm_kernels.gpu.routing import combine, route
+from shmllm_kernels.gpu.routing import route
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.reference.moe import Choice
@@ -109,12 +113,21 @@ class ExpertOps:
         """Return whether the pairs of each mixture are sorted by a launch of their own."""
         return [not lays_out(num_tokens, spec.num_experts) for spec in self._buffers]
 
-    def logits(self, x: Tensor, moe: MoE) -> Tensor:
-        """Compute the router's output for ``x`` [tokens, hidden], in the dtype of its weight."""
+    def take_norm(self, num_tokens: int, norm: Norm, moe: MoE) -> bool:
+        """Return whether the products that read a norm of so many tokens compute it themselves."""
+        is_exact = self._buffers[moe.spec].exact_x is not None
+        return self._reads_choices(num_tokens) and norm.spec.kind == "rms" and not is_exact
+
+    def logits(self, x: Tensor, moe: MoE, norm: Norm | None = None) -> Tensor:
+        """Compute the router's output for ``x`` [tokens, hidden], or for a norm of it if
+        `take_norm`, in the dtype of the router's weight."""
         buffers = self._buffers[moe.spec]
         logits, read = buffers.logits[: len(x)], x
         if buffers.exact_x is not None:
             read = buffers.exact_x[: len(x)].copy_(x)
+        if self._reads_choices(len(x)):
+            self._multiply_row(logits, read, moe.router, norm)
+            return logits
         self._products.linear(logits, read, moe.router)
         if self._lora is not None:
             self._lora.add(logits, x, moe.router)
@@ -140,9 +153,63 @@ class ExpertOps:
         )  # fmt: skip
         return routing
 
-    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+    def experts(
+        self,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        shared: Tensor | None,
+        norm: Norm | None = None,
+    ) -> Tensor:
+        """Return what `models.ops.Ops.experts` says, of ``x``, or of a norm of it if
+        `take_norm`."""
+        out = self._buffers[moe.spec].out[: len(x)]
+        if self._meetings.is_partial(moe.down_proj.weight):
+            self._sum_part(x, routing, moe, shared)
+            return self._meetings.sum_parts(out)
+        total = WeightedSum(out, routing.weights, shared, routing.shared_gates)
+        self._sum(total, x, routing, moe, norm)
+        return out
+
+    def add_experts(
+        self,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        shared: Tensor | None,
+        residual: Tensor,
+        scale: float,
+        norm: Norm | None = None,
+    ) -> None:
+        """Add ``scale`` times the result of `experts` to the residual stream, in place."""
+        if self._meetings.is_partial(moe.down_proj.weight):
+            self._sum_part(x, routing, moe, shared)
+            self._meetings.add_parts(residual, scale)
+            return
+        gates = routing.shared_gates
+        total = WeightedSum(residual, routing.weights, shared, gates, adds=True, scale=scale)
+        self._sum(total, x, routing, moe, norm)
+
+    def _sum_part(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> None:
+        """Launch this rank's part of the sums."""
+        meetings = self._meetings
+        added = shared if meetings.has_rest else None
+        part = WeightedSum(meetings.part(len(x)), routing.weights, added, routing.shared_gates)
+        self._sum(part, x, routing, moe, has_bias=meetings.has_rest)
+
+    def _sum(
+        self,
+        total: WeightedSum,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        norm: Norm | None = None,
+        has_bias: bool = True,
+    ) -> None:
+        """Launch the products of each token's experts and their sums."""
         if self._reads_choices(len(x)):
-            return self._experts_of_one(x, routing, moe, shared)
+            self._sum_of_one(total, x, routing, moe, norm)
+            return
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
         num_pairs, pairs = num_tokens * spec.top_k, buffers.sorted
         weights, configs = _weights(moe), self._configs(moe, num_tokens)
@@ -157,38 +224,43 @@ class ExpertOps:
             configs[0], first, is_dependent,
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
-        meetings, out = self._meetings, buffers.out[:num_tokens]
-        is_partial = meetings.is_partial(moe.down_proj.weight)
-        target = meetings.part(num_tokens) if is_partial else out
-        bias = moe.down_proj.bias
-        if is_partial and not meetings.has_rest:
-            bias = shared = None
+        bias = moe.down_proj.bias if has_bias else None
         down(
             rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last, is_dependent
         )  # fmt: skip
-        combine(target, rows, routing.weights, shared, routing.shared_gates)
-        return meetings.sum_parts(out) if is_partial else out
+        combine(total, rows)
 
     def _reads_choices(self, num_tokens: int) -> bool:
         """Return whether products read on the device which experts were chosen, unsorted: those of
         one token, without adapters and other ranks."""
         return num_tokens == 1 and self._lora is None and not self._meetings.are_needed
 
-    def _experts_of_one(
-        self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None
-    ) -> Tensor:
-        spec, buffers, ids = moe.spec, self._buffers[moe.spec], routing.ids[0]
-        activated, rows = buffers.activated[: spec.top_k], buffers.rows[:1]
+    def _sum_of_one(
+        self, total: WeightedSum, x: Tensor, routing: Routing, moe: MoE, norm: Norm | None
+    ) -> None:
+        spec, ids, down_proj = moe.spec, routing.ids[0], moe.down_proj
+        activated = self._buffers[spec].activated[: spec.top_k]
         activation = Activation(spec.activation, spec.activation != "relu_squared")
-        for out, read, linear, of_it in (
-            (activated, x, moe.gate_up_proj, activation),
-            (rows[0], activated, moe.down_proj, None),
-        ):
-            weight = rows_of(linear.weight)
-            options = linear.bias, None, of_it, False, 1.0, self._products.is_dependent, ids
-            multiply_row(out, read, weight, config_of(weight, self._products.device), *options)
-        combine(buffers.out[:1], rows, routing.weights, shared, routing.shared_gates)
-        return buffers.out[:1]
+        self._multiply_row(activated, x, moe.gate_up_proj, norm, activation, ids)
+        weight, is_dependent = rows_of(down_proj.weight), self._products.is_dependent
+        config = config_of(weight, self._products.device)
+        combine_products(total, activated, weight, config, ids, down_proj.bias, is_dependent)
+
+    def _multiply_row(
+        self,
+        out: Tensor,
+        x: Tensor,
+        linear: Linear | ExpertLinear,
+        norm: Norm | None,
+        activation: Activation | None = None,
+        ids: Tensor | None = None,
+    ) -> None:
+        assert not isinstance(linear.weight, MixedMatrix), "one format"
+        weight, products = rows_of(linear.weight), self._products
+        multiply_row(
+            out, x, weight, config_of(weight, products.device), linear.bias, norm_of_rows(norm),
+            activation, is_dependent=products.is_dependent, ids=ids,
+        )  # fmt: skip
 
     def _configs(self, moe: MoE, num_tokens: int) -> list[ProductConfig]:
         """Return the tile sizes of both products of a step of so many tokens."""

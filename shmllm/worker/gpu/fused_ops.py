@@ -1,8 +1,8 @@
 """The operations of steps of few tokens, several of them in one launch.
 
 Norms and products are not launched when the decoder calls them, but together with what reads their
-result: a norm with the products that read it, a product with the addition to the residual stream,
-a norm behind a block with that addition.
+result: a norm with the products that read it, a product or the sum of experts with the addition to
+the residual stream, a norm behind a block with that addition.
 This module owns what is launched together; `GpuOps` launches what has no such neighbour.
 """
 
@@ -67,10 +67,21 @@ class _Product:
 
 
 @dataclass(slots=True, eq=False)
-class _NormedProduct:
-    """An RMSNorm of a product, neither of which has been launched, unless there is a value."""
+class _Experts:
+    """The sum of each token's experts, which has not been launched."""
 
-    product: _Product
+    x: Tensor | _Normed
+    routing: Routing
+    moe: MoE
+    shared: Tensor | None
+
+
+@dataclass(slots=True, eq=False)
+class _NormedProduct:
+    """An RMSNorm of a product, or of a sum of experts, neither of which has been launched, unless
+    there is a value."""
+
+    product: _Product | _Experts
     norm: Norm
     value: Tensor | None = None
 
@@ -123,8 +134,11 @@ class FusedOps:
             return self._multiply(x)
         if isinstance(x, _NormedProduct):
             if x.value is None:
-                x.value = self._ops.norm(self._multiply(x.product), x.norm)
+                x.value = self._ops.norm(self.value(x.product), x.norm)
             return x.value
+        if isinstance(x, _Experts):
+            read = self._read(x.x)
+            return self._ops.experts(read.x, x.routing, x.moe, x.shared, read.norm)
         return x
 
     def _settle_deferred(self, stream: _Stream) -> None:
@@ -183,7 +197,7 @@ class FusedOps:
         if isinstance(x, _Normed) and x.value is None:
             return _Read(x.stream.now, x.norm, x.stream)
         if isinstance(x, _NormedProduct) and x.value is None:
-            return _Read(self._multiply(x.product), x.norm)
+            return _Read(self.value(x.product), x.norm)
         if stream is not None and x is stream.given and not stream.deferred:
             return _Read(stream.now, None, stream)
         return _Read(self.value(x))
@@ -199,7 +213,9 @@ class FusedOps:
     def add_norm(self, x: Any, residual: Any, norm: Norm | None, scale: float) -> Any:
         stream, last = self._stream, self._normed
         if stream is None or residual is not stream.given:
-            return self._ops.add_norm(self.value(x), self.value(residual), norm, scale)
+            return self._add_elsewhere(x, self.value(residual), norm, scale)
+        if stream.deferred and _reads_norm(x):
+            x = self.value(x)  # before the stream changes
         if x is not None and norm is None and last is not None and last.stream is stream:
             stream.deferred.append((x, scale))  # the last norm may still be read
             return residual
@@ -222,9 +238,20 @@ class FusedOps:
             else:
                 self._launch(stream.now, read, x.linear, adds=True, scale=scale)
         elif isinstance(x, _NormedProduct) and x.value is None:
-            stream.added = self._multiply(x.product), x.norm, scale
+            stream.added = self.value(x.product), x.norm, scale
+        elif isinstance(x, _Experts):
+            read = self._read(x.x)
+            options = stream.now, scale, read.norm
+            self._ops.add_experts(read.x, x.routing, x.moe, x.shared, *options)
         else:
             self._ops.add_norm(self.value(x), stream.now, None, scale)
+
+    def _add_elsewhere(self, x: Any, out: Tensor, norm: Norm | None, scale: float) -> Tensor:
+        """Add to what is not the stream."""
+        if isinstance(x, _NormedProduct) and x.value is None:
+            self._ops.add_normed(self.value(x.product), out, x.norm, scale)
+            x = None
+        return self._ops.add_norm(self.value(x), out, norm, scale)
 
     def _is_plain(self, x: Any) -> bool:
         """Return whether a product reads rows that are neither the stream nor a norm."""
@@ -254,7 +281,7 @@ class FusedOps:
         return self._ops.join(self.value(embeds), self.value(hidden), norms, projection)
 
     def norm(self, x: Any, norm: Norm) -> Any:
-        if isinstance(x, _Product) and norm.spec.kind == "rms":
+        if isinstance(x, _Product | _Experts) and norm.spec.kind == "rms":
             return _NormedProduct(x, norm)
         return self._ops.norm(self.value(x), norm)
 
@@ -286,7 +313,23 @@ class FusedOps:
         return self._ops.mamba(self.value(x), mixer)
 
     def route(self, x: Any, moe: MoE) -> Routing:
-        return self._ops.route(self.value(x), moe)
+        read = self._read(self._for_experts(x, moe))
+        return self._ops.route(read.x, moe, read.norm)
 
-    def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Tensor:
-        return self._ops.experts(self.value(x), routing, moe, self.value(shared))
+    def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Any:
+        return _Experts(self._for_experts(x, moe), routing, moe, self.value(shared))
+
+    def _for_experts(self, x: Any, moe: MoE) -> Any:
+        """Launch what experts wait for, but a norm that they compute themselves."""
+        if not isinstance(x, _Normed):
+            return self.value(x)
+        self._add_normed(x.stream)
+        takes_norm = self._ops.experts_take_norm(len(x.stream.now), x.norm, moe)
+        return x if takes_norm else self.value(x)
+
+
+def _reads_norm(x: Any) -> bool:
+    """Return whether a result that has not been launched reads a norm of the stream."""
+    if isinstance(x, _NormedProduct):
+        return x.value is None and _reads_norm(x.product)
+    return isinstance(x, _Product | _Experts) and isinstance(x.x, _Normed)

@@ -318,13 +318,37 @@ class GpuOps:
         activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
         return self.linear(out, mlp.down_proj)
 
-    def route(self, x: Tensor, moe: MoE) -> Routing:
-        logits = self._experts.logits(x, moe)
+    def experts_take_norm(self, num_tokens: int, norm: Norm, moe: MoE) -> bool:
+        """Return whether a router and its experts compute a norm of their input themselves."""
+        return self._experts.take_norm(num_tokens, norm, moe)
+
+    def route(self, x: Tensor, moe: MoE, norm: Norm | None = None) -> Routing:
+        logits = self._experts.logits(x, moe, norm)
         starts = self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
         return self._experts.route(logits, starts, moe)
 
-    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        return self._experts.experts(x, routing, moe, shared)
+    def experts(
+        self,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        shared: Tensor | None,
+        norm: Norm | None = None,
+    ) -> Tensor:
+        return self._experts.experts(x, routing, moe, shared, norm)
+
+    def add_experts(
+        self,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        shared: Tensor | None,
+        residual: Tensor,
+        scale: float,
+        norm: Norm | None = None,
+    ) -> None:
+        """Add ``scale`` times the result of `experts` to the residual stream, in place."""
+        self._experts.add_experts(x, routing, moe, shared, residual, scale, norm)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of

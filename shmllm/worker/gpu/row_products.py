@@ -74,7 +74,7 @@ class RowProducts:
         )
         bias, begin = linear.bias if has_bias else None, 0
         adapters = None if self._lora is None else self._lora.of_rows(linear)
-        before = _norm_of_rows(norm)
+        before = norm_of_rows(norm)
         options = before, activation, adds, scale, self._is_dependent
         is_plain = adapters is None and added is None and (before is None or not before.has_mean)
         for part in parts_of(linear.weight):
@@ -91,7 +91,8 @@ class RowProducts:
             begin = end
 
 
-def _norm_of_rows(norm: Norm | None) -> RowNorm | None:
+def norm_of_rows(norm: Norm | None) -> RowNorm | None:
+    """Return a norm as kernels take it."""
     if norm is None:
         return None
     spec = norm.spec
@@ -107,7 +108,7 @@ def added_norm(x: Tensor, norm: Norm, scale: float, kept: Tensor) -> AddedNorm:
         scale: the factor of the norm in the sum.
         kept: where the sums are written, as `x`.
     """
-    before = _norm_of_rows(norm)
+    before = norm_of_rows(norm)
     assert before is not None, "there is a norm"
     return AddedNorm(x, before, scale, kept)
 

@@ -78,7 +78,7 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
     } <= names
     assert {"_convolve", "_delta_rule", "_gated_norm", "_scan", "_selective_scan"} <= names
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
-    assert {"_route", "_sort_pairs", "_combine"} <= names
+    assert {"_route", "_sort_pairs", "_combine", "combine_single_row"} <= names
     assert {"_gate_and_up", "_up", "_down"} <= names
     assert {"_shrink", "_expand", "_shrink_pairs"} <= names
     check(found, 90)
@@ -106,6 +106,7 @@ def test_some_kernels_that_read_packed_weights_compile(more_compiled: list[Kerne
         "_linear",
         "_gate_and_up",
         "_down",
+        "combine_packed_row",
     }
     check(found, 90)
 

@@ -116,25 +116,69 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
     assert launched[first + 12 :][: len(rest)] == rest
 
 
+def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
+    """What a decode of some requests launches behind the tables of rotary embeddings."""
+    steps = GpuSteps(gpu_device, directory)
+    steps.program.warm_up()
+    rows = dict.fromkeys(range(num_requests), 1)
+    add_prompts(steps, dict.fromkeys(rows, 3))
+    steps.step(dict.fromkeys(rows, 2))
+    gpu_device.launched.clear()
+    steps.run(steps.prepare(rows))
+    launched = list(gpu_device.launched)
+    return launched[launched.index("_rope_tables") + 1 :]
+
+
 @pytest.mark.parametrize("name", ["gemma2", "cohere2"])
 def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     gpu_device, models, name
 ) -> None:
     """The product that reads the residual stream adds such a norm to it. A sum behind attention
     waits until the MLP has read the norm that attention has read."""
-    steps = GpuSteps(gpu_device, models(name)[1])
-    steps.program.warm_up()
-    add_prompts(steps, {0: 3})
-    steps.step({0: 2})
-    gpu_device.launched.clear()
-    steps.run(steps.prepare({0: 1}))
     products = dict.fromkeys(("multiply_single_row", "multiply_few_rows"), "product")
-    launched = [products.get(name, name) for name in gpu_device.launched]
+    found = launches_of_a_decode(gpu_device, models(name)[1], 1)
+    launched = [products.get(each, each) for each in found]
     layer = ["product", "attend_decodes", *["product"] * 3]
-    first = launched.index("attend_decodes") - 1
-    assert launched[first:][: 2 * len(layer)] == 2 * layer
     ends = {"gemma2": ["_add_normed", "_rms_norm"], "cohere2": ["_layer_norm"]}[name]
-    assert launched[first + 2 * len(layer) :][: len(ends)] == ends
+    assert launched[: 2 * len(layer) + len(ends)] == [*layer, *layer, *ends]
+
+
+OF_MIXTURES = {
+    "mixtral": (0, "aten::mm"),
+    "qwen3_moe": (0, "aten::mm"),
+    "gpt_oss": (0, "aten::addmm"),
+    "qwen2_moe": (2, "aten::mm"),
+}
+"""The launches of a shared expert, and the router's product."""
+
+
+@pytest.mark.parametrize(
+    "name", ["mixtral", *(slow(name) for name in OF_MIXTURES if name != "mixtral")]
+)
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_the_sum_of_experts_is_added_to_the_residual_stream_in_its_launch(
+    gpu_device, models, num_requests, name
+) -> None:
+    """A layer is seven launches for one token, which computes its norms in products, and nine for
+    few."""
+    num_shared, router = OF_MIXTURES[name]
+    product, of_router = "multiply_few_rows", ["_rms_norm", router]
+    of_experts = ["_gate_and_up", "_down", "_combine"]
+    if num_requests == 1:
+        product = "multiply_single_row"
+        of_router, of_experts = [product], [product, "combine_single_row"]
+    layer = [product, "attend_decodes", product, *of_router, "_route"]
+    layer += [product] * num_shared + of_experts
+    launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
+    assert launched[: 2 * len(layer) + 1] == [*layer, *layer, "_rms_norm"]
+
+
+@pytest.mark.slow
+def test_a_norm_behind_experts_is_launched_with_the_sum(gpu_device, models) -> None:
+    launched = launches_of_a_decode(gpu_device, models("gemma4")[1], 1)
+    begin = launched.index("combine_single_row")
+    sums = ["combine_single_row", "_add_normed", "_rms_norm", "aten::add_"]
+    assert launched[begin:][: len(sums)] == sums
 
 
 @pytest.mark.parametrize("num_reqs", [1, 3])
