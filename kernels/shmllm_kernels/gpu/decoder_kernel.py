@@ -127,10 +127,10 @@ def _attend(
         )  # fmt: skip
         if not part.is_idle:
             attend_part(
-                part, heads, strides, numbers, window, memory, meeting,
-                HAS_WINDOW, False, False, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET, False,
-                NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM, DIM_PADDED,
-                MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, False,
+                part, heads, strides, numbers, window, memory, None, meeting,
+                HAS_WINDOW, False, False, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET, 0,
+                False, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
+                DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, False,
             )  # fmt: skip
     await_arrivals(meeting)  # a program may have had no part
 
