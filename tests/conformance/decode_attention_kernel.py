@@ -42,6 +42,8 @@ class Decodes:
         max_tokens: the most that a request may have.
         rotary_dim: how many elements of a head are rotated; None: nothing is.
         norm: "", "offset", or "values", which is a norm of queries, keys and values.
+        over_row: whether the norms of queries and keys are those of all heads side by side.
+        gated: whether the output is multiplied by sigmoids of gates.
         padding: the number of padded requests, and of padded tokens.
         has_float8: whether keys and values are in FP8.
     """
@@ -56,6 +58,8 @@ class Decodes:
     rotary_dim: int | None = 16
     interleaved: bool = False
     norm: str | None = None
+    over_row: bool = False
+    gated: bool = False
     window: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
@@ -108,8 +112,10 @@ class Step:
         contexts = [*case.contexts, *([0] * case.padding)]
         self.contexts = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
         width = case.heads + 2 * case.kv_heads
-        self.heads = draw.normal(padded, width + 1, case.dim, dtype=dtype)[:, :width]
-        self.heads[case.tokens :] = torch.nan
+        rows = draw.normal(padded, width + case.heads + 1, case.dim, dtype=dtype)
+        rows[case.tokens :] = torch.nan
+        self.heads = rows[:, :width]
+        self.gates = rows[:, width : width + case.heads] if case.gated else None
         self.cos = self.sin = None
         if case.rotary_dim is not None:
             angles = draw.normal(padded, case.rotary_dim // 2, scale=3.0)
@@ -118,7 +124,8 @@ class Step:
             self.cos[case.tokens :] = self.sin[case.tokens :] = torch.nan
         self.norms = None
         if case.norm is not None:
-            weights = (draw.normal(case.dim, dtype=dtype) for _ in range(2))
+            counts = (case.heads, case.kv_heads) if case.over_row else (1, 1)
+            weights = (draw.normal(count * case.dim, dtype=dtype) for count in counts)
             offset = 1.0 if case.norm == "offset" else 0.0
             self.norms = HeadNorms(*weights, EPS, offset, case.norm == "values")
         self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
@@ -138,7 +145,7 @@ class Step:
         rules = case.window, case.soft_cap, self.sinks, case.num_splits, self.scratch
         decode_attention(
             self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules,
-            max_tokens=case.max_tokens, loads_first=case.loads_first,
+            max_tokens=case.max_tokens, loads_first=case.loads_first, gates=self.gates,
         )  # fmt: skip
         return self.out
 
@@ -150,7 +157,8 @@ class Step:
         rope_and_write(query, *cache, self.heads, *tables, self.slots, self.norms, case.interleaved)
         step = self.table, self.starts, self.contexts
         rules = case.window, case.soft_cap, self.sinks
-        return paged_attention(query, *cache, *step, self.scale, *rules), cache
+        out = paged_attention(query, *cache, *step, self.scale, *rules)
+        return (out if self.gates is None else out * self.gates.sigmoid()), cache
 
     def check(self) -> torch.Tensor:
         (wanted, cache), tokens = self.want(), self.case.tokens
@@ -183,6 +191,53 @@ class DecodeAttentionConformance:
     def test_norms_and_rotations(self, draw, dtype, norm, rotary_dim, interleaved, new):
         options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
         Step(draw, dtype, Decodes((9, 3), dim=24, **options, **new)).check()
+
+    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
+    @pytest.mark.parametrize("norm", ["", "offset", "values"])
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(None, False), (24, False), (8, True)])
+    def test_norms_of_all_heads(self, draw, dtype, norm, rotary_dim, interleaved, new):
+        options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
+        Step(draw, dtype, Decodes((9, 3), dim=24, over_row=True, **options, **new)).check()
+
+    @pytest.mark.parametrize("max_tokens", [1, 3, MAX_TOKENS])
+    @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (40, 40), (40, 8)])
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_norms_of_groups_of_heads(self, draw, dtype, heads, kv_heads, splits, max_tokens):
+        """One chunk of the heads side by side, a part of one, and several."""
+        block_m = max(16, next_power_of_two(heads // kv_heads * max_tokens))
+        config, shape = replace(SMALL, block_m=block_m), (max_tokens, heads, kv_heads, 128)
+        options = {"norm": "", "over_row": True, "num_splits": splits, "config": config}
+        options["loads_first"] = splits > 1
+        Step(draw, dtype, Decodes((90, 33), (max_tokens, 1), *shape, **options)).check()
+
+    @pytest.mark.parametrize("new", [ONE, SEVERAL])
+    @pytest.mark.parametrize("splits", [1, 4])
+    @pytest.mark.parametrize("feature", FEATURES)
+    def test_gates(self, draw, dtype, feature, splits, new):
+        options = {"gated": True, "num_splits": splits, "padding": 2, **FEATURES[feature]}
+        Step(draw, dtype, Decodes(**options, **new)).check()
+
+    @pytest.mark.parametrize("max_tokens", [1, 2, 5])
+    @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (16, 1)])
+    @pytest.mark.parametrize("dim", [24, 256])
+    def test_gates_of_groups_of_heads(self, draw, dtype, dim, heads, kv_heads, max_tokens):
+        """A context of one part and one of several, whose heads are joined in groups."""
+        config = replace(SMALL, block_m=max(16, next_power_of_two(heads // kv_heads * max_tokens)))
+        shape = (max_tokens, 1), max_tokens, heads, kv_heads, dim
+        options = {"gated": True, "norm": "", "num_splits": 4, "config": config}
+        contexts = 18, 16 * config.block_m + 20
+        Step(draw, dtype, Decodes(contexts, *shape, **options)).check()
+
+    @pytest.mark.parametrize("new", [ONE, SEVERAL])
+    @pytest.mark.parametrize("splits", [1, 4])
+    def test_gates_multiply_what_would_be_stored(self, draw, dtype, splits, new):
+        """The result without gates, their sigmoids and the products are rounded."""
+        step = Step(draw, dtype, Decodes(gated=True, num_splits=splits, **new))
+        gates, step.gates = step.gates, None
+        want = step.run() * gates.sigmoid()
+        step.out, step.gates = torch.empty_like(want), gates
+        limits = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+        assert_close(step.run(), want, 0.0, limits[dtype])  # a sigmoid's next number
 
     @pytest.mark.parametrize("max_tokens", [1, 2, 5])
     @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (16, 1)])
@@ -240,8 +295,9 @@ class DecodeAttentionConformance:
 
     @pytest.mark.parametrize("new", [ONE, SEVERAL])
     @pytest.mark.parametrize("splits", [1, 2])
-    def test_a_requests_bits_do_not_depend_on_the_batch(self, draw, dtype, splits, new):
-        step = Step(draw, dtype, Decodes(num_splits=splits, window=20, **new))
+    @pytest.mark.parametrize("feature", [{}, {"norm": "", "over_row": True, "gated": True}])
+    def test_a_requests_bits_do_not_depend_on_the_batch(self, draw, dtype, feature, splits, new):
+        step = Step(draw, dtype, Decodes(num_splits=splits, window=20, **feature, **new))
         whole, starts = step.run().clone(), step.starts.tolist()
         for index in range(len(CONTEXTS)):
             own = {"contexts": CONTEXTS[index : index + 1]}
@@ -251,6 +307,10 @@ class DecodeAttentionConformance:
             alone.cache, alone.table = step.cache, step.table[index : index + 1]
             alone.slots, alone.heads = step.slots[tokens], step.heads[tokens]
             alone.cos, alone.sin = step.cos[tokens], step.sin[tokens]
+            alone.norms, alone.gates = (
+                step.norms,
+                None if step.gates is None else step.gates[tokens],
+            )
             assert torch.equal(alone.run(), whole[tokens])
 
     def test_more_tokens_than_rows_are_refused(self, draw, dtype):

@@ -199,6 +199,8 @@ def check_decodes(draw, dtype, case: Decodes) -> torch.Tensor:
     rules = case.window, case.soft_cap, step.sinks
     tensors = step.table, step.starts, step.contexts
     want = paged_attention(query, *step.cache, *tensors, step.scale, *rules)
+    if step.gates is not None:
+        want *= step.gates.sigmoid()
     limits = decode_attention_kernel.tolerances(dtype)
     assert_close(got[:requests], want[:requests], *limits)
     assert got[requests:].isnan().all(), "a padded token was written"
@@ -217,6 +219,11 @@ class Float8DecodeConformance:
     @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(None, False), (8, False), (24, True)])
     def test_norms_and_rotations(self, draw, dtype, norm, rotary_dim, interleaved):
         case = Decodes((9, 3), dim=24, norm=norm, rotary_dim=rotary_dim, interleaved=interleaved)
+        check_decodes(draw, dtype, case)
+
+    @pytest.mark.parametrize("splits", [1, 4])
+    def test_gates_and_norms_of_all_heads(self, draw, dtype, splits):
+        case = Decodes(norm="", over_row=True, gated=True, padding=1, num_splits=splits)
         check_decodes(draw, dtype, case)
 
     def test_a_new_key_counts_as_one_in_the_cache(self, draw, dtype):

@@ -282,7 +282,8 @@ class ProgramConformance:
             *(
                 slow(name, most)
                 for name, most in product(
-                    ("deepseek_v3", "gemma2", "gemma4", "gpt_oss", "mistral", "qwen3"), (0, 5)
+                    ("deepseek_v3", "gemma2", "gemma4", "gpt_oss", "mistral", "olmo2", "qwen3"),
+                    (0, 5),
                 )
             ),
         ],

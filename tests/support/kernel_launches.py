@@ -459,6 +459,12 @@ VARIANTS = (
         for has_cap in (True, False)
     ),
 )
+OTHER_DECODES = (
+    *itertools.product(((16, 2, 256), (8, 2, 256)), ("gates",), (1, 2)),
+    *itertools.product(((32, 32, 128), (40, 8, 128)), ("row norms",), (1, 2, 5, 9)),
+)
+"""Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, and with norms of all heads side by
+side, of OLMo-2-7B and 32B: heads, feature, and tokens of a request."""
 FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
 
 
@@ -495,11 +501,15 @@ def decodes(
 ) -> None:
     """Launch attention of decodes, split and not, of one token of each request and of several, and,
     as the engine does with one token from 9.0 on, dependent on the launch before; or only split
-    ones of one shape. Keys and values are in bfloat16 or in FP8."""
+    ones of one shape. Keys and values are in bfloat16 or in FP8. Some have gates, and some norms of
+    all heads side by side."""
     shapes, splits_of_all = (SHAPES[:4], (1, 8)) if takes_all else (SHAPES[1:2], (8,))
     counts = (1, 2, 5, 9) if takes_all else (1, 5)
     kept = torch.float8_e4m3fn if has_float8 else torch.bfloat16
-    for shape, splits, count in itertools.product(shapes, splits_of_all, counts):
+    cases = [*itertools.product(shapes, ("",), counts)]
+    if takes_all and not has_float8:
+        cases += OTHER_DECODES
+    for (shape, feature, count), splits in itertools.product(cases, splits_of_all):
         heads, kv_heads, dim = shape
         sizes = heads // kv_heads, count, torch.bfloat16, splits > 1
         entry = table_entry if count == 1 else verify_entry
@@ -507,16 +517,22 @@ def decodes(
         if config is None:
             continue
         facts |= {"shape": shape, "splits": splits, "tokens": count} | asdict(config)
-        facts["has_float8"] = has_float8
+        facts |= {"has_float8": has_float8, "feature": feature}
         rows, angles = empty(4, heads + 2 * kv_heads, dim), empty(4, dim)
+        norms = None
+        if feature:
+            counts_of_heads = (heads, kv_heads) if feature == "row norms" else (1, 1)
+            of_queries, of_keys = (empty(each * dim) for each in counts_of_heads)
+            norms = HeadNorms(of_queries, of_keys, 1e-6)
         cache = empty(2, 8, 16, kv_heads, dim, dtype=kept)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
         scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
         decode_attention(
             empty(4, heads, dim), rows, cache[0], cache[1], table, starts, starts[1:],
-            empty(4, dtype=torch.int64), config, 0.1, angles, angles, num_splits=splits,
+            empty(4, dtype=torch.int64), config, 0.1, angles, angles, norms, num_splits=splits,
             scratch=scratch, max_tokens=count, loads_first=count > 1 and splits > 1,
             is_dependent=capability >= 90 and splits > 1,
+            gates=empty(4, heads, dim) if feature == "gates" else None,
         )  # fmt: skip
     facts.clear()
 

@@ -25,6 +25,7 @@ from shmllm_kernels.gpu.attention import (
 )
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention_kernel import (
+    Gates,
     HeadNumbers,
     HeadStrides,
     LayerHeads,
@@ -65,10 +66,12 @@ def decode_attention(
     max_tokens: int = 1,
     loads_first: bool = False,
     is_dependent: bool = False,
+    gates: Tensor | None = None,
 ) -> None:
     """Computes ``reference.rope_write.rope_and_write`` and the causal
     ``reference.attention.paged_attention`` of a step with few tokens a request: one of a decode, or
-    a known one and drafted ones behind it.
+    a known one and drafted ones behind it. With gates it multiplies the result by their sigmoids;
+    the factors and the product are rounded to the dtype.
 
     Args:
         out: [tokens, num_heads, dim], heads and elements contiguous.
@@ -82,7 +85,8 @@ def decode_attention(
         cos: [tokens, rotary_dim], the last dimension contiguous. Only the second half is read.
             None: nothing is rotated.
         sin: as ``cos``.
-        norms: norms of each head, with weights of [dim]; None: heads have none.
+        norms: norms of each head, with weights of [dim], or of all heads side by side, with weights
+            of [num_heads * dim] and [num_kv_heads * dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together.
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits, whose
@@ -92,8 +96,13 @@ def decode_attention(
         loads_first: whether a program loads its first keys and values before its queries. A
             dependent launch does so before it waits.
         is_dependent: whether the launch may begin before the launch before it has ended, from
-            compute capability 9.0 on. Everything but ``heads`` and the angles must be complete by
-            then.
+            compute capability 9.0 on. Everything but ``heads``, the angles and the gates must be
+            complete by then.
+        gates: [tokens, num_heads, dim], contiguous but for the tokens, in the dtype of ``heads``,
+            whose further heads they may be; None: there are none.
+
+    With norms of all heads side by side each program reads those of its tokens, once more: 16 KiB a
+    token with 32 query and 32 kv heads of 128, from the L2 cache.
 
     One launch a layer, whatever the number of splits. It reads the keys and values of each request
     once: 2 MiB for one request of Llama-3.2-1B at a context of 1,024, 0.5 us; what follows one
@@ -115,6 +124,7 @@ def decode_attention(
     step = key_cache, value_cache, block_table, query_starts, context_lens
     check_step(out, heads[:, :num_heads], *step)
     _check(out, heads, num_kv_heads, slots)
+    _check_gates(gates, heads, num_heads)
     assert 1 <= max_tokens <= MAX_TOKENS, f"a request of {max_tokens} tokens: at most {MAX_TOKENS}"
     per_kv = num_heads // num_kv_heads
     check_tiles(config, per_kv * max_tokens, num_splits)
@@ -128,7 +138,9 @@ def decode_attention(
         memory = PartMemory(scratch.sums, scratch.stats, scratch.counters)
     of_cos, of_sin = (slots, slots) if cos is None or sin is None else (cos, sin)
     assert norms is None or norms.key is not None, "keys have a norm, too"
-    query_weight, key_weight = weights_of(norms, dim, heads)
+    is_of_head = norms is None or norms.query.shape == (dim,)
+    sizes = (dim, dim) if is_of_head else (num_heads * dim, num_kv_heads * dim)
+    query_weight, key_weight = weights_of(norms, sizes, heads)
     block_stride, token_stride, kv_head_stride, _ = key_cache.stride()
     attend_decodes[(requests * num_kv_heads, num_splits)](
         LayerHeads(
@@ -162,6 +174,7 @@ def decode_attention(
         ),
         0 if window is None else window,
         memory,
+        None if gates is None else Gates(gates, gates.stride(0)),
         **constants_of(config, num_heads, num_kv_heads, dim, num_splits, max_tokens),
         HAS_WINDOW=window is not None,
         HAS_CAP=soft_cap is not None,
@@ -170,6 +183,7 @@ def decode_attention(
         IS_INTERLEAVED=interleaved,
         HAS_NORM=norms is not None,
         HAS_OFFSET=norms is not None and norms.offset != 0,
+        NORM_TOKENS=0 if is_of_head else next_power_of_two(max_tokens),
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         BLOCK_SIZE=key_cache.shape[1],
         LOADS_FIRST=loads_first or is_dependent,
@@ -215,3 +229,11 @@ def _check(out: Tensor, heads: Tensor, num_kv_heads: int, slots: Tensor) -> None
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
     assert slots.shape == (tokens,), "slots: one per token"
     assert slots.dtype is torch.int64, "slots are int64"
+
+
+def _check_gates(gates: Tensor | None, heads: Tensor, num_heads: int) -> None:
+    if gates is not None:
+        tokens, _, dim = heads.shape
+        assert gates.shape == (tokens, num_heads, dim), "gates: one for each element of the result"
+        assert gates.stride()[1:] == (dim, 1), "gates must be contiguous"
+        assert gates.dtype is heads.dtype, "all floating tensors have one dtype"

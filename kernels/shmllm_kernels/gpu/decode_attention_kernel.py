@@ -19,9 +19,21 @@ from shmllm_kernels.gpu.attention_kernels import (
     attend_to_tile,
     load_tile,
 )
-from shmllm_kernels.gpu.decode_parts import finish_part, store_rows, tiles_of
+from shmllm_kernels.gpu.decode_keys import attend_to_new
+from shmllm_kernels.gpu.decode_parts import (
+    OutputRows,
+    finish_part,
+    load_gates,
+    store_rows,
+    tiles_of,
+)
+from shmllm_kernels.gpu.decode_rows import (
+    angles_of_rows,
+    heads_with_norms,
+    places_of,
+    scales_of_all_heads,
+)
 from shmllm_kernels.gpu.float8 import from_cache
-from shmllm_kernels.gpu.functions import tanh
 from shmllm_kernels.gpu.grid_meeting import await_arrivals
 from shmllm_kernels.gpu.rope_write import stored
 from shmllm_kernels.gpu.rotated_heads import (
@@ -72,6 +84,14 @@ class HeadStrides(NamedTuple):
     token: Any
     kv_head: Any
     table: Any
+
+
+class Gates(NamedTuple):
+    """The gates of the output: a pointer to those of the first token, and the elements from a token
+    to the next one."""
+
+    first: Any
+    stride: Any
 
 
 class HeadNumbers(NamedTuple):
@@ -139,71 +159,6 @@ def _new_tokens(starts_ptr, request, MAX_TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _places_of(
-    rows, token_stride, HEADS_PER_KV: tl.constexpr, DIM: tl.constexpr, MAX_TOKENS: tl.constexpr
-):
-    """Returns where rows begin in a tensor of heads, behind the first row."""
-    places = rows * DIM
-    if MAX_TOKENS > 1:
-        places = rows // HEADS_PER_KV * token_stride + rows % HEADS_PER_KV * DIM
-    return places
-
-
-@triton.jit
-def _angles_of_rows(
-    cos, sin, cos_ptr, sin_ptr, cos_stride, sin_stride, rows, is_row, pair, is_second,
-    ROTARY_HALF: tl.constexpr, HEADS_PER_KV: tl.constexpr, DIM_PADDED: tl.constexpr,
-    MAX_TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Returns the angles of the rows' tokens, which are those of the new keys if there is one."""
-    if MAX_TOKENS > 1:
-        cos, sin = load_angles(
-            cos_ptr, sin_ptr, cos_stride, sin_stride, rows // HEADS_PER_KV, is_row, pair, is_second,
-            ROTARY_HALF, DIM_PADDED,
-        )  # fmt: skip
-    return cos, sin
-
-
-@triton.jit
-def _attend_to_one(
-    sums, peak, total, query, key, value, is_seen, scale, cap,
-    HAS_CAP: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Updates the online softmax of all rows with one key, [1, DIM_PADDED], if it is seen."""
-    scores = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * scale
-    if HAS_CAP:
-        scores = cap * tanh(scores)
-    scores = tl.where(is_seen, scores, float("-inf"))
-    new_peak = tl.maximum(peak, scores)
-    weights = tl.exp2(scores - new_peak)
-    shrink = tl.exp2(peak - new_peak)
-    sums *= shrink[:, None]
-    sums += weights.to(dtype).to(tl.float32)[:, None] * value.to(tl.float32)
-    return sums, new_peak, total * shrink + weights
-
-
-@triton.jit
-def _attend_to_new(
-    sums, peak, total, query, new_key, new_value, position, positions, num_seen, scale, cap, window,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, NEW_KEYS: tl.constexpr,
-):  # fmt: skip
-    """Updates the online softmax of all rows with the first `num_seen` of the new keys,
-    [NEW_KEYS, DIM_PADDED], which begin at `position`. A row sees those up to its own position."""
-    if NEW_KEYS == 1:
-        sums, peak, total = _attend_to_one(
-            sums, peak, total, query, new_key, new_value, num_seen > 0, scale, cap, HAS_CAP,
-            query.dtype,
-        )  # fmt: skip
-    else:
-        keys = position + tl.arange(0, NEW_KEYS)
-        sums, peak, total = attend_to_tile(
-            sums, peak, total, query, tl.trans(new_key), new_value, keys, positions, positions,
-            position, position + num_seen, scale, cap, window, True, HAS_WINDOW, HAS_CAP,
-        )  # fmt: skip
-    return sums, peak, total
-
-
-@triton.jit
 def part_of(
     step, request, kv_head, split, window, HAS_WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr,
     FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, MAX_TOKENS: tl.constexpr,
@@ -222,15 +177,30 @@ def part_of(
 
 
 @triton.jit
+def _output_of(
+    part, layer, strides, gates, rows, HEADS_PER_KV: tl.constexpr, DIM: tl.constexpr,
+    MAX_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Returns where the rows of a part lie in the output, and their gates."""
+    token, heads = part.token, part.kv_head * HEADS_PER_KV * DIM
+    places = places_of(rows, strides.out, HEADS_PER_KV, DIM, MAX_TOKENS)
+    first_gate, gate_places = None, None
+    if gates is not None:
+        first_gate = gates.first + token * gates.stride + heads
+        gate_places = places_of(rows, gates.stride, HEADS_PER_KV, DIM, MAX_TOKENS)
+    return OutputRows(layer.out + token * strides.out + heads, places, first_gate, gate_places)
+
+
+@triton.jit
 def attend_part(
-    part, layer, strides, numbers, window, memory, meeting,
+    part, layer, strides, numbers, window, memory, gates, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, HAS_VALUE_NORM: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
-    LOADS_FIRST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr, MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr, LOADS_FIRST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Computes a part that is not idle.
 
@@ -238,6 +208,7 @@ def attend_part(
         part: the part.
         layer, strides, numbers, memory: see their classes.
         window: see `paged_attention`.
+        gates: see their class; None: there are none.
         meeting: the meeting of the programs of this launch behind which the heads are there; None:
             an earlier launch has written them.
     """
@@ -252,12 +223,15 @@ def attend_part(
     new = tl.arange(0, NEW_KEYS)
     is_new = new < query_len
     partner, pair, is_second = partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
+    query_heads, key_heads = heads_with_norms(rows, kv_head, NORM_TOKENS, HEADS_PER_KV)
     query_weights = load_weights(
-        layer.query_weight, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
-    )
+        layer.query_weight, query_heads, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM,
+        DIM_PADDED,
+    )  # fmt: skip
     key_weights = load_weights(
-        layer.key_weight, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM, DIM_PADDED
-    )
+        layer.key_weight, key_heads, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM,
+        DIM_PADDED,
+    )  # fmt: skip
     slot = tl.load(layer.slots + token + new, mask=is_new, other=-1)[:, None]
     first_keys = lowest * TILE + tl.arange(0, TILE)
     if LOADS_FIRST:
@@ -276,7 +250,7 @@ def attend_part(
     cos_ptr = layer.cos + token * strides.cos
     sin_ptr = layer.sin + token * strides.sin
     query, other_query = load_heads(
-        source + _places_of(rows, strides.heads, HEADS_PER_KV, DIM, MAX_TOKENS), is_row,
+        source + places_of(rows, strides.heads, HEADS_PER_KV, DIM, MAX_TOKENS), is_row,
         partner, ROTARY_HALF, DIM, DIM_PADDED,
     )  # fmt: skip
     key, other_key = load_heads(own, is_new, partner, ROTARY_HALF, DIM, DIM_PADDED)
@@ -287,17 +261,21 @@ def attend_part(
         cos_ptr, sin_ptr, strides.cos, strides.sin, new, is_new, pair, is_second, ROTARY_HALF,
         DIM_PADDED,
     )  # fmt: skip
-    of_rows = _angles_of_rows(
+    of_rows = angles_of_rows(
         cos, sin, cos_ptr, sin_ptr, strides.cos, strides.sin, rows, is_row, pair, is_second,
         ROTARY_HALF, HEADS_PER_KV, DIM_PADDED, MAX_TOKENS,
     )  # fmt: skip
+    query_scale, key_scale = scales_of_all_heads(
+        layer.heads + token * strides.heads, strides.heads, query_len, rows, new, numbers.eps,
+        NORM_TOKENS, NUM_KV_HEADS, HEADS_PER_KV, DIM,
+    )  # fmt: skip
     query = rotated(
-        query, other_query, *query_weights, *of_rows, numbers.eps, dtype, ROTARY_HALF, HAS_NORM,
-        HAS_OFFSET, DIM,
+        query, other_query, *query_weights, query_scale, *of_rows, numbers.eps, dtype, ROTARY_HALF,
+        HAS_NORM, HAS_OFFSET, DIM,
     ).to(dtype)  # fmt: skip
     key = rotated(
-        key, other_key, *key_weights, cos, sin, numbers.eps, dtype, ROTARY_HALF, HAS_NORM,
-        HAS_OFFSET, DIM,
+        key, other_key, *key_weights, key_scale, cos, sin, numbers.eps, dtype, ROTARY_HALF,
+        HAS_NORM, HAS_OFFSET, DIM,
     )  # fmt: skip
     cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
     new_key = stored(key, dtype, cache_dtype)
@@ -331,28 +309,30 @@ def attend_part(
         position, key_ptr, value_ptr, table_ptr, strides.block, strides.token, numbers.scale,
         numbers.cap, window, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
     )  # fmt: skip
+    output = _output_of(part, layer, strides, gates, rows, HEADS_PER_KV, DIM, MAX_TOKENS)
+    own_gates = None
+    if NUM_SPLITS == 1:  # they arrive while the new keys are attended to
+        own_gates = load_gates(output, is_row, DIM, DIM_PADDED)
     num_seen = tl.where(is_first, query_len, 0)
     multiplied: tl.constexpr = 1 if NEW_KEYS == 1 else BLOCK_M
     new_key = from_cache(new_key, dtype, multiplied)
     new_value = from_cache(new_value, dtype, multiplied)
-    sums, peak, total = _attend_to_new(
+    sums, peak, total = attend_to_new(
         sums, peak, total, query, new_key, new_value, position, positions, num_seen, numbers.scale,
         numbers.cap, window, HAS_WINDOW, HAS_CAP, NEW_KEYS,
     )  # fmt: skip
 
-    out_ptr = layer.out + token * strides.out + kv_head * HEADS_PER_KV * DIM
-    target = _places_of(rows, strides.out, HEADS_PER_KV, DIM, MAX_TOKENS)
     if NUM_SPLITS == 1:
         result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-        store_rows(out_ptr, target, result, is_row, DIM, DIM_PADDED)
+        store_rows(output, result, own_gates, is_row, DIM, DIM_PADDED)
     else:
         # A request has the scratch memory of its tokens: the parts of a kv head, then of the next.
         num_rows = query_len * HEADS_PER_KV
         first_part = (token * NUM_KV_HEADS + kv_head * query_len) * (NUM_SPLITS * HEADS_PER_KV)
         counter = memory.counters + part.request * NUM_KV_HEADS + kv_head
         finish_part(
-            out_ptr, target, sums, peak, total, rows, is_row, memory.sums, memory.stats, counter,
-            first_part, part.split, part.num_parts, num_rows,
+            output, sums, peak, total, rows, is_row, memory.sums, memory.stats, counter, first_part,
+            part.split, part.num_parts, num_rows,
             NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,
         )  # fmt: skip
 
@@ -365,6 +345,7 @@ def attend_decodes(
     numbers,
     window,
     memory,
+    gates,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -372,6 +353,7 @@ def attend_decodes(
     IS_INTERLEAVED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
+    NORM_TOKENS: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -400,8 +382,8 @@ def attend_decodes(
             gdc_wait()
         return
     attend_part(
-        part, layer, strides, numbers, window, memory, None,
+        part, layer, strides, numbers, window, memory, gates, None,
         HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET,
-        HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
-        DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, LOADS_FIRST, IS_DEPENDENT,
+        NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
+        TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, LOADS_FIRST, IS_DEPENDENT,
     )  # fmt: skip

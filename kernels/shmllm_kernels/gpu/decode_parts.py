@@ -6,8 +6,28 @@ numbers for each row. The program that ends last joins the parts of all rows, in
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+
+from shmllm_kernels.gpu.functions import sigmoid
+
+
+class OutputRows(NamedTuple):
+    """Where rows of the output lie, and the gates by whose sigmoids they are multiplied.
+
+    Attributes:
+        first: pointer to the first row.
+        places: where each row begins behind it, [rows].
+        gates: pointer to the gates of the first row; None: there are none.
+        gate_places: as `places`.
+    """
+
+    first: Any
+    places: Any
+    gates: Any
+    gate_places: Any
 
 
 @triton.jit
@@ -34,12 +54,34 @@ def tiles_of(
 
 
 @triton.jit
-def store_rows(out_ptr, target, x, is_row, DIM: tl.constexpr, DIM_PADDED: tl.constexpr):
-    """Stores rows, [rows, DIM_PADDED], at their places in the output."""
+def load_gates(output, is_row, DIM: tl.constexpr, DIM_PADDED: tl.constexpr):
+    """Returns the gates of rows, [rows, DIM_PADDED]; None: there are none."""
+    gates = None
+    if output.gates is not None:
+        dims = tl.arange(0, DIM_PADDED)
+        places = output.gates + output.gate_places[:, None] + dims[None, :]
+        gates = tl.load(places, mask=is_row[:, None] & (dims < DIM)[None, :], other=0.0)
+    return gates
+
+
+@triton.jit
+def _gated(x, gates, dtype: tl.constexpr):
+    """Returns rows times the sigmoids of their gates. The rows, the sigmoids and the products are
+    rounded to the dtype."""
+    x = x.to(dtype)
+    if gates is not None:
+        shares = sigmoid(gates.to(tl.float32)).to(dtype)
+        x = (x.to(tl.float32) * shares.to(tl.float32)).to(dtype)
+    return x
+
+
+@triton.jit
+def store_rows(output, x, gates, is_row, DIM: tl.constexpr, DIM_PADDED: tl.constexpr):
+    """Stores rows, [rows, DIM_PADDED], times the sigmoids of their gates."""
     dims = tl.arange(0, DIM_PADDED)
-    places = out_ptr + target[:, None] + dims[None, :]
+    places = output.first + output.places[:, None] + dims[None, :]
     mask = is_row[:, None] & (dims < DIM)[None, :]
-    tl.store(places, x.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(places, _gated(x, gates, output.first.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -69,7 +111,7 @@ def _is_last_part(counter_ptr, num_parts):
 
 @triton.jit
 def _join_heads(
-    out_ptr, part_sums_ptr, part_stats_ptr, first_part, num_parts,
+    output, part_sums_ptr, part_stats_ptr, first_part, num_parts,
     NUM_SPLITS: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -86,13 +128,13 @@ def _join_heads(
         places = part_sums_ptr + place[:, :, None] * DIM + dims[None, None, :]
         wanted = is_wanted[:, :, None] & is_dim[None, None, :]
         sums = tl.load(places, mask=wanted, other=0.0)
+        own = OutputRows(output.first, head * DIM, output.gates, head * DIM)
+        gates = load_gates(own, is_head, DIM, DIM_PADDED)
         highest = tl.where(is_head, tl.max(peaks, axis=0), 0.0)
         shares = tl.exp2(peaks - highest[None, :])
         total = tl.where(is_head, tl.sum(totals * shares, axis=0), 1.0)
         joined = tl.sum(sums * shares[:, :, None], axis=0) / total[:, None]
-        target = out_ptr + head[:, None] * DIM + dims[None, :]
-        mask = is_head[:, None] & is_dim[None, :]
-        tl.store(target, joined.to(out_ptr.dtype.element_ty), mask=mask)
+        store_rows(own, joined, gates, is_head, DIM, DIM_PADDED)
 
 
 @triton.jit
@@ -123,14 +165,14 @@ def _join_rows(
 
 @triton.jit
 def _join(
-    out_ptr, target, rows, is_row, part_sums_ptr, part_stats_ptr, first_part, num_parts, num_rows,
+    output, rows, is_row, part_sums_ptr, part_stats_ptr, first_part, num_parts, num_rows,
     NUM_SPLITS: tl.constexpr, HEADS_PER_KV: tl.constexpr, MAX_TOKENS: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
     """Stores the joined rows of a request and a kv head."""
     if MAX_TOKENS == 1:
         _join_heads(
-            out_ptr, part_sums_ptr, part_stats_ptr, first_part, num_parts, NUM_SPLITS, HEADS_PER_KV,
+            output, part_sums_ptr, part_stats_ptr, first_part, num_parts, NUM_SPLITS, HEADS_PER_KV,
             HEADS_AT_ONCE, DIM, DIM_PADDED,
         )  # fmt: skip
     else:
@@ -138,13 +180,15 @@ def _join(
             rows, is_row, part_sums_ptr, part_stats_ptr, first_part, num_parts, num_rows, DIM,
             DIM_PADDED,
         )  # fmt: skip
-        store_rows(out_ptr, target, joined, is_row, DIM, DIM_PADDED)
+        # Beside the loop's rows they would not fit into registers.
+        gates = load_gates(output, is_row, DIM, DIM_PADDED)
+        store_rows(output, joined, gates, is_row, DIM, DIM_PADDED)
 
 
 @triton.jit
 def finish_part(
-    out_ptr, target, sums, peak, total, rows, is_row, part_sums_ptr, part_stats_ptr, counter_ptr,
-    first_part, split, num_parts, num_rows,
+    output, sums, peak, total, rows, is_row, part_sums_ptr, part_stats_ptr, counter_ptr, first_part,
+    split, num_parts, num_rows,
     NUM_SPLITS: tl.constexpr, HEADS_PER_KV: tl.constexpr, MAX_TOKENS: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -153,6 +197,6 @@ def finish_part(
     _store_part(sums, peak, total, part_sums_ptr, part_stats_ptr, place, is_row, DIM, DIM_PADDED)
     if _is_last_part(counter_ptr, num_parts):
         _join(
-            out_ptr, target, rows, is_row, part_sums_ptr, part_stats_ptr, first_part, num_parts,
-            num_rows, NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,
+            output, rows, is_row, part_sums_ptr, part_stats_ptr, first_part, num_parts, num_rows,
+            NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,
         )  # fmt: skip

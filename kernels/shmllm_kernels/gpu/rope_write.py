@@ -209,7 +209,7 @@ def rope_and_write(
     _check(query, key_cache, value_cache, heads, *tables, slots)
     if tokens == 0:
         return
-    weights = weights_of(norms, dim, heads)
+    weights = weights_of(norms, (dim, dim), heads)
     per_program = min(HEADS_PER_PROGRAM, next_power_of_two(num_heads))
     groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
     _rope_write[(tokens, groups)](
@@ -243,13 +243,14 @@ def rope_and_write(
     )
 
 
-def weights_of(norms: HeadNorms | None, dim: int, heads: Tensor) -> list[Tensor]:
-    """Returns the weights of the queries' and keys' norms, or others that are not read."""
+def weights_of(norms: HeadNorms | None, sizes: tuple[int, int], heads: Tensor) -> list[Tensor]:
+    """Returns the weights of the queries' and keys' norms, which have these sizes, or others that
+    are not read."""
     if norms is None:
         return [heads, heads]
     weights = [norms.query, norms.query if norms.key is None else norms.key]
-    for weight in weights:
-        assert weight.shape == (dim,), "a norm's weight is [dim]"
+    for weight, size in zip(weights, sizes, strict=True):
+        assert weight.shape == (size,), f"a norm's weight is [{size}]"
         assert weight.dtype is heads.dtype, "all floating tensors have one dtype"
         assert weight.stride(0) == 1, "a norm's weight must be contiguous"
     return weights

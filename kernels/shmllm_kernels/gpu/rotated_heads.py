@@ -43,20 +43,27 @@ def load_heads(
 
 @triton.jit
 def load_weights(
-    weight_ptr, partner, offset,
+    weight_ptr, heads, partner, offset,
     HAS_NORM: tl.constexpr, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Returns a norm's weight for each element of a head and for its partner, or 1."""
+    """Returns a norm's weight for each element of heads and for its partner, [heads, DIM_PADDED] or
+    [1, DIM_PADDED], or 1. The weights of heads lie side by side; None: all heads have the same."""
     weight, other = 1.0, 1.0
     if HAS_NORM:
         dims = tl.arange(0, DIM_PADDED)
-        weight = tl.load(weight_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32) + offset
+        inside, is_rotated = dims < DIM, dims < 2 * ROTARY_HALF
+        if heads is not None:
+            begin = heads[:, None] * DIM
+            dims, partner = begin + dims[None, :], begin + partner[None, :]
+            inside, is_rotated = inside[None, :], is_rotated[None, :]
+        weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32) + offset
         other = weight
         if ROTARY_HALF:
-            is_rotated = dims < 2 * ROTARY_HALF
             other = (
                 tl.load(weight_ptr + partner, mask=is_rotated, other=0.0).to(tl.float32) + offset
             )
+        if heads is None:
+            weight, other = weight[None, :], other[None, :]
     return weight, other
 
 
@@ -82,14 +89,16 @@ def load_angles(
 
 @triton.jit
 def rotated(
-    x, other, weight, other_weight, cos, sin, eps,
+    x, other, weight, other_weight, scale, cos, sin, eps,
     dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Returns normalised and rotated heads, float32. It rounds where the reference does, but not
-    the result. The angles are those of each head, or of the only token."""
+    the result. The angles are those of each head, or of the only token. The norm's scale is
+    [heads, 1]; None: that of a norm over each head."""
     if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+        if scale is None:
+            scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
         x = _scaled(x, scale, weight, dtype, HAS_OFFSET)
         other = _scaled(other, scale, other_weight, dtype, HAS_OFFSET)
     if ROTARY_HALF:
@@ -99,11 +108,11 @@ def rotated(
 
 @triton.jit
 def _scaled(x, scale, weight, dtype: tl.constexpr, HAS_OFFSET: tl.constexpr):
-    """Returns heads times their scale and the norm's weight."""
+    """Returns heads times their scale and the norm's weights."""
     x *= scale
     if not HAS_OFFSET:
         x = x.to(dtype).to(tl.float32)
-    return (x * weight[None, :]).to(dtype).to(tl.float32)
+    return (x * weight).to(dtype).to(tl.float32)
 
 
 @triton.jit

@@ -48,7 +48,7 @@ class _Heads:
 
     Attributes:
         cos, sin: [tokens, rotary_dim], or None: nothing is rotated.
-        norms: the norms of each head, or None.
+        norms: the norms of each head, or of all heads side by side, or None.
         interleaved: whether neighbouring elements are rotated together.
     """
 
@@ -96,35 +96,40 @@ class AttentionOps:
         rows = qkv.unflatten(1, (-1, spec.head_dim))
         num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
         heads = rows[:, : spec.num_heads + num_stored]
+        gates = rows[:, spec.num_heads + num_stored :] if spec.gated else None
+        # An item that a request's last known token belongs to does not go on in that step.
+        is_plain = spec.source is None and spec.ahead in (0, WITHIN_ITEMS)
+        is_few = self._step.launches[HeadShape.of(spec)].max_tokens > 0
+        is_one_launch = is_few and is_plain and not self._rotates_apart
         cos, sin = (None, None) if spec.rope is None else self._buffers.angles[spec.rope]
         rotation = _Heads(
             None if cos is None else cos[:num_tokens],
             None if sin is None else sin[:num_tokens],
-            self._norms_of_heads(qkv, attention),
+            self._norms_of_heads(qkv, attention, is_one_launch),
             spec.rope is not None and spec.rope.interleaved,
         )
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
-        # An item that a request's last known token belongs to does not go on in that step.
-        is_plain = spec.source is None and spec.ahead in (0, WITHIN_ITEMS)
-        launch = self._step.launches[HeadShape.of(spec)]
-        if launch.max_tokens and is_plain and not self._rotates_apart:
-            attend = partial(self._attend_decodes, attended, heads, attention, rotation)
-        else:
-            query = heads[:, : spec.num_heads]  # rotated in place
-            self._rotate_and_write(query, heads, attention, rotation)
-            attend = partial(self._attend, attended, query, attention)
-        self._step.launch(attend)
-        if spec.gated:
-            out.mul_(qkv[:, spec.in_width - spec.width :].sigmoid_())
+        if is_one_launch:
+            attend = partial(self._attend_decodes, attended, heads, gates, attention, rotation)
+            self._step.launch(attend)
+            return out
+        query = heads[:, : spec.num_heads]  # rotated in place
+        self._rotate_and_write(query, heads, attention, rotation)
+        self._step.launch(partial(self._attend, attended, query, attention))
+        if gates is not None:
+            attended.mul_(gates.sigmoid_())
         return out
 
-    def _norms_of_heads(self, qkv: Tensor, attention: AttentionHeads) -> HeadNorms | None:
-        """Return the norms of each head, after applying those over all heads side by side."""
+    def _norms_of_heads(
+        self, qkv: Tensor, attention: AttentionHeads, is_one_launch: bool
+    ) -> HeadNorms | None:
+        """Return the norms of heads that a launch computes with their rotation. Those over all
+        heads side by side have launches of their own, unless all of attention is one launch."""
         spec, q_norm, k_norm = attention.spec, attention.q_norm, attention.k_norm
         if q_norm is None:
             return None
-        if spec.qk_norm == "row":
+        if spec.qk_norm == "row" and not is_one_launch:
             self._norm(qkv[:, : spec.width], q_norm)
             if k_norm is not None:
                 self._norm(qkv[:, spec.width : spec.width + spec.kv_width], k_norm)
@@ -151,7 +156,12 @@ class AttentionOps:
         )
 
     def _attend_decodes(
-        self, out: Tensor, heads: Tensor, attention: AttentionHeads, rotation: _Heads
+        self,
+        out: Tensor,
+        heads: Tensor,
+        gates: Tensor | None,
+        attention: AttentionHeads,
+        rotation: _Heads,
     ) -> None:
         inputs, num_reqs = self._inputs, self._step.descriptor.num_reqs
         shape = HeadShape.of(attention.spec)
@@ -180,6 +190,7 @@ class AttentionOps:
             max_tokens=launch.max_tokens,
             loads_first=launch.loads_first,
             is_dependent=self._step.is_dependent,
+            gates=gates,
         )
 
     def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:

@@ -181,6 +181,46 @@ def test_a_norm_behind_experts_is_launched_with_the_sum(gpu_device, models) -> N
     assert launched[begin:][: len(sums)] == sums
 
 
+@pytest.mark.parametrize(
+    ("num_requests", "product"), [(1, "multiply_single_row"), (3, "multiply_few_rows")]
+)
+@pytest.mark.parametrize("name", ["qwen3_5", slow("qwen3_next"), "olmo2", slow("olmo3")])
+def test_gates_and_norms_of_all_heads_are_part_of_a_decodes_attention(
+    gpu_device, models, name, num_requests, product
+) -> None:
+    """A layer with gated attention is five launches, too, and one with norms behind its blocks
+    seven."""
+    steps = GpuSteps(gpu_device, models(name)[1])
+    steps.program.warm_up()
+    rows = dict.fromkeys(range(num_requests), 1)
+    add_prompts(steps, dict.fromkeys(rows, 3))
+    steps.step(dict.fromkeys(rows, 2))
+    gpu_device.launched.clear()
+    steps.run(steps.prepare(rows))
+    layer = [product, "attend_decodes", *[product] * 3]
+    if name.startswith("olmo"):
+        layer = [*layer[:3], "_add_normed", *layer[3:], "_add_normed"]
+    launched = list(gpu_device.launched)
+    last = len(launched) - launched[::-1].index("_rms_norm") - 1  # behind the last layer
+    if name != "qwen3_next":  # which has experts behind attention
+        assert launched[last - len(layer) : last] == layer
+    attention = launched.index("attend_decodes")
+    assert launched[attention - 1 : attention + 2] == layer[:3]
+
+
+def test_norms_of_all_heads_are_part_of_the_attention_of_drafts(gpu_device, models) -> None:
+    steps = GpuSteps(gpu_device, models("olmo2")[1], max_drafts=12, max_verified=5)
+    steps.program.warm_up()
+    add_prompts(steps, {0: 3})
+    steps.step({0: 2})
+    step = steps.prepare({0: 1}, drafts={0: [1, 2, 3, 4]})
+    gpu_device.launched.clear()
+    steps.run(step)
+    launched, product = list(gpu_device.launched), "multiply_few_rows"
+    attention = launched.index("attend_decodes")
+    assert launched[attention - 1 : attention + 2] == [product, "attend_decodes", product]
+
+
 @pytest.mark.parametrize("num_reqs", [1, 3])
 def test_a_step_that_verifies_drafts_is_one_launch_of_attention_a_layer(
     gpu_device, models, num_reqs
