@@ -129,7 +129,7 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
     return launched[launched.index("_rope_tables") + 1 :]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere2"])
+@pytest.mark.parametrize("name", ["gemma2", "cohere2", slow("olmo2"), slow("glm4")])
 def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     gpu_device, models, name
 ) -> None:
@@ -139,7 +139,7 @@ def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     found = launches_of_a_decode(gpu_device, models(name)[1], 1)
     launched = [products.get(each, each) for each in found]
     layer = ["product", "attend_decodes", *["product"] * 3]
-    ends = {"gemma2": ["_add_normed", "_rms_norm"], "cohere2": ["_layer_norm"]}[name]
+    ends = ["_layer_norm"] if name == "cohere2" else ["_add_normed", "_rms_norm"]
     assert launched[: 2 * len(layer) + len(ends)] == [*layer, *layer, *ends]
 
 
