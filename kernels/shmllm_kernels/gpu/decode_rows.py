@@ -11,8 +11,8 @@ import triton.language as tl
 
 from shmllm_kernels.gpu.rotated_heads import load_angles
 
-ELEMENTS_AT_ONCE = tl.constexpr(4096)
-"""How many elements of all heads side by side a program has in registers."""
+ELEMENTS_AT_ONCE = tl.constexpr(2048)
+"""How many elements of all heads side by side an iteration loads; four are in flight."""
 
 
 @triton.jit
