@@ -25,7 +25,9 @@ from gpu.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = "tests/gpu/kernels"
-STEPS = tuple(f"tests/gpu/worker/test_{name}.py" for name in ("program", "inputs", "sampler"))
+STEPS = tuple(
+    f"tests/gpu/worker/test_{name}.py" for name in ("program", "persistent", "inputs", "sampler")
+)
 
 
 @dataclass(frozen=True)

@@ -129,12 +129,13 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
     return launched[launched.index("_rope_tables") + 1 :]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere2", slow("olmo2"), slow("glm4")])
+@pytest.mark.parametrize("name", ["gemma2", "cohere2", "olmo2", *map(slow, ("glm4", "olmo3"))])
 def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     gpu_device, models, name
 ) -> None:
-    """The product that reads the residual stream adds such a norm to it. A sum behind attention
-    waits until the MLP has read the norm that attention has read."""
+    """The product that reads the residual stream adds such a norm to it, and attention computes
+    norms of all heads. A sum behind attention waits until the MLP has read the norm that attention
+    has read."""
     products = dict.fromkeys(("multiply_single_row", "multiply_few_rows"), "product")
     found = launches_of_a_decode(gpu_device, models(name)[1], 1)
     launched = [products.get(each, each) for each in found]
@@ -184,23 +185,13 @@ def test_a_norm_behind_experts_is_launched_with_the_sum(gpu_device, models) -> N
 @pytest.mark.parametrize(
     ("num_requests", "product"), [(1, "multiply_single_row"), (3, "multiply_few_rows")]
 )
-@pytest.mark.parametrize("name", ["qwen3_5", slow("qwen3_next"), "olmo2", slow("olmo3")])
-def test_gates_and_norms_of_all_heads_are_part_of_a_decodes_attention(
+@pytest.mark.parametrize("name", ["qwen3_5", slow("qwen3_next")])
+def test_gates_are_part_of_a_decodes_attention(
     gpu_device, models, name, num_requests, product
 ) -> None:
-    """A layer with gated attention is five launches, too, and one with norms behind its blocks
-    seven."""
-    steps = GpuSteps(gpu_device, models(name)[1])
-    steps.program.warm_up()
-    rows = dict.fromkeys(range(num_requests), 1)
-    add_prompts(steps, dict.fromkeys(rows, 3))
-    steps.step(dict.fromkeys(rows, 2))
-    gpu_device.launched.clear()
-    steps.run(steps.prepare(rows))
+    """A layer with gated attention is five launches, too."""
     layer = [product, "attend_decodes", *[product] * 3]
-    if name.startswith("olmo"):
-        layer = [*layer[:3], "_add_normed", *layer[3:], "_add_normed"]
-    launched = list(gpu_device.launched)
+    launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
     last = len(launched) - launched[::-1].index("_rms_norm") - 1  # behind the last layer
     if name != "qwen3_next":  # which has experts behind attention
         assert launched[last - len(layer) : last] == layer
