@@ -246,7 +246,8 @@ def run_layers(
     stored = as_stored(first.keys, dtype), as_stored(first.values, dtype)
     width = first.qkv.shape[0]
     step = 2 * config.depth * config.num_warps
-    is_whole = not any(k % step for k in (hidden, num_heads * dim, inner))
+    lengths = hidden, num_heads * dim, inner
+    are_aligned = not any(k * residual.itemsize % ALIGNMENT for k in lengths)
     decode_layers[(programs,)](
         layers.table,
         memory.counters,
@@ -281,8 +282,8 @@ def run_layers(
         HAS_POST_OFFSET=has_posts and numbers.offset != 0,
         NAME=numbers.activation.name,
         IS_GATED=numbers.activation.is_gated,
-        IS_WHOLE=is_whole,
-        AHEAD=config.ahead if is_whole and asks_cache else 0,
+        IS_WHOLE=not any(k % step for k in lengths),
+        AHEAD=config.ahead if are_aligned and asks_cache else 0,
         BLOCK_N=config.block_n,
         ROWS=MAX_ROWS,
         SLICES=config.num_warps,

@@ -100,19 +100,21 @@ def ask_cache(
     DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Asks the L2 cache for the weights of a program's first AHEAD iterations, of compute
-    capability 9.0 on. Rows must be whole iterations.
+    capability 9.0 on. Rows must begin at multiples of 16 bytes.
 
     A request is for the elements of a row in an iteration. The threads of a warp request one after
     another, so that all warps have as many requests.
     """
     step: tl.constexpr = 2 * SLICES * DEPTH
     each: tl.constexpr = 32 * SLICES // (AHEAD * BLOCK_N)
-    num_bytes: tl.constexpr = step * columns.weight.dtype.element_ty.primitive_bitwidth // 8
+    itemsize: tl.constexpr = columns.weight.dtype.element_ty.primitive_bitwidth // 8
     threads = tl.arange(0, 32 * SLICES)
     index, own = threads // each // BLOCK_N, threads // each % BLOCK_N
-    iterations = columns.k // step
+    iterations = tl.cdiv(columns.k, step)
+    start = index % iterations * step
+    num_bytes = tl.minimum(step, columns.k - start) * itemsize
     places, is_place = _places(columns, index // iterations, own, IS_GATED, BLOCK_N)
-    found = columns.weight + places * columns.k + index % iterations * step
+    found = columns.weight + places * columns.k + start
     tl.inline_asm_elementwise(
         """{
         .reg .pred p;
