@@ -68,7 +68,7 @@ FACTS = {
     "combined_row_kernel.combine_single_row": Facts(256, 8),
     "convolution._convolve": ROWS,
     # One program of all layers on a multiprocessor; it keeps a few addresses in memory meanwhile.
-    "decoder_kernel.decode_layers": Facts(256, 2 * SPILLED_BYTES, multiplies=True),
+    "decoder_kernel.decode_layers": Facts(256, 3 * SPILLED_BYTES, multiplies=True),
     "decode_attention_kernel.attend_decodes": Facts(128, SPILLED_BYTES, multiplies=True),
     "delta_net._delta_rule": KEPT,
     "delta_net._gated_norm": ROWS,
@@ -159,8 +159,13 @@ def check(found: list[Kernel], capability: int) -> None:
 
 def spills_allowed(kernel: Kernel, capability: int) -> int:
     """Return how many instructions in loops may store or load spilled registers. On 10.0 ptxas
-    gives some attention of prompts 128 registers of the 255 that a thread could have."""
-    return 8 if capability == 100 and kernel["kernel"] == "attend" else 0
+    gives some attention of prompts 128 registers of the 255 that a thread could have. Heads of 256
+    fill all registers in decoders, whose layers are a loop, too, and with rows of nine tokens."""
+    if capability == 100 and kernel["kernel"] == "attend":
+        return 8
+    dim = kernel.get("dim") or kernel.get("shape", (0,))[-1]
+    is_full = kernel["kernel"] == "decode_layers" or kernel.get("tokens", 1) > 8
+    return 2 if is_full and dim > 128 else 0
 
 
 def check_instruction(kernel: Kernel, facts: Facts, capability: int) -> None:
