@@ -54,10 +54,10 @@ def reason_against(config: ModelConfig, has_packed: bool) -> str | None:
         reason = _reason_against_layer(layer)
         if reason is not None:
             return f"{reason} of layer {index}"
-    heads = {(layer.mixer, layer.mlp) for layer in map(_without_places, config.layers)}
+    kinds = set(map(_without_places, config.layers))
     rotations = {(rope.rotary_dim, rope.interleaved) for rope in config.ropes}
-    are_equal = len(heads) == 1 and len(rotations) <= 1
-    return None if are_equal else "its layers differ in heads, rotation or MLP"
+    are_equal = len(kinds) == 1 and len(rotations) <= 1
+    return None if are_equal else "its layers differ in norms, heads, rotation or MLP"
 
 
 def _reason_against_layer(layer: LayerSpec) -> str | None:

@@ -14,7 +14,7 @@ from shmllm.models import llama
 from shmllm.models.config import ModelConfig
 from shmllm.models.features import Feature, check_features, features_of
 from shmllm.models.fields import Fields
-from shmllm.models.specs import MoESpec, NormSpec
+from shmllm.models.specs import PRE_NORMS, MoESpec, NormSpec
 from shmllm.worker.cpu import program as cpu
 from shmllm.worker.gpu import program as gpu
 
@@ -34,6 +34,7 @@ PLAIN = llama.configure(
 LAYER = PLAIN.layers[0]
 
 
+WITH_POSTS = replace(PRE_NORMS, after_mixer="a", after_mlp="b")
 EXPERTS = MoESpec(num_experts=4, top_k=2, inner=8)
 
 
@@ -107,7 +108,8 @@ def test_an_option_for_another_device_or_other_weights_is_refused_before_they_ar
         (of_layer(parallel=True), "the kernel takes norms before both blocks, and behind both or"),
         (of_attention(head_dim=512), "heads of at most 256 elements fit into its registers, not "),
         (of_attention(gated=True), "the kernel does not compute the attention of layer 1"),
-        (of_attention(num_kv_heads=1), "its layers differ in heads, rotation or MLP"),
+        (of_attention(num_kv_heads=1), "its layers differ in norms, heads, rotation or MLP"),
+        (of_layer(norms=WITH_POSTS), "its layers differ in norms, heads, rotation or MLP"),
     ],
 )
 def test_a_model_whose_layers_cannot_be_one_kernel_is_refused_with_the_reason(
