@@ -159,13 +159,11 @@ def check(found: list[Kernel], capability: int) -> None:
 
 def spills_allowed(kernel: Kernel, capability: int) -> int:
     """Return how many instructions in loops may store or load spilled registers. On 10.0 ptxas
-    gives some attention of prompts 128 registers of the 255 that a thread could have. Heads of 256
-    fill all registers in decoders, whose layers are a loop, too, and with rows of nine tokens."""
-    if capability == 100 and kernel["kernel"] == "attend":
-        return 8
-    dim = kernel.get("dim") or kernel.get("shape", (0,))[-1]
-    is_full = kernel["kernel"] == "decode_layers" or kernel.get("tokens", 1) > 8
-    return 2 if is_full and dim > 128 else 0
+    gives some attention of prompts 128 registers of the 255 that a thread could have. The
+    layers of decoders are a loop, too, which keeps a register around attention to heads of 256."""
+    if kernel["kernel"] == "decode_layers":
+        return 2 if kernel["dim"] > 128 else 0
+    return 8 if capability == 100 and kernel["kernel"] == "attend" else 0
 
 
 def check_instruction(kernel: Kernel, facts: Facts, capability: int) -> None:

@@ -157,6 +157,13 @@ def decode_attention(
             out if sinks is None else sinks,
         ),
         Step(query_starts, context_lens),
+        memory,
+        HeadNumbers(
+            *scales_of(scale, soft_cap),
+            0.0 if norms is None else norms.eps,
+            0.0 if norms is None else norms.offset,
+        ),
+        0 if window is None else window,
         HeadStrides(
             out.stride(0),
             heads.stride(0),
@@ -167,13 +174,6 @@ def decode_attention(
             kv_head_stride,
             block_table.stride(0),
         ),
-        HeadNumbers(
-            *scales_of(scale, soft_cap),
-            0.0 if norms is None else norms.eps,
-            0.0 if norms is None else norms.offset,
-        ),
-        0 if window is None else window,
-        memory,
         None if gates is None else Gates(gates, gates.stride(0)),
         **constants_of(config, num_heads, num_kv_heads, dim, num_splits, max_tokens),
         HAS_WINDOW=window is not None,

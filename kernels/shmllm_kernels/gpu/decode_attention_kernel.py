@@ -341,10 +341,10 @@ def attend_part(
 def attend_decodes(
     layer,
     step,
-    strides,
+    memory,
     numbers,
     window,
-    memory,
+    strides,
     gates,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,

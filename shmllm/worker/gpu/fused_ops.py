@@ -184,12 +184,13 @@ class FusedOps:
     def _launch(self, out: Tensor, read: _Read, linear: Linear, **options: Any) -> None:
         """Launch a product with the norms of what it reads. What is to be added to the stream is
         added by the product, which writes the stream to another place."""
-        added, stream = None, read.stream
-        if stream is not None and stream.added is not None:
-            added = added_norm(*stream.added, stream.spare)
+        stream = read.stream
+        if stream is None or stream.added is None:
+            self._products.multiply(out, read.x, linear, read.norm, **options)
+            return
+        added = added_norm(*stream.added, stream.spare)
         self._products.multiply(out, read.x, linear, read.norm, added=added, **options)
-        if stream is not None and added is not None:
-            stream.now, stream.spare, stream.added = stream.spare, stream.now, None
+        stream.now, stream.spare, stream.added = stream.spare, stream.now, None
 
     def _read(self, x: Any) -> _Read:
         """Return what a product reads, and the norm that it computes before."""
