@@ -15,11 +15,12 @@ import torch
 from support.variants import slow
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from support import cooperative_interpreter, fast_interpreter
+    from support import cooperative_interpreter, exact_products, fast_interpreter
     from support.kernel_helpers import _numpy_may_warn, draw
 
     fast_interpreter.install()
     cooperative_interpreter.install()
+    exact_products.install()
     __all__ = ["_numpy_may_warn", "draw"]
 else:
     collect_ignore_glob = ["test_*.py"]
