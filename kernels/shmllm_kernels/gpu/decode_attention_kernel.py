@@ -21,6 +21,7 @@ from shmllm_kernels.gpu.attention_kernels import (
 )
 from shmllm_kernels.gpu.decode_keys import attend_to_new
 from shmllm_kernels.gpu.decode_parts import (
+    GateRows,
     OutputRows,
     finish_part,
     load_gates,
@@ -29,9 +30,10 @@ from shmllm_kernels.gpu.decode_parts import (
 )
 from shmllm_kernels.gpu.decode_rows import (
     angles_of_rows,
-    heads_with_norms,
+    key_head_with_norm,
     places_of,
-    scales_of_all_heads,
+    query_heads_with_norms,
+    scale_of_all_heads,
 )
 from shmllm_kernels.gpu.float8 import from_cache
 from shmllm_kernels.gpu.grid_meeting import await_arrivals
@@ -177,18 +179,15 @@ def part_of(
 
 
 @triton.jit
-def _output_of(
-    part, layer, strides, gates, rows, HEADS_PER_KV: tl.constexpr, DIM: tl.constexpr,
-    MAX_TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Returns where the rows of a part lie in the output, and their gates."""
-    token, heads = part.token, part.kv_head * HEADS_PER_KV * DIM
-    places = places_of(rows, strides.out, HEADS_PER_KV, DIM, MAX_TOKENS)
-    first_gate, gate_places = None, None
+def _gates_of(
+    part, gates, rows, HEADS_PER_KV: tl.constexpr, DIM: tl.constexpr, MAX_TOKENS: tl.constexpr
+):
+    """Returns the gates of a part's rows; None: there are none."""
+    own = None
     if gates is not None:
-        first_gate = gates.first + token * gates.stride + heads
-        gate_places = places_of(rows, gates.stride, HEADS_PER_KV, DIM, MAX_TOKENS)
-    return OutputRows(layer.out + token * strides.out + heads, places, first_gate, gate_places)
+        first = gates.first + part.token * gates.stride + part.kv_head * HEADS_PER_KV * DIM
+        own = GateRows(first, places_of(rows, gates.stride, HEADS_PER_KV, DIM, MAX_TOKENS))
+    return own
 
 
 @triton.jit
@@ -223,7 +222,8 @@ def attend_part(
     new = tl.arange(0, NEW_KEYS)
     is_new = new < query_len
     partner, pair, is_second = partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
-    query_heads, key_heads = heads_with_norms(rows, kv_head, NORM_TOKENS, HEADS_PER_KV)
+    query_heads = query_heads_with_norms(rows, kv_head, NORM_TOKENS, HEADS_PER_KV)
+    key_heads = key_head_with_norm(kv_head, NORM_TOKENS)
     query_weights = load_weights(
         layer.query_weight, query_heads, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM,
         DIM_PADDED,
@@ -265,10 +265,14 @@ def attend_part(
         cos, sin, cos_ptr, sin_ptr, strides.cos, strides.sin, rows, is_row, pair, is_second,
         ROTARY_HALF, HEADS_PER_KV, DIM_PADDED, MAX_TOKENS,
     )  # fmt: skip
-    query_scale, key_scale = scales_of_all_heads(
-        layer.heads + token * strides.heads, strides.heads, query_len, rows, new, numbers.eps,
-        NORM_TOKENS, NUM_KV_HEADS, HEADS_PER_KV, DIM,
-    )  # fmt: skip
+    width: tl.constexpr = NUM_KV_HEADS * HEADS_PER_KV * DIM
+    first = layer.heads + token * strides.heads
+    query_scale = scale_of_all_heads(
+        first, strides.heads, query_len, rows // HEADS_PER_KV, numbers.eps, width, NORM_TOKENS
+    )
+    key_scale = scale_of_all_heads(
+        first + width, strides.heads, query_len, new, numbers.eps, NUM_KV_HEADS * DIM, NORM_TOKENS
+    )
     query = rotated(
         query, other_query, *query_weights, query_scale, *of_rows, numbers.eps, dtype, ROTARY_HALF,
         HAS_NORM, HAS_OFFSET, DIM,
@@ -309,10 +313,14 @@ def attend_part(
         position, key_ptr, value_ptr, table_ptr, strides.block, strides.token, numbers.scale,
         numbers.cap, window, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
     )  # fmt: skip
-    output = _output_of(part, layer, strides, gates, rows, HEADS_PER_KV, DIM, MAX_TOKENS)
+    output = OutputRows(
+        layer.out + token * strides.out + kv_head * (HEADS_PER_KV * DIM),
+        places_of(rows, strides.out, HEADS_PER_KV, DIM, MAX_TOKENS),
+        _gates_of(part, gates, rows, HEADS_PER_KV, DIM, MAX_TOKENS),
+    )
     own_gates = None
     if NUM_SPLITS == 1:  # they arrive while the new keys are attended to
-        own_gates = load_gates(output, is_row, DIM, DIM_PADDED)
+        own_gates = load_gates(output.gates, is_row, DIM, DIM_PADDED)
     num_seen = tl.where(is_first, query_len, 0)
     multiplied: tl.constexpr = 1 if NEW_KEYS == 1 else BLOCK_M
     new_key = from_cache(new_key, dtype, multiplied)

@@ -14,20 +14,30 @@ import triton.language as tl
 from shmllm_kernels.gpu.functions import sigmoid
 
 
+class GateRows(NamedTuple):
+    """Where the gates of rows lie.
+
+    Attributes:
+        first: pointer to those of the first row.
+        places: where those of each row begin behind it, [rows].
+    """
+
+    first: Any
+    places: Any
+
+
 class OutputRows(NamedTuple):
-    """Where rows of the output lie, and the gates by whose sigmoids they are multiplied.
+    """Where rows of the output lie.
 
     Attributes:
         first: pointer to the first row.
         places: where each row begins behind it, [rows].
-        gates: pointer to the gates of the first row; None: there are none.
-        gate_places: as `places`.
+        gates: `GateRows`, by whose sigmoids they are multiplied; None: there are none.
     """
 
     first: Any
     places: Any
     gates: Any
-    gate_places: Any
 
 
 @triton.jit
@@ -54,14 +64,23 @@ def tiles_of(
 
 
 @triton.jit
-def load_gates(output, is_row, DIM: tl.constexpr, DIM_PADDED: tl.constexpr):
+def load_gates(gates, is_row, DIM: tl.constexpr, DIM_PADDED: tl.constexpr):
     """Returns the gates of rows, [rows, DIM_PADDED]; None: there are none."""
-    gates = None
-    if output.gates is not None:
+    loaded = None
+    if gates is not None:
         dims = tl.arange(0, DIM_PADDED)
-        places = output.gates + output.gate_places[:, None] + dims[None, :]
-        gates = tl.load(places, mask=is_row[:, None] & (dims < DIM)[None, :], other=0.0)
-    return gates
+        places = gates.first + gates.places[:, None] + dims[None, :]
+        loaded = tl.load(places, mask=is_row[:, None] & (dims < DIM)[None, :], other=0.0)
+    return loaded
+
+
+@triton.jit
+def _gates_at(gates, places):
+    """Returns the gates of other rows; None: there are none."""
+    others = None
+    if gates is not None:
+        others = GateRows(gates.first, places)
+    return others
 
 
 @triton.jit
@@ -128,8 +147,8 @@ def _join_heads(
         places = part_sums_ptr + place[:, :, None] * DIM + dims[None, None, :]
         wanted = is_wanted[:, :, None] & is_dim[None, None, :]
         sums = tl.load(places, mask=wanted, other=0.0)
-        own = OutputRows(output.first, head * DIM, output.gates, head * DIM)
-        gates = load_gates(own, is_head, DIM, DIM_PADDED)
+        own = OutputRows(output.first, head * DIM, _gates_at(output.gates, head * DIM))
+        gates = load_gates(own.gates, is_head, DIM, DIM_PADDED)
         highest = tl.where(is_head, tl.max(peaks, axis=0), 0.0)
         shares = tl.exp2(peaks - highest[None, :])
         total = tl.where(is_head, tl.sum(totals * shares, axis=0), 1.0)
@@ -181,7 +200,7 @@ def _join(
             DIM_PADDED,
         )  # fmt: skip
         # Beside the loop's rows they would not fit into registers.
-        gates = load_gates(output, is_row, DIM, DIM_PADDED)
+        gates = load_gates(output.gates, is_row, DIM, DIM_PADDED)
         store_rows(output, joined, gates, is_row, DIM, DIM_PADDED)
 
 

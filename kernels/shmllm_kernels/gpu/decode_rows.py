@@ -42,16 +42,25 @@ def angles_of_rows(
 
 
 @triton.jit
-def heads_with_norms(rows, kv_head, NORM_TOKENS: tl.constexpr, HEADS_PER_KV: tl.constexpr):
-    """Returns the numbers of the rows' query heads and of the kv head, which have weights of their
-    own, [rows] or [1] each; None: all heads have the same."""
-    query_heads, key_heads = None, None
+def query_heads_with_norms(rows, kv_head, NORM_TOKENS: tl.constexpr, HEADS_PER_KV: tl.constexpr):
+    """Returns the numbers of the rows' query heads, which have weights of their own, [rows], or [1]
+    if there is one; None: all heads have the same."""
+    heads = None
     if NORM_TOKENS:
-        key_heads = kv_head + tl.arange(0, 1)
-        query_heads = key_heads
+        heads = kv_head + tl.arange(0, 1)
         if HEADS_PER_KV > 1:
-            query_heads = kv_head * HEADS_PER_KV + rows % HEADS_PER_KV
-    return query_heads, key_heads
+            heads = kv_head * HEADS_PER_KV + rows % HEADS_PER_KV
+    return heads
+
+
+@triton.jit
+def key_head_with_norm(kv_head, NORM_TOKENS: tl.constexpr):
+    """Returns the number of the kv head, whose key has weights of its own, [1]; None: all heads
+    have the same."""
+    heads = None
+    if NORM_TOKENS:
+        heads = kv_head + tl.arange(0, 1)
+    return heads
 
 
 @triton.jit
@@ -79,21 +88,13 @@ def _of_tokens(scales, tokens, NORM_TOKENS: tl.constexpr):
 
 
 @triton.jit
-def scales_of_all_heads(
-    heads_ptr, token_stride, query_len, rows, new, eps,
-    NORM_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
-    DIM: tl.constexpr,
+def scale_of_all_heads(
+    first_ptr, token_stride, query_len, tokens, eps, WIDTH: tl.constexpr, NORM_TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Returns what norms of all query heads side by side, and of all key heads, multiply the rows
-    and the new keys by, [rows, 1] and [new, 1]; None: each head has a scale of its own."""
-    of_rows, of_keys = None, None
+    """Returns what a norm of WIDTH elements, those of all heads side by side, multiplies the heads
+    of some tokens by, [tokens, 1]; None: each head has a scale of its own."""
+    scale = None  # Triton 3.6 returns no tuple that contains None
     if NORM_TOKENS:
-        width: tl.constexpr = NUM_KV_HEADS * HEADS_PER_KV * DIM
-        kv_width: tl.constexpr = NUM_KV_HEADS * DIM
-        squares = _squares_of(heads_ptr, token_stride, query_len, width, NORM_TOKENS)
-        key_squares = _squares_of(heads_ptr + width, token_stride, query_len, kv_width, NORM_TOKENS)
-        scales = tl.rsqrt(squares / width + eps)
-        key_scales = tl.rsqrt(key_squares / kv_width + eps)
-        of_rows = _of_tokens(scales, rows // HEADS_PER_KV, NORM_TOKENS)
-        of_keys = _of_tokens(key_scales, new, NORM_TOKENS)
-    return of_rows, of_keys
+        squares = _squares_of(first_ptr, token_stride, query_len, WIDTH, NORM_TOKENS)
+        scale = _of_tokens(tl.rsqrt(squares / WIDTH + eps), tokens, NORM_TOKENS)
+    return scale
