@@ -6,6 +6,8 @@ those of the kernels' reference, since the device's noise differs from the CPU's
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +188,7 @@ class Pair:
         device_inputs = SimpleNamespace(
             sample_rows=torch.tensor([*rows.tolist(), *[-1] * PADDING], dtype=torch.int32).to(on),
             sample_positions=torch.tensor([*positions.tolist(), *[0] * PADDING]).to(on),
+            num_padded=len(rows) + PADDING,
         )
         logits = torch.cat([logits, padded]).to(on)
         with no_waits(self.device):
@@ -258,6 +261,18 @@ def random_words(random, count, num_tokens, width=None) -> np.ndarray:
     return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
 
 
+@contextlib.contextmanager
+def replays_of(sampler: GpuSampler) -> Iterator[list[bool]]:
+    """Note for each step that may have a graph whether it was replayed."""
+    found: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        replay = sampler._graphs.replay
+        patch.setattr(
+            sampler._graphs, "replay", lambda *step: found.append(replay(*step)) or found[-1]
+        )
+        yield found
+
+
 class SamplerConformance:
     @pytest.mark.parametrize("name", PROCESSORS)
     def test_a_logits_processor_gives_the_tokens_of_the_cpu(self, gpu_device, name):
@@ -295,6 +310,46 @@ class SamplerConformance:
                 few = sorted(random.permutation(len(rows))[: random.integers(1, 3)].tolist())
                 masks = grammar_masks(few, random_words(random, len(few), 290))
             pair.check(rows, masks=masks)
+
+    def test_graphs_give_the_tokens_of_launches(self, gpu_device):
+        """Steps of one to four rows, padded to the next captured size. A step with a filtered row,
+        and one whose logits lie elsewhere, launch their sampling."""
+        launched, captured = Pair(gpu_device), Pair(gpu_device)
+        requests = [
+            new_request(4),
+            new_request(1, seed=5, temperature=1.0),
+            new_request(0, seed=2**63 + 1, temperature=0.7),
+            new_request(2, seed=8, temperature=1.0, top_k=5),
+        ]
+        for pair in (launched, captured):
+            pair.add(*requests)
+        on, sizes = gpu_device.torch_device, (4, 2, 1)
+        logits = torch.zeros(max(sizes), VOCAB_SIZE).to(on)
+        step = SimpleNamespace(
+            sample_rows=torch.full((max(sizes),), -1, dtype=torch.int32).to(on),
+            sample_positions=torch.zeros(max(sizes), dtype=torch.int64).to(on),
+            num_padded=0,
+        )
+        captured.gpu.warm_up(logits)
+        report = captured.gpu.capture(gpu_device, set(sizes), logits, step)
+        assert report.num_graphs == len(sizes)
+        for rows in ([4, 1, 0], [1], [0, 4], [4, 2], [4, 1, 0]):
+            values = launched.noise(len(rows))
+            want = launched.submit(values, rows).result().token_ids.tolist()
+            step.num_padded = min(size for size in sizes if size >= len(rows))
+            step.sample_rows[:] = -1
+            step.sample_rows[: len(rows)] = torch.tensor(rows, dtype=torch.int32).to(on)
+            positions = [captured.requests[row].position for row in rows]
+            step.sample_positions[: len(rows)] = torch.tensor(positions).to(on)
+            for where, is_replayed in ((logits, True), (logits.clone(), False)):
+                where[: len(rows)] = values.to(on)
+                plan = StepPlan(step=0, rows=list(rows), samples=list(range(len(rows))))
+                with replays_of(captured.gpu) as found:
+                    pending = captured.gpu(where, sampled_inputs(rows, positions), step, plan)
+                assert found == ([] if 2 in rows else [is_replayed])
+                assert pending.result().token_ids.tolist() == want
+            for pair in (launched, captured):
+                pair.append(rows, np.array(want))
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_biases_are_finer_than_half_precision_logits(self, gpu_device, dtype):

@@ -112,6 +112,14 @@ class GraphDispatcher:
         captures = mixed + decodes + verifying
         return sorted(captures, key=lambda capture: capture[1].num_tokens, reverse=True)
 
+    def full_samples(self) -> set[int]:
+        """Return the numbers of rows, with padding, whose logits FULL graphs compute."""
+        return {
+            descriptor.num_samples
+            for mode, descriptor in self.captures()
+            if mode is CudaGraphMode.FULL
+        }
+
     def dispatch(
         self, num_tokens: int, num_reqs: int, uniform: bool, num_drafts: int = 0
     ) -> tuple[CudaGraphMode, BatchDescriptor]:

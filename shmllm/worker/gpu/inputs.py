@@ -108,6 +108,7 @@ class GpuInputs:
         last_tokens: as given.
         num_packed: the most numbers of a `PackedStep`.
         num_samples: the number of the step's tokens that get logits.
+        num_padded: the same with padding.
         has_embeds: whether a prompt has given embeddings for some of the step's tokens.
         looks_ahead: whether the item of some token goes on behind it, or the step may be one for
             which that is so.
@@ -137,7 +138,7 @@ class GpuInputs:
         self.sample_rows = self.step.sample_rows
         self.sample_positions = self.step.sample_positions
         self.last_tokens = last_tokens
-        self.num_samples = 0
+        self.num_samples = self.num_padded = 0
         self.has_embeds = self.looks_ahead = False
         self.looks_within_items = WITHIN_ITEMS in aheads
         table_shape = (num_groups, max_requests, max_blocks)
@@ -194,7 +195,7 @@ class GpuInputs:
         self._staged.rotate()
         sent, sizes = self._transfers.send_ahead(self._staged[0], packed.numbers), packed.sizes
         self.num_samples, self.has_embeds = sizes.num_samples, packed.has_embeds
-        self.looks_ahead = packed.looks_ahead
+        self.looks_ahead, self.num_padded = packed.looks_ahead, descriptor.num_samples
         unpack_step(self.step, sent, sizes, self._padded(descriptor))
         if self._are_stale or not is_repeat:
             self._are_stale = False

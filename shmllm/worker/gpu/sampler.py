@@ -8,7 +8,7 @@ time does not depend on their number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import InputBatch, SamplerOutput, StepInputs
 from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
+from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.custom_logits import ChangedLogits
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.logits_processors import (
@@ -29,6 +30,7 @@ from shmllm.worker.gpu.logits_processors import (
     LogitBiases,
     TokenCounts,
 )
+from shmllm.worker.gpu.sampling_graphs import SamplingGraphs
 from shmllm.worker.gpu.sampling_metadata import SamplingMetadata
 from shmllm.worker.gpu.scorer import ScoredRows, Scorer, unpack
 from shmllm.worker.gpu.transfers import PendingArrays, Transfers
@@ -48,10 +50,12 @@ class SampledRows(Protocol):
     Attributes:
         sample_rows: (N or more,) int32, the rows of the step's N samples, then padding.
         sample_positions: (N or more,) int64, the position that each sampled token will have.
+        num_padded: N with the padding that the step has.
     """
 
     sample_rows: Tensor
     sample_positions: Tensor
+    num_padded: int
 
 
 class PendingSamplerOutput:
@@ -117,6 +121,7 @@ class GpuSampler:
         self._scored: ScoredRows | None = None
         self.processors: CustomProcessors | None = None
         self._custom: ProcessorStep | None = None
+        self._graphs = SamplingGraphs()
 
     def warm_up(self, logits: Tensor) -> None:
         """Launch every kernel once before there are requests, since Triton compiles a kernel at
@@ -157,6 +162,41 @@ class GpuSampler:
         count_tokens(counts, row, token, is_prompt=True)
         add_biases(copy, row, token, copy[0, :1].clone())
         self.scorer.score(logits[:1], token, self.scorer.select(np.zeros(1, np.int64), [0]))
+
+    def capture(
+        self, device: Device, counts: Set[int], logits: Tensor, step: SampledRows
+    ) -> CaptureReport:
+        """Capture the sampling of rows that have nothing but a temperature, after `warm_up`.
+
+        Args:
+            device: the device that captures.
+            counts: the numbers of rows, with padding, of steps whose logits a graph computes.
+            logits: [rows, V], where those graphs leave the logits.
+            step: the rows of each step.
+        """
+
+        def launch(rows: Tensor) -> None:
+            count = len(rows)
+            of_rows = step.sample_rows[:count], step.sample_positions[:count]
+            self._sample_plain(self._tokens[:count], rows, *of_rows, NO_FILTERS)
+
+        return self._graphs.capture(device, counts, logits, launch)
+
+    def _sample_plain(
+        self, tokens: Tensor, logits: Tensor, rows: Tensor, positions: Tensor, searches: int
+    ) -> None:
+        """Launch the sampling of rows that have nothing but a temperature and filters; see
+        `sample`."""
+        sample(
+            tokens,
+            logits,
+            rows,
+            positions,
+            self._sampling_metadata.sampling,
+            self._scratch,
+            num_searches=None if searches == NO_FILTERS else searches,
+            last_tokens=self.last_tokens,
+        )
 
     def update(self, plan: StepPlan) -> None:
         """Copy the sampling state of a step's new requests to the device."""
@@ -208,6 +248,13 @@ class GpuSampler:
         rows = inputs.sample_rows
         num_rows = len(rows)
         features = self._features[rows]
+        is_plain = masks is None and self._custom is None and not features.any()
+        if (
+            is_plain
+            and self._searches[rows].max(initial=NO_FILTERS) == NO_FILTERS
+            and self._graphs.replay(logits, device_inputs.num_padded)
+        ):
+            return PendingSamplerOutput(self.transfers.fetch(self._tokens[:num_rows]), None, {})
         device_rows = device_inputs.sample_rows[:num_rows]
         logits, tokens = logits[:num_rows], self._tokens[:num_rows]
         is_masked = masks is not None or (features & MASKED).any()
@@ -270,16 +317,7 @@ class GpuSampler:
         """
         tokens = self._tokens[: len(rows)]
         searches = int(self._searches[rows].max(initial=NO_FILTERS))
-        sample(
-            tokens,
-            logits,
-            device_rows,
-            positions,
-            self._sampling_metadata.sampling,
-            self._scratch,
-            num_searches=None if searches == NO_FILTERS else searches,
-            last_tokens=self.last_tokens,
-        )
+        self._sample_plain(tokens, logits, device_rows, positions, searches)
         return tokens
 
     def count_accepted(self, rows: IntArray, tokens: LongArray) -> None:
