@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.functions import softplus
 from shmllm_kernels.gpu.states import Requests, state_block
 
 COLUMNS = 32
@@ -85,8 +86,7 @@ def _delta_rule(
         gates = gates_ptr + index * gates_stride + head
         strength = 1.0 / (1.0 + tl.exp(-tl.load(gates).to(tl.float32)))
         time = tl.load(gates + value_heads).to(tl.float32) + bias
-        small = tl.log(1.0 + tl.exp(tl.minimum(time, 20.0)))
-        state *= tl.exp(growth * tl.where(time > 20.0, time, small))
+        state *= tl.exp(growth * softplus(time))
         change = (value - tl.sum(state * key[:, None], axis=0)) * strength
         state += key[:, None] * change[None, :]
         out = tl.sum(state * query[:, None], axis=0)
