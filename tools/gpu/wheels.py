@@ -26,6 +26,7 @@ need, for the CPU's engine, is too large beside the others. The last two, for GG
 are imported by no test there."""
 CARRIED = (
     *("markdown-it-py", "mdurl", "pygments"),  # of rich
+    "cffi",  # of soundfile, without which transformers imports no model
     *("pytest", "iniconfig", "pluggy", "packaging", "pytest-xdist", "execnet"),
     "nvidia-cuda-sanitizer-api>=13.0,<13.1",  # of CUDA 13.0, as torch
 )
