@@ -1,7 +1,7 @@
 """Lets Triton's interpreter multiply blocks in float64, and round each sum once.
 
-In float32 numpy's BLAS adds in an order that depends on the processor and on where a row lies in its
-block. So two kernels that a GPU gives the same bits for a row would differ by a rounding.
+In float32 numpy's BLAS adds in an order that depends on the processor and on where a row lies in
+its block. So two kernels that a GPU gives the same bits for a row would differ by a rounding.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from shmllm.worker.gpu.program import check_model
 __all__ = ["encoded", "subject"]
 
 LAUNCHES_OF_DECODES = {
-    *("copy ahead", "_unpack_step", "graph", "summarise_chunks", "choose_tokens", "copy"),
+    *("copy ahead", "_unpack_step", "graph", "copy"),
     *("aten::index_copy_", "aten::index_select"),  # of block tables
 }
 
