@@ -250,10 +250,9 @@ def run_layers(
     are_aligned = not any(k * residual.itemsize % ALIGNMENT for k in lengths)
     decode_layers[(programs,)](
         layers.table,
-        len(layers.table),
         memory.counters,
         Streams(residual, memory.heads, memory.attended, memory.activated, spare, products),
-        Sizes(tokens, len(context_lens), hidden, width, num_heads * dim, inner),
+        Sizes(tokens, len(context_lens), len(layers.table), hidden, width, num_heads * dim, inner),
         Norm(numbers.eps, numbers.offset),
         numbers.residual_scale,
         Step(query_starts, context_lens),

@@ -48,10 +48,11 @@ class Streams(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The numbers of tokens and of requests, and the widths of `Streams`."""
+    """The numbers of tokens, of requests and of layers, and the widths of `Streams`."""
 
     tokens: Any
     requests: Any
+    layers: Any
     residual: Any
     heads: Any
     attended: Any
@@ -146,10 +147,9 @@ def _attend(
     await_arrivals(meeting)  # a program may have had no part
 
 
-@triton.jit(do_not_specialize=["num_layers"])
+@triton.jit
 def decode_layers(
     table,
-    num_layers,
     counters,
     streams,
     sizes,
@@ -199,7 +199,7 @@ def decode_layers(
     product = streams.products + ROWS * sizes.residual
     if HAS_POSTS:
         between, blocks = streams.spare, Target(product, sizes.residual, scale)
-    for index in range(num_layers):
+    for index in range(sizes.layers):
         layer = _layer(table, index, streams, like)
         qkv = own_columns(layer.qkv, layer.qkv_bias, sizes.heads, sizes.residual)
         output = own_columns(layer.output, layer.output_bias, sizes.residual, sizes.attended)
@@ -265,7 +265,7 @@ def decode_layers(
         rows = NormedRows(
             streams.activated, x, x, sizes.tokens, sizes.activated, sizes.activated, 0.0, 0.0, None
         )
-        is_last = index == num_layers - 1
+        is_last = index == sizes.layers - 1
         next_qkv = _pointer(table + tl.where(is_last, index, index + 1) * NUM_COLUMNS, 1, x)
         width = tl.where(is_last, 0, sizes.heads)  # behind the last layer nothing follows
         following = own_columns(next_qkv, next_qkv, width, sizes.residual)
