@@ -14,6 +14,7 @@ from support.scoring import SCORED, scores_of
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError, PoolingParams, SamplingParams
+from shmllm_kernels.cpu.arithmetic import HAS_INT8
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -128,6 +129,8 @@ def test_other_numbers_of_ranks_and_threads(
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LLM]:
     kind, options = request.param
+    if options.get("activation_dtype") == "int8" and not HAS_INT8:
+        pytest.skip("the CPU lacks AVX512_VNNI")
     directory = tmp_path_factory.mktemp(kind)
     sizes = {"intermediate_size": 256, "max_position_embeddings": 1024}
     if "moe" in kind:  # whole groups of 4 bits
