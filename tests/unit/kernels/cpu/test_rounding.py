@@ -43,6 +43,7 @@ def test_bfloat16_is_rounded_as_torch_rounds(shape: tuple[int, int]) -> None:
     assert torch.equal(found, x.bfloat16())
 
 
+@NEEDS_INT8
 @pytest.mark.parametrize("k", [1, 5, 64, 100, 1025, 2100])
 def test_int8_is_within_half_a_step_and_the_corrections_are_exact(k: int) -> None:
     x = torch.randn(7, k) * torch.tensor([1e-30, 1e-3, 1, 7, 1e3, 1e30, 0])[:, None]
