@@ -45,9 +45,11 @@ MODELS = {2048: "1b", 16_384: "8b"}
 MOST_LAYERS = 8
 ROWS = (1, 8)
 BLOCK_SIZE = 16
-LAUNCHES = DecoderConfig(16, 64, 8, 3, 1, 4, is_default=0)
+LAUNCHES = tuple(
+    DecoderConfig(*each, is_default=0) for each in ((16, 64, 8, 3, 1, 4), (16, 64, 8, 2, 1, 0))
+)
 CANDIDATES = (
-    LAUNCHES,
+    *LAUNCHES,
     *(
         DecoderConfig(*each, is_default=1)
         for each in (
