@@ -17,11 +17,13 @@ import pytest
 import torch
 from conformance.device import no_waits
 
+from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.thinking import ThinkingBudget
 from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
 from shmllm.worker.cpu.sampler import CpuSampler
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.sampler import GpuSampler
 from shmllm.worker.grammar_masks import PendingMasks
 from shmllm.worker.logits_processors import apply_logits_processors
@@ -330,8 +332,8 @@ class SamplerConformance:
             sample_positions=torch.zeros(max(sizes), dtype=torch.int64).to(on),
             num_padded=0,
         )
-        captured.gpu.warm_up(logits)
-        report = captured.gpu.capture(gpu_device, set(sizes), logits, step)
+        captures = [(CudaGraphMode.FULL, BatchDescriptor(size, size, True)) for size in sizes]
+        report = captured.gpu.capture(gpu_device, captures, logits, step)
         assert report.num_graphs == len(sizes)
         for rows in ([4, 1, 0], [1], [0, 4], [4, 2], [4, 1, 0]):
             values = launched.noise(len(rows))

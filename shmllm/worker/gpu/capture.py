@@ -16,6 +16,9 @@ from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm.worker.loading import Progress
 
+Captures = Sequence[tuple[CudaGraphMode, BatchDescriptor]]
+"""The modes and sizes of graphs, in the order of their capture."""
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
@@ -46,7 +49,7 @@ class CaptureReport:
 
 def capture_graphs(
     device: Device,
-    captures: Sequence[tuple[CudaGraphMode, BatchDescriptor]],
+    captures: Captures,
     warm_up: Callable[[], None],
     capture: Callable[[CudaGraphMode, BatchDescriptor], PiecewiseGraph],
     owner: str,
@@ -56,7 +59,7 @@ def capture_graphs(
 
     Args:
         device: the device that captures.
-        captures: the modes and sizes of the graphs, in their order.
+        captures: the graphs.
         warm_up: runs what is captured, so that its kernels are compiled and loaded.
         capture: captures one graph, and keeps it.
         owner: whose graphs these are, for messages.

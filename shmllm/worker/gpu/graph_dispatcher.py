@@ -112,13 +112,11 @@ class GraphDispatcher:
         captures = mixed + decodes + verifying
         return sorted(captures, key=lambda capture: capture[1].num_tokens, reverse=True)
 
-    def full_samples(self) -> set[int]:
-        """Return the numbers of rows, with padding, whose logits FULL graphs compute."""
-        return {
-            descriptor.num_samples
-            for mode, descriptor in self.captures()
-            if mode is CudaGraphMode.FULL
-        }
+    def sampled_captures(self) -> list[tuple[CudaGraphMode, BatchDescriptor]]:
+        """Return a FULL one of the captures for each number of rows, with padding, whose logits
+        they compute."""
+        captures = [each for each in self.captures() if each[0] is CudaGraphMode.FULL]
+        return list({each[1].num_samples: each for each in captures}.values())
 
     def dispatch(
         self, num_tokens: int, num_reqs: int, uniform: bool, num_drafts: int = 0

@@ -235,9 +235,8 @@ class GpuRunner(LoadedRunner):
         cache, self._program, captured = part.cache, part.program, part.captured
         with torch.inference_mode():
             if loaded.config.lm_head:
-                self.sampler.warm_up(self._buffers.logits)
-                counts = part.dispatcher.full_samples()
-                captured += self.sampler.capture(device, counts, self._buffers.logits, self.inputs)
+                sampled, logits = part.dispatcher.sampled_captures(), self._buffers.logits
+                captured += self.sampler.capture(device, sampled, logits, self.inputs)
             self._drafter: StepDrafter | None = None
             if drafts is not None:
                 shared = self.batch, self.inputs, self.sampler

@@ -8,7 +8,7 @@ time does not depend on their number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import InputBatch, SamplerOutput, StepInputs
 from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
-from shmllm.worker.gpu.capture import CaptureReport
+from shmllm.worker.gpu.capture import CaptureReport, Captures
 from shmllm.worker.gpu.custom_logits import ChangedLogits
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.logits_processors import (
@@ -164,15 +164,18 @@ class GpuSampler:
         self.scorer.score(logits[:1], token, self.scorer.select(np.zeros(1, np.int64), [0]))
 
     def capture(
-        self, device: Device, counts: Set[int], logits: Tensor, step: SampledRows
+        self, device: Device, captures: Captures, logits: Tensor, step: SampledRows
     ) -> CaptureReport:
-        """Capture the sampling of rows that have nothing but a temperature, after `warm_up`.
+        """Warm up, and capture the sampling of rows that have nothing but a temperature.
 
         Args:
             device: the device that captures.
-            counts: the numbers of rows, with padding, of steps whose logits a graph computes.
-            logits: [rows, V], where those graphs leave the logits.
+            captures: graphs that compute logits, one for each number of rows, with padding.
+            logits: (1 or more, V), where those graphs leave the logits.
             step: the rows of each step.
+
+        Raises:
+            EngineStartError: a graph cannot be captured.
         """
 
         def launch(rows: Tensor) -> None:
@@ -180,7 +183,7 @@ class GpuSampler:
             of_rows = step.sample_rows[:count], step.sample_positions[:count]
             self._sample_plain(self._tokens[:count], rows, *of_rows, NO_FILTERS)
 
-        return self._graphs.capture(device, counts, logits, launch)
+        return self._graphs.capture(device, captures, lambda: self.warm_up(logits), logits, launch)
 
     def _sample_plain(
         self, tokens: Tensor, logits: Tensor, rows: Tensor, positions: Tensor, searches: int

@@ -6,49 +6,55 @@ sample a few rows. All arguments are addresses that stay where they are, so a gr
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 from torch import Tensor
 
-from shmllm.worker.gpu.capture import CaptureReport
-from shmllm.worker.gpu.device import Device, Graph
+from shmllm.config.graphs import CudaGraphMode
+from shmllm.worker.gpu.capture import CaptureReport, Captures, capture_graphs
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
+from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 
 
 class SamplingGraphs:
     """Graphs of sampling by their number of rows, which includes the padding of a step."""
 
     def __init__(self) -> None:
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[int, PiecewiseGraph] = {}
         self._address = 0
 
     def capture(
         self,
         device: Device,
-        counts: Set[int],
+        captures: Captures,
+        warm_up: Callable[[], None],
         logits: Tensor,
         launch: Callable[[Tensor], None],
     ) -> CaptureReport:
-        """Capture a graph for each number of rows.
+        """Warm up, and capture a graph for each number of rows.
 
         Args:
             device: the device that captures.
-            counts: the numbers of rows.
-            logits: [most rows or more, vocab], where the graphs of a program leave them.
-            launch: launches the sampling of all rows of its argument. Its kernels are compiled.
+            captures: graphs of a program, one for each number of rows.
+            warm_up: launches all kernels once.
+            logits: [most rows or more, vocab], where those graphs leave the logits.
+            launch: launches the sampling of all rows of its argument.
+
+        Raises:
+            EngineStartError: a graph cannot be captured.
         """
-        began, self._address = time.monotonic(), logits.data_ptr()
-        largest_first = sorted(counts, reverse=True)
-        if not largest_first:
-            return CaptureReport(0.0, 0, 0)
-        with device.capturing():
-            free_bytes = device.free_bytes()
-            for count in largest_first:
-                device.begin_capture()
-                launch(logits[:count])
-                self._graphs[count] = device.end_capture()
-        num_bytes = max(free_bytes - device.free_bytes(), 0)
-        return CaptureReport(time.monotonic() - began, num_bytes, len(self._graphs))
+        self._address = logits.data_ptr()
+
+        def capture(_: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
+            graph = PiecewiseGraph(device)
+            graph.begin()
+            launch(logits[: descriptor.num_samples])
+            graph.end()
+            self._graphs[descriptor.num_samples] = graph
+            return graph
+
+        return capture_graphs(device, captures, warm_up, capture, "the sampler")
 
     def replay(self, logits: Tensor, count: int) -> bool:
         """Sample the rows of a step.
