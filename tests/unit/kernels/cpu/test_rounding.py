@@ -9,7 +9,7 @@ import torch
 from support.cpu_kernels import NEEDS_INT8, run_kernel
 from torch import Tensor
 
-from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE
+from shmllm_kernels.cpu.products import DTYPES, MULTIPLY, ROWS_AT_ONCE, width_of
 from shmllm_kernels.cpu.rounding import ROUND, row_bytes
 from tests.unit.kernels.cpu.test_products import multiply
 
@@ -43,7 +43,6 @@ def test_bfloat16_is_rounded_as_torch_rounds(shape: tuple[int, int]) -> None:
     assert torch.equal(found, x.bfloat16())
 
 
-@NEEDS_INT8
 @pytest.mark.parametrize("k", [1, 5, 64, 100, 1025, 2100])
 def test_int8_is_within_half_a_step_and_the_corrections_are_exact(k: int) -> None:
     x = torch.randn(7, k) * torch.tensor([1e-30, 1e-3, 1, 7, 1e3, 1e30, 0])[:, None]
@@ -53,8 +52,8 @@ def test_int8_is_within_half_a_step_and_the_corrections_are_exact(k: int) -> Non
     error = (integers.double() * scales[:, None].double() - x.double()).abs()
     assert (error <= 0.5001 * scales[:, None]).all()
     assert integers.abs().max() == 127
-    num_parts = math.ceil(k / 1024)
-    depth = math.ceil(math.ceil(k / num_parts) / 64) * 64
+    num_parts, width = math.ceil(k / 1024), width_of("int8")  # of this CPU's instructions
+    depth = math.ceil(math.ceil(k / num_parts) / width) * width
     begin = math.ceil(k / 4) * 4
     corrections = rows[:, begin : begin + 4 * num_parts].contiguous().view(torch.int32)
     for part, sums in enumerate(integers.long().split(depth, 1)):
