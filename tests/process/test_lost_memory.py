@@ -202,7 +202,7 @@ pid = llm.engine_pid
 segment = llm._client._channel._client
 os.ftruncate(segment.fd, 0)
 assert holds_within(lambda: not is_running(pid), PATIENCE_S)
-print(llm._client._channel.last_words())
+print(llm._client._channel.last_words(), flush=True)
 os._exit(0)
 """
 
