@@ -9,6 +9,7 @@ import torch
 from conformance.expert_kernels import ACTIVATIONS, BY_SOFTMAX, SMALL, placed, routed, tolerances
 from conformance.packed_kernels import drawn, rows_of, values_of
 from support.kernel_helpers import assert_close, poisoned
+from support.variants import diagonal
 
 from shmllm_kernels.gpu.combined_row import combine_products
 from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
@@ -108,9 +109,10 @@ class ExpertRowsConformance:
         )  # fmt: skip
         assert_close(out, want.to(dtype), *tolerances(dtype))
 
-    @pytest.mark.parametrize("config", TILES)
-    @pytest.mark.parametrize("shared", ["none", "plain", "gated"])
-    @pytest.mark.parametrize("kind", [None, "mxfp4", "int4", "q6_k", "fp8"])
+    @pytest.mark.parametrize(
+        ("kind", "shared", "config"),
+        diagonal([None, "mxfp4", "int4", "q6_k", "fp8"], ["none", "plain", "gated"], TILES),
+    )
     def test_one_launch_rounds_as_launches_of_their_own(self, draw, dtype, kind, shared, config):
         """Also the sum with the residual stream. A GPU may round a sum of products once."""
         n, k, top_k = 40, 512 if kind == "q6_k" else 192, 3

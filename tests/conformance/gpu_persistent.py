@@ -29,8 +29,8 @@ from support.variants import slow
 from shmllm.config.graphs import CudaGraphMode
 
 FULL, NONE = CudaGraphMode.FULL, CudaGraphMode.NONE
-SOME, OTHERS = ("gemma3", "smollm3"), ("gemma2", "glm4", "granite", "llama", "mistral", "phi3")
-NAMES = (*SOME, *map(slow, (*OTHERS, "qwen2", "qwen3")))
+OTHERS = ("gemma2", "glm4", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+NAMES = ("gemma3", *map(slow, OTHERS))
 """With norms behind blocks and of heads; biases; layers that rotate nothing; caps; factors of sums;
 windows; heads of which a part is rotated; and cache groups."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.recurrent_kernels import DIVISIONS, States, divided
+from support.variants import diagonal
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
@@ -18,9 +19,9 @@ from shmllm_kernels.cpu.rows import GATE
 from shmllm_kernels.cpu.simd import LANES
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("taps", range(2, MOST_TAPS + 1))
+@pytest.mark.parametrize(
+    ("taps", "kind", "has_bias"), diagonal(range(2, MOST_TAPS + 1), KINDS, [False, True])
+)
 def test_a_convolution_equals_torchs(taps: int, kind: str, has_bias: bool) -> None:
     channels, length = 304, 50
     x, weights = torch.randn(length, channels), torch.randn(taps, channels)

@@ -14,13 +14,14 @@ import torch
 from support.variants import slow
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from support import cooperative_interpreter, exact_products, fast_interpreter
+    from support import cooperative_interpreter, exact_products, fast_interpreter, wide_tiles
     from support.fake_gpu import FakeGpu, lazy
     from support.kernel_helpers import draw
 
     fast_interpreter.install()
     cooperative_interpreter.install()
     exact_products.install()
+    wide_tiles.install()
     __all__ = ["draw"]
 
     @pytest.fixture
