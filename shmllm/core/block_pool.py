@@ -50,16 +50,24 @@ class FreeBlockQueue:
     """The free blocks in the order of reuse, as a linked list.
 
     The links are in the blocks, because a prefix-cache hit removes a block from the middle: that
-    takes constant time and allocates nothing.
+    takes constant time and allocates nothing. Blocks that nobody has used have no objects, which
+    would take a second for a million of them: one link stands for all.
+
+    Args:
+        num_unused: how many blocks nobody has used.
+        make: makes the object of the next one.
+
+    Attributes:
+        num_unused: how many there are still.
     """
 
-    def __init__(self, blocks: Iterable[KVBlock]) -> None:
-        self._head = KVBlock(-1)
-        self._tail = KVBlock(-1)
-        self._head.following, self._tail.previous = self._tail, self._head
-        self._count = 0
-        for block in blocks:
-            self.append(block)
+    def __init__(self, num_unused: int, make: Callable[[], KVBlock]) -> None:
+        self.num_unused = num_unused
+        self._make = make
+        self._head, self._unused, self._tail = KVBlock(-1), KVBlock(-1), KVBlock(-1)
+        self._unused.previous, self._unused.following = self._head, self._tail
+        self._head.following = self._tail.previous = self._unused
+        self._count = num_unused
 
     def __len__(self) -> int:
         return self._count
@@ -81,6 +89,12 @@ class FreeBlockQueue:
 
     def pop_first(self) -> KVBlock:
         block = self._head.following
+        if block is self._unused:
+            if self.num_unused:
+                self.num_unused -= 1
+                self._count -= 1
+                return self._make()
+            block = block.following
         assert block is not None
         if block is self._tail:
             raise IndexError("no free block")
@@ -96,9 +110,11 @@ class FreeBlockQueue:
         self._count -= 1
 
     def __iter__(self) -> Iterator[KVBlock]:
+        """The blocks that somebody has used."""
         block = self._head.following
         while block is not None and block is not self._tail:
-            yield block
+            if block is not self._unused:
+                yield block
             block = block.following
 
 
@@ -108,23 +124,27 @@ class BlockPool:
     Args:
         num_blocks: the number of blocks, including the padding block.
         on_reuse: called with a block that still has a hash, before the block is allocated.
+
+    Attributes:
+        num_usable: the number of blocks without the padding block.
+        blocks: the blocks that somebody has used, by their ids; the first is the padding block.
     """
 
     def __init__(self, num_blocks: int, on_reuse: Callable[[KVBlock], None]) -> None:
-        self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
-        self._free = FreeBlockQueue(self.blocks[1:])
-        for block in self.blocks:
-            block.home = self._free
+        self.num_usable = num_blocks - 1
+        self._free = FreeBlockQueue(self.num_usable, self._make)
+        self.blocks = [KVBlock(PADDING_BLOCK_ID, self._free)]
         self._on_reuse = on_reuse
+
+    def _make(self) -> KVBlock:
+        block = KVBlock(len(self.blocks), self._free)
+        self.blocks.append(block)
+        return block
 
     @property
     def padding(self) -> KVBlock:
         """The block that takes the places of blocks that nobody reads."""
         return self.blocks[PADDING_BLOCK_ID]
-
-    @property
-    def num_usable(self) -> int:
-        return len(self.blocks) - 1
 
     @property
     def num_free(self) -> int:
@@ -179,8 +199,10 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is either free or referenced."""
+        num_unused = self._free.num_unused
+        assert len(self.blocks) + num_unused == self.num_usable + 1, "a block is missing"
         free = {block.block_id for block in self._free}
-        assert len(free) == len(self._free), "a block is queued twice"
+        assert len(free) + num_unused == len(self._free), "a block is queued twice"
         assert PADDING_BLOCK_ID not in free, "the padding block is queued"
         for block in self.blocks[1:]:
             assert block.ref_count >= 0, f"{block} has a negative count"

@@ -18,7 +18,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, cached_property
-from pathlib import Path
 
 import numpy as np
 from llvmlite import ir
@@ -125,9 +124,15 @@ def _loaded_library(name: str) -> str | None:
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = line.rstrip("\n").partition("/")[2]
-            if Path(path).name.startswith(name):
+            if path.rpartition("/")[2].startswith(name):
                 return f"/{path}"
     return None
+
+
+@cache
+def _threads() -> _Threads:
+    """The library that torch has loaded, which stays the same."""
+    return _Threads()
 
 
 class KernelProgram:
@@ -147,7 +152,7 @@ class KernelProgram:
         self._operands: list[Sequence[int]] = []
         self._last: Kernel | None = None
         self._kept: list[object] = []
-        self._threads = _Threads()
+        self._threads = _threads()
         self.num_threads = num_threads if self._threads.is_available else 1
         self._entry = _program_entry()
         self._run_alone = _FUNCTION_TYPE(self._entry)

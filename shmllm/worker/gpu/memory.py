@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 MOST_BLOCKS = 2**20
 """The largest number of blocks of a cache whose size is not configured: the host keeps an object of
-0.1 KB for each block, and a model that is small enough for more blocks does not need them."""
+0.1 KB for each block that was used, and a model that is small enough for more needs no more."""
 LAUNCH_BYTES = 32 * 2**10
 GRAPHS_BYTES = 64 * MIB
 

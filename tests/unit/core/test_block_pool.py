@@ -20,8 +20,12 @@ def pool():
 
 @pytest.fixture
 def queued():
+    """A queue without blocks that nobody has used, and the four blocks in it."""
     blocks = [KVBlock(i) for i in range(4)]
-    return FreeBlockQueue(blocks), blocks
+    queue = FreeBlockQueue(0, make=lambda: pytest.fail("there is no unused block"))
+    for block in blocks:
+        queue.append(block)
+    return queue, blocks
 
 
 def test_the_padding_block_is_never_allocated(pool):
@@ -52,6 +56,15 @@ def test_released_blocks_are_reused_after_unused_ones(pool):
     first = hashed(pool.allocate(2))
     pool.release(first)
     assert ids(pool.allocate(5)) == [3, 4, 5, 1, 2]
+
+
+def test_a_block_has_no_object_before_it_is_used():
+    pool = BlockPool(10**9, on_reuse=lambda block: None)
+    pool.release(hashed(pool.allocate(2)))
+    assert ids(pool.allocate(2)) == [3, 4]
+    assert len(pool.blocks) == 5
+    assert pool.num_free == pool.num_usable - 2 == 10**9 - 3
+    pool.check_integrity()
 
 
 def test_blocks_without_a_hash_are_reused_before_all_others(pool):
@@ -94,10 +107,12 @@ def test_only_blocks_with_a_hash_are_reported_before_reuse():
         lambda pool: setattr(pool.blocks[2], "ref_count", -1),
         lambda pool: setattr(pool.allocate(1)[0], "ref_count", 0),
         lambda pool: pool._free.append(pool.blocks[0]),
+        lambda pool: pool.blocks.pop(),
     ],
-    ids=["referenced but free", "negative", "neither", "padding"],
+    ids=["referenced but free", "negative", "neither", "padding", "missing"],
 )
 def test_the_integrity_check_finds_damage(pool, damage):
+    pool.release(pool.allocate(3))
     pool.check_integrity()
     damage(pool)
     with pytest.raises(AssertionError):
@@ -147,8 +162,8 @@ def test_the_pool_agrees_with_a_model_made_of_lists(operations):
             assert ids(pool.allocate(count)) == free[:count]
             references += free[:count]
             del free[:count]
-        elif operation == "share":
-            block_id = choice % 6 + 1
+        elif operation == "share" and len(pool.blocks) > 1:
+            block_id = choice % (len(pool.blocks) - 1) + 1
             pool.touch([pool.blocks[block_id]])
             references.append(block_id)
             free = [i for i in free if i != block_id]

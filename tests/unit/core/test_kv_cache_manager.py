@@ -248,7 +248,7 @@ def test_the_integrity_check_finds_a_hash_without_an_entry():
     manager = make_manager()
     run(manager, PROMPT)
     manager.check_integrity()
-    manager.pool.blocks[-1].block_hash = b"stray"
+    manager.pool.allocate(1)[0].block_hash = b"stray"
     with pytest.raises(AssertionError, match="disagree"):
         manager.check_integrity()
 
