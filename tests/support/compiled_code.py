@@ -53,6 +53,7 @@ def facts_of(kernel: Any) -> dict[str, Any]:
         "wide_loads": ptx.count("ld.global.v4"),
         "early_loads": early_loads(ptx),
         "cache_requests": ptx.count("cp.async.bulk.prefetch.L2"),
+        "requests_after_wait": ptx.rpartition("griddepcontrol.wait")[2].count("bulk.prefetch"),
         "meetings": meetings(ptx),
         "loads_before_wait": ptx.rpartition("griddepcontrol.wait")[0].count("ld.global"),
     }

@@ -30,7 +30,8 @@ more pairs."""
 
 
 def check_decodes(found: list[Kernel], capability: int) -> None:
-    """Nothing spills, and dependent launches have loaded a tile before they wait."""
+    """Nothing spills, and dependent launches have loaded a tile before they wait. Programs with and
+    without a part ask for weights ahead, behind the wait."""
     check(found, capability)
     for kernel in found:
         threads = kernel["threads"]
@@ -47,6 +48,9 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
         else:
             _, _, dim = kernel["shape"]
             assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (LOADED * threads)
+            asks = max(4 // kernel["num_warps"], 1) if kernel["asks_ahead"] else 0
+            assert kernel["cache_requests"] == 2 * asks
+            assert kernel["requests_after_wait"] == asks
 
 
 def check_few_rows(found: list[Kernel], capability: int) -> None:

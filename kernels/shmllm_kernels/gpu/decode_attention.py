@@ -25,7 +25,6 @@ from shmllm_kernels.gpu.attention import (
 )
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention_kernel import (
-    Gates,
     HeadNumbers,
     HeadStrides,
     LayerHeads,
@@ -33,8 +32,10 @@ from shmllm_kernels.gpu.decode_attention_kernel import (
     Step,
     attend_decodes,
 )
+from shmllm_kernels.gpu.decode_parts import Gates
 from shmllm_kernels.gpu.float8 import as_stored
 from shmllm_kernels.gpu.rope_write import weights_of
+from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 from shmllm_kernels.reference.rope_write import HeadNorms
 
 MAX_TOKENS = 16
@@ -67,6 +68,7 @@ def decode_attention(
     loads_first: bool = False,
     is_dependent: bool = False,
     gates: Tensor | None = None,
+    ahead: WeightsAhead | None = None,
 ) -> None:
     """Computes ``reference.rope_write.rope_and_write`` and the causal
     ``reference.attention.paged_attention`` of a step with few tokens a request: one of a decode, or
@@ -100,6 +102,8 @@ def decode_attention(
             complete by then.
         gates: [tokens, num_heads, dim], contiguous but for the tokens, in the dtype of ``heads``,
             whose further heads they may be; None: there are none.
+        ahead: the weights that the L2 cache is asked for, from compute capability 9.0 on; None:
+            none.
 
     With norms of all heads side by side each program reads those of its tokens, once more: 16 KiB a
     token with 32 query and 32 kv heads of 128, from the L2 cache.
@@ -175,6 +179,7 @@ def decode_attention(
             block_table.stride(0),
         ),
         None if gates is None else Gates(gates, gates.stride(0)),
+        None if ahead is None else ahead.as_arguments(),
         **constants_of(config, num_heads, num_kv_heads, dim, num_splits, max_tokens),
         HAS_WINDOW=window is not None,
         HAS_CAP=soft_cap is not None,

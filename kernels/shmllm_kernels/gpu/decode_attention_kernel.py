@@ -21,9 +21,9 @@ from shmllm_kernels.gpu.attention_kernels import (
 )
 from shmllm_kernels.gpu.decode_keys import attend_to_new
 from shmllm_kernels.gpu.decode_parts import (
-    GateRows,
     OutputRows,
     finish_part,
+    gates_of,
     load_gates,
     store_rows,
     tiles_of,
@@ -46,6 +46,7 @@ from shmllm_kernels.gpu.rotated_heads import (
     partners,
     rotated,
 )
+from shmllm_kernels.gpu.weights_ahead import ask_ahead
 
 
 class LayerHeads(NamedTuple):
@@ -86,14 +87,6 @@ class HeadStrides(NamedTuple):
     token: Any
     kv_head: Any
     table: Any
-
-
-class Gates(NamedTuple):
-    """The gates of the output: a pointer to those of the first token, and the elements from a token
-    to the next one."""
-
-    first: Any
-    stride: Any
 
 
 class HeadNumbers(NamedTuple):
@@ -179,20 +172,8 @@ def part_of(
 
 
 @triton.jit
-def _gates_of(
-    part, gates, rows, HEADS_PER_KV: tl.constexpr, DIM: tl.constexpr, MAX_TOKENS: tl.constexpr
-):
-    """Returns the gates of a part's rows; None: there are none."""
-    own = None
-    if gates is not None:
-        first = gates.first + part.token * gates.stride + part.kv_head * HEADS_PER_KV * DIM
-        own = GateRows(first, places_of(rows, gates.stride, HEADS_PER_KV, DIM, MAX_TOKENS))
-    return own
-
-
-@triton.jit
 def attend_part(
-    part, layer, strides, numbers, window, memory, gates, meeting,
+    part, layer, strides, numbers, window, memory, gates, ahead, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr, NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
@@ -208,6 +189,7 @@ def attend_part(
         layer, strides, numbers, memory: see their classes.
         window: see `paged_attention`.
         gates: see their class; None: there are none.
+        ahead: the weights that the cache is asked for; None: none.
         meeting: the meeting of the programs of this launch behind which the heads are there; None:
             an earlier launch has written them.
     """
@@ -265,6 +247,7 @@ def attend_part(
         cos, sin, cos_ptr, sin_ptr, strides.cos, strides.sin, rows, is_row, pair, is_second,
         ROTARY_HALF, HEADS_PER_KV, DIM_PADDED, MAX_TOKENS,
     )  # fmt: skip
+    ask_ahead(ahead)  # before, memory is reading for the launch before
     width: tl.constexpr = NUM_KV_HEADS * HEADS_PER_KV * DIM
     first = layer.heads + token * strides.heads
     query_scale = scale_of_all_heads(
@@ -316,7 +299,7 @@ def attend_part(
     output = OutputRows(
         layer.out + token * strides.out + kv_head * (HEADS_PER_KV * DIM),
         places_of(rows, strides.out, HEADS_PER_KV, DIM, MAX_TOKENS),
-        _gates_of(part, gates, rows, HEADS_PER_KV, DIM, MAX_TOKENS),
+        gates_of(part, gates, rows, HEADS_PER_KV, DIM, MAX_TOKENS),
     )
     own_gates = None
     if NUM_SPLITS == 1:  # they arrive while the new keys are attended to
@@ -354,6 +337,7 @@ def attend_decodes(
     window,
     strides,
     gates,
+    ahead,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -388,9 +372,10 @@ def attend_decodes(
     if part.is_idle:
         if IS_DEPENDENT:
             gdc_wait()
+        ask_ahead(ahead)
         return
     attend_part(
-        part, layer, strides, numbers, window, memory, gates, None,
+        part, layer, strides, numbers, window, memory, gates, ahead, None,
         HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET,
         NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
         TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, LOADS_FIRST, IS_DEPENDENT,

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from shmllm_kernels.gpu.decode_rows import places_of
 from shmllm_kernels.gpu.functions import sigmoid
+
+
+class Gates(NamedTuple):
+    """The gates of the output: a pointer to those of the first token, and the elements from a token
+    to the next one."""
+
+    first: Any
+    stride: Any
 
 
 class GateRows(NamedTuple):
@@ -38,6 +47,18 @@ class OutputRows(NamedTuple):
     first: Any
     places: Any
     gates: Any
+
+
+@triton.jit
+def gates_of(
+    part, gates, rows, HEADS_PER_KV: tl.constexpr, DIM: tl.constexpr, MAX_TOKENS: tl.constexpr
+):
+    """Returns the gates of a part's rows; None: there are none."""
+    own = None
+    if gates is not None:
+        first = gates.first + part.token * gates.stride + part.kv_head * HEADS_PER_KV * DIM
+        own = GateRows(first, places_of(rows, gates.stride, HEADS_PER_KV, DIM, MAX_TOKENS))
+    return own
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import triton.language as tl
 from shmllm_kernels.gpu.few_rows_kernel import elements, multiply_half, norms_of
 from shmllm_kernels.gpu.grid_meeting import await_arrivals
 from shmllm_kernels.gpu.single_row_kernel import finished, load_if
+from shmllm_kernels.gpu.weights_ahead import request
 
 
 class Columns(NamedTuple):
@@ -115,19 +116,7 @@ def ask_cache(
     num_bytes = tl.minimum(step, columns.k - start) * itemsize
     places, is_place = _places(columns, index // iterations, own, IS_GATED, BLOCK_N)
     found = columns.weight + places * columns.k + start
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred p;
-        setp.ne.b32 p, $2, 0;
-        @p cp.async.bulk.prefetch.L2.global [$1], $3;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r,r",
-        [found.to(tl.int64), (is_place & (threads % each == 0)).to(tl.int32), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    request(found.to(tl.int64), (is_place & (threads % each == 0)).to(tl.int32), num_bytes)
 
 
 @triton.jit

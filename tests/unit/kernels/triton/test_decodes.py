@@ -6,6 +6,7 @@ from conformance.decode_attention_kernel import DecodeAttentionConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
 from conformance.few_rows_kernel import FewRowsConformance, RowAdaptersConformance
 from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
+from conformance.weights_ahead_kernel import WeightsAheadConformance
 
 
 class TestSingleRow(SingleRowConformance):
@@ -29,4 +30,8 @@ class TestPackedRow(PackedRowConformance):
 
 
 class TestDecodeAttention(DecodeAttentionConformance):
+    pass
+
+
+class TestWeightsAhead(WeightsAheadConformance):
     pass
