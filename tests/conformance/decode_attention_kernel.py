@@ -140,13 +140,14 @@ class Step:
             self.scratch.sums.fill_(torch.nan)
             self.scratch.stats.fill_(torch.nan)
 
-    def run(self) -> torch.Tensor:
+    def run(self, **options) -> torch.Tensor:
         case, step = self.case, (self.table, self.starts, self.contexts, self.slots)
         rotation = self.cos, self.sin, self.norms, case.interleaved
         rules = case.window, case.soft_cap, self.sinks, case.num_splits, self.scratch
         decode_attention(
             self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules,
             max_tokens=case.max_tokens, loads_first=case.loads_first, gates=self.gates,
+            **options,
         )  # fmt: skip
         return self.out
 

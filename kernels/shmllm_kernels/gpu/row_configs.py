@@ -92,6 +92,26 @@ DECODER = TABLE.of("decoder", DecoderConfig)
 DECODER_FLOAT32 = TABLE.of("decoder_float32", DecoderConfig)
 
 
+@dataclass(frozen=True, slots=True)
+class AheadConfig:
+    """How many weights the attention of up to eight tokens asks the L2 cache for.
+
+    Attributes:
+        kib: KiB, 0 for none.
+    """
+
+    kib: int
+
+
+AHEAD = TABLE.of("ahead", AheadConfig)
+"""Attention of a few tokens, by the elements of the residual stream."""
+
+
+def ahead_config(hidden: int, key: str = ANY) -> AheadConfig:
+    """Returns how many weights attention asks for before a residual stream of so many elements."""
+    return AHEAD.best(key, hidden)
+
+
 def single_row_config(n: int, k: int, key: str = ANY) -> SingleRowConfig:
     """Returns the tile of the product of one row with a matrix of n rows of k elements."""
     return (SINGLE_ROW_TALL if n >= TALL else SINGLE_ROW).best(key, k)

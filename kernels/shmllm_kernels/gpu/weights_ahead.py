@@ -52,9 +52,9 @@ class WeightsAhead:
 
         Args:
             most_bytes: the most bytes of all parts.
-            output: the projection behind attention, contiguous.
-            following: the matrix that is read next, contiguous: what `most_bytes` leaves of it;
-                None: nothing more.
+            output: the projection behind attention.
+            following: the matrix that is read next, of which they are what is left of
+                `most_bytes`; None: nothing more.
             is_gated: whether its two halves are read side by side.
         """
         own = min(most_bytes, output.nbytes)
@@ -72,8 +72,10 @@ class WeightsAhead:
 
 
 def _whole(part: Tensor, num_bytes: int) -> int:
-    """Returns how many bytes requests can be for: none of memory that begins at no multiple."""
-    return 0 if part.data_ptr() % ALIGNMENT else num_bytes // ALIGNMENT * ALIGNMENT
+    """Returns how many bytes requests can be for: none of memory that begins at no multiple, or has
+    gaps."""
+    is_whole = part.is_contiguous() and part.data_ptr() % ALIGNMENT == 0
+    return num_bytes // ALIGNMENT * ALIGNMENT if is_whole else 0
 
 
 @triton.jit

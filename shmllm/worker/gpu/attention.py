@@ -5,7 +5,7 @@ This module owns which kernels that takes. It must not know what else a layer co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.rope_write import rope_and_write
+from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 from shmllm_kernels.reference.rope_write import HeadNorms
 
 
@@ -34,12 +35,14 @@ class AttentionStep:
         launches: the tile sizes and splits, by the heads of a layer.
         launch: called with each launch of attention, at once or to launch it in each replay.
         is_dependent: whether launches begin before those before them have ended.
+        asks_ahead: whether they may ask for weights: the step has few tokens.
     """
 
     descriptor: BatchDescriptor
     launches: dict[HeadShape, AttentionLaunch]
     launch: Callable[[Call], None]
     is_dependent: bool
+    asks_ahead: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class AttentionOps:
         rotates_apart: whether decodes, too, are rotated and written by a launch of their own. In a
             piecewise graph, which serves all steps of its size, they are, and the bits of a decode
             must not depend on whether it is replayed.
+        ahead: the weights that the attention of each layer asks for, of layers that do.
     """
 
     def __init__(
@@ -78,12 +82,14 @@ class AttentionOps:
         buffers: GpuBuffers,
         norm: Callable[[Tensor, Norm], Tensor],
         rotates_apart: bool,
+        ahead: Mapping[int, WeightsAhead],
     ) -> None:
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
         self._norm = norm
         self._rotates_apart = rotates_apart
+        self._ahead = ahead
 
     def begin(self, step: AttentionStep) -> None:
         """Set the sizes of the next forward pass. Launches that a graph keeps out of itself use the
@@ -191,6 +197,7 @@ class AttentionOps:
             loads_first=launch.loads_first,
             is_dependent=self._step.is_dependent,
             gates=gates,
+            ahead=self._ahead.get(attention.layer) if self._step.asks_ahead else None,
         )
 
     def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:

@@ -6,7 +6,7 @@ is executed or captured; it knows only that attention may be kept out of capture
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -50,6 +50,7 @@ from shmllm_kernels.gpu.norm import add_normed, add_rms_norm, layer_norm, rms_no
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
+from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 from shmllm_kernels.reference.step import LearnedRows
 
 
@@ -70,7 +71,7 @@ class GpuOps:
         device: the device.
         lora: launches what adapters add to products; None: nothing.
         meetings: launches sums over the ranks of a group; None: the process is alone.
-        rotates_apart: see `AttentionOps`.
+        rotates_apart, ahead: see `AttentionOps`.
 
     Attributes:
         products: launches matrix products.
@@ -89,6 +90,7 @@ class GpuOps:
         lora: GpuLora | None = None,
         meetings: NoMeetings | None = None,
         rotates_apart: bool = False,
+        ahead: Mapping[int, WeightsAhead] | None = None,
     ) -> None:
         self._lora = lora
         self.meetings = meetings or NoMeetings()
@@ -99,7 +101,7 @@ class GpuOps:
         self._latents = LatentAttentionOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
-        self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart)
+        self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart, ahead or {})
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self._axes = {
             rope: torch.tensor(axes(rope), device=device)
@@ -131,7 +133,9 @@ class GpuOps:
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
         is_dependent = self.is_fused and self.products.is_dependent
         self._attends.begin(
-            AttentionStep(descriptor, self._attention, launch_attention, is_dependent)
+            AttentionStep(
+                descriptor, self._attention, launch_attention, is_dependent, self.is_fused
+            )
         )
 
     def variants(

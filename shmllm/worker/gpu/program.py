@@ -34,6 +34,7 @@ from shmllm.worker.gpu.ops import GpuOps, call_now
 from shmllm.worker.gpu.persistent_decoder import PersistentDecoder, reason_against, tile_of
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
 from shmllm.worker.gpu.row_products import RowProducts, is_whole
+from shmllm.worker.gpu.weights_ahead import weights_ahead
 from shmllm.worker.loading import Progress
 from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
@@ -176,7 +177,8 @@ class GpuProgram:
         where = device.torch_device
         rotates_apart = dispatcher.has_piecewise_decodes
         self._ops = GpuOps(
-            model.config, cache, inputs, buffers, where, lora, meetings, rotates_apart
+            *(model.config, cache, inputs, buffers, where, lora, meetings, rotates_apart),
+            weights_ahead(model, where),
         )
         self._row_products = RowProducts(where, lora)
         self._fused = FusedOps(self._ops, buffers, self._row_products)

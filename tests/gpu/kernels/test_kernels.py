@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
-from conformance.decode_attention_kernel import DecodeAttentionConformance
+from conformance.decode_attention_kernel import DecodeAttentionConformance, Decodes, Step
 from conformance.decoder_kernel import DecoderConformance
 from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
@@ -27,6 +29,10 @@ from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
 from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 from conformance.step_kernels import StepConformance
+from conformance.weights_ahead_kernel import WeightsAheadConformance
+
+from shmllm_kernels.gpu.configs import has_dependent_launches
+from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 
 __all__ = ["short_lists"]
 
@@ -129,3 +135,19 @@ class TestSampling(SamplingConformance):
 
 class TestStep(StepConformance):
     pass
+
+
+class TestWeightsAhead(WeightsAheadConformance):
+    @pytest.mark.parametrize("num_splits", [1, 4])
+    @pytest.mark.parametrize("counts", [(1, 1), (3, 5)])
+    def test_attention_that_asks_has_the_same_bits(self, draw, device, counts, num_splits):
+        if not has_dependent_launches(device):
+            pytest.skip("the cache cannot be asked before compute capability 9.0")
+        case = Decodes((900, 33), counts, 5, dim=64, num_splits=num_splits, padding=1)
+        step = Step(draw, torch.bfloat16, case)
+        plain = step.run(is_dependent=True).clone()
+        output, gate_up = (draw.normal(n, 1024, dtype=torch.bfloat16) for n in (512, 4096))
+        ahead = WeightsAhead.of(4 * 2**20, output, gate_up, is_gated=True)
+        asking = step.run(is_dependent=True, ahead=ahead)
+        tokens = case.tokens
+        assert torch.equal(plain[:tokens], asking[:tokens])
