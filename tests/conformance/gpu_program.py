@@ -234,10 +234,13 @@ class ProgramConformance:
 
     @pytest.mark.parametrize("name", ["qwen3", slow("deepseek_v3")])
     def test_the_models_dtype(self, gpu_device, models, dtype, name) -> None:
+        """The router's choice is clear for these prompts: scores differ by 0.04 or more. Of seed 1
+        two experts of a token differ by 0.004, of which the other one changes the logits by 0.3:
+        bfloat16 may choose it."""
         reference, directory = models(name)
         steps = GpuSteps(gpu_device, directory, "FULL_DECODE_ONLY", (2,), dtype=dtype)
         steps.program.capture()
-        add_prompts(steps, {0: 6, 1: 3})
+        add_prompts(steps, {0: 6, 1: 3}, seed=5)
         steps.step({0: 6, 1: 3})
         step = steps.prepare({0: 1, 1: 1})
         assert step.mode is FULL
