@@ -8,7 +8,15 @@ import pytest
 import torch
 from support.kernel_helpers import draw
 
+from shmllm_kernels.gpu.cache_keys import fix_cache_keys
+
 __all__ = ["draw"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _same_cache_keys() -> None:
+    """Kernels that an engine or another run has compiled are found again."""
+    fix_cache_keys()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -123,6 +123,10 @@ def run_here(part: Part, rehearsal: bool, figures: Path) -> None:
     end_with_parent()
     from gpu.settings import settings_for
 
+    if not rehearsal:
+        from shmllm_kernels.gpu.cache_keys import fix_cache_keys
+
+        fix_cache_keys()
     if rehearsal and part.interpreted:
         from gpu.rehearsal import interpret
 

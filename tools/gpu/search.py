@@ -27,6 +27,7 @@ from torch import Tensor
 from gpu.clock import synchronize
 from gpu.figures import OUT_OF_TIME, Figures
 from gpu.settings import Settings, settings_for
+from shmllm_kernels.gpu.cache_keys import fix_cache_keys
 from shmllm_kernels.gpu.configs import device_key
 from shmllm_kernels.gpu.tiles import VERSION, Tiles
 
@@ -166,6 +167,7 @@ def compile_ahead(settings: Settings, modules: Sequence[str], names: set[str]) -
 def _compile_share(work: tuple[bool, tuple[str, ...], set[str], int, int]) -> None:
     rehearsal, modules, names, number, workers = work
     settings = settings_for(rehearsal)
+    fix_cache_keys()
     for search in searches_of(modules, settings):
         if search.name not in names:
             continue

@@ -26,6 +26,7 @@ from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.items import item_bytes
 from shmllm.worker.loading import Progress, load_model
 from shmllm.worker.memory import CacheSize
+from shmllm_kernels.gpu.cache_keys import fix_cache_keys
 
 NOT_DETERMINISTIC = (
     "on a GPU deterministic=True fixes how attention splits contexts, but not which kernel "
@@ -75,6 +76,7 @@ class GpuPart:
         group: DeviceGroup | None = None,
         on_load: Progress | None = None,
     ) -> None:
+        fix_cache_keys()
         self._config = config
         self._group = group
         self.device = device
