@@ -382,3 +382,34 @@ def test_the_rehearsal_takes_every_part(tmp_path):
         *("single_row", "packed_row"),
     }
     assert all(len(times) == 2 for row in rows for times in row["us"].values())
+
+
+def prepare(directory: Path, part: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOLS / "gpu_check"), "--prepare", str(directory)]
+    return subprocess.run(
+        [*command, "--only", part, "--rehearse"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_kernels_are_compiled_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """Only what a launch reads is left. What a process has compiled another one finds."""
+    done = prepare(tmp_path / "kernels", "tune-ahead")
+    assert done.returncode == 0, done.stderr
+    assert " kernels, 2 new, " in done.stdout
+    suffixes = {path.suffix for path in (tmp_path / "kernels").glob("*/*")}
+    assert suffixes == {".cubin", ".json"}
+    assert " kernels, 0 new, " in prepare(tmp_path / "kernels", "tune-ahead").stdout
+
+
+def test_what_cannot_be_prepared_is_one_line(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "first")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpu_check: --prepare is for the parts compile, tune-rows, ")
+    (tmp_path / "file").touch()
+    done = prepare(tmp_path / "file" / "kernels", "tune-ahead")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpu_check: ")
+    assert len(done.stderr.splitlines()) == 1

@@ -103,8 +103,10 @@ def _compile_share(work: tuple[bool, tuple[str, ...], Any, int, int]) -> dict[st
     import torch
 
     from gpu.dry_run import Card, Launches, dry_run
+    from shmllm_kernels.gpu.cache_keys import fix_cache_keys
 
     torch.set_num_threads(1)
+    fix_cache_keys()
     settings = settings_for(rehearsal)
     most = settings.most_kernels
 
@@ -114,7 +116,7 @@ def _compile_share(work: tuple[bool, tuple[str, ...], Any, int, int]) -> dict[st
     launches = Launches(is_chosen)
     with dry_run(Card(*card), launches) as device:
         for name in names:
-            _launch(settings, name, device)
+            launch(settings, name, device)
     return {
         "seconds": launches.seconds,
         "errors": launches.errors,
@@ -122,8 +124,8 @@ def _compile_share(work: tuple[bool, tuple[str, ...], Any, int, int]) -> dict[st
     }
 
 
-def _launch(settings: Settings, name: str, device: Any) -> None:
-    """Launches all kernels of that name."""
+def launch(settings: Settings, name: str, device: Any) -> None:
+    """Launches all kernels of a name; see `compile_ahead`."""
     from gpu import first_part
 
     on_gpu = replace(settings, device="cuda")

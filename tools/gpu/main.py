@@ -80,13 +80,20 @@ def arguments() -> argparse.Namespace:
         "--wheel", action="append", default=[], metavar="NAME", help="download only this wheel"
     )
     parser.add_argument(
+        "--prepare",
+        type=Path,
+        metavar="DIR",
+        help="compile for an H100 or H200 what searches and engines launch, without a GPU; exit",
+    )
+    parser.add_argument(
         "--write-tiles",
         type=Path,
         metavar="RECORD",
         help="replace the tile sizes for which the record DIR/gpu-check.json has better ones; exit",
     )
     given = parser.parse_args()
-    if not (given.list or given.fetch_wheels or given.here or given.write_tiles or given.out):
+    others = given.list, given.fetch_wheels, given.here, given.prepare, given.write_tiles
+    if not (any(others) or given.out):
         parser.error("name the directory of the results: --out DIR")
     if given.wheels and not given.wheels.is_dir():
         parser.error(f"no folder {str(given.wheels)!r}; --fetch-wheels creates it")
@@ -162,6 +169,22 @@ def fetch_wheels(given: argparse.Namespace) -> int:
     return 0
 
 
+def prepare_parts(given: argparse.Namespace) -> int:
+    from gpu.prepare import ENGINES, SEARCHES, prepare
+
+    parts = [part for part in given.parts if part.target in (SEARCHES, ENGINES)]
+    if not parts:
+        names = ", ".join(part.name for part in PARTS if part.target in (SEARCHES, ENGINES))
+        print(f"gpu_check: --prepare is for the parts {names}", file=sys.stderr)
+        return 2
+    try:
+        given.prepare.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        print(f"gpu_check: {problem}", file=sys.stderr)
+        return 2
+    return prepare(parts, given.prepare, given.rehearse, print)
+
+
 def write_tiles(record: Path) -> int:
     sys.path.insert(0, str(KERNELS))  # whose table is written, not that of an installed shmllm
     from gpu.write_tiles import RefusedRecord, write_tiles
@@ -203,6 +226,8 @@ def main() -> int:
         return fetch_wheels(given)
     if given.write_tiles:
         return write_tiles(given.write_tiles)
+    if given.prepare:
+        return prepare_parts(given)
     for number in INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
