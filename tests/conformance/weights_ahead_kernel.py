@@ -20,12 +20,22 @@ MOST = 2**30
 
 
 @triton.jit
-def _store_requests(addresses_ptr, sizes_ptr, ahead, THREADS: tl.constexpr):
+def _store_requests(addresses_ptr, sizes_ptr, ahead, num_programs, THREADS: tl.constexpr):
     program = tl.program_id(0)
-    address, size = requests_of(ahead, program, tl.num_programs(0))
+    address, size = requests_of(ahead, program, num_programs)
     place = program * THREADS + tl.arange(0, THREADS)
     tl.store(addresses_ptr + place, address)
     tl.store(sizes_ptr + place, size)
+
+
+def requests(ahead, device, programs, num_programs=None):
+    """The addresses and sizes of what some programs request, [programs, THREADS]."""
+    sizes = torch.empty(programs, THREADS.value, dtype=torch.int32, device=device)
+    addresses = torch.empty(programs, THREADS.value, dtype=torch.int64, device=device)
+    _store_requests[(programs,)](
+        addresses, sizes, ahead.as_arguments(), num_programs or programs, THREADS=THREADS.value
+    )
+    return addresses.cpu(), sizes.cpu()
 
 
 class WeightsAheadConformance:
@@ -40,9 +50,7 @@ class WeightsAheadConformance:
             assert num_bytes % ALIGNMENT == 0
             wanted |= set(range(part.data_ptr(), part.data_ptr() + num_bytes))
         assert sum(num_bytes for _, num_bytes in ahead.parts) == len(wanted) <= most_bytes
-        sizes = torch.empty(programs, THREADS.value, dtype=torch.int32, device=device)
-        addresses = torch.empty(programs, THREADS.value, dtype=torch.int64, device=device)
-        _store_requests[(programs,)](addresses, sizes, ahead.as_arguments(), THREADS=THREADS.value)
+        addresses, sizes = requests(ahead, device, programs)
         found = [
             byte
             for address, size in zip(addresses.flatten(), sizes.flatten(), strict=True)
@@ -71,10 +79,15 @@ class WeightsAheadConformance:
     def test_what_programs_cannot_request_is_left_out(self, device):
         large = torch.empty(2 * REQUEST * THREADS.value, dtype=torch.int8, device=device)
         ahead = WeightsAhead.of(MOST, large, None, is_gated=False)
-        sizes = torch.empty(1, THREADS.value, dtype=torch.int32, device=device)
-        addresses = torch.empty(1, THREADS.value, dtype=torch.int64, device=device)
-        _store_requests[(1,)](addresses, sizes, ahead.as_arguments(), THREADS=THREADS.value)
+        addresses, sizes = requests(ahead, device, 1)
         assert (sizes == REQUEST).all()
-        assert (
-            addresses[0].cpu() == large.data_ptr() + torch.arange(THREADS.value) * REQUEST
-        ).all()
+        assert (addresses[0] == large.data_ptr() + torch.arange(THREADS.value) * REQUEST).all()
+
+    def test_of_many_programs_the_first_ones_ask(self, device):
+        """The threads of all could ask for 512 GiB, more than an int32 counts."""
+        large = torch.empty(2 * REQUEST, dtype=torch.int8, device=device)
+        ahead = WeightsAhead.of(MOST, large, None, is_gated=False)
+        addresses, sizes = requests(ahead, device, 2, num_programs=2**20)
+        assert sizes[:, 0].tolist() == [REQUEST] * 2
+        assert addresses[:, 0].tolist() == [large.data_ptr(), large.data_ptr() + REQUEST]
+        assert not sizes[:, 1:].any()

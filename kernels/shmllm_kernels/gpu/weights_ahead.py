@@ -116,11 +116,12 @@ def requests_of(ahead, program, num_programs):
     size = tl.zeros((THREADS,), tl.int32)
     for part in tl.static_range(len(ahead)):
         memory = ahead[part]
+        num_requests = tl.cdiv(memory.num_bytes, REQUEST_BYTES)
         begin = index * REQUEST_BYTES
-        is_here = (index >= 0) & (begin < memory.num_bytes)
+        is_here = (index >= 0) & (index < num_requests)
         address = tl.where(is_here, memory.first.to(tl.int64) + begin, address)
         size = tl.where(is_here, tl.minimum(memory.num_bytes - begin, REQUEST_BYTES), size)
-        index -= tl.cdiv(memory.num_bytes, REQUEST_BYTES)
+        index -= num_requests
     return address, size
 
 
