@@ -165,6 +165,7 @@ class DecoderConformance:
         case = self.case(draw, dtype, PLAIN, kept=torch.float8_e4m3fn)
         self.check(draw, dtype, case, self.programs[-1])
 
+    @pytest.mark.slow
     def test_the_tile_of_production(self, draw, dtype):
         shape = replace(PLAIN, hidden=1024, dim=64, inner=256, rotary_dim=64)
         case = self.case(draw, dtype, shape, (40,), (1,))

@@ -234,6 +234,7 @@ class EncoderEngineConformance:
             for one, other in zip(found, wanted, strict=True):
                 torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=TOLERANCE)
 
+    @pytest.mark.slow
     def test_scores_equal_those_of_transformers(self, gpu_device, encoders) -> None:
         model, directory = encoders(BertForSequenceClassification)
         engine = Engine(encoder_config(directory), gpu_device)

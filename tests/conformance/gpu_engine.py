@@ -359,6 +359,7 @@ class EngineConformance:
         engine.run()
         assert [engine.tokens[number] for number in range(4)] == [*wanted, wanted[0]]
 
+    @pytest.mark.slow
     def test_other_requests_do_not_change_a_requests_tokens(
         self, model: Any, gpu_device: Device
     ) -> None:

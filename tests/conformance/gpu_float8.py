@@ -114,6 +114,7 @@ class Float8EngineConformance:
         difference = logprobs_of(reference, tokens, 4) - logprobs_of(plain, tokens, 4)
         assert difference.abs().amax(-1).min() > 30 * ROUNDING
 
+    @pytest.mark.slow
     def test_preemption_and_aborts_change_no_request(self, model: Any, gpu_device: Device) -> None:
         reference, directory = model
         prompts = {0: [5] * 9, 1: [9, 8, 7, 6], 2: [11] * 7, 3: [5] * 9 + [4]}
@@ -172,6 +173,7 @@ class Float8EngineConformance:
         assert ours.precision == "float32 with fp8 keys and values"
         assert not ours.warnings
 
+    @pytest.mark.slow
     def test_sleep_and_new_weights(self, model: Any, gpu_device: Device) -> None:
         reference, directory = model
         engine = Engine(with_float8(make_config(directory, num_seqs=2)), gpu_device)

@@ -129,6 +129,7 @@ class LoraEngineConformance:
         found = [engine.tokens[index] for index in range(len(PROMPTS))]
         assert found == adapted_experts.wanted
 
+    @pytest.mark.slow
     def test_contents_are_replaced(self, adapted: Adapted, gpu_device: Device) -> None:
         engine = Engine(adapted.config(1, mode="NONE"), gpu_device)
         adapted.add(engine, 0)

@@ -136,6 +136,7 @@ class PackedProgramConformance:
         assert steps.model.layers[0].mixer.o_proj.weight.kind == "int4"
         assert_equals_the_values(directory, steps, dtype)
 
+    @pytest.mark.slow
     def test_replays_equal_launches(self, gpu_device, tmp_path) -> None:
         steps = GpuSteps(gpu_device, gguf("mixed", tmp_path), "FULL_DECODE_ONLY", (2,))
         steps.program.capture()

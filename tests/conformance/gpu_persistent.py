@@ -63,6 +63,7 @@ class PersistentConformance:
                 tokens = known[row] + drafts[row][:count]
                 assert_equals_transformers(next(logits), reference, tokens)
 
+    @pytest.mark.slow
     def test_an_engine_preempts_sleeps_and_gets_new_weights(
         self, gpu_device, tmp_path: Path
     ) -> None:
@@ -79,6 +80,7 @@ class PersistentConformance:
         engine.tokens.clear()
         check_sleep_and_new_weights(engine, reference, other_model())
 
+    @pytest.mark.slow
     def test_a_decode_has_the_same_bits_beside_others(self, gpu_device, models) -> None:
         """The padded sizes are the same."""
         steps = GpuSteps(

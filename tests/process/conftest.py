@@ -17,18 +17,14 @@ STARTED_BY_EXEC = (
     "test_interrupts.py",
     "test_kill_matrix.py",
     "test_launch.py",
-    "test_named_engine.py",
-    "test_observing.py",
     "test_plugins.py",
     "test_quantized_engines.py",
     "test_rank_process.py",
-    "test_ranks.py",
     "test_shared_kv.py",
     "test_shared_kv_disk.py",
     "test_shared_kv_ranks.py",
     "test_sleep_rounds.py",
     "test_sleeping_engines.py",
-    "test_top.py",
 )
 """Files about the start and the end of processes, their memory, and what engines must agree on."""
 

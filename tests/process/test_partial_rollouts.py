@@ -63,8 +63,10 @@ def llm(engine: LLM, policy: Policy) -> Iterator[LLM]:
 
 
 def run_steps(llm: LLM, count: int) -> None:
+    """On a busy machine a short timeout may be over before the engine looks at it, and no step is
+    run."""
     for _ in range(count):
-        llm._dispatcher.pump(0.001)
+        llm._dispatcher.pump(10.0)
 
 
 def update(llm: LLM, policy: Policy, version: int, **options: Any) -> None:

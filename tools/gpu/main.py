@@ -182,7 +182,9 @@ def prepare_parts(given: argparse.Namespace) -> int:
     except OSError as problem:
         print(f"gpu_check: {problem}", file=sys.stderr)
         return 2
-    return prepare(parts, given.prepare, given.rehearse, print)
+    with scratch(given.prepare) as directory:
+        os.environ["TMPDIR"] = str(directory)  # for torch's caches
+        return prepare(parts, given.prepare, given.rehearse, print)
 
 
 def write_tiles(record: Path) -> int:

@@ -91,5 +91,5 @@ def _compile_share(work: tuple[Part, bool, int, int]) -> dict[str, Any]:
 def _drop_intermediate(directory: Path) -> None:
     """Removes what the compiler writes besides, four fifths of the bytes."""
     for path in directory.glob("*/*"):
-        if path.suffix not in KEPT and not path.name.startswith("__grp__"):
+        if path.is_file() and path.suffix not in KEPT:
             path.unlink()

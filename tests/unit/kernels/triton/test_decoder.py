@@ -8,6 +8,7 @@ import pytest
 import torch
 from conformance.decoder_kernel import ATTENTION, PLAIN, TILE, DecoderConformance, launched
 from support import cooperative_interpreter
+from support.variants import slow
 
 from shmllm_kernels.gpu import decode_attention_kernel, decoder_kernel, decoder_product
 from shmllm_kernels.gpu.decoder import run_layers
@@ -20,7 +21,10 @@ class TestDecoder(DecoderConformance):
     pass
 
 
-@pytest.mark.parametrize("missing", range(1, 2 * MEETINGS_OF_A_LAYER))
+@pytest.mark.parametrize(
+    "missing",
+    [slow(n) if n > MEETINGS_OF_A_LAYER else n for n in range(1, 2 * MEETINGS_OF_A_LAYER)],
+)
 def test_no_meeting_is_there_for_nothing(draw, monkeypatch, missing) -> None:
     """Without one of them, some order of the programs gives other numbers."""
     case = DecoderConformance.case(draw, torch.float16, PLAIN)

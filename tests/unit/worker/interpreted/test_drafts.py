@@ -23,6 +23,7 @@ __all__ = ["directory"]
 
 
 class TestDrafts(DraftsConformance):
+    @pytest.mark.slow
     def test_a_step_that_verifies_drafts_is_a_few_launches(
         self, directory: Path, gpu_device: FakeGpu
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from conformance.gpu_encoders import (
     SIZES,
@@ -50,6 +51,7 @@ class TestEncoderEngine(EncoderEngineConformance):
         assert head(torch.ones(1, SIZES["hidden_size"])).shape == (1, 3)
         assert not event.is_done()
 
+    @pytest.mark.slow
     def test_nothing_is_compiled_while_serving(self, gpu_device: FakeGpu, encoders: Any) -> None:
         _, directory = encoders(BertForSequenceClassification)
         with seen_variants(lambda: gpu_device.is_capturing) as seen:
@@ -59,6 +61,7 @@ class TestEncoderEngine(EncoderEngineConformance):
             vectors_of(engine, type=PoolingType.CLS, uses_head=True)
             assert not set(seen) - before
 
+    @pytest.mark.slow
     def test_the_cache_gets_the_memory_that_the_largest_step_leaves(
         self, gpu_device: FakeGpu, encoders: Any
     ) -> None:
@@ -71,6 +74,7 @@ class TestEncoderEngine(EncoderEngineConformance):
         assert not engine.runner._buffers.logits.numel()
         assert len(vectors_of(engine, type=PoolingType.MEAN)) == len(TEXTS)
 
+    @pytest.mark.slow
     def test_an_encoder_sleeps(self, gpu_device: FakeGpu, encoders: Any) -> None:
         """Its head keeps its weights, and its graphs their addresses."""
         _, directory = encoders(BertForSequenceClassification)
