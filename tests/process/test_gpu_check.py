@@ -394,6 +394,7 @@ def prepare(directory: Path, part: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_where_there_is_no_gpu(tmp_path: Path) -> None:
     """Only what a launch reads is left."""
     done = prepare(tmp_path / "kernels", "tune-ahead")

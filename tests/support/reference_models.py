@@ -180,8 +180,8 @@ QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
 rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
-    *("deepseek_v2", "glm4_moe", "glm4_moe_lite", "olmo2", "qwen3_5_moe", "qwen3_moe"),
-    *MAMBAS,
+    *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "olmo2", "olmoe"),
+    *("qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )
 """Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
 transformers: only slow tests run them."""

@@ -41,7 +41,7 @@ class TestDrafts(DraftsConformance):
         ]
         assert engine.core.scheduler.stats.draft_tokens == 8
 
-    @pytest.mark.parametrize("mode", ["NONE", slow("FULL"), slow("FULL_AND_PIECEWISE")])
+    @pytest.mark.parametrize("mode", [slow("NONE"), slow("FULL"), slow("FULL_AND_PIECEWISE")])
     def test_nothing_is_compiled_while_drafts_are_verified(
         self, directory: Path, gpu_device: FakeGpu, mode: str
     ) -> None:

@@ -234,6 +234,7 @@ def test_a_decode_step_meets_the_others_once_outside_of_its_graph(
     engine.run()
 
 
+@pytest.mark.slow
 def test_a_step_of_one_token_is_seven_launches_a_layer(
     llama: Any, make: Any, gpu_device: FakeGpu
 ) -> None:
