@@ -63,7 +63,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with the tokenizer of the bundled model."""
     tokenizer = resolve_model("tiny") / "tokenizer.json"
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
     model = reference_model("llama", 4.0, vocab_size=VOCAB_SIZE, **shape, **heads)
     directory = save(model, tmp_path_factory.mktemp("llama"))
     (directory / tokenizer.name).symlink_to(tokenizer)
@@ -166,7 +166,7 @@ def test_an_async_llm_runs_requests_of_data(installed: Path, llama: Path, tmp_pa
             assert await asyncio.gather(*results) == [lengths] * 4
             with pytest.raises(RequestError, match="Lines refuses the data: ValueError"):
                 await result(llm.encode, 3)  # type: ignore[arg-type]
-            endless = SamplingParams(max_tokens=100, ignore_eos=True)
+            endless = SamplingParams(max_tokens=8000, ignore_eos=True)
             task = asyncio.create_task(result(llm.generate, "a\nb", sampling_params=endless))
             while not llm.get_metrics()["running"]:
                 await asyncio.sleep(0.001)
