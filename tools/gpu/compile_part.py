@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -98,8 +98,34 @@ def _card(settings: Settings) -> tuple[tuple[int, int], int]:
 
 
 def _compile_share(work: tuple[bool, tuple[str, ...], Any, int, int]) -> dict[str, Any]:
-    """Runs in a process of its own: compiles every `workers`-th kernel."""
     rehearsal, names, card, number, workers = work
+    settings = settings_for(rehearsal)
+
+    def work_of(device: Any) -> None:
+        for name in names:
+            launch(settings, name, device)
+
+    return compile_share(settings, card, number, workers, work_of)
+
+
+def compile_share(
+    settings: Settings,
+    card: tuple[tuple[int, int], int],
+    number: int,
+    workers: int,
+    work: Callable[[Any], None],
+) -> dict[str, Any]:
+    """Runs in a process of its own: compiles every `workers`-th kernel that some work launches.
+
+    Args:
+        settings: the sizes.
+        card: the compute capability and the number of multiprocessors.
+        number, workers: the number of this process, and how many there are.
+        work: called with the device of a dry run.
+
+    Returns:
+        seconds, errors and num_kernels: see `dry_run.Launches`.
+    """
     import torch
 
     from gpu.dry_run import Card, Launches, dry_run
@@ -107,7 +133,6 @@ def _compile_share(work: tuple[bool, tuple[str, ...], Any, int, int]) -> dict[st
 
     torch.set_num_threads(1)
     fix_cache_keys()
-    settings = settings_for(rehearsal)
     most = settings.most_kernels
 
     def is_chosen(kernel: int) -> bool:
@@ -115,8 +140,7 @@ def _compile_share(work: tuple[bool, tuple[str, ...], Any, int, int]) -> dict[st
 
     launches = Launches(is_chosen)
     with dry_run(Card(*card), launches) as device:
-        for name in names:
-            launch(settings, name, device)
+        work(device)
     return {
         "seconds": launches.seconds,
         "errors": launches.errors,

@@ -27,14 +27,16 @@ from shmllm_kernels.gpu.decoder import DecoderMemory, DecoderNumbers, LayerOpera
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 
+MODELS = {2048: "1b", 16_384: "8b"}
+"""For each size of the table the model whose layers are measured."""
+ROWS = (1, 8)
 MOST_LAYERS = 8
 BLOCK_SIZE = 16
 
 
 class DecodeLayers(ABC):
     """The layers of a model for some decodes: no more than MOST_LAYERS, each of which has its own
-    weights, so that none finds them in a cache. A subclass says how a candidate
-    computes them.
+    weights, so that none finds them in a cache. A subclass says how a candidate computes them.
 
     Args:
         settings: the sizes.

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu.compile_part import launch, num_cached
+from gpu.compile_part import compile_share, launch, num_cached
 from gpu.parts import Part
-from gpu.settings import settings_for
+from gpu.settings import Settings, settings_for
 
-CAPABILITY, PROCESSORS = (9, 0), 132
+CARD, DEVICE_KEY = ((9, 0), 132), "sm90"
 SEARCHES, ENGINES = "search:run", "compile_part:run"
 KEPT = (".cubin", ".json")
 """What a launch reads of what the compiler writes."""
@@ -58,34 +58,28 @@ def prepare(
 
 
 def _compile_share(work: tuple[Part, bool, int, int]) -> dict[str, Any]:
-    """Runs in a process of its own: compiles every `workers`-th kernel of a part."""
     part, rehearsal, number, workers = work
-    import torch
-
-    from gpu.dry_run import Card, Launches, dry_run
-    from gpu.search import searches_of
-    from shmllm_kernels.gpu.cache_keys import fix_cache_keys
-
-    torch.set_num_threads(1)
-    fix_cache_keys()
     settings = replace(settings_for(rehearsal), device="cuda")
-    most = settings.most_kernels
 
-    def is_chosen(kernel: int) -> bool:
-        return kernel % workers == number and (most is None or kernel < most)
-
-    launches = Launches(is_chosen)
-    with dry_run(Card(CAPABILITY, PROCESSORS), launches) as device:
+    def work_of(device: Any) -> None:
         if part.target == ENGINES:
             for name in part.arguments[: 1 if rehearsal else None]:
                 launch(settings, name, device)
         else:
-            for search in searches_of(part.arguments, settings):
-                for case in search.cases(settings):
-                    for config in dict.fromkeys((search.present("sm90"), *search.candidates)):
-                        with contextlib.suppress(AssertionError):  # a tile that is none for it
-                            case.result(config)
-    return {"errors": launches.errors, "num_kernels": launches.num_kernels}
+            _launch_candidates(settings, part.arguments)
+
+    return compile_share(settings, CARD, number, workers, work_of)
+
+
+def _launch_candidates(settings: Settings, modules: Sequence[str]) -> None:
+    """Launches all that searches measure."""
+    from gpu.search import searches_of
+
+    for search in searches_of(modules, settings):
+        for case in search.cases(settings):
+            for config in dict.fromkeys((search.present(DEVICE_KEY), *search.candidates)):
+                with contextlib.suppress(AssertionError):  # a tile that is none for it
+                    case.result(config)
 
 
 def _drop_intermediate(directory: Path) -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from gpu.decode_layers import DecodeLayers
+from gpu.decode_layers import MODELS, ROWS, DecodeLayers
 from gpu.search import Search
 from gpu.settings import Settings
 from shmllm_kernels.gpu.decoder import LayerOperands
 from shmllm_kernels.gpu.row_configs import AHEAD, AheadConfig
 
-MODELS = {2048: "1b", 16_384: "8b"}
-"""For each size of the table the model that is measured."""
-ROWS = (1, 8)
 CANDIDATES = tuple(AheadConfig(1024 * mib) for mib in (0, 4, 8, 16, 24, 32))
 """An MiB is read in 0.25 us. The L2 cache of an H100 or H200 has 50 MB."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from gpu.decode_layers import DecodeLayers
+from gpu.decode_layers import MODELS, ROWS, DecodeLayers
 from gpu.search import Search
 from gpu.settings import Settings
 from shmllm_kernels.gpu.configs import has_dependent_launches, num_multiprocessors
@@ -24,9 +24,6 @@ from shmllm_kernels.gpu.decoder import (
 from shmllm_kernels.gpu.row_configs import DECODER, DecoderConfig
 from shmllm_kernels.gpu.tiles import ANY, Tiles
 
-MODELS = {2048: "1b", 16_384: "8b"}
-"""For each size of the table the model that is measured."""
-ROWS = (1, 8)
 LAUNCHES = tuple(
     DecoderConfig(*each, is_default=0) for each in ((16, 64, 8, 3, 1, 4), (16, 64, 8, 2, 1, 0))
 )
