@@ -30,8 +30,14 @@ from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 MODELS = {2048: "1b", 16_384: "8b"}
 """For each size of the table the model whose layers are measured."""
 ROWS = (1, 8)
+"""The numbers of decodes; a rehearsal measures the first one."""
 MOST_LAYERS = 8
 BLOCK_SIZE = 16
+
+
+def numbers_of_decodes(settings: Settings) -> tuple[int, ...]:
+    """Returns the numbers of decodes that are measured."""
+    return ROWS[:1] if settings.rehearsal else ROWS
 
 
 class DecodeLayers(ABC):

@@ -167,6 +167,10 @@ def compile_ahead(settings: Settings, modules: Sequence[str], names: set[str]) -
 def _compile_share(work: tuple[bool, tuple[str, ...], set[str], int, int]) -> None:
     rehearsal, modules, names, number, workers = work
     settings = settings_for(rehearsal)
+    if rehearsal:  # programs of one launch that wait for each other would wait for ever
+        from gpu.rehearsal import interpret
+
+        interpret()
     fix_cache_keys()
     for search in searches_of(modules, settings):
         if search.name not in names:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from gpu.decode_layers import MODELS, ROWS, DecodeLayers
+from gpu.decode_layers import MODELS, DecodeLayers, numbers_of_decodes
 from gpu.search import Search
 from gpu.settings import Settings
 from shmllm_kernels.gpu.decoder import LayerOperands
@@ -33,4 +33,4 @@ def searches(settings: Settings) -> Iterator[Search]:
 
 
 def cases(model: str, settings: Settings) -> Sequence[AheadCase]:
-    return [AheadCase(settings, model, rows) for rows in (ROWS[:1] if settings.rehearsal else ROWS)]
+    return [AheadCase(settings, model, rows) for rows in numbers_of_decodes(settings)]

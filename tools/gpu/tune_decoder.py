@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from gpu.decode_layers import MODELS, ROWS, DecodeLayers
+from gpu.decode_layers import MODELS, DecodeLayers, numbers_of_decodes
 from gpu.search import Search
 from gpu.settings import Settings
 from shmllm_kernels.gpu.configs import has_dependent_launches, num_multiprocessors
@@ -69,4 +69,4 @@ def searches(settings: Settings) -> Iterator[Search]:
 
 
 def cases(model: str, settings: Settings) -> Sequence[DecoderCase]:
-    return [DecoderCase(settings, model, rows) for rows in ROWS]
+    return [DecoderCase(settings, model, rows) for rows in numbers_of_decodes(settings)]
