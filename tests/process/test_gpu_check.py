@@ -368,7 +368,8 @@ def test_the_rehearsal_takes_every_part(tmp_path):
     assert first["reached"] == "sanitizer"
     assert first["sanitizer"]["status"] == "not carried"
     assert record["parts"]["compile"]["figures"]["compiled"] == 2
-    assert len(record["parts"]["ablations"]["figures"]["arms"]) == 4
+    arms = record["parts"]["ablations"]["figures"]["arms"]
+    assert sum(name.endswith("persistent") for name in arms) == 1 < len(arms)
     text = (tmp_path / "gpu-check.md").read_text()
     assert "no GPU figures" in text.splitlines()[0]
     rows = [
@@ -379,9 +380,9 @@ def test_the_rehearsal_takes_every_part(tmp_path):
     ]
     assert {row["kernel"] for row in rows} == {
         *("decode", "split_decode", "prefill", "latent", "product", "packed_product"),
-        *("single_row", "packed_row"),
+        *("single_row", "packed_row", "few_rows", "packed_few_rows", "decoder", "ahead"),
     }
-    assert all(len(times) == 2 for row in rows for times in row["us"].values())
+    assert all(len(times) >= 2 for row in rows for times in row["us"].values())
 
 
 def prepare(directory: Path, part: str) -> subprocess.CompletedProcess[str]:

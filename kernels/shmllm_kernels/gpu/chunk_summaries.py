@@ -1,7 +1,8 @@
 """Applies masks, penalties and temperature to the logits, and reduces each chunk of a row.
 
 For rows without filters, greedy or not, this finds the best entry of each chunk; `token_choice`
-then takes the best of these. The processed logits of rows with filters are written to memory.
+then takes the best of these. Of rows with filters it writes the processed logits to memory, and the
+largest entry of each chunk with the sum of all of its weights.
 """
 
 from __future__ import annotations
@@ -122,13 +123,19 @@ def summarise_chunks(
 ):
     index = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    row = tl.load(rows_ptr + index).to(tl.int64)
-    if row < 0:
-        return
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = columns < vocab_size
     places = logits_ptr + index * logits_stride + columns
-    values = tl.load(places, mask=inside, other=float("-inf")).to(tl.float32)
+    # What depends on the row follows its number, 0.6 us later; the entries arrive meanwhile.
+    loaded = tl.load(places, mask=inside, other=float("-inf"))
+    row = tl.load(rows_ptr + index).to(tl.int64)
+    if row < 0:
+        return
+    temperature = tl.load(temperature_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    values = loaded.to(tl.float32)
     if HAS_MASK:
         mask_row = tl.load(mask_rows_ptr + index).to(tl.int64)
         if mask_row >= 0:
@@ -149,28 +156,24 @@ def summarise_chunks(
                 HAS_DRAFTS,
             )
             values = _penalised(values, token_counts, repetition, frequency, presence)
-    temperature = tl.load(temperature_ptr + row)
     if temperature > 0.0:
         values = values / temperature
 
     part = index * num_chunks + chunk
-    peak, total = summarise(values)
-    tl.store(chunk_max_ptr + part, peak)
-    tl.store(chunk_sum_ptr + part, total)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
     has_filter = is_filtered(temperature, top_k, top_p, min_p, vocab_size)
-    processed = processed_ptr + index * processed_stride + columns
-    if KEEPS_ALL:
-        tl.store(processed, values, mask=inside)
+    if KEEPS_ALL | has_filter:
+        tl.store(processed_ptr + index * processed_stride + columns, values, mask=inside)
     if has_filter:
-        tl.store(processed, values, mask=inside)
+        peak, total = summarise(values)
+        tl.store(chunk_max_ptr + part, peak)
+        tl.store(chunk_sum_ptr + part, total)
         return
     if temperature > 0.0:
         position = tl.load(positions_ptr + index)
         seed = tl.load(seeds_ptr + row)
-        values += gumbel_of_range(seed, position, chunk * CHUNK, CHUNK)
-    best, best_id = first_of_largest(values, columns, vocab_size)
+        noisy = values + gumbel_of_range(seed, position, chunk * CHUNK, CHUNK)
+        best, best_id = first_of_largest(noisy, columns, vocab_size)
+    else:
+        best, best_id = first_of_largest(values, columns, vocab_size)
     tl.store(chunk_best_ptr + part, best)
     tl.store(chunk_id_ptr + part, best_id)
