@@ -26,13 +26,14 @@ def facts_of(kernel: Any) -> dict[str, Any]:
         usage = dump("--dump-resource-usage")
         found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
         assert found, usage
-        spilled = spills_in_loops(dump("--dump-sass")) if int(found[2]) else 0
+        code = dump("--dump-sass") if int(found[2]) else ""
     ptx = kernel.asm["ptx"]
     return {
         "threads": 32 * kernel.metadata.num_warps,
         "registers": int(found[1]),
         "stack_bytes": int(found[2]),
-        "spills_in_loops": spilled,
+        "spills_in_loops": spills_in_loops(code),
+        "spills_in_products": spills_in_products(code),
         "shared_bytes": kernel.metadata.shared,
         "wgmma": ptx.count("wgmma.mma"),
         "mma": ptx.count("mma.sync"),
@@ -51,6 +52,7 @@ def facts_of(kernel: Any) -> dict[str, Any]:
         "byte_loads": len(re.findall(r"ld\.shared\.[bsu]8\b", ptx)),
         "acquires": ptx.count("ld.global.sys.acquire"),
         "wide_loads": ptx.count("ld.global.v4"),
+        "tile_loads": ptx.count("cp.async.bulk.tensor"),
         "early_loads": early_loads(ptx),
         "cache_requests": ptx.count("cp.async.bulk.prefetch.L2"),
         "requests_after_wait": ptx.rpartition("griddepcontrol.wait")[2].count("bulk.prefetch"),
@@ -108,17 +110,43 @@ def waits_in_loops(ptx: str) -> list[list[int]]:
 
 
 def spills_in_loops(sass: str) -> int:
-    """Return how many instructions in loops store or load spilled registers, from machine code. A
-    loop is the code between an address and a later branch to it."""
+    """Return how many instructions in loops store or load spilled registers, from machine code."""
+    return len(set().union(*(spills(body) for body in machine_loops(sass))))
+
+
+def spills_in_products(sass: str) -> int:
+    """Return how many of them are in loops that multiply matrices, from machine code. Of loops that
+    share instructions the shortest counts: others contain it, or are the way back from code that
+    the assembler has put elsewhere."""
+    products = sorted(filter(has_products, machine_loops(sass)), key=len)
+    inner: list[dict[int, str]] = []
+    for body in products:
+        if not any(body.keys() & other.keys() for other in inner):
+            inner.append(body)
+    return len(set().union(*map(spills, inner)))
+
+
+def machine_loops(sass: str) -> list[dict[int, str]]:
+    """Return the instructions of each loop by their addresses: the code between an address and a
+    later branch to it."""
     lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
     code = [(int(address, 16), instruction) for address, instruction in lines]
-    spilled = set()
+    found = []
     for end, instruction in code:
         target = re.search(r"\bBRA\b.*0x([0-9a-f]+)", instruction)
         if target is not None:
-            body = [(at, each) for at, each in code if int(target[1], 16) <= at < end]
-            spilled |= {at for at, each in body if re.search(r"\b(STL|LDL)\b", each)}
-    return len(spilled)
+            body = {at: each for at, each in code if int(target[1], 16) <= at < end}
+            found.append(body)
+    return found
+
+
+def has_products(body: dict[int, str]) -> bool:
+    return any(re.search(r"\b(HMMA|HGMMA|UTC\w*MMA)\b", each) for each in body.values())
+
+
+def spills(body: dict[int, str]) -> set[int]:
+    """Return the addresses of instructions that store or load spilled registers."""
+    return {at for at, each in body.items() if re.search(r"\b(STL|LDL)\b", each)}
 
 
 def meetings(ptx: str) -> list[int]:

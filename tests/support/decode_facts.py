@@ -80,6 +80,18 @@ def check_few_rows(found: list[Kernel], capability: int) -> None:
             assert kernel["early_loads"] >= tile // (LOADED * threads)
 
 
+def check_many_rows(found: list[Kernel], capability: int) -> None:
+    """A program loads tiles of both operands some iterations ahead, and spills nothing in the loop
+    that multiplies them."""
+    check(found, capability)
+    for kernel in found:
+        operands = 3 if kernel["is_gated"] else 2
+        loops = [loop for loop in kernel["loops"] if loop["buffers"]]
+        assert [loop["buffers"] for loop in loops] == [[kernel["num_stages"]] * operands]
+        assert kernel["tile_loads"] >= operands * kernel["num_stages"]
+        assert not kernel["spills_in_products"]
+
+
 def check_decoders(found: list[Kernel], capability: int) -> None:
     """A program of all layers fits on a multiprocessor, and spills in no loop of a phase. Programs
     meet five times a layer, and have loads in flight while they wait: their first weights, or keys

@@ -90,6 +90,8 @@ FACTS = {
     "mamba2._gated_norm": ROWS,
     "mamba2._scan": KEPT,
     "few_rows_kernel.multiply_few_rows": Facts(256, 8, multiplies=True),
+    # Where the parts of others are added, not in the loop of products: see `check_many_rows`.
+    "many_rows_kernel.multiply_many_rows": Facts(256, 3 * SPILLED_BYTES, multiplies=True),
     "norm._add_normed": ROWS,
     "norm._layer_norm": ROWS,
     "norm._rms_norm": ROWS,
@@ -160,9 +162,12 @@ def check(found: list[Kernel], capability: int) -> None:
 def spills_allowed(kernel: Kernel, capability: int) -> int:
     """Return how many instructions in loops may store or load spilled registers. On 10.0 ptxas
     gives some attention of prompts 128 registers of the 255 that a thread could have. The
-    layers of decoders are a loop, too, which keeps a register around attention to heads of 256."""
+    layers of decoders are a loop, too, which keeps a register around attention to heads of 256, and
+    so are the tiles of a program of many rows."""
     if kernel["kernel"] == "decode_layers":
         return 2 if kernel["dim"] > 128 else 0
+    if kernel["kernel"] == "multiply_many_rows":
+        return 64
     return 8 if capability == 100 and kernel["kernel"] == "attend" else 0
 
 

@@ -4,8 +4,8 @@ The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line 
 PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
 "some-attention" or "all-attention", "some-latents" or "all-latents", "some-float8" or "all-float8"
 (attention with FP8 keys and values), "some-decodes" or "decodes" (products of one row, too),
-"all-few-rows", "all-decoders" (all layers in one launch), "some-packed" (kernels that read packed
-weights) or "packed=KIND" (those of a kind).
+"all-few-rows", "all-many-rows" (from 9.0 on), "all-decoders" (all layers in one launch),
+"some-packed" (kernels that read packed weights) or "packed=KIND" (those of a kind).
 Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
 change in a loop, registers that spill, shared memory that does not fit, arithmetic that became
 float64, and loops that wait for each load.
@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from shmllm.models.matrices import FORMATS
 from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
+from shmllm_kernels.gpu import many_rows as many
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.combined_row import combine_products
 from shmllm_kernels.gpu.configs import (
@@ -64,6 +65,7 @@ from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_configs import (
     decoder_config,
     few_rows_config,
+    many_rows_config,
     packed_row_config,
     single_row_config,
 )
@@ -643,6 +645,40 @@ def few_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
         variants_of_few_rows(facts, capability)
 
 
+def many_rows(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
+    """Launch two products of 256 rows of Llama-3.1-8B, or all of them, also of Llama-3.2-1B, with a
+    bias and in float16."""
+    takes_all = "all-many-rows" in parts
+    if capability < 90 or (not takes_all and "some-decodes" not in parts):
+        return
+    silu = Activation("silu", True)
+    for hidden, inner in ((4096, 14_336), (2048, 8192))[: 2 if takes_all else 1]:
+        for n, k, options in (
+            (inner, hidden, {"activation": silu}),
+            (hidden, inner, {}),
+            (hidden + hidden // 2, hidden, {"bias": empty(hidden + hidden // 2)}),
+            (VOCAB_SIZE, hidden, {}),
+        )[: 4 if takes_all else 2]:
+            launch_many_rows(facts, n, k, capability, torch.bfloat16, **options)
+    if takes_all:
+        launch_many_rows(facts, 4096, 4096, capability, torch.float16, activation=silu)
+
+
+def launch_many_rows(
+    facts: dict[str, Any], n: int, k: int, capability: int, dtype: torch.dtype, **options: Any
+) -> None:
+    weight = torch.empty(2 * n if "activation" in options else n, k, dtype=dtype)
+    config = many_rows_config(len(weight), f"sm{capability}")
+    facts |= {"dtype": str(dtype), "n": n, "k": k, "is_gated": "activation" in options}
+    facts |= asdict(config)
+    out, x = empty(256, n, dtype=dtype), empty(256, k, dtype=dtype)
+    scratch = many.ManyRowsScratch.allocate(config, 132, "meta")
+    many.multiply_rows(
+        out, x, weight, config, scratch, 132, is_dependent=capability >= 90, **options
+    )
+    facts.clear()
+
+
 def variants_of_few_rows(facts: dict[str, Any], capability: int) -> None:
     for dtype in (*HALVES, torch.float32):
         own = empty(2048, dtype=dtype)
@@ -784,6 +820,7 @@ def main() -> None:
     float8(facts, key, capability, parts)
     packed_rows(facts, capability, parts)
     few_rows(facts, capability, parts)
+    many_rows(facts, capability, parts)
     decoders(facts, capability, parts)
     chosen = [("int4", torch.bfloat16)] if "some-packed" in parts else []
     kinds = [part.removeprefix("packed=") for part in parts if part.startswith("packed=")]

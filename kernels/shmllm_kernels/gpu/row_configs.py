@@ -1,4 +1,4 @@
-"""Chooses the tiles of products of few rows, by device and shape, from the table of `configs`."""
+"""Chooses the tiles of products of one, few or many rows, from the table of `configs`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,41 @@ FEW_ROWS = TABLE.of("few_rows", FewRowsConfig)
 PACKED_FEW_ROWS = TABLE.of("packed_few_rows", FewRowsConfig)
 """The same with packed matrices; a slice of an iteration is a run of 64 elements."""
 FEW_ROWS_FLOAT32 = TABLE.of("few_rows_float32", FewRowsConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRowsConfig:
+    """The tile of a program of the product of many rows.
+
+    Attributes:
+        block_m: the number of rows of a tile; a power of two.
+        block_n: the number of rows of the matrix that they are multiplied with, of both halves of
+            a gated product together, likewise.
+        block_k: the number of elements of a row in one iteration, likewise.
+        num_warps: the number of warps of a program.
+        num_stages: the stages of the compiler's pipeline.
+        programs: the number of programs of each multiprocessor.
+        is_default: whether it has been measured to be faster than torch: 0 or 1.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    programs: int
+    is_default: int
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of a tile."""
+        return self.block_m * self.block_n
+
+
+# A tile of 128 x 256 needs 80 bytes of shared memory in each cycle of the tensor cores, of 128 that
+# it delivers. Fewer rows of the matrix make more tiles, of which each has a program of its own.
+MANY_ROWS = TABLE.of("many_rows", ManyRowsConfig)
+"""Products of many rows, by the rows of the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +170,11 @@ def few_rows_config(
     """
     of_dtype = FEW_ROWS_FLOAT32 if dtype is torch.float32 else FEW_ROWS
     return (PACKED_FEW_ROWS if is_packed else of_dtype).best(key, height)
+
+
+def many_rows_config(height: int, key: str = ANY) -> ManyRowsConfig:
+    """Returns the tile of the product of many rows with a matrix of so many rows."""
+    return MANY_ROWS.best(key, height)
 
 
 def decoder_config(hidden: int, dtype: torch.dtype, key: str = ANY) -> DecoderConfig:

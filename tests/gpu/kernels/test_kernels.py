@@ -23,6 +23,7 @@ from conformance.group_kernels import GroupConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.lora_kernels import LoraConformance
 from conformance.mamba_kernels import MambaConformance
+from conformance.many_rows_kernel import ManyRowsConformance
 from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
@@ -110,6 +111,10 @@ class TestLora(LoraConformance):
 
 
 class TestMamba(MambaConformance):
+    pass
+
+
+class TestManyRows(ManyRowsConformance):
     pass
 
 

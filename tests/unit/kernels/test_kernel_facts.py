@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.compiled_code import pipelines, spills_in_loops, waits_in_loops
+from support.compiled_code import (
+    pipelines,
+    spills_in_loops,
+    spills_in_products,
+    waits_in_loops,
+)
 from support.kernel_facts import SHARED_BYTES, check, resident_threads
 
 LOOP: dict[str, Any] = {"buffers": [3, 3], "waits": [4]}
@@ -111,3 +116,18 @@ def test_a_spill_counts_between_an_address_and_a_later_branch_to_it(
         /*0050*/ LDL R4, [R1] ;
 """
     assert spills_in_loops(sass) == spills
+
+
+def test_spills_of_products_are_those_of_the_shortest_loop() -> None:
+    """The other loops contain it, or come back to its middle from behind it."""
+    sass = """
+        /*0000*/ STL [R1], R4 ;
+        /*0010*/ HGMMA R4, R4 ;
+        /*0020*/ LDL R4, [R1] ;
+        /*0030*/ @P0 BRA 0x0010 ;
+        /*0040*/ LDL R4, [R1] ;
+        /*0050*/ @P0 BRA 0x0000 ;
+        /*0060*/ BRA 0x0010 ;
+"""
+    assert spills_in_products(sass) == 1
+    assert spills_in_loops(sass) == 3

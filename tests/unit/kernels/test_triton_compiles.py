@@ -16,6 +16,7 @@ from support.decode_facts import (
     check_experts,
     check_few_rows,
     check_float8,
+    check_many_rows,
     check_packed_rows,
 )
 from support.kernel_facts import Kernel, check, name_of
@@ -135,7 +136,10 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
     few = [kernel for kernel in found if kernel["kernel"] == "multiply_few_rows"]
     packed = [kernel for kernel in found if "packed" in kernel and kernel not in few]
     decoders = [kernel for kernel in found if kernel["kernel"] == "decode_layers"]
-    others = [kernel for kernel in found if kernel not in packed + few + decoders]
+    many = [kernel for kernel in found if kernel["kernel"] == "multiply_many_rows"]
+    others = [kernel for kernel in found if kernel not in packed + few + decoders + many]
+    assert [kernel["is_gated"] for kernel in many] == [True, False]
+    check_many_rows(many, 90)
     assert decoders
     check_decoders(decoders, 90)
     assert len(few) == 3
@@ -181,6 +185,13 @@ def test_all_products_of_few_rows_compile(capability: int, tmp_path: Path) -> No
     found = launches(capability, tmp_path, "all-few-rows")
     assert {kernel.get("packed") for kernel in found} == {None, *PACKINGS}
     check_few_rows(found, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [each for each in CAPABILITIES if each >= 90])
+def test_all_products_of_many_rows_compile(capability: int, tmp_path: Path) -> None:
+    """Nobody launches them on 8.0, which has no tensor memory accelerator."""
+    check_many_rows(launches(capability, tmp_path, "all-many-rows"), capability)
 
 
 @pytest.mark.slow
