@@ -132,11 +132,14 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def rows() -> None:
+def rows(capability: int) -> None:
     x, gate_up = empty(4, 4096), empty(4, 2 * 14_336)
     norm.rms_norm(x, x, x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5)
     norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, 0.5, 1.0)
+    if capability >= 90:
+        norm.rms_norm(x, x, x[0], 1e-5, is_dependent=True)
+        norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, is_dependent=True)
     norm.add_normed(x, x.clone(), x[0], 1e-5)
     norm.layer_norm(x, x, x[0], x[0], 1e-5)
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
@@ -804,7 +807,7 @@ def main() -> None:
     compile_instead_of_launching(capability, facts, "some-rows" in parts)
     key = f"sm{capability}"
     if {"rows", "some-rows"} & set(parts):
-        rows()
+        rows(capability)
         delta_nets()
         mambas()
         step()

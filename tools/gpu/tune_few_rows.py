@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from gpu.search import Search
 from gpu.settings import Settings
@@ -56,9 +57,7 @@ def searches(settings: Settings) -> Iterator[Search]:
             yield Search(tiles, size, partial(cases, own, makes), tried)
 
 
-def by_height(
-    tiles: Tiles[FewRowsConfig], matrices: Sequence[RowMatrix]
-) -> dict[int, list[RowMatrix]]:
+def by_height(tiles: Tiles[Any], matrices: Sequence[RowMatrix]) -> dict[int, list[RowMatrix]]:
     """Returns the matrices that each of a kernel's entries serves."""
     sizes = tiles.sizes(ANY)
     found: dict[int, list[RowMatrix]] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -77,11 +76,11 @@ def num_programs(
         processors: the number of multiprocessors.
     """
     width = config.block_n // 2 if is_gated else config.block_n
-    tiles = triton.cdiv(rows, config.block_m) * triton.cdiv(columns, width)
+    tiles = -(-rows // config.block_m) * -(-columns // width)
     places = config.programs * processors
     whole = places // tiles * tiles
     wanted = whole if 10 * whole >= 9 * places else places
-    return min(wanted, tiles * triton.cdiv(k, config.block_k))
+    return min(wanted, tiles * -(-k // config.block_k))
 
 
 def multiply_rows(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
 
@@ -32,14 +33,19 @@ def _rms_norm(
     HAS_RESIDUAL: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < dim
     dtype = out_ptr.dtype.element_ty
     # No load comes behind the store: it would be a round trip of its own.
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if IS_DEPENDENT:
+        gdc_wait()
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_SCALE:
         x *= x_scale
@@ -121,7 +127,14 @@ def _layer_norm(
     tl.store(out_ptr + row * out_stride + columns, normed.to(dtype), mask=inside)
 
 
-def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+def rms_norm(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    is_dependent: bool = False,
+) -> None:
     """Writes ``reference.norm.rms_norm(x, weight, eps, offset)`` to ``out``.
 
     Args:
@@ -130,10 +143,12 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, offset: float =
         weight: [dim], contiguous, out's dtype.
         eps: added to the mean square.
         offset: added to the weight, in float32.
+        is_dependent: whether the launch may begin before the launch before it has ended, from
+            compute capability 9.0 on. The weight must be complete by then.
 
     Moves 2 * rows * dim elements; 4 flops for each. One launch a step, before the first layer.
     """
-    _launch(out, x, None, weight, eps, 1.0, offset)
+    _launch(out, x, None, weight, eps, 1.0, offset, is_dependent)
 
 
 def add_rms_norm(
@@ -144,6 +159,7 @@ def add_rms_norm(
     eps: float,
     scale: float = 1.0,
     offset: float = 0.0,
+    is_dependent: bool = False,
 ) -> None:
     """Adds ``scale * x`` to the residual stream, in place, and writes the norm of the sum.
 
@@ -155,11 +171,12 @@ def add_rms_norm(
         eps: added to the mean square.
         scale: the factor of ``x`` in the sum.
         offset: added to the weight, in float32.
+        is_dependent: see `rms_norm`.
 
     Moves 4 * rows * dim elements, 32 KiB for a row of 4,096; 5 flops for each element of ``x``.
     64 launches a step of 32 layers: 2 us each for one token, 62 us for 8,192.
     """
-    _launch(out, x, residual, weight, eps, scale, offset)
+    _launch(out, x, residual, weight, eps, scale, offset, is_dependent)
 
 
 def add_normed(
@@ -244,6 +261,7 @@ def _launch(
     eps: float,
     scale: float,
     offset: float,
+    is_dependent: bool,
 ) -> None:
     rows, dim = x.shape
     _check(out, x, residual, weight)
@@ -265,8 +283,10 @@ def _launch(
         HAS_RESIDUAL=residual is not None,
         HAS_SCALE=scale != 1,
         HAS_OFFSET=offset != 0,
+        IS_DEPENDENT=is_dependent,
         BLOCK=next_power_of_two(dim),
         num_warps=row_warps(dim),
+        **({"launch_pdl": True} if is_dependent else {}),
     )
 
 

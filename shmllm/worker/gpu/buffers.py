@@ -13,6 +13,7 @@ from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
+from shmllm.worker.gpu.many_products import ManyProducts
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 
@@ -33,7 +34,8 @@ class GpuBuffers:
         max_requests: as given.
         attention: chooses the launches of attention, for which there is scratch memory.
         arena: the arena of the buffers; no step needs contents that an earlier step left there,
-            but for the counters of attention, which are 0, as in a new arena.
+            but for the counters of attention and of products of many rows, which are 0, as in a
+            new arena.
         hidden: [max_tokens, hidden], the residual stream.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, else 0.
         normed: [max_tokens, hidden], outputs of norms.
@@ -48,6 +50,7 @@ class GpuBuffers:
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
+        many_products: launches products of many rows, for which there is scratch memory.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class GpuBuffers:
     ) -> None:
         self._config = config
         self._dtype = dtype
+        self._device = device.torch_device
         self.max_requests = max_requests
         self.attention = AttentionLaunches(
             config, dtype, device.torch_device, deterministic, max_verified
@@ -114,6 +118,7 @@ class GpuBuffers:
         )
         most = max((spec.num_kv_heads for spec in config.attentions), default=0)
         self._counters = allocate((self.max_requests * most,), torch.int32)
+        self.many_products = ManyProducts(self._device, allocate)
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of

@@ -48,6 +48,7 @@ from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
+from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
@@ -97,7 +98,7 @@ class GpuOps:
         self._cache = cache
         self._inputs = inputs
         self._buffers = buffers
-        self.products = GpuProducts(buffers.attention.deterministic, device)
+        self.products = GpuProducts(buffers.attention.deterministic, device, buffers.many_products)
         self._latents = LatentAttentionOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
@@ -131,10 +132,11 @@ class GpuOps:
         self.is_fused = descriptor.num_tokens <= MAX_ROWS
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
-        is_dependent = self.is_fused and self.products.is_dependent
+        has_many = self.products.has_many(descriptor.num_tokens)
+        self._is_dependent = (self.is_fused or has_many) and self.products.is_dependent
         self._attends.begin(
             AttentionStep(
-                descriptor, self._attention, launch_attention, is_dependent, self.is_fused
+                descriptor, self._attention, launch_attention, self._is_dependent, self.is_fused
             )
         )
 
@@ -154,6 +156,7 @@ class GpuOps:
             if has_packed:
                 rows += [step.num_tokens, step.num_samples]
             kernel = (step.num_tokens > 1) + (step.num_tokens > MAX_ROWS)
+            kernel += self.products.has_many(step.num_tokens)
             layouts = self._experts.sorts_apart(step.num_tokens)
             return (kernel, *layouts, *(self.products.tile(count) for count in rows))
 
@@ -198,9 +201,10 @@ class GpuOps:
             added, stream = (residual, None) if x is None else (x, residual)
             layer_norm(out, added, norm.weight, norm.bias, spec.eps, stream, scale)
         elif x is None:
-            rms_norm(out, residual, norm.weight, spec.eps, spec.offset)
+            rms_norm(out, residual, norm.weight, spec.eps, spec.offset, self._is_dependent)
         else:
-            add_rms_norm(out, x, residual, norm.weight, spec.eps, scale, spec.offset)
+            options = spec.eps, scale, spec.offset, self._is_dependent
+            add_rms_norm(out, x, residual, norm.weight, *options)
         return out
 
     def add_normed(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> None:
@@ -319,7 +323,10 @@ class GpuOps:
 
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(x)], mlp.spec
-        activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
+        of_product = Activation(spec.activation, spec.gated)
+        has_adapters = self._lora is not None
+        if has_adapters or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
+            activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
         return self.linear(out, mlp.down_proj)
 
     def experts_take_norm(self, num_tokens: int, norm: Norm, moe: MoE) -> bool:

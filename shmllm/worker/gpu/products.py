@@ -8,6 +8,7 @@ from torch import Tensor
 from shmllm.models.layers import Linear
 from shmllm.models.matrices import WholeMatrix, len_of, parts_of
 from shmllm.models.quantized import QuantizedMatrix
+from shmllm.worker.gpu.many_products import ManyProducts
 from shmllm_kernels.gpu.configs import (
     ROWS_OF_PRODUCTS,
     ProductConfig,
@@ -17,6 +18,7 @@ from shmllm_kernels.gpu.configs import (
 )
 from shmllm_kernels.gpu.packings import PackedRows, Rows
 from shmllm_kernels.gpu.products import linear as multiply_packed
+from shmllm_kernels.gpu.row_operands import Activation
 
 
 def rows_of(matrix: WholeMatrix) -> Rows:
@@ -27,21 +29,23 @@ def rows_of(matrix: WholeMatrix) -> Rows:
 
 
 class GpuProducts:
-    """Launches matrix products. torch multiplies with floating numbers, and a kernel of ours with
-    packed weights.
+    """Launches matrix products. torch multiplies with floating numbers, where no kernel of ours is
+    faster, and a kernel of ours with packed weights.
 
     Args:
         deterministic: whether all steps have the same tile sizes, so that a token's bits do not
             depend on the number of tokens; not where torch multiplies.
         device: the device.
+        many: launches products of many rows.
 
     Attributes:
         device: as given.
         is_dependent: whether a launch can begin before the one before it has ended.
     """
 
-    def __init__(self, deterministic: bool, device: torch.device) -> None:
+    def __init__(self, deterministic: bool, device: torch.device, many: ManyProducts) -> None:
         self._deterministic = deterministic
+        self._many = many
         self.device = device
         self.is_dependent = has_dependent_launches(device)
 
@@ -60,6 +64,27 @@ class GpuProducts:
             own = None if bias is None else bias[begin:end]
             self._multiply(out[:, begin:end], x, part, own)
             begin = end
+
+    def activated(self, out: Tensor, x: Tensor, linear: Linear, activation: Activation) -> bool:
+        """Compute the activation of ``x @ weight.T + bias`` if one launch can. Return whether it
+        can.
+
+        Args:
+            out: [rows, out], or [rows, out / 2] for a gated activation.
+            x: [rows, in].
+            linear: the weights.
+            activation: the activation.
+        """
+        weight = linear.weight
+        if not isinstance(weight, Tensor) or not self._are_many(x, weight):
+            return False
+        self._many.multiply(out, x, weight, linear.bias, activation)
+        return True
+
+    def has_many(self, rows: int) -> bool:
+        """Return whether products of so many rows are launches that may begin before the one
+        before them has ended, where matrices allow it."""
+        return not self._deterministic and self._many.are_for(rows)
 
     def tile(self, rows: int) -> int:
         """Return which entry of the tables of tile sizes a product of so many rows has: steps with
@@ -83,7 +108,12 @@ class GpuProducts:
         weight = rows_of(part)
         if isinstance(weight, PackedRows):
             multiply_packed(out, x, weight, bias, self.config(len(x), weight, x.dtype))
+        elif self._are_many(x, weight):
+            self._many.multiply(out, x, weight, bias)
         elif bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
             torch.addmm(bias, x, weight.t(), out=out)
+
+    def _are_many(self, x: Tensor, weight: Tensor) -> bool:
+        return self.has_many(len(x)) and self._many.take(x, weight)

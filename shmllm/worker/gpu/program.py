@@ -40,6 +40,7 @@ from shmllm_kernels.gpu.attention import MAX_HEAD_DIM
 from shmllm_kernels.gpu.configs import ROWS_OF_PRODUCTS
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.latent_attention import MAX_RANK
+from shmllm_kernels.gpu.many_rows import LEAST_ROWS
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM}
 """What the kernels cannot compute."""
@@ -212,7 +213,11 @@ class GpuProgram:
             self._inputs.idle(descriptor, looks_ahead)
             self.begin()
             self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
-        counts = (1, MAX_ROWS, MAX_ROWS + 1, *ROWS_OF_PRODUCTS[1:]) if has_packed else (1, MAX_ROWS)
+        counts = [1, MAX_ROWS]
+        if has_packed:
+            counts += [MAX_ROWS + 1, *ROWS_OF_PRODUCTS[1:]]
+        if self._ops.products.has_many(LEAST_ROWS):
+            counts.append(LEAST_ROWS)
         for count in counts if self._model.config.lm_head else ():
             self.begin()
             self.compute_logits(self._buffers.normed[:count])  # of prompts
