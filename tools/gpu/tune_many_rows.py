@@ -26,7 +26,15 @@ from shmllm_kernels.gpu.row_configs import MANY_ROWS, ManyRowsConfig
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.tiles import ANY, Tiles
 
-CANDIDATES = tuple(
+TORCH = tuple(
+    ManyRowsConfig(*each, is_default=0)
+    for each in (
+        *((128, 256, 64, 8, 4, 1), (128, 128, 64, 8, 5, 1)),
+        *((128, 128, 64, 8, 3, 1), (64, 128, 64, 4, 3, 1)),
+    )
+)
+"""What the entries are before they are measured."""
+CANDIDATES = TORCH + tuple(
     ManyRowsConfig(*each, is_default=1)
     for each in (
         *((128, 256, 64, 8, 4, 1), (256, 128, 64, 8, 4, 1), (128, 256, 64, 8, 3, 1)),
