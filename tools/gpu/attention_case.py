@@ -61,17 +61,26 @@ class AttentionCase:
         sizes: the sizes of the step.
         settings: the device, the dtype, and the number of bytes that all sets of keys and values
             together have at least.
+        has_heads_first: whether the tokens of a head lie side by side in a block, where an engine
+            has the heads of a token there.
     """
 
-    def __init__(self, sizes: AttentionSizes, settings: Settings) -> None:
+    def __init__(
+        self, sizes: AttentionSizes, settings: Settings, has_heads_first: bool = False
+    ) -> None:
         self.sizes, self._rounds = sizes, settings.rounds
         self._device = torch.device(settings.device)
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._count = max(2, min(MOST_LAUNCHES, -(-settings.rotated_bytes // sizes.kv_bytes)))
         blocks = -(-sizes.context // BLOCK_SIZE)
         num_blocks = self._count * sizes.requests * blocks
-        shape = (num_blocks, BLOCK_SIZE, sizes.kv_heads, sizes.head_dim)
-        self._keys, self._values = (self._random(*shape) for _ in range(2))
+        inner = (BLOCK_SIZE, sizes.kv_heads)
+        if has_heads_first:
+            inner = (sizes.kv_heads, BLOCK_SIZE)
+        caches = (self._random(num_blocks, *inner, sizes.head_dim) for _ in range(2))
+        self._keys, self._values = (
+            cache.transpose(1, 2) if has_heads_first else cache for cache in caches
+        )
         order = torch.randperm(num_blocks, device=self._device, dtype=torch.int32)
         self._tables = order.view(self._count, sizes.requests, blocks)
         tokens = sizes.requests * sizes.query
@@ -87,11 +96,15 @@ class AttentionCase:
     def current(self) -> tuple[AttentionConfig, int]:
         """Returns the config and the number of splits that `configs` has for the step."""
         sizes, heads = self.sizes, (self.sizes.heads, self.sizes.kv_heads)
-        per_kv, tokens = sizes.heads // sizes.kv_heads, sizes.requests * sizes.query
-        shape = sizes.head_dim, per_kv, sizes.query, self._dtype
-        config = attention_config(self._device, *shape)
-        splits = num_splits(self._device, config, tokens, sizes.requests, *heads)
-        return attention_config(self._device, *shape, is_split=splits > 1), splits
+        tokens = sizes.requests * sizes.query
+        splits = num_splits(self._device, self.config(1), tokens, sizes.requests, *heads)
+        return self.config(splits), splits
+
+    def config(self, splits: int) -> AttentionConfig:
+        """Returns the config that `configs` has for the step with so many splits."""
+        sizes = self.sizes
+        shape = sizes.head_dim, sizes.heads // sizes.kv_heads, sizes.query, self._dtype
+        return attention_config(self._device, *shape, is_split=splits > 1)
 
     def seconds(self, config: AttentionConfig, splits: int) -> float:
         """Measures one launch."""

@@ -21,6 +21,8 @@ from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 
 SIZES = ("1b", "8b")
+SPLITS = (1, 2, 4)
+"""In how many parts contexts are split, besides what an engine chooses."""
 
 Product = Callable[[Tensor, Tensor, Tensor], object]
 
@@ -54,7 +56,8 @@ def time_attention(settings: Settings, shape: Shape) -> dict[str, Any]:
     """Measures one layer's attention of decodes.
 
     Returns:
-        By batch: microseconds, bytes per second, the config and the number of splits.
+        By batch: microseconds, bytes per second, the config and the number of splits. "others" has
+        the microseconds by the order within a block of the cache, by the number of splits.
     """
     found: dict[str, Any] = {}
     for batch in settings.attention_batches:
@@ -69,6 +72,15 @@ def time_attention(settings: Settings, shape: Shape) -> dict[str, Any]:
             "bytes_per_s": sizes.kv_bytes / took,
             "config": str(config),
             "splits": splits,
+            "others": {
+                order: {
+                    str(each): of_order.seconds(case.config(each), each) * 1e6 for each in SPLITS
+                }
+                for order, of_order in (
+                    ("tokens first", case),
+                    ("heads first", AttentionCase(sizes, settings, has_heads_first=True)),
+                )
+            },
         }
     return found
 

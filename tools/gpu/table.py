@@ -193,6 +193,20 @@ def _ablations(record: dict[str, Any]) -> str:
     return "## Graph modes and overlapped steps\n\n" + _table(head, rows) if rows else ""
 
 
+def _orders(measured: list[tuple[str, str, dict[str, Any]]]) -> str:
+    """Returns the microseconds of attention by the order within a block of the cache and the number
+    of splits, of models, batches and their figures."""
+    rows = [
+        (name, batch, order, *by_splits.values())
+        for name, batch, found in measured
+        for order, by_splits in found.get("others", {}).items()
+    ]
+    if not rows:
+        return ""
+    splits = next(each for *_, found in measured for each in found["others"].values())
+    return _table(("model", "batch", "order", *(f"us, splits {n}" for n in splits)), rows)
+
+
 def _kernels(record: dict[str, Any]) -> str:
     """Returns the bytes per second of each matrix product by rows, and of attention by batch."""
     rows: list[tuple[Any, ...]] = []
@@ -203,14 +217,19 @@ def _kernels(record: dict[str, Any]) -> str:
             rates = (max(each["bytes_per_s"] for each in by_rows[n].values()) for n in numbers)
             rows.append((NAMES[size], matrix, *(rate * 1e-12 for rate in rates)))
     products = _table(("model", "matrix", *(f"{n} rows" for n in numbers)), rows) if rows else ""
-    decodes = [
-        (NAMES[size], batch, found["us"], found["bytes_per_s"] * 1e-12, found["splits"])
-        for size, batches in (figure(record["parts"], "kernels", "attention") or {}).items()
+    of_models = figure(record["parts"], "kernels", "attention") or {}
+    measured = [
+        (NAMES[size], batch, found)
+        for size, batches in of_models.items()
         for batch, found in batches.items()
+    ]
+    decodes = [
+        (name, batch, found["us"], found["bytes_per_s"] * 1e-12, found["splits"])
+        for name, batch, found in measured
     ]
     head = ("model", "batch", "attention us", "TB/s", "splits")
     attention = _table(head, decodes) if decodes else ""
-    found = [table for table in (products, attention) if table]
+    found = [table for table in (products, attention, _orders(measured)) if table]
     return "\n\n".join(["## Products (TB/s of the matrix) and attention", *found]) if found else ""
 
 
