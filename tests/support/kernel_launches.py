@@ -533,14 +533,14 @@ def decodes(
         cache = empty(2, 8, 16, kv_heads, dim, dtype=kept)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
         scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
-        is_dependent, ahead = capability >= 90 and splits > 1, None
-        if is_dependent and not feature:
+        is_dependent, ahead, is_split = capability >= 90, None, splits > 1
+        if is_dependent and is_split and not feature:
             ahead = WeightsAhead.of(2**24, empty(1024, heads * dim), empty(8192, 1024), True)
         facts["asks_ahead"] = ahead is not None
         decode_attention(
             empty(4, heads, dim), rows, cache[0], cache[1], table, starts, starts[1:],
             empty(4, dtype=torch.int64), config, 0.1, angles, angles, norms, num_splits=splits,
-            scratch=scratch, max_tokens=count, loads_first=count > 1 and splits > 1,
+            scratch=scratch, max_tokens=count, loads_first=is_split and (count > 1 or is_dependent),
             is_dependent=is_dependent, ahead=ahead,
             gates=empty(4, heads, dim) if feature == "gates" else None,
         )  # fmt: skip

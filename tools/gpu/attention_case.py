@@ -137,6 +137,7 @@ class AttentionCase:
                     sizes.head_dim**-0.5,
                     num_splits=splits,
                     scratch=scratch,
+                    loads_first=is_dependent,
                     is_dependent=is_dependent,
                 )
 

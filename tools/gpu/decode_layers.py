@@ -150,7 +150,7 @@ class DecodeLayers(ABC):
                 attended, heads, layer.keys, layer.values, layer.table, self._starts,
                 self._contexts, layer.slots, self._attention(splits > 1), numbers.attention_scale,
                 layer.cos, layer.sin, num_splits=splits, scratch=scratch,
-                is_dependent=is_dependent, ahead=ahead,
+                loads_first=is_dependent, is_dependent=is_dependent, ahead=ahead,
             )  # fmt: skip
             self._multiply(self._stream, memory.attended, layer.output, adds=True)
             self._multiply(

@@ -6,8 +6,9 @@ does so with the request's new keys, writes keys and values to the cache, and at
 registers: no program reads what another one writes. Of a split context the program that ends last
 joins the parts, in their order, so that the bits do not depend on which one that is.
 
-A dependent launch (from compute capability 9.0 on) asks for its first keys and values before it
-waits for the launch before, whose result it needs for queries and the new key only.
+A dependent launch (from compute capability 9.0 on) can load its first keys and values before it
+waits for the launch before, whose result it needs for queries and the new key only. They take
+registers, of which a launch with many programs needs the room for others.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def decode_attention(
             counters are 0, as the launch leaves them; None if ``num_splits`` is 1.
         max_tokens: the largest number of tokens of a request, at most MAX_TOKENS. With more than
             one, the config is from `configs.verify_config`.
-        loads_first: whether a program loads its first keys and values before its queries. A
-            dependent launch does so before it waits.
+        loads_first: whether a program loads its first keys and values before its queries, and in
+            a dependent launch before it waits.
         is_dependent: whether the launch may begin before the launch before it has ended, from
             compute capability 9.0 on. Everything but ``heads``, the angles and the gates must be
             complete by then.
@@ -191,7 +192,7 @@ def decode_attention(
         NORM_TOKENS=0 if is_of_head else next_power_of_two(max_tokens),
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         BLOCK_SIZE=key_cache.shape[1],
-        LOADS_FIRST=loads_first or is_dependent,
+        LOADS_FIRST=loads_first,
         IS_DEPENDENT=is_dependent,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

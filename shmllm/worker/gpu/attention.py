@@ -35,14 +35,15 @@ class AttentionStep:
         launches: the tile sizes and splits, by the heads of a layer.
         launch: called with each launch of attention, at once or to launch it in each replay.
         is_dependent: whether launches begin before those before them have ended.
-        asks_ahead: whether they may ask for weights: the step has few tokens.
+        is_few: whether the step has few tokens: memory rests during its attention, so that
+            launches load before they wait, and may ask for weights.
     """
 
     descriptor: BatchDescriptor
     launches: dict[HeadShape, AttentionLaunch]
     launch: Callable[[Call], None]
     is_dependent: bool
-    asks_ahead: bool
+    is_few: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +195,10 @@ class AttentionOps:
             num_splits=launch.num_splits,
             scratch=self._buffers.scratch(shape, len(out), launch.num_splits),
             max_tokens=launch.max_tokens,
-            loads_first=launch.loads_first,
+            loads_first=launch.loads_first or (self._step.is_few and self._step.is_dependent),
             is_dependent=self._step.is_dependent,
             gates=gates,
-            ahead=self._ahead.get(attention.layer) if self._step.asks_ahead else None,
+            ahead=self._ahead.get(attention.layer) if self._step.is_few else None,
         )
 
     def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:

@@ -148,7 +148,8 @@ class TestWeightsAhead(WeightsAheadConformance):
     def test_attention_that_asks_has_the_same_bits(self, draw, device, counts, num_splits):
         if not has_dependent_launches(device):
             pytest.skip("the cache cannot be asked before compute capability 9.0")
-        case = Decodes((900, 33), counts, 5, dim=64, num_splits=num_splits, padding=1)
+        sizes = {"dim": 64, "num_splits": num_splits, "padding": 1}
+        case = Decodes((900, 33), counts, 5, loads_first=True, **sizes)
         step = Step(draw, torch.bfloat16, case)
         plain = step.run(is_dependent=True).clone()
         output, gate_up = (draw.normal(n, 1024, dtype=torch.bfloat16) for n in (512, 4096))
