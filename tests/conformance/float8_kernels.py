@@ -160,17 +160,24 @@ class Float8AttentionConformance:
     def test_a_cache_by_head_then_token(self, draw, dtype):
         Launch(draw, dtype, Case(MIXED, heads_first=True, has_float8=True)).check()
 
-    def test_all_codes_as_keys_and_values(self, draw, dtype):
-        """Each number is a value, and a key, of a context of all of them."""
+    @pytest.mark.parametrize("half", ["keys", "values"])
+    def test_all_codes(self, draw, dtype, half):
+        """A context has each number once, as a key or as a value. The values beside such keys have
+        one sign, and the weights of such values are equal, so that rounded weights do not hide a
+        wrong number."""
         case = Case(((3, 254),), 2, 1, block_size=64, has_float8=True)
         launch = Launch(draw, dtype, case)
         blocks = launch.table[0, :4].long()
-        for half in launch.cache:
-            slots = half[blocks].flatten(0, 1)
-            order = draw.permutation(254)
-            slots[:254] = rounded(numbers()).to(draw.device)[order][:, None, None]
-            half[blocks] = slots.view(-1, *half.shape[1:])
-        launch.query *= 2**-6
+        keys, values = launch.cache
+        codes = keys if half == "keys" else values
+        slots = codes[blocks].flatten(0, 1)
+        slots[:254] = rounded(numbers()).to(draw.device)[draw.permutation(254)][:, None, None]
+        codes[blocks] = slots.view(-1, *codes.shape[1:])
+        if half == "keys":
+            launch.query *= 2**-6
+            values.view(torch.uint8).bitwise_and_(0x7F)
+        else:
+            launch.query.zero_()
         launch.check()
 
     @pytest.mark.parametrize(
