@@ -1,6 +1,6 @@
 """Searches for the tiles of products of many rows, by the rows of the matrix, beside torch.
 
-The cases are the matrices of all layers of two models with the rows of 256 decodes. A candidate
+The cases are the matrices of all layers of two models with the rows of some decodes. A candidate
 that is no default is measured as what it stands for: torch's product, and a launch for the
 activation of an MLP. So the entry becomes a default where the kernel is faster. This module must
 not know how a search measures.
@@ -21,7 +21,7 @@ from gpu.tune_few_rows import by_height
 from gpu.tune_rows import RowMatrix, floats, matrices_of
 from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.configs import has_dependent_launches, num_multiprocessors
-from shmllm_kernels.gpu.many_rows import MOST_ROWS, ManyRowsScratch, multiply_rows
+from shmllm_kernels.gpu.many_rows import ManyRowsScratch, multiply_rows
 from shmllm_kernels.gpu.row_configs import MANY_ROWS, ManyRowsConfig
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.tiles import ANY, Tiles
@@ -47,23 +47,28 @@ CANDIDATES = TORCH + tuple(
 REHEARSED = tuple(
     ManyRowsConfig(16, 64, 32, 2, 2, 1, is_default=is_default) for is_default in (0, 1)
 )
-REHEARSED_ROWS = 5
+ROWS, REHEARSED_ROWS = (136, 192, 256), (5,)
+"""The numbers of decodes: graphs have all multiples of eight."""
 SILU = Activation("silu", True)
 
 
 class ManyRowsCase:
-    """The product of many rows with each of some matrices, with the activation behind it.
+    """The product of many rows with each of some equal matrices, with the activation behind it.
 
     Args:
         settings: the sizes.
         matrix: the matrix of a model.
+        weights: the matrices.
+        rows: the number of rows.
     """
 
-    def __init__(self, settings: Settings, matrix: RowMatrix) -> None:
-        self.name, self.calls = f"{matrix.model} {matrix.name}", float(matrix.layers)
+    def __init__(
+        self, settings: Settings, matrix: RowMatrix, weights: list[Tensor], rows: int
+    ) -> None:
+        self.name = f"{matrix.model} {matrix.name}, {rows} rows"
+        self.calls = float(matrix.layers)
         self._device, self._rounds = torch.device(settings.device), settings.rounds
-        rows = REHEARSED_ROWS if settings.rehearsal else MOST_ROWS
-        self._weights = [each for each in floats(settings, matrix) if isinstance(each, Tensor)]
+        self._weights = weights
         self._x = torch.randn(rows, matrix.k, device=self._device).to(self._weights[0].dtype)
         self._activation = SILU if matrix.name == "gate_up" else None
         self._product = self._x.new_empty(rows, matrix.n)
@@ -73,8 +78,11 @@ class ManyRowsCase:
         self._processors = num_multiprocessors(self._device)
 
     def result(self, config: ManyRowsConfig) -> Tensor:
+        """Launches with all matrices, one behind the other, as a step does: what a launch leaves in
+        the scratch memory is not right if the last result is not."""
         self._out.zero_()
-        self._works(config)[0]()
+        for work in self._works(config):
+            work()
         return self._out.float()
 
     def seconds(self, config: ManyRowsConfig) -> float:
@@ -108,4 +116,9 @@ def searches(settings: Settings) -> Iterator[Search]:
 
 
 def cases(matrices: Sequence[RowMatrix], settings: Settings) -> list[ManyRowsCase]:
-    return [ManyRowsCase(settings, each) for each in matrices]
+    found = []
+    for each in matrices:
+        weights = [weight for weight in floats(settings, each) if isinstance(weight, Tensor)]
+        for rows in REHEARSED_ROWS if settings.rehearsal else ROWS:
+            found.append(ManyRowsCase(settings, each, weights, rows))
+    return found

@@ -165,8 +165,8 @@ def cases(
 
 def floats(settings: Settings, matrix: RowMatrix) -> list[Rows]:
     """Returns a random matrix in so many copies that no launch finds its own in a cache."""
-    one = torch.randn(matrix.n, matrix.k, device=torch.device(settings.device)) * matrix.k**-0.5
-    one = one.to(getattr(torch, settings.dtype))
+    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+    one = torch.empty(matrix.n, matrix.k, device=device, dtype=dtype).normal_(std=matrix.k**-0.5)
     return [one, *(one.clone() for _ in range(_copies(settings, matrix, one.nbytes) - 1))]
 
 

@@ -19,6 +19,8 @@ LEAST_ROWS, MOST_ROWS = 129, 256
 """The numbers of rows that the table's entries are for."""
 LINE = 16
 """The bytes that addresses and strides of both operands are multiples of."""
+MOST_BYTES = 2**31
+"""What both operands are smaller than: Triton's launcher counts their bytes in an int."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
         each.stride(1) == 1
         and each.data_ptr() % LINE == 0
         and each.stride(0) * each.itemsize % LINE == 0
+        and len(each) * each.stride(0) * each.itemsize < MOST_BYTES
         for each in (x, weight)
     )
 
@@ -170,7 +173,7 @@ def _check(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     assert len(out) == len(x), "out: a row for each of x"
     assert x.shape[1] == k, "x must be as long as rows of weight"
     assert out.stride(1) == 1, "rows must be contiguous"
-    assert takes(x, weight), f"rows of x and weight are contiguous, and begin at {LINE} bytes"
+    assert takes(x, weight), f"rows are contiguous, begin at {LINE} bytes, and are few"
     assert out.dtype is x.dtype, "out and x have one dtype"
     assert weight.dtype is x.dtype, "x and weight have one dtype"
     assert out.data_ptr() != x.data_ptr() or out.is_meta, "out may not be x"

@@ -96,7 +96,8 @@ class ManyRowsConfig:
 # A tile of 128 x 256 needs 80 bytes of shared memory in each cycle of the tensor cores, of 128 that
 # it delivers. Fewer rows of the matrix make more tiles, of which each has a program of its own.
 MANY_ROWS = TABLE.of("many_rows", ManyRowsConfig)
-"""Products of many rows, by the rows of the matrix."""
+"""Products of many rows, by the rows of the matrix: of a residual stream's width, of the first
+matrix of an MLP, and of a vocabulary's size."""
 
 
 @dataclass(frozen=True, slots=True)

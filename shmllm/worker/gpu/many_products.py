@@ -39,12 +39,13 @@ class ManyProducts:
     Args:
         device: the device.
         allocate: allocates the scratch memory, whose contents are 0 at first.
+        is_possible: whether the model can have such launches at all.
     """
 
-    def __init__(self, device: torch.device, allocate: Allocator) -> None:
+    def __init__(self, device: torch.device, allocate: Allocator, is_possible: bool) -> None:
         self._device = device
         self._processors = num_multiprocessors(device)
-        tiles = default_tiles(device)
+        tiles = default_tiles(device) if is_possible else []
         programs = max((tile.programs * self._processors for tile in tiles), default=0)
         elements = max((tile.elements for tile in tiles), default=0)
         self._scratch = ManyRowsScratch(

@@ -133,10 +133,11 @@ class GpuOps:
         self._launch_attention = launch_attention
         self._attention = self._buffers.attention.choose(descriptor, max_query_len)
         has_many = self.products.has_many(descriptor.num_tokens)
-        self._is_dependent = (self.is_fused or has_many) and self.products.is_dependent
+        is_dependent = (self.is_fused or has_many) and self.products.is_dependent
+        self._norms_are_dependent = has_many and is_dependent
         self._attends.begin(
             AttentionStep(
-                descriptor, self._attention, launch_attention, self._is_dependent, self.is_fused
+                descriptor, self._attention, launch_attention, is_dependent, self.is_fused
             )
         )
 
@@ -201,10 +202,11 @@ class GpuOps:
             added, stream = (residual, None) if x is None else (x, residual)
             layer_norm(out, added, norm.weight, norm.bias, spec.eps, stream, scale)
         elif x is None:
-            rms_norm(out, residual, norm.weight, spec.eps, spec.offset, self._is_dependent)
+            options = spec.eps, spec.offset, self._norms_are_dependent
+            rms_norm(out, residual, norm.weight, *options)
         else:
-            options = spec.eps, scale, spec.offset, self._is_dependent
-            add_rms_norm(out, x, residual, norm.weight, *options)
+            with_sum = spec.eps, scale, spec.offset, self._norms_are_dependent
+            add_rms_norm(out, x, residual, norm.weight, *with_sum)
         return out
 
     def add_normed(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> None:

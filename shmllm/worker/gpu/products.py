@@ -76,15 +76,14 @@ class GpuProducts:
             activation: the activation.
         """
         weight = linear.weight
-        if not isinstance(weight, Tensor) or not self._are_many(x, weight):
+        if not isinstance(weight, Tensor) or not self._many.take(x, weight):
             return False
         self._many.multiply(out, x, weight, linear.bias, activation)
         return True
 
     def has_many(self, rows: int) -> bool:
-        """Return whether products of so many rows are launches that may begin before the one
-        before them has ended, where matrices allow it."""
-        return not self._deterministic and self._many.are_for(rows)
+        """Return whether products of so many rows are launches of ours, where matrices allow it."""
+        return self._many.are_for(rows)
 
     def tile(self, rows: int) -> int:
         """Return which entry of the tables of tile sizes a product of so many rows has: steps with
@@ -108,12 +107,9 @@ class GpuProducts:
         weight = rows_of(part)
         if isinstance(weight, PackedRows):
             multiply_packed(out, x, weight, bias, self.config(len(x), weight, x.dtype))
-        elif self._are_many(x, weight):
+        elif self._many.take(x, weight):
             self._many.multiply(out, x, weight, bias)
         elif bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
             torch.addmm(bias, x, weight.t(), out=out)
-
-    def _are_many(self, x: Tensor, weight: Tensor) -> bool:
-        return self.has_many(len(x)) and self._many.take(x, weight)

@@ -216,7 +216,7 @@ class GpuProgram:
         counts = [1, MAX_ROWS]
         if has_packed:
             counts += [MAX_ROWS + 1, *ROWS_OF_PRODUCTS[1:]]
-        if self._ops.products.has_many(LEAST_ROWS):
+        if self._ops.products.has_many(LEAST_ROWS) and len(self._buffers.logits) >= LEAST_ROWS:
             counts.append(LEAST_ROWS)
         for count in counts if self._model.config.lm_head else ():
             self.begin()

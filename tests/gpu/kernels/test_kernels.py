@@ -32,7 +32,10 @@ from conformance.single_row_kernel import PackedRowConformance, SingleRowConform
 from conformance.step_kernels import StepConformance
 from conformance.weights_ahead_kernel import WeightsAheadConformance
 
-from shmllm_kernels.gpu.configs import has_dependent_launches
+from shmllm_kernels.gpu.configs import has_dependent_launches, num_multiprocessors
+from shmllm_kernels.gpu.many_rows import ManyRowsScratch, multiply_rows
+from shmllm_kernels.gpu.row_configs import many_rows_config
+from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 
 __all__ = ["short_lists"]
@@ -115,7 +118,40 @@ class TestMamba(MambaConformance):
 
 
 class TestManyRows(ManyRowsConformance):
-    pass
+    def test_dependent_launches_share_scratch_memory(self, draw, device):
+        """Products of an MLP with the tiles and the programs of production, one behind the other in
+        a graph, have the bits that each has alone."""
+        if not has_dependent_launches(device):
+            pytest.skip("the kernel needs compute capability 9.0")
+        hidden, inner, dtype = 4096, 7168, torch.bfloat16
+        rows = [draw.normal(256, hidden, dtype=dtype) for _ in range(2)]
+        gate_up = draw.normal(2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
+        down = draw.normal(hidden, inner, dtype=dtype, scale=inner**-0.5)
+        tiles = [many_rows_config(len(weight), "sm90") for weight in (gate_up, down)]
+        processors = num_multiprocessors(device)
+        scratch = ManyRowsScratch.allocate(max(tiles, key=lambda t: t.elements), processors, device)
+        activated = rows[0].new_empty(256, inner)
+
+        def launch(out: torch.Tensor, x: torch.Tensor, is_dependent: bool) -> None:
+            common = scratch, processors, None
+            silu = Activation("silu", True)
+            multiply_rows(activated, x, gate_up, tiles[0], *common, silu, is_dependent)
+            multiply_rows(out, activated, down, tiles[1], *common, None, is_dependent)
+
+        wanted = [torch.empty_like(x) for x in rows]
+        for out, x in zip(wanted, rows, strict=True):
+            launch(out, x, False)
+            torch.cuda.synchronize()
+        outs = [torch.empty_like(rows[0]) for _ in range(50)]
+        launch(outs[0], rows[0], True)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for number, out in enumerate(outs):
+                launch(out, rows[number % 2], True)
+        graph.replay()
+        for number, out in enumerate(outs):
+            assert torch.equal(out, wanted[number % 2]), number
+        assert not scratch.counters.any()
 
 
 class TestPackedRow(PackedRowConformance):
