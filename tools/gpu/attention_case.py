@@ -7,6 +7,7 @@ finds them in the device's cache. Decodes have the kernel that writes their keys
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,26 +62,17 @@ class AttentionCase:
         sizes: the sizes of the step.
         settings: the device, the dtype, and the number of bytes that all sets of keys and values
             together have at least.
-        has_heads_first: whether the tokens of a head lie side by side in a block, where an engine
-            has the heads of a token there.
     """
 
-    def __init__(
-        self, sizes: AttentionSizes, settings: Settings, has_heads_first: bool = False
-    ) -> None:
+    def __init__(self, sizes: AttentionSizes, settings: Settings) -> None:
         self.sizes, self._rounds = sizes, settings.rounds
         self._device = torch.device(settings.device)
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._count = max(2, min(MOST_LAUNCHES, -(-settings.rotated_bytes // sizes.kv_bytes)))
         blocks = -(-sizes.context // BLOCK_SIZE)
         num_blocks = self._count * sizes.requests * blocks
-        inner = (BLOCK_SIZE, sizes.kv_heads)
-        if has_heads_first:
-            inner = (sizes.kv_heads, BLOCK_SIZE)
-        caches = (self._random(num_blocks, *inner, sizes.head_dim) for _ in range(2))
-        self._keys, self._values = (
-            cache.transpose(1, 2) if has_heads_first else cache for cache in caches
-        )
+        shape = (num_blocks, BLOCK_SIZE, sizes.kv_heads, sizes.head_dim)
+        self._keys, self._values = (self._random(*shape) for _ in range(2))
         order = torch.randperm(num_blocks, device=self._device, dtype=torch.int32)
         self._tables = order.view(self._count, sizes.requests, blocks)
         tokens = sizes.requests * sizes.query
@@ -92,6 +84,16 @@ class AttentionCase:
         starts = torch.arange(sizes.requests + 1, device=self._device, dtype=torch.int32)
         self._starts = starts * sizes.query
         self._contexts = torch.full_like(starts[1:], sizes.context)
+
+    def with_heads_first(self) -> AttentionCase:
+        """Returns the case with a copy of keys and values in which the tokens of a head lie side by
+        side in a block."""
+        case = copy(self)
+        case._keys, case._values = (
+            cache.transpose(1, 2).contiguous().transpose(1, 2)
+            for cache in (self._keys, self._values)
+        )
+        return case
 
     def current(self) -> tuple[AttentionConfig, int]:
         """Returns the config and the number of splits that `configs` has for the step."""

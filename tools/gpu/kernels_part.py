@@ -78,7 +78,7 @@ def time_attention(settings: Settings, shape: Shape) -> dict[str, Any]:
                 }
                 for order, of_order in (
                     ("tokens first", case),
-                    ("heads first", AttentionCase(sizes, settings, has_heads_first=True)),
+                    ("heads first", case.with_heads_first()),
                 )
             },
         }

@@ -149,6 +149,7 @@ PARTS = (
     _tuning("tune-few-rows", 240, "products of up to eight rows, likewise"),
     _tuning("tune-ahead", 180, "the weights that attention asks the L2 cache for"),
     _tuning("tune-many-rows", 180, "products of 256 rows, beside torch's"),
+    _tuning("tune-order", 120, "blocks of the KV cache: which of heads and tokens come first"),
     _tuning("tune-decoder", 240, "all layers in one launch, beside the launches that it replaces"),
     _tuning("tune", 540, "paged attention"),
     _tuning("tune-latents", 180, "latent attention"),

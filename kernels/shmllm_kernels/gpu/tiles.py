@@ -8,6 +8,7 @@ mean: `configs` names the kernels and has a dataclass for each.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -111,6 +112,12 @@ class TileTable:
             if entry.config.keys() != names:
                 raise TileError(f"{entry.place} has {[*entry.config]}, and needs {sorted(names)}")
         return Tiles(kernel, {(e.device, e.size): config(**e.config) for e in own})
+
+    @property
+    def digest(self) -> str:
+        """What differs where other kernels may be chosen, or other places in memory."""
+        entries = sorted(f"{entry.place} {sorted(entry.config.items())}" for entry in self.entries)
+        return hashlib.sha256("\n".join(entries).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
         places = [entry.place for entry in self.entries]

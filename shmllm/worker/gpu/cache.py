@@ -1,13 +1,13 @@
 """The KV cache on a GPU: the keys and values of all layers, or their states, at fixed addresses.
 
 This module owns the layout. A block of a layer has its keys and behind them its values,
-[block_size, kv heads, head_dim] each. docs/kernels.md has the reasons for that order.
+[block_size, kv heads, head_dim] each, or [kv heads, block_size, head_dim]: the table of tiles says
+which. docs/kernels.md has the reasons for both.
 """
 
 from __future__ import annotations
 
 from copy import copy
-from math import prod
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.arena import Arena, padded_bytes
 from shmllm.worker.memory import CacheShape
+from shmllm_kernels.gpu.configs import has_heads_first
 
 
 def block_bytes(heads: KVHeads, block_size: int, dtype: torch.dtype) -> int:
@@ -49,10 +50,10 @@ class GpuKVCache:
 
     Attributes:
         layers: for each layer with attention the index of its group, its keys and its values,
-            [num_blocks, block_size, kv heads, head_dim] each, zeroed; values that are the first
-            elements of their keys have a head_dim of 0. Layers of different groups
-            use the same memory, in blocks of their own. A layer that has no keys and values of its
-            own has those of the layer that it reads.
+            [num_blocks, block_size, kv heads, head_dim] each, in any order in memory, zeroed;
+            values that are the first elements of their keys have a head_dim of 0. Layers of
+            different groups use the same memory, in blocks of their own. A layer that has no keys
+            and values of its own has those of the layer that it reads.
         states: for each layer with a state its states, [num_states, elements] float32.
         interval: the number of tokens of a block of states; 0: there are none.
         state_group: the index of the group of states; 0: there is none.
@@ -130,7 +131,15 @@ def _as_integers(buffers: Tensor) -> Tensor:
 
 def _keys_and_values(blocks: Tensor, heads: KVHeads, block_size: int) -> tuple[Tensor, Tensor]:
     """Return views of the keys and the values in a layer's blocks, [num_blocks, elements]."""
-    of_keys = block_size, heads.count, heads.key_dim
-    of_values = block_size, heads.count, heads.value_dim
-    keys, values = blocks.split_with_sizes([prod(of_keys), prod(of_values)], dim=1)
-    return keys.unflatten(1, of_keys), values.unflatten(1, of_values)
+    tokens = block_size * heads.count
+    sizes = [tokens * heads.key_dim, tokens * heads.value_dim]
+    keys, values = blocks.split_with_sizes(sizes, dim=1)
+    if heads.count > 1 and has_heads_first(blocks.device, heads.key_dim):
+        return (
+            keys.unflatten(1, (heads.count, block_size, heads.key_dim)).transpose(1, 2),
+            values.unflatten(1, (heads.count, block_size, heads.value_dim)).transpose(1, 2),
+        )
+    return (
+        keys.unflatten(1, (block_size, heads.count, heads.key_dim)),
+        values.unflatten(1, (block_size, heads.count, heads.value_dim)),
+    )

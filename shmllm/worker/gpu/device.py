@@ -23,6 +23,7 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 from shmllm.worker.gpu.arena import CudaArena
 from shmllm.worker.gpu.plain_arena import PlainArena
+from shmllm_kernels.gpu.configs import TABLE
 
 _cuda: Any = torch.cuda  # some of its functions have no annotations
 _CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13")
@@ -214,13 +215,15 @@ class CudaDevice:
         _cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def numerics(self) -> dict[str, Any]:
-        """Return the kind of GPU, of which cuBLAS and the tables of tiles choose kernels by its
-        capability and its number of multiprocessors, and the versions of the libraries."""
+        """Return the kind of GPU, of which cuBLAS and the table of tiles choose kernels by its
+        capability and its number of multiprocessors, that table, and the versions of the
+        libraries."""
         found = _cuda.get_device_properties(self.torch_device)
         return {
             "name": self.name,
             "capability": [found.major, found.minor],
             "multiprocessors": found.multi_processor_count,
+            "tiles": TABLE.digest,
             "cuda": torch.version.cuda,
             "cublas": [each for each in map(_version_of, _CUBLAS) if each],
         }

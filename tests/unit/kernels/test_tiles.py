@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +170,13 @@ def test_choices_have_the_dtypes_entries() -> None:
         assert half == (configs.PRODUCT.best(key, 1), configs.PACKED_PRODUCT.best(key, 1))
         assert single[0] == configs.PRODUCT_FLOAT32.best(key, 1)
         assert single[1] == configs.PACKED_PRODUCT_FLOAT32.best(key, 1)
+
+
+def test_the_digest_is_that_of_what_is_chosen() -> None:
+    """Where an entry comes from, and its line in the file, change nothing."""
+    table = TileTable.read(TILES_JSON)
+    *entries, last = (replace(entry, source="estimate") for entry in table.entries)
+    assert replace(table, entries=[last, *entries]).digest == table.digest
+    other = replace(last, config={**last.config, "kib": last.config["kib"] + 1})
+    assert replace(table, entries=[*entries, other]).digest != table.digest
+    assert replace(table, entries=entries).digest != table.digest
