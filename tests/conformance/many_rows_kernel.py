@@ -88,9 +88,9 @@ class ManyRowsConformance:
     @pytest.mark.parametrize("n", [4096, 28_672])
     @pytest.mark.parametrize("activation", ["none", "gated"])
     def test_the_configs_of_production(self, draw, dtype, n, activation):
-        config = replace(many_rows_config(n, "sm90"), num_stages=2)
         if dtype is torch.float32:
-            config = replace(config, block_k=config.block_k // 2)
+            pytest.skip("no engine launches it in float32, which uses no tensor cores")
+        config = replace(many_rows_config(n, "sm90"), num_stages=2)
         rows = Rows(draw, dtype, 136, 320, 320, ACTIVATIONS[activation])
         assert_close(rows.run(config), rows.want(), *tolerances(dtype))
 

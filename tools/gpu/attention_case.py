@@ -21,6 +21,7 @@ from shmllm_kernels.gpu.configs import (
     AttentionConfig,
     attention_config,
     has_dependent_launches,
+    has_heads_first,
     num_splits,
 )
 from shmllm_kernels.gpu.decode_attention import decode_attention
@@ -55,6 +56,12 @@ class AttentionSizes:
         return 4 * self.requests * self.context * self.kv_heads * self.head_dim
 
 
+def in_order(cache: Tensor, heads_first: bool) -> Tensor:
+    """Returns keys or values, [blocks, block_size, kv heads, head_dim], with the tokens of a head
+    side by side in memory, or the heads of a token."""
+    return cache.transpose(1, 2).contiguous().transpose(1, 2) if heads_first else cache.contiguous()
+
+
 class AttentionCase:
     """Random tensors of one step's attention, with several sets of keys and values.
 
@@ -72,7 +79,9 @@ class AttentionCase:
         blocks = -(-sizes.context // BLOCK_SIZE)
         num_blocks = self._count * sizes.requests * blocks
         shape = (num_blocks, BLOCK_SIZE, sizes.kv_heads, sizes.head_dim)
-        self._keys, self._values = (self._random(*shape) for _ in range(2))
+        heads_first = has_heads_first(self._device, sizes.head_dim)
+        caches = (self._random(*shape) for _ in range(2))
+        self._keys, self._values = (in_order(cache, heads_first) for cache in caches)
         order = torch.randperm(num_blocks, device=self._device, dtype=torch.int32)
         self._tables = order.view(self._count, sizes.requests, blocks)
         tokens = sizes.requests * sizes.query
@@ -85,13 +94,12 @@ class AttentionCase:
         self._starts = starts * sizes.query
         self._contexts = torch.full_like(starts[1:], sizes.context)
 
-    def with_heads_first(self) -> AttentionCase:
-        """Returns the case with a copy of keys and values in which the tokens of a head lie side by
-        side in a block."""
+    def with_order(self, heads_first: bool) -> AttentionCase:
+        """Returns the case with keys and values in another order in their blocks; see `in_order`.
+        Without, they have that of an engine."""
         case = copy(self)
         case._keys, case._values = (
-            cache.transpose(1, 2).contiguous().transpose(1, 2)
-            for cache in (self._keys, self._values)
+            in_order(cache, heads_first) for cache in (self._keys, self._values)
         )
         return case
 

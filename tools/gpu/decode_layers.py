@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu.attention_case import in_order
 from gpu.clock import seconds_each
 from gpu.settings import Settings
 from shmllm_kernels.gpu import few_rows, single_row
@@ -20,6 +21,7 @@ from shmllm_kernels.gpu.configs import (
     AttentionConfig,
     attention_config,
     has_dependent_launches,
+    has_heads_first,
     num_splits,
 )
 from shmllm_kernels.gpu.decode_attention import decode_attention
@@ -91,10 +93,12 @@ class DecodeLayers(ABC):
             if name != "head"
         }
         norm, (cos, sin) = ones.to(self._device, self._dtype), self._angles
-        cache = num_blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim
+        sizes = num_blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim
+        heads_first = has_heads_first(self._device, shape.head_dim)
+        keys, values = (in_order(self._random(*sizes), heads_first) for _ in range(2))
         return LayerOperands(
             norm, matrices["qkv"], None, matrices["o"], None, norm, matrices["gate_up"], None,
-            matrices["down"], None, None, None, self._random(*cache), self._random(*cache),
+            matrices["down"], None, None, None, keys, values,
             self._table, self._slots, cos, sin, None, None, None,
         )  # fmt: skip
 

@@ -77,8 +77,8 @@ def time_attention(settings: Settings, shape: Shape) -> dict[str, Any]:
                     str(each): of_order.seconds(case.config(each), each) * 1e6 for each in SPLITS
                 }
                 for order, of_order in (
-                    ("tokens first", case),
-                    ("heads first", case.with_heads_first()),
+                    ("tokens first", case.with_order(heads_first=False)),
+                    ("heads first", case.with_order(heads_first=True)),
                 )
             },
         }

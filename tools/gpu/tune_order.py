@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 
 from torch import Tensor
 
@@ -32,7 +32,8 @@ class OrderCase:
     calls = 0.0
 
     def __init__(self, case: AttentionCase, name: str) -> None:
-        self.name, self._case = name, case
+        self.name = name
+        self._cases = [case.with_order(heads_first=bool(each)) for each in (0, 1)]
 
     def result(self, config: CacheOrderConfig) -> Tensor:
         case = self._of(config)
@@ -45,11 +46,7 @@ class OrderCase:
         return case.seconds(*case.current())
 
     def _of(self, config: CacheOrderConfig) -> AttentionCase:
-        return self._heads_first if config.heads_first else self._case
-
-    @cached_property
-    def _heads_first(self) -> AttentionCase:
-        return self._case.with_heads_first()
+        return self._cases[config.heads_first]
 
 
 def searches(settings: Settings) -> Iterator[Search]:

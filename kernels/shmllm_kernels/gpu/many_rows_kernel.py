@@ -96,7 +96,7 @@ def _store(
     result, product, up, row, column,
     HAS_BIAS: tl.constexpr, NAME: tl.constexpr, IS_GATED: tl.constexpr,
 ):  # fmt: skip
-    """Stores a tile, or some columns of one."""
+    """Stores a tile of the result."""
     rows = row + tl.arange(0, product.shape[0])
     columns = column + tl.arange(0, product.shape[1])
     is_column = columns < result.columns
