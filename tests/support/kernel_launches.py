@@ -4,6 +4,7 @@ The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line 
 PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
 "some-attention" or "all-attention", "some-latents" or "all-latents", "some-float8" or "all-float8"
 (attention with FP8 keys and values), "some-decodes" or "decodes" (products of one row, too),
+"limited-decodes" (with few registers),
 "all-few-rows", "all-many-rows" (from 9.0 on), "all-decoders" (all layers in one launch),
 "some-packed" (kernels that read packed weights) or "packed=KIND" (those of a kind).
 Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
@@ -37,6 +38,7 @@ from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
     ROWS_OF_PRODUCTS,
     SMALLEST_BLOCK,
+    AttentionConfig,
     latent_entry,
     packed_entry,
     product_entry,
@@ -547,6 +549,20 @@ def decodes(
     facts.clear()
 
 
+def limited_decodes(facts: dict[str, Any], parts: list[str]) -> None:
+    """Launch attention of decodes whose threads have few registers, with heads of 128 and 64."""
+    for dim, most in itertools.product((128, 64), (96, 128) if "limited-decodes" in parts else ()):
+        config = AttentionConfig(16, 64, num_warps=dim // 32, num_stages=3, max_registers=most)
+        facts |= {"shape": (32, 8, dim)} | asdict(config)
+        table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
+        cache, angles = empty(2, 8, 16, 8, dim), empty(4, dim)
+        decode_attention(
+            empty(4, 32, dim), empty(4, 48, dim), cache[0], cache[1], table, starts, starts[1:],
+            empty(4, dtype=torch.int64), config, 0.1, angles, angles,
+        )  # fmt: skip
+    facts.clear()
+
+
 def float8(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -> None:
     """Launch the kernels that read and write FP8 keys and values: some, or all, of which only the
     decodes for 10.0, as of other attention."""
@@ -820,6 +836,7 @@ def main() -> None:
     for part in {"some-decodes", "decodes"} & set(parts):
         decodes(facts, key, capability, part == "decodes")
         single_rows(facts, capability, part == "decodes")
+    limited_decodes(facts, parts)
     float8(facts, key, capability, parts)
     packed_rows(facts, capability, parts)
     few_rows(facts, capability, parts)

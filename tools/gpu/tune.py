@@ -25,6 +25,14 @@ STEPS = {  # requests, query, context
 }
 STAGES = (3, 5, 7)
 """Buffers for one, two and three tiles, since keys are loaded by a table's entries."""
+DECODED = (64, 128)
+"""The heads whose decodes of many requests are searched for by `tune_decodes`."""
+LIMITED = [
+    AttentionConfig(16, *each, max_registers=most)
+    for each in ((64, 4, 3), (64, 2, 3), (32, 4, 3), (32, 2, 3), (64, 2, 5))
+    for most in (96, 128)
+]
+"""Programs that are only many on a multiprocessor if their threads have few registers."""
 REHEARSED_HEADS = {64: (4, 2)}
 REHEARSED_STEPS = {
     "decode": ((2, 1, 40),),
@@ -51,11 +59,16 @@ class AttentionTrial:
 
 
 def searches(settings: Settings) -> Iterator[Search]:
+    """Yields all searches but those of `tune_decodes`."""
     for dim in REHEARSED_HEADS if settings.rehearsal else HEADS:
-        for kind, tiles in TABLES.items():
-            yield Search(
-                tiles, dim, partial(cases, kind=kind, dim=dim), candidates(settings, kind, dim)
-            )
+        for kind in TABLES:
+            if kind != "decode" or dim not in DECODED:
+                yield search_of(settings, kind, dim)
+
+
+def search_of(settings: Settings, kind: str, dim: int) -> Search:
+    found = partial(cases, kind=kind, dim=dim)
+    return Search(TABLES[kind], dim, found, candidates(settings, kind, dim))
 
 
 def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]:
@@ -64,7 +77,9 @@ def candidates(settings: Settings, kind: str, dim: int) -> list[AttentionConfig]
         return [AttentionConfig(16, tile, 4, 1) for tile in (16, 32)]
     tiles = (32, 64, 128) if dim < 256 else (16, 32, 64)
     if kind != "prefill":
-        return [AttentionConfig(16, *each) for each in itertools.product(tiles, (2, 4, 8), STAGES)]
+        sizes = itertools.product(tiles, (2, 4, 8), STAGES)
+        free = [AttentionConfig(16, *each) for each in sizes]
+        return free + (LIMITED if kind == "decode" and dim in DECODED else [])
     rows = (64, 128) if dim < 512 else (16, 64)
     found = itertools.product(rows, tiles, (4, 8), STAGES)
     return [AttentionConfig(*each) for each in found]

@@ -163,8 +163,7 @@ def paged_attention(
         TILE=config.tile,
         DIM=dim,
         DIM_PADDED=dim_padded,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.launch_options,
     )
     if num_splits > 1:
         merge_splits[(tokens, num_heads)](

@@ -48,19 +48,29 @@ class AttentionConfig:
         num_stages: the stages of the compiler's pipeline. Keys and values get (num_stages - 1) // 2
             buffers, since their addresses come from a load of the block table; with fewer than two,
             no load of a program is in flight while it computes a tile, but those of others are.
+        max_registers: the most registers of a thread, so that more programs fit on a
+            multiprocessor; 0: the compiler's choice.
     """
 
     block_m: int
     tile: int
     num_warps: int
     num_stages: int
+    max_registers: int = 0
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """The options of a launch that do not change its code's structure."""
+        found = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return found | ({"maxnreg": self.max_registers} if self.max_registers else {})
 
 
 # Shared memory: 227 KiB for a multiprocessor at 9.0, and 99 KiB at 8.6, 8.9 and 12.0.
 # Decodes wait for memory: 4.3 TB/s times a latency of 1.5 us are 48 KiB in flight for each of 132
 # multiprocessors. On an H200 many programs with few buffers have them in flight better than few
 # programs with many: 256 decodes of heads of 128 take 281 us with (16, 64, 4, 3), 0.95 of the time
-# of a copy, and 300 and 340 us with 5 and 7 stages.
+# of a copy, and 300 and 340 us with 5 and 7 stages. Three programs fit with its 153 registers, so
+# 2,048 are 5.2 waves; four fit with 128, for which the code before the loop spills 56 bytes.
 # Prompts read tiles from the L2 cache: at 600 TFLOP/s, programs of 128 rows read 4.7 TB/s, and
 # programs of 64 rows would read more than the cache delivers.
 DECODE = TABLE.of("decode", AttentionConfig)
@@ -240,8 +250,11 @@ def table_entry(
         table = SPLIT_DECODE if is_split else DECODE
     found, heads = table.best(key, head_dim), next_power_of_two(heads_per_kv)
     if dtype is torch.float32:
-        found = replace(found, block_m=max(found.block_m // 4, 16), tile=max(found.tile // 4, 16))
-    return replace(found, block_m=max(found.block_m, heads))
+        rows, tile = max(found.block_m // 4, 16), max(found.tile // 4, 16)
+        found = replace(found, block_m=rows, tile=tile, max_registers=0)
+    if heads > found.block_m:
+        found = replace(found, block_m=heads, max_registers=0)
+    return found
 
 
 def verify_config(
@@ -279,7 +292,8 @@ def verify_entry(
     if elements > VERIFY_ELEMENTS:
         return None
     num_warps = min(max(elements // 1024, config.num_warps), 8)
-    return replace(config, block_m=block_m, tile=min(config.tile, 64), num_warps=num_warps)
+    tile = min(config.tile, 64)
+    return replace(config, block_m=block_m, tile=tile, num_warps=num_warps, max_registers=0)
 
 
 def latent_config(

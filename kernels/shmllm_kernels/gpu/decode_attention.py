@@ -194,8 +194,7 @@ def decode_attention(
         BLOCK_SIZE=key_cache.shape[1],
         LOADS_FIRST=loads_first,
         IS_DEPENDENT=is_dependent,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.launch_options,
         **({"launch_pdl": True} if is_dependent else {}),
     )
 

@@ -258,8 +258,7 @@ def paged_latent_attention(
         ROPE=rope_dim,
         RANK_PADDED=padded,
         ROPE_PADDED=max(next_power_of_two(rope_dim), 16),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.launch_options,
     )
     if num_splits > 1:
         merge_splits[(tokens, num_heads)](

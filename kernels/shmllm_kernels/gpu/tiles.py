@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -99,18 +99,21 @@ class TileTable:
 
         Args:
             kernel: the kernel's name.
-            config: the dataclass of its tile sizes, all of them whole numbers.
+            config: the dataclass of its tile sizes, all of them whole numbers. An entry need not
+                have those with a default.
 
         Raises:
             TileError: there is none that serves all devices, or one has other tile sizes.
         """
-        names = {field.name for field in fields(config)}  # type: ignore[arg-type]
+        known = fields(config)  # type: ignore[arg-type]
+        names = {field.name for field in known}
+        needed = {field.name for field in known if field.default is MISSING}
         own = [entry for entry in self.entries if entry.kernel == kernel]
         if not any(entry.device == ANY for entry in own):
             raise TileError(f"no tile sizes of {kernel!r} for the device {ANY!r}")
         for entry in own:
-            if entry.config.keys() != names:
-                raise TileError(f"{entry.place} has {[*entry.config]}, and needs {sorted(names)}")
+            if not needed <= entry.config.keys() <= names:
+                raise TileError(f"{entry.place} has {[*entry.config]}, and needs {sorted(needed)}")
         return Tiles(kernel, {(e.device, e.size): config(**e.config) for e in own})
 
     @property

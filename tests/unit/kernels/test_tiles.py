@@ -92,7 +92,9 @@ def test_the_first_entries_are_those_from_before_the_file(name: str) -> None:
         known = tiles.sizes(device)
         most = min((each for each in known if each >= size), default=max(known))
         if sources[tiles.kernel, tiles.device_of(device, most), most] in FIRST_SOURCES:
-            assert astuple(tiles.best(device, size)) == wanted, (device, size)
+            found = astuple(tiles.best(device, size))
+            assert found[: len(wanted)] == wanted, (device, size)
+            assert not any(found[len(wanted) :]), "what the file did not have yet"
 
 
 def test_all_kernels_of_the_table_are_chosen_from() -> None:
@@ -180,3 +182,16 @@ def test_the_digest_is_that_of_what_is_chosen() -> None:
     other = replace(last, config={**last.config, "kib": last.config["kib"] + 1})
     assert replace(table, entries=[*entries, other]).digest != table.digest
     assert replace(table, entries=entries).digest != table.digest
+
+
+@dataclass(frozen=True)
+class Limited(Tile):
+    most: int = 0
+
+
+def test_an_entry_need_not_have_what_has_a_default(tmp_path: Path) -> None:
+    tiles = read(tmp_path, entry(), entry(size=128, most=7)).of("k", Limited)
+    assert tiles.best("any", 64) == Limited(8, 4, 0)
+    assert tiles.best("any", 128) == Limited(8, 4, 7)
+    with pytest.raises(TileError, match="needs"):
+        read(tmp_path, entry(other=1)).of("k", Limited)

@@ -19,7 +19,7 @@ from support.decode_facts import (
     check_many_rows,
     check_packed_rows,
 )
-from support.kernel_facts import Kernel, check, name_of
+from support.kernel_facts import SPILLED_BYTES, Kernel, check, name_of, resident_threads
 from support.kernel_inventory import kernels
 
 from shmllm_kernels.gpu.packings import PACKINGS
@@ -192,6 +192,19 @@ def test_all_products_of_few_rows_compile(capability: int, tmp_path: Path) -> No
 def test_all_products_of_many_rows_compile(capability: int, tmp_path: Path) -> None:
     """Nobody launches them on 8.0, which has no tensor memory accelerator."""
     check_many_rows(launches(capability, tmp_path, "all-many-rows"), capability)
+
+
+@pytest.mark.slow
+def test_decodes_with_few_registers_spill_outside_of_their_loop_alone(tmp_path: Path) -> None:
+    """So many programs fit on a multiprocessor, of four warps or of two."""
+    found = launches(90, tmp_path, "limited-decodes")
+    assert len(found) == 4
+    for kernel in found:
+        assert not kernel["spills_in_loops"]
+        assert kernel["stack_bytes"] <= 2 * SPILLED_BYTES
+        assert kernel["registers"] <= kernel["max_registers"]
+        programs = resident_threads(kernel, 90) // kernel["threads"]
+        assert programs == {96: 5, 128: 4}[kernel["max_registers"]] * 4 // kernel["num_warps"]
 
 
 @pytest.mark.slow
