@@ -4,9 +4,9 @@ The command `python kernel_launches.py CAPABILITY PART...` prints one JSON line 
 PART is "rows" (all kernels but the following), "experts" (of these, the kernels of mixtures),
 "some-attention" or "all-attention", "some-latents" or "all-latents", "some-float8" or "all-float8"
 (attention with FP8 keys and values), "some-decodes" or "decodes" (products of one row, too),
-"limited-decodes" (with few registers),
-"all-few-rows", "all-many-rows" (from 9.0 on), "all-decoders" (all layers in one launch),
-"some-packed" (kernels that read packed weights) or "packed=KIND" (those of a kind).
+"limited-decodes" (with few registers), "all-few-rows", "all-many-rows" (from 9.0 on),
+"all-decoders" (all layers in one launch), "some-packed" (kernels that read packed weights) or
+"packed=KIND" (those of a kind).
 Compiling needs the compute capability only. It finds errors that the interpreter cannot: types that
 change in a loop, registers that spill, shared memory that does not fit, arithmetic that became
 float64, and loops that wait for each load.

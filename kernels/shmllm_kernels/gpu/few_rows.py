@@ -17,7 +17,13 @@ from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 from shmllm_kernels.gpu.row_adapters import RowAdapters, operands_of
 from shmllm_kernels.gpu.row_configs import FewRowsConfig, few_rows_config
-from shmllm_kernels.gpu.row_operands import Activation, AddedNorm, RowNorm
+from shmllm_kernels.gpu.row_operands import (
+    Activation,
+    AddedNorm,
+    RowNorm,
+    check_product,
+    is_gated,
+)
 from shmllm_kernels.gpu.unpacking import FLAGS
 
 MAX_ROWS = 8
@@ -86,14 +92,13 @@ def multiply_rows(
     """
     num_rows, n = out.shape
     height, k = weight.shape
-    is_gated = activation is not None and activation.is_gated
-    assert height == (2 * n if is_gated else n), "weight: rows for each column of out"
+    gated = is_gated(activation, height, n)
     if num_rows == 0 or n == 0:
         return
     _check(out, x, weight, bias, norm)
     if added is not None:
         added.check(x)
-    columns = config.block_n // 2 if is_gated else config.block_n
+    columns = config.block_n // 2 if gated else config.block_n
     programs, operands = triton.cdiv(n, columns), None
     if adapters is not None:
         operands = operands_of(adapters, x, height, config.block_n)
@@ -118,7 +123,7 @@ def multiply_rows(
         HAS_BIAS=bias is not None,
         ADDS=adds,
         NAME=None if activation is None else activation.name,
-        IS_GATED=is_gated,
+        IS_GATED=gated,
         IS_WHOLE=n % columns == 0 and k % (2 * config.depth * config.num_warps) == 0,
         IS_DEPENDENT=is_dependent,
         PACKING=packing,
@@ -158,18 +163,12 @@ def _norm_options(norm: RowNorm | None, dtype: torch.dtype) -> dict[str, Any]:
 
 def _check(out: Tensor, x: Tensor, weight: Rows, bias: Tensor | None, norm: RowNorm | None) -> None:
     height, k = weight.shape
-    assert len(out) == len(x) <= MAX_ROWS, f"at most {MAX_ROWS} rows"
-    assert x.shape[1] == k, "x must be as long as rows of weight"
-    assert out.stride(1) == x.stride(1) == 1, "rows must be contiguous"
-    assert out.dtype is x.dtype, "out and x have one dtype"
-    assert out.data_ptr() != x.data_ptr() or out.is_meta, "out may not be x"
+    assert len(x) <= MAX_ROWS, f"at most {MAX_ROWS} rows"
+    check_product(out, x, height, k, bias)
     if isinstance(weight, Tensor):
         assert weight.dtype is x.dtype, "x and weight have one dtype"
         assert weight.stride(1) == 1, "rows of weight must be contiguous"
     else:
         check_rows(weight)
-    if bias is not None:
-        assert bias.shape == (height,), "bias: one for each row of weight"
-        assert bias.is_contiguous(), "bias must be contiguous"
     if norm is not None:
         norm.check(k)

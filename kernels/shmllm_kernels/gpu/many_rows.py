@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from shmllm_kernels.gpu.many_rows_kernel import PartMemory, multiply_many_rows
 from shmllm_kernels.gpu.row_configs import ManyRowsConfig
-from shmllm_kernels.gpu.row_operands import Activation
+from shmllm_kernels.gpu.row_operands import Activation, check_product, is_gated
 
 LEAST_ROWS, MOST_ROWS = 129, 256
 """The numbers of rows that the table's entries are for."""
@@ -65,7 +65,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 
 def num_programs(
-    config: ManyRowsConfig, rows: int, columns: int, k: int, is_gated: bool, processors: int
+    config: ManyRowsConfig, rows: int, columns: int, k: int, gated: bool, processors: int
 ) -> int:
     """Returns the number of programs of a launch: one for each place on a multiprocessor, or so
     many for each tile that nine tenths of the places have one.
@@ -75,11 +75,10 @@ def num_programs(
         rows: the number of rows.
         columns: that of columns of the result.
         k: that of elements of a row.
-        is_gated: whether a column is the product of two.
+        gated: whether a column is the product of two.
         processors: the number of multiprocessors.
     """
-    width = config.block_n // 2 if is_gated else config.block_n
-    tiles = -(-rows // config.block_m) * -(-columns // width)
+    tiles = -(-rows // config.block_m) * -(-columns // config.width(gated))
     places = config.programs * processors
     whole = places // tiles * tiles
     wanted = whole if 10 * whole >= 9 * places else places
@@ -139,19 +138,19 @@ def multiply_rows(
     """
     num_rows, n = out.shape
     height, k = weight.shape
-    is_gated = activation is not None and activation.is_gated
-    assert height == (2 * n if is_gated else n), "weight: rows for each column of out"
+    gated = is_gated(activation, height, n)
     if num_rows == 0 or n == 0:
         return
-    _check(out, x, weight, bias)
-    programs = num_programs(config, num_rows, n, k, is_gated, processors)
+    check_product(out, x, height, k, bias)
+    assert takes(x, weight), f"rows are contiguous, begin at {LINE} bytes, and are few"
+    assert weight.dtype is x.dtype, "x and weight have one dtype"
+    programs = num_programs(config, num_rows, n, k, gated, processors)
     assert len(scratch.counters) >= programs, "scratch has too few programs"
     assert scratch.sums.shape[1] >= config.elements, "scratch has smaller tiles"
-    width = config.block_n // 2 if is_gated else config.block_n
     multiply_many_rows[(programs,)](
         out,
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
-        TensorDescriptor.from_tensor(weight, [width, config.block_k]),
+        TensorDescriptor.from_tensor(weight, [config.width(gated), config.block_k]),
         x if bias is None else bias,
         PartMemory(scratch.sums, scratch.counters),
         num_rows,
@@ -160,7 +159,7 @@ def multiply_rows(
         out.stride(0),
         HAS_BIAS=bias is not None,
         NAME=None if activation is None else activation.name,
-        IS_GATED=is_gated,
+        IS_GATED=gated,
         IS_DEPENDENT=is_dependent,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
@@ -169,17 +168,3 @@ def multiply_rows(
         num_stages=config.num_stages,
         **({"launch_pdl": True} if is_dependent else {}),
     )
-
-
-def _check(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    height, k = weight.shape
-    assert len(out) == len(x), "out: a row for each of x"
-    assert x.shape[1] == k, "x must be as long as rows of weight"
-    assert out.stride(1) == 1, "rows must be contiguous"
-    assert takes(x, weight), f"rows are contiguous, begin at {LINE} bytes, and are few"
-    assert out.dtype is x.dtype, "out and x have one dtype"
-    assert weight.dtype is x.dtype, "x and weight have one dtype"
-    assert out.data_ptr() != x.data_ptr() or out.is_meta, "out may not be x"
-    if bias is not None:
-        assert bias.shape == (height,), "bias: one for each row of weight"
-        assert bias.is_contiguous(), "bias must be contiguous"

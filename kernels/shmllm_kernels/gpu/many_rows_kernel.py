@@ -100,14 +100,11 @@ def _store(
     rows = row + tl.arange(0, product.shape[0])
     columns = column + tl.arange(0, product.shape[1])
     is_column = columns < result.columns
-    bias = load_if(HAS_BIAS, result.bias + columns, is_column)
-    up_bias = load_if(HAS_BIAS and IS_GATED, result.bias + result.columns + columns, is_column)
-    if HAS_BIAS:
-        product += bias[None, :]
-        if IS_GATED:
-            up += up_bias[None, :]
+    biases = result.bias + columns[None, :]
+    bias = load_if(HAS_BIAS, biases, is_column[None, :])
+    up_bias = load_if(HAS_BIAS and IS_GATED, biases + result.columns, is_column[None, :])
     dtype: tl.constexpr = result.first.dtype.element_ty
-    found = finished(product, up, 0.0, 0.0, 0.0, 1.0, dtype, NAME, IS_GATED, False, False)
+    found = finished(product, up, bias, up_bias, 0.0, 1.0, dtype, NAME, IS_GATED, False, False)
     targets = result.first + rows.to(tl.int64)[:, None] * result.stride + columns[None, :]
     mask = (rows < result.rows)[:, None] & is_column[None, :]
     tl.store(targets, found.to(dtype), mask=mask)

@@ -92,6 +92,10 @@ class ManyRowsConfig:
         """The number of elements of a tile."""
         return self.block_m * self.block_n
 
+    def width(self, is_gated: bool) -> int:
+        """Returns the number of columns of the result in a tile."""
+        return self.block_n // 2 if is_gated else self.block_n
+
 
 # A tile of 128 x 256 needs 80 bytes of shared memory in each cycle of the tensor cores, of 128 that
 # it delivers. Fewer rows of the matrix make more tiles, of which each has a program of its own.

@@ -73,3 +73,23 @@ class Activation:
 
     name: str
     is_gated: bool
+
+
+def is_gated(activation: Activation | None, height: int, columns: int) -> bool:
+    """Returns whether a product with a matrix of some rows is gated, and asserts that it has so
+    many columns."""
+    found = activation is not None and activation.is_gated
+    assert height == (2 * columns if found else columns), "weight: rows for each column of out"
+    return found
+
+
+def check_product(out: Tensor, x: Tensor, height: int, k: int, bias: Tensor | None) -> None:
+    """Asserts that rows can be multiplied with a matrix [height, k]."""
+    assert len(out) == len(x), "out: a row for each of x"
+    assert x.shape[1] == k, "x must be as long as rows of weight"
+    assert out.stride(1) == x.stride(1) == 1, "rows must be contiguous"
+    assert out.dtype is x.dtype, "out and x have one dtype"
+    assert out.data_ptr() != x.data_ptr() or out.is_meta, "out may not be x"
+    if bias is not None:
+        assert bias.shape == (height,), "bias: one for each row of weight"
+        assert bias.is_contiguous(), "bias must be contiguous"

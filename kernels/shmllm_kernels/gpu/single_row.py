@@ -17,7 +17,7 @@ from shmllm_kernels.gpu.packed_row_kernel import multiply_packed_row
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 from shmllm_kernels.gpu.row_configs import SingleRowConfig, packed_row_config, single_row_config
-from shmllm_kernels.gpu.row_operands import Activation, RowNorm
+from shmllm_kernels.gpu.row_operands import Activation, RowNorm, is_gated
 from shmllm_kernels.gpu.single_row_kernel import multiply_single_row
 from shmllm_kernels.gpu.unpacking import FLAGS
 
@@ -75,15 +75,14 @@ def multiply_row(
     """
     num_rows, n = out.shape
     *experts, height, k = weight.shape
-    is_gated = activation is not None and activation.is_gated
-    assert height == (2 * n if is_gated else n), "weight: rows for each column of out"
+    gated = is_gated(activation, height, n)
     _check(out, x, weight, bias, norm, ids)
     if num_rows == 0 or n == 0:
         return
     memory: tuple[Tensor, ...] = memory_of(weight)
     strides: tuple[int, ...] = strides_of(weight)
     tile = options_of(weight, config)
-    block_n = max(config.block_n // 2, 1) if is_gated else config.block_n
+    block_n = max(config.block_n // 2, 1) if gated else config.block_n
     kernel: Any = multiply_packed_row
     if isinstance(weight, Tensor):
         kernel, memory, strides = multiply_single_row, memory[:1], (weight.stride(-2),)
@@ -107,7 +106,7 @@ def multiply_row(
         HAS_BIAS=bias is not None,
         ADDS=adds,
         NAME=None if activation is None else activation.name,
-        IS_GATED=is_gated,
+        IS_GATED=gated,
         HAS_EXPERTS=ids is not None,
         IS_DEPENDENT=is_dependent,
         BLOCK_N=block_n,

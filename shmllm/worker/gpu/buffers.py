@@ -66,11 +66,6 @@ class GpuBuffers:
     ) -> None:
         self._config = config
         self._dtype = dtype
-        self._device = device.torch_device
-        # Parts of tiles depend on the number of rows, float32 has no tensor cores, and matrices
-        # that ranks divide have not been measured.
-        is_half = dtype is not torch.float32
-        self._can_be_many = is_half and not deterministic and config.shard.size == 1
         self.max_requests = max_requests
         self.attention = AttentionLaunches(
             config, dtype, device.torch_device, deterministic, max_verified
@@ -122,7 +117,11 @@ class GpuBuffers:
         )
         most = max((spec.num_kv_heads for spec in config.attentions), default=0)
         self._counters = allocate((self.max_requests * most,), torch.int32)
-        self.many_products = ManyProducts(self._device, allocate, self._can_be_many)
+        # Parts of tiles depend on the number of rows, float32 has no tensor cores, and matrices
+        # that ranks divide have not been measured.
+        is_half, is_alone = self._dtype is not torch.float32, config.shard.size == 1
+        can_be_many = is_half and is_alone and not self.attention.deterministic
+        self.many_products = ManyProducts(self.attention.device, allocate, can_be_many)
 
     def product(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of a linear layer. All layers of
