@@ -125,6 +125,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def exempt_what_lives_on() -> None:
+    """Exempt what the files before keep, such as compiled kernels: each collection that a test asks
+    for would otherwise look at millions of objects."""
+    gc.collect()
+    gc.freeze()
+
+
 def _fail_test(number: int, frame: object) -> None:
     pytest.fail("the test hangs: it should have ended long ago, and waits at the line above")
 
