@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -397,11 +398,14 @@ def prepare(directory: Path, part: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_kernels_are_compiled_where_there_is_no_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["tune-ahead", "tests-steps", "tests-kernels"])
+def test_kernels_are_compiled_where_there_is_no_gpu(part: str, tmp_path: Path) -> None:
     """Only what a launch reads is left."""
-    done = prepare(tmp_path / "kernels", "tune-ahead")
+    done = prepare(tmp_path / "kernels", part)
     assert done.returncode == 0, done.stderr
-    assert " kernels, 2 new, " in done.stdout
+    counts = re.fullmatch(rf"{part}: (\d+) kernels, (\d+) new, \d+ s\n", done.stdout)
+    assert counts, done.stdout
+    assert int(counts[1]) >= int(counts[2]) >= 2
     suffixes = {path.suffix for path in (tmp_path / "kernels").glob("*/*")}
     assert suffixes == {".cubin", ".json"}
 
@@ -409,7 +413,7 @@ def test_kernels_are_compiled_where_there_is_no_gpu(tmp_path: Path) -> None:
 def test_what_cannot_be_prepared_is_one_line(tmp_path: Path) -> None:
     done = prepare(tmp_path, "first")
     assert done.returncode == 2
-    assert done.stderr.startswith("gpu_check: --prepare is for the parts compile, tune-rows, ")
+    assert done.stderr.startswith("gpu_check: --prepare is for the parts compile, tests-")
     (tmp_path / "file").touch()
     done = prepare(tmp_path / "file" / "kernels", "tune-ahead")
     assert done.returncode == 2

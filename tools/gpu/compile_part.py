@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def compile_ahead(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
         raise RuntimeError(f"{len(errors)} kernels: {'; '.join(errors[:MOST_ERRORS])}")
     slowest = sorted(seconds, key=lambda name: -seconds[name])[:SLOWEST]
     return {
-        "kernels": shares[0]["num_kernels"],
+        "kernels": len(set().union(*(share["kernels"] for share in shares))),
         "compiled": len(seconds),
         "workers": workers,
         "seconds": round(time.monotonic() - began, 1),
@@ -105,26 +105,42 @@ def _compile_share(work: tuple[bool, tuple[str, ...], Any, int, int]) -> dict[st
         for name in names:
             launch(settings, name, device)
 
-    return compile_share(settings, card, number, workers, work_of)
+    return compile_launched(card, Share(number, workers, settings.most_kernels).has, work_of)
 
 
-def compile_share(
-    settings: Settings,
+@dataclass(frozen=True)
+class Share:
+    """What one of several processes does of a list that all of them have.
+
+    Attributes:
+        number, workers: the number of the process, and how many there are.
+        most: how many entries of the list count; None: all.
+    """
+
+    number: int
+    workers: int
+    most: int | None
+
+    def has(self, entry: int) -> bool:
+        return entry % self.workers == self.number and (self.most is None or entry < self.most)
+
+
+def compile_launched(
     card: tuple[tuple[int, int], int],
-    number: int,
-    workers: int,
+    is_chosen: Callable[[int], bool],
     work: Callable[[Any], None],
+    where: str = "meta",
 ) -> dict[str, Any]:
-    """Runs in a process of its own: compiles every `workers`-th kernel that some work launches.
+    """Compiles kernels that some work launches. A process can do it once, and nothing else.
 
     Args:
-        settings: the sizes.
         card: the compute capability and the number of multiprocessors.
-        number, workers: the number of this process, and how many there are.
+        is_chosen: called with the number of a kernel; whether this process compiles it.
         work: called with the device of a dry run.
+        where: the device of its tensors: "meta" or "cpu".
 
     Returns:
-        seconds, errors and num_kernels: see `dry_run.Launches`.
+        seconds and errors: see `dry_run.Launches`; kernels, the names and keys of all.
     """
     import torch
 
@@ -133,18 +149,13 @@ def compile_share(
 
     torch.set_num_threads(1)
     fix_cache_keys()
-    most = settings.most_kernels
-
-    def is_chosen(kernel: int) -> bool:
-        return kernel % workers == number and (most is None or kernel < most)
-
     launches = Launches(is_chosen)
-    with dry_run(Card(*card), launches) as device:
+    with dry_run(Card(*card), launches, torch.device(where)) as device:
         work(device)
     return {
         "seconds": launches.seconds,
         "errors": launches.errors,
-        "num_kernels": launches.num_kernels,
+        "kernels": set(launches.numbers),
     }
 
 

@@ -1,9 +1,9 @@
 """Runs code of a GPU without its device, and compiles the Triton kernels that it launches.
 
-Tensors have sizes and no contents: whatever is made on "cuda" is made on "meta". Launches compile
-their kernel into Triton's cache on disk, where a later launch on the GPU finds it. So the list of
-kernels is what the engine really launches when it starts. Nothing here touches a GPU, and the
-process of a dry run can do nothing else.
+Whatever is made on "cuda" is made elsewhere: on "meta", where tensors have sizes and no contents,
+or on the CPU. Launches compute nothing and compile their kernel into Triton's cache on disk, where
+a later launch on the GPU finds it. So the list of kernels is what the engine really launches when
+it starts. Nothing here touches a GPU, and the process of a dry run can do nothing else.
 """
 
 from __future__ import annotations
@@ -73,14 +73,15 @@ class DryGraph:
 
 
 class DryArena:
-    """An arena of tensors without contents."""
+    """An arena of tensors that lie somewhere else."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, where: torch.device) -> None:
         self.num_bytes = num_bytes
         self.contents = Contents.PRESENT
+        self._where = where
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=META)
+        return torch.empty(shape, dtype=dtype, device=self._where)
 
     def release(self, keep: bool = False) -> None:
         pass
@@ -98,6 +99,9 @@ class DryDevice:
 
     torch_device = CUDA
     name = uuid = "a dry run"
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -142,21 +146,24 @@ class DryDevice:
         pass
 
     def make_arena(self, num_bytes: int, purpose: str) -> Any:
-        return DryArena(num_bytes)
+        return DryArena(num_bytes, self._where)
 
 
-class _OnMeta(TorchFunctionMode):
-    """Makes tensors on "meta" that would be on a GPU."""
+class _Elsewhere(TorchFunctionMode):
+    """Makes tensors somewhere else that would be on a GPU."""
+
+    def __init__(self, where: torch.device) -> None:
+        super().__init__()
+        self._where = where
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map_only(torch.device, _to_meta, (args, kwargs or {}))
+        args, kwargs = tree_map_only(torch.device, self._place, (args, kwargs or {}))
         return function(*args, **kwargs)
 
-
-def _to_meta(device: torch.device) -> torch.device:
-    return META if device.type == "cuda" else device
+    def _place(self, device: torch.device) -> torch.device:
+        return self._where if device.type == "cuda" else device
 
 
 class _AbsentDriver:
@@ -185,23 +192,20 @@ class Launches:
     Attributes:
         seconds: the time that compiling took, by kernel and number.
         errors: the first line of the compiler's message, by kernel and number.
-        num_kernels: the number of different kernels, those of other processes included.
+        numbers: the number of each kernel that was launched, by its name and Triton's key, those
+            that other processes compile included.
     """
 
     def __init__(self, chosen: Callable[[int], bool]) -> None:
         self.seconds: dict[str, float] = {}
         self.errors: dict[str, str] = {}
+        self.numbers: dict[tuple[str, str], int] = {}
         self._chosen = chosen
-        self._numbers: dict[tuple[str, str], int] = {}
         self._current = ""
-
-    @property
-    def num_kernels(self) -> int:
-        return len(self._numbers)
 
     def refuse(self, *, key: str, fn: Any, **_: Any) -> bool:
         """Triton's hook before it compiles: whether it must not."""
-        number = self._numbers.setdefault((fn.name, key), len(self._numbers))
+        number = self.numbers.setdefault((fn.name, key), len(self.numbers))
         name = f"{fn.name} {number}"
         if not self._chosen(number) or name in self.errors:
             return True
@@ -234,8 +238,14 @@ def _build_launcher(kernel: Any) -> None:
 
 
 @contextlib.contextmanager
-def dry_run(card: Card, launches: Launches) -> Iterator[DryDevice]:
-    """Runs the code inside the context without a GPU. What it changes stays changed."""
+def dry_run(card: Card, launches: Launches, where: torch.device = META) -> Iterator[DryDevice]:
+    """Runs the code inside the context without a GPU. What it changes stays changed.
+
+    Args:
+        card: the GPU that is absent.
+        launches: counts and compiles the kernels.
+        where: the device of the tensors that would be on the GPU.
+    """
     major, minor = card.capability
     cuda: Any = torch.cuda
     properties = SimpleNamespace(multi_processor_count=card.processors, major=major, minor=minor)
@@ -255,5 +265,5 @@ def dry_run(card: Card, launches: Launches) -> Iterator[DryDevice]:
         launches.launch(lambda *a, **o: run(self, *a, **o), *args, **options)
 
     JITFunction.run = launch
-    with _OnMeta():
-        yield DryDevice()
+    with _Elsewhere(where):
+        yield DryDevice(where)

@@ -83,7 +83,8 @@ def arguments() -> argparse.Namespace:
         "--prepare",
         type=Path,
         metavar="DIR",
-        help="compile for an H100 or H200 what searches and engines launch, without a GPU; exit",
+        help="compile for an H100 or H200 what engines, searches and tests launch, without a GPU;"
+        " exit",
     )
     parser.add_argument(
         "--write-tiles",
@@ -170,11 +171,11 @@ def fetch_wheels(given: argparse.Namespace) -> int:
 
 
 def prepare_parts(given: argparse.Namespace) -> int:
-    from gpu.prepare import ENGINES, SEARCHES, prepare
+    from gpu.prepare import TARGETS, prepare
 
-    parts = [part for part in given.parts if part.target in (SEARCHES, ENGINES)]
+    parts = [part for part in given.parts if part.target in TARGETS]
     if not parts:
-        names = ", ".join(part.name for part in PARTS if part.target in (SEARCHES, ENGINES))
+        names = ", ".join(part.name for part in PARTS if part.target in TARGETS)
         print(f"gpu_check: --prepare is for the parts {names}", file=sys.stderr)
         return 2
     try:

@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu.compile_part import compile_share, launch, num_cached
+from gpu.compile_part import Share, compile_launched, launch, num_cached
 from gpu.parts import Part
 from gpu.settings import Settings, settings_for
+from gpu.tests_part import SHARDS
 
 CARD, DEVICE_KEY = ((9, 0), 132), "sm90"
-SEARCHES, ENGINES = "search:run", "compile_part:run"
+TARGETS = SEARCHES, ENGINES, TESTS = "search:run", "compile_part:run", "tests_part:run"
 KEPT = (".cubin", ".json")
 """What a launch reads of what the compiler writes."""
 
@@ -29,10 +30,10 @@ KEPT = (".cubin", ".json")
 def prepare(
     parts: Sequence[Part], directory: Path, rehearsal: bool, report: Callable[[str], object]
 ) -> int:
-    """Compiles what some parts launch: of engines, and of searches for tiles.
+    """Compiles what some parts launch: of engines, of searches for tiles, and of tests.
 
     Args:
-        parts: the parts, whose targets are SEARCHES and ENGINES.
+        parts: the parts, whose targets are in TARGETS.
         directory: the folder of the result; what is there is not compiled again.
         rehearsal: whether models are small and only the first kernels are compiled.
         report: called with a line for each part.
@@ -49,7 +50,8 @@ def prepare(
             shares = list(pool.map(_compile_share, work))
         errors = {name: what for share in shares for name, what in share["errors"].items()}
         new, took = num_cached() - before, time.monotonic() - began
-        report(f"{part.name}: {shares[0]['num_kernels']} kernels, {new} new, {took:.0f} s")
+        kernels = set().union(*(share["kernels"] for share in shares))
+        report(f"{part.name}: {len(kernels)} kernels, {new} new, {took:.0f} s")
         for name, what in errors.items():
             report(f"  {name}: {what}")
         code = code or int(bool(errors))
@@ -60,6 +62,9 @@ def prepare(
 def _compile_share(work: tuple[Part, bool, int, int]) -> dict[str, Any]:
     part, rehearsal, number, workers = work
     settings = replace(settings_for(rehearsal), device="cuda")
+    share = Share(number, workers, settings.most_kernels)
+    if part.target == TESTS:
+        return _compile_tests(part, share)
 
     def work_of(device: Any) -> None:
         if part.target == ENGINES:
@@ -68,7 +73,20 @@ def _compile_share(work: tuple[Part, bool, int, int]) -> dict[str, Any]:
         else:
             _launch_candidates(settings, part.arguments)
 
-    return compile_share(settings, CARD, number, workers, work_of)
+    return compile_launched(CARD, share.has, work_of)
+
+
+def _compile_tests(part: Part, share: Share) -> dict[str, Any]:
+    """Compiles all kernels of a share of the tests: what tests do besides takes long, too."""
+    from gpu.dry_tests import launch_tests
+
+    (shard,) = part.arguments
+    return compile_launched(
+        CARD,
+        lambda _: True,
+        lambda device: launch_tests(SHARDS[shard].arguments, device, share.has),
+        where="cpu",
+    )
 
 
 def _launch_candidates(settings: Settings, modules: Sequence[str]) -> None:

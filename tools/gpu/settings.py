@@ -54,7 +54,8 @@ class Settings:
         tiny_requests, tiny_prompt, tiny_tokens: the load of the tiny engine: requests, tokens of
             each prompt, and generated tokens.
         summed_rows: the numbers of rows of the sums of two ranks.
-        most_kernels: the number of kernels that the part `compile` compiles; None: all.
+        most_kernels: the number of kernels that are compiled ahead, or of tests whose kernels are;
+            None: all.
     """
 
     rehearsal: bool
