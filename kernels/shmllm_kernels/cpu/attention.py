@@ -195,25 +195,24 @@ def _attend(operands, piece, thread, num_threads, stored, kind):
     )  # fmt: skip
     _load_queries(scratch, rows, tile, heads, word(operands, 3), qkv_stride)
     vector = tile.first_key // (KEY_VECTORS * word(heads, at.KEYS_PER_VECTOR)) * KEY_VECTORS
-    if tile.split >= 0:
-        own = (tile.split * num_kv_heads + tile.kv_head) * state_bytes(rows, padded)
-        _attend_split(
-            scratch, state_at(word(operands, 13) + own, rows, padded), rows, padded, tile, heads,
-            cache, window, cap, vector, stored,
-        )  # fmt: skip
-    else:
-        total = state_at(scratch.total, rows, padded)
-        state = state_at(scratch.state, rows, padded)
-        clear(total, rows, padded)
-        while vector * word(heads, at.KEYS_PER_VECTOR) <= tile.last_key:
-            vector = _attend_split(
-                scratch, state, rows, padded, tile, heads, cache, window, cap, vector, stored
-            )
-            merge(total, state, rows, padded)
-        store_output(
-            total, rows, padded, head_dim, per_kv, tile.kv_head * per_kv, word(operands, 12), kind,
-            word(operands, 5) + tile.first_token * out_stride, out_stride,
-        )  # fmt: skip
+    own = (tile.split * num_kv_heads + tile.kv_head) * state_bytes(rows, padded)
+    is_split = tile.split >= 0
+    state = state_at(word(operands, 13) + own if is_split else scratch.state, rows, padded)
+    total = state_at(scratch.total, rows, padded)
+    clear(total, rows, padded)
+    # `_attend_split` is inlined in one place, since its code is most of the kernel's. A split that
+    # has no keys gets a state, too.
+    while is_split or vector * word(heads, at.KEYS_PER_VECTOR) <= tile.last_key:
+        vector = _attend_split(
+            scratch, state, rows, padded, tile, heads, cache, window, cap, vector, stored
+        )
+        if is_split:
+            return
+        merge(total, state, rows, padded)
+    store_output(
+        total, rows, padded, head_dim, per_kv, tile.kv_head * per_kv, word(operands, 12), kind,
+        word(operands, 5) + tile.first_token * out_stride, out_stride,
+    )  # fmt: skip
 
 
 @compiled
