@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import termios
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,9 +32,9 @@ def interruptible() -> Iterator[None]:
     """Makes signals raise `Interrupted` inside; `LEAVE_AFTER_S` later the process exits.
 
     The exit does not wait for the engine, which may be in a long step. The engine notices the end
-    of its front end, ends too and leaves no resources.
+    of its front end, ends too and leaves no resources. The terminal gets back the mode that it had.
     """
-    code = _FIRST_CODE
+    code, mode = _FIRST_CODE, _terminal_mode()
 
     def interrupt(number: int, frame: Any) -> None:
         nonlocal code
@@ -43,6 +44,7 @@ def interruptible() -> Iterator[None]:
         raise error
 
     def leave(number: int, frame: Any) -> None:
+        _restore_terminal(mode)
         with contextlib.suppress(OSError):
             os.write(2, b"interrupted\n")
         os._exit(code)
@@ -57,6 +59,20 @@ def interruptible() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _terminal_mode() -> list[Any] | None:
+    """The mode of the terminal on stdin, or None if that is none."""
+    with contextlib.suppress(OSError, termios.error):
+        return termios.tcgetattr(0)
+    return None
+
+
+def _restore_terminal(mode: list[Any] | None) -> None:
+    """Give the terminal on stdin a mode, unless another job has it: that would stop this one."""
+    with contextlib.suppress(OSError, termios.error):
+        if mode is not None and os.tcgetpgrp(0) == os.getpgrp():
+            termios.tcsetattr(0, termios.TCSANOW, mode)
 
 
 @contextlib.contextmanager

@@ -348,3 +348,24 @@ def test_generate_with_chat_and_no_prompt_opens_it_and_ctrl_c_ends_its_start() -
         seen.type(CTRL_C)
         assert seen.ends() == 130
         assert last_line(seen.text()) == "interrupted"
+
+
+SWALLOWS = """
+import time, tty
+from shmllm.cli.interrupts import Interrupted, interruptible
+with interruptible():
+    try:
+        print("ready", flush=True)
+        time.sleep(600)
+    except Interrupted:
+        tty.setraw(0)
+        time.sleep(600)
+"""
+"""A command in which something swallows the interruption, and which then changes the mode."""
+
+
+def test_a_command_that_has_to_be_left_gives_the_terminal_its_mode_back() -> None:
+    with opened_terminal(cli=SWALLOWS) as seen:
+        shows(seen, lambda text: "ready" in text)
+        seen.type(CTRL_C)
+        assert seen.ends() == 130
