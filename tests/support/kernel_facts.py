@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from shmllm_kernels.gpu.latent_heads import WEIGHTS
+
 SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """The shared memory of a multiprocessor. The table for 8.0 is that for 8.6, 8.9 and 12.0, too."""
 SYSTEM_BYTES = 1024
@@ -80,6 +82,8 @@ FACTS = {
     "group._meet": Facts(32),
     "group._sum_parts": ROWS,
     "latent_attention.attend_latents": TILES,
+    "latent_heads._absorb_queries": KEPT,
+    "latent_heads._project_values": KEPT,
     "latent_write._write_latents": ROWS,
     "logits_processors._add": ROWS,
     "logits_processors._count": ROWS,
@@ -153,6 +157,8 @@ def check(found: list[Kernel], capability: int) -> None:
             check_attention(kernel, capability)
         elif kernel["kernel"] == "attend_latents":
             check_latents(kernel)
+        elif kernel["module"] == "latent_heads":
+            check_kept_weights(kernel)
         elif "kind" in kernel:
             check_packed(kernel)
         elif kernel["kernel"] in PIPELINED:
@@ -205,6 +211,14 @@ def check_latents(kernel: Kernel) -> None:
     assert len(loop["buffers"]) == 2, "one for latents, one for key parts"
     assert min(loop["buffers"]) >= 2
     assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
+
+
+def check_kept_weights(kernel: Kernel) -> None:
+    """Dependent launches load all weights before they wait, 16 bytes at a time."""
+    wide = WEIGHTS // (LOADED * kernel["threads"])
+    assert kernel["wide_loads"] >= wide
+    if kernel["is_dependent"]:
+        assert kernel["loads_before_wait"] >= wide
 
 
 def check_products(kernel: Kernel) -> None:

@@ -53,7 +53,8 @@ from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
-from shmllm_kernels.gpu.latent_attention import paged_latent_attention
+from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
+from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
@@ -791,7 +792,11 @@ def launch_decoder(
     facts.clear()
 
 
-def latents(facts: dict[str, Any], key: str, parts: list[str]) -> None:
+WIDTHS_OF_LATENTS = {16: (128, 128), 20: (192, 256), 128: (128, 128)}
+"""By the number of heads: the width of what does not rotate of a query's head, and of a value."""
+
+
+def latents(facts: dict[str, Any], key: str, parts: list[str], capability: int) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
     if not {"all-latents", "some-latents"} & set(parts):
@@ -806,14 +811,30 @@ def latents(facts: dict[str, Any], key: str, parts: list[str]) -> None:
         slots, angles = empty(4, dtype=torch.int64), empty(4, 64, dtype=dtype)
         x, weight = empty(4, 576, dtype=dtype), empty(512, dtype=dtype)
         write_latents(cache, x, weight, 1e-6, angles, angles, slots, True)
+        nope, value = WIDTHS_OF_LATENTS[heads]
+        wide, key_up = (
+            empty(*shape, dtype=dtype) for shape in ((4, heads, nope + 64), (heads, 512, nope))
+        )
+        value_up, out = (
+            empty(*shape, dtype=dtype) for shape in ((heads, value, 512), (4, heads * value))
+        )
+        written = cache, x, weight, 1e-6, angles, angles, slots, True
+        facts["is_dependent"] = is_dependent = capability >= 90
+        absorb_queries(query, wide, key_up, *written, is_dependent)
+        for splits in (1, 4, 32):
+            facts["splits"] = splits
+            scratch = AttentionScratch.allocate(4, heads, splits, 512, torch.device("cpu"))
+            parts_of = starts, 2, splits, scratch
+            project_values(out, query, value_up, *parts_of, is_dependent)
+        facts.pop("splits")
         for longest, splits in ((1, 1), (1, 4), (512, 1), (512, 4)):
             config = latent_entry(key, heads, longest, dtype)
             facts |= {"splits": splits, "longest": longest} | asdict(config)
             scratch = AttentionScratch.allocate(4, heads, splits, 512, torch.device("cpu"))
-            paged_latent_attention(
-                query, query.clone(), rope, cache, table, starts, starts[1:], config, 0.1, splits,
-                scratch,
-            )  # fmt: skip
+            operands = query, query.clone(), rope, cache, table, starts, starts[1:]
+            paged_latent_attention(*operands, config, 0.1, splits, scratch)
+            if longest == 1:
+                attend_parts(*operands, config, 0.1, splits, scratch, is_dependent)
         facts.clear()
 
 
@@ -832,7 +853,7 @@ def main() -> None:
         adapters_of_experts(facts, key)
         meetings()
     mixtures(facts, key, capability, parts)
-    latents(facts, key, parts)
+    latents(facts, key, parts, capability)
     for part in {"some-decodes", "decodes"} & set(parts):
         decodes(facts, key, capability, part == "decodes")
         single_rows(facts, capability, part == "decodes")

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.attention_kernels import LOG2_E, find_request, merge_splits
@@ -100,6 +101,7 @@ def attend_latents(
     token_stride,
     table_stride,
     IS_SPLIT: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -112,6 +114,9 @@ def attend_latents(
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     GROUPS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     # The last tile of a prompt has the most keys. It is launched first, for all heads, so that the
     # launch ends with short programs.
     index = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -213,6 +218,54 @@ def paged_latent_attention(
     decode at a context of 1,024 reads 1.1 MiB: 0.3 us, the launch takes 4 us. 256 decodes read 302
     MB, 70 us, and have 9.1 Gflop, 12 us.
     """
+    attend_parts(
+        out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
+        num_splits, scratch,
+    )  # fmt: skip
+    tokens, num_heads, rank = query.shape
+    requests = context_lens.shape[0]
+    if num_splits == 1 or tokens == 0 or requests == 0:
+        return
+    assert scratch is not None, "split contexts need scratch memory"
+    padded = max(next_power_of_two(rank), 16)
+    merge_splits[(tokens, num_heads)](
+        out,
+        scratch.sums,
+        scratch.stats,
+        query_starts,
+        requests,
+        *out.stride()[:2],
+        NUM_SPLITS=num_splits,
+        DIM=rank,
+        DIM_PADDED=padded,
+        num_warps=min(max(num_splits * padded // 1024, 1), 4),
+    )
+
+
+def attend_parts(
+    out: Tensor,
+    query: Tensor,
+    rope_query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    config: AttentionConfig,
+    scale: float,
+    num_splits: int = 1,
+    scratch: AttentionScratch | None = None,
+    is_dependent: bool = False,
+) -> None:
+    """Computes `paged_latent_attention`, but of split contexts the parts only: they are in
+    ``scratch`` then, and ``out`` stays unchanged. Of a part without keys, scratch has a sum of
+    weights of 0, and sums that may be anything.
+
+    Args:
+        out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
+            num_splits, scratch: see `paged_latent_attention`.
+        is_dependent: whether the launch may begin before the launch before it has ended. The GPU
+            must have compute capability 9.0.
+    """
     tokens, num_heads, rank = query.shape
     requests, rope_dim = context_lens.shape[0], rope_query.shape[2]
     _check(out, query, rope_query, cache, block_table, query_starts, context_lens)
@@ -249,6 +302,7 @@ def paged_latent_attention(
         *cache.stride()[:2],
         block_table.stride(0),
         IS_SPLIT=num_splits > 1,
+        IS_DEPENDENT=is_dependent,
         NUM_HEADS=num_heads,
         HEADS=heads,
         BLOCK_SIZE=cache.shape[1],
@@ -258,21 +312,9 @@ def paged_latent_attention(
         ROPE=rope_dim,
         RANK_PADDED=padded,
         ROPE_PADDED=max(next_power_of_two(rope_dim), 16),
+        **({"launch_pdl": True} if is_dependent else {}),
         **config.launch_options,
     )
-    if num_splits > 1:
-        merge_splits[(tokens, num_heads)](
-            out,
-            sums,
-            stats,
-            query_starts,
-            requests,
-            *out.stride()[:2],
-            NUM_SPLITS=num_splits,
-            DIM=rank,
-            DIM_PADDED=padded,
-            num_warps=min(max(num_splits * padded // 1024, 1), 4),
-        )
 
 
 def _check(

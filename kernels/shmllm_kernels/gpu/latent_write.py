@@ -12,6 +12,87 @@ from shmllm_kernels.gpu.rope_write import stored
 
 
 @triton.jit
+def pairs_of(HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr):
+    """Returns the places of the pairs of elements that are rotated together."""
+    pairs = tl.arange(0, PAIRS)
+    if IS_INTERLEAVED:
+        first, second = 2 * pairs, 2 * pairs + 1
+    else:
+        first, second = pairs, HALF + pairs
+    return first, second
+
+
+@triton.jit
+def rotated_pairs(
+    source, cos_ptr, sin_ptr, first_place, second_place, HALF: tl.constexpr, PAIRS: tl.constexpr
+):
+    """Returns the pairs of the part that is rotated of one head, float32.
+
+    Args:
+        source: pointer to the part.
+        cos_ptr: pointer to the token's cosines, 2 * HALF of them, of which the second half is read.
+        sin_ptr: to its sines, likewise.
+        first_place, second_place: from `pairs_of`.
+    """
+    pairs = tl.arange(0, PAIRS)
+    inside = pairs < HALF
+    first = tl.load(source + first_place, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + second_place, mask=inside, other=0.0).to(tl.float32)
+    # The second half of each table has the sign of the cosine or sine itself.
+    cos = tl.load(cos_ptr + HALF + pairs, mask=inside, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + HALF + pairs, mask=inside, other=0.0).to(tl.float32)
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def write_latent(
+    cache_ptr,
+    x_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
+    token,
+    x_stride,
+    cos_stride,
+    sin_stride,
+    block_stride,
+    token_stride,
+    block_size,
+    eps,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Normalises a token's latent, rotates its key part, and writes both to the cache, unless its
+    slot is -1."""
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if slot >= 0:
+        dtype: tl.constexpr = x_ptr.dtype.element_ty
+        source = x_ptr + token * x_stride
+        target = cache_ptr + slot // block_size * block_stride + slot % block_size * token_stride
+        elements = tl.arange(0, ELEMENTS)
+        inside = elements < RANK
+        x = tl.load(source + elements, mask=inside, other=0.0).to(tl.float32)
+        x = x * tl.rsqrt(tl.sum(x * x, axis=0) / RANK + eps)
+        weight = tl.load(weight_ptr + elements, mask=inside, other=0.0).to(tl.float32)
+        normed = (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+        tl.store(target + elements, stored(normed, dtype, dtype), mask=inside)
+
+        first_place, second_place = pairs_of(HALF, IS_INTERLEAVED, PAIRS)
+        first, second = rotated_pairs(
+            source + RANK, cos_ptr + token * cos_stride, sin_ptr + token * sin_stride,
+            first_place, second_place, HALF, PAIRS,
+        )  # fmt: skip
+        inside = tl.arange(0, PAIRS) < HALF
+        keys = target + RANK
+        tl.store(keys + first_place, stored(first, dtype, dtype), mask=inside)
+        tl.store(keys + second_place, stored(second, dtype, dtype), mask=inside)
+
+
+@triton.jit
 def _write_latents(
     cache_ptr,
     x_ptr,
@@ -32,38 +113,11 @@ def _write_latents(
     ELEMENTS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + token).to(tl.int64)
-    if slot < 0:
-        return
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    source = x_ptr + token * x_stride
-    target = cache_ptr + slot // block_size * block_stride + slot % block_size * token_stride
-
-    elements = tl.arange(0, ELEMENTS)
-    inside = elements < RANK
-    x = tl.load(source + elements, mask=inside, other=0.0).to(tl.float32)
-    x = x * tl.rsqrt(tl.sum(x * x, axis=0) / RANK + eps)
-    weight = tl.load(weight_ptr + elements, mask=inside, other=0.0).to(tl.float32)
-    normed = (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
-    tl.store(target + elements, stored(normed, dtype, dtype), mask=inside)
-
-    pairs = tl.arange(0, PAIRS)
-    inside = pairs < HALF
-    if IS_INTERLEAVED:
-        first_place, second_place = 2 * pairs, 2 * pairs + 1
-    else:
-        first_place, second_place = pairs, HALF + pairs
-    first = tl.load(source + RANK + first_place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + RANK + second_place, mask=inside, other=0.0).to(tl.float32)
-    # The second half of each table has the sign of the cosine or sine itself.
-    angle = token * cos_stride + HALF + pairs
-    cos = tl.load(cos_ptr + angle, mask=inside, other=1.0).to(tl.float32)
-    angle = token * sin_stride + HALF + pairs
-    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)
-    keys = target + RANK
-    tl.store(keys + first_place, stored(first * cos - second * sin, dtype, dtype), mask=inside)
-    tl.store(keys + second_place, stored(second * cos + first * sin, dtype, dtype), mask=inside)
+    write_latent(
+        cache_ptr, x_ptr, weight_ptr, cos_ptr, sin_ptr, slots_ptr, tl.program_id(0).to(tl.int64),
+        x_stride, cos_stride, sin_stride, block_stride, token_stride, block_size, eps,
+        RANK, HALF, IS_INTERLEAVED, ELEMENTS, PAIRS,
+    )  # fmt: skip
 
 
 def write_latents(
@@ -95,14 +149,7 @@ def write_latents(
     tokens, width = x.shape
     rank, block_size = len(weight), cache.shape[1]
     rope_dim = width - rank
-    assert rope_dim > 0 == rope_dim % 2, f"{rope_dim} elements have no halves"
-    assert cache.shape[2] == width, "the cache has rows of another size"
-    assert cos.shape == sin.shape == (tokens, rope_dim), "cos and sin: one row per token"
-    for tensor in (cache, x, weight, cos, sin):
-        assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
-        assert tensor.dtype is x.dtype, "all floating tensors have one dtype"
-    assert slots.shape == (tokens,), "slots: one per token"
-    assert slots.dtype is torch.int64, "slots are int64"
+    check_latents(cache, x, weight, cos, sin, slots)
     if tokens == 0:
         return
     _write_latents[(tokens,)](
@@ -125,3 +172,19 @@ def write_latents(
         PAIRS=next_power_of_two(rope_dim // 2),
         num_warps=row_warps(rank),
     )
+
+
+def check_latents(
+    cache: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, slots: Tensor
+) -> None:
+    """Checks the arguments of `write_latents`."""
+    tokens, width = x.shape
+    rope_dim = width - len(weight)
+    assert rope_dim > 0 == rope_dim % 2, f"{rope_dim} elements have no halves"
+    assert cache.shape[2] == width, "the cache has rows of another size"
+    assert cos.shape == sin.shape == (tokens, rope_dim), "cos and sin: one row per token"
+    for tensor in (cache, x, weight, cos, sin):
+        assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
+        assert tensor.dtype is x.dtype, "all floating tensors have one dtype"
+    assert slots.shape == (tokens,), "slots: one per token"
+    assert slots.dtype is torch.int64, "slots are int64"

@@ -91,6 +91,10 @@ class GpuBuffers:
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
         }
+        self._unstored = {
+            width: buffer(MAX_ROWS, width)
+            for width in {each.key_dim for each in config.latent_attentions}
+        }
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
@@ -137,6 +141,11 @@ class GpuBuffers:
         """Return the buffer [max_tokens, width] for the queries of a latent attention, projected to
         the width of latents, and for its output before it is projected to values."""
         return self._latents[width]
+
+    def unstored(self, width: int) -> Tensor:
+        """Return the buffer [MAX_ROWS, width] for latents and key parts of few tokens until they
+        are stored: queries are projected meanwhile."""
+        return self._unstored[width]
 
     def activated(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of an MLP's activation."""

@@ -118,6 +118,7 @@ class FusedOps:
         self._products = products
         self._stream: _Stream | None = None
         self._normed: _Normed | None = None
+        self._unstored: Tensor | None = None
 
     def value(self, x: Any) -> Any:
         """Launch what a result is waiting for. Returns a tensor, or None for None."""
@@ -156,10 +157,12 @@ class FusedOps:
             stream.added = None
             self._ops.add_normed(x, stream.now, norm, scale)
 
-    def _multiply(self, product: _Product) -> Tensor:
-        """Launch a product; if it is a part of a sum over ranks, that sum, too."""
+    def _multiply(self, product: _Product, out: Tensor | None = None) -> Tensor:
+        """Launch a product; if it is a part of a sum over ranks, that sum, too. The result goes to
+        the buffer of its width, or to another one."""
         linear = product.linear
-        out = self._buffers.product(linear.weight.shape[0])
+        if out is None:
+            out = self._buffers.product(linear.weight.shape[0])
         self._keep_added(out)
         read = self._read(product.x)
         out = out[: len(read.x)]
@@ -299,10 +302,15 @@ class FusedOps:
         return self._ops.attend(self.value(qkv), attention)
 
     def store_latents(self, x: Any, attention: LatentAttention) -> None:
-        self._ops.store_latents(self.value(x), attention)
+        # They are stored by the launch that projects the queries.
+        assert isinstance(x, _Product), "latents are a product"
+        self._unstored = self._multiply(x, self._buffers.unstored(attention.spec.key_dim))
 
     def attend_to_latents(self, query: Any, attention: LatentAttention) -> Tensor:
-        return self._ops.attend_to_latents(self.value(query), attention)
+        query = self.value(query)
+        x, self._unstored = self._unstored, None
+        assert x is not None, "latents come before queries"
+        return self._ops.attend_to_few_latents(query, x, attention)
 
     def delta_net(self, x: Any, net: DeltaNet) -> Tensor:
         return self._ops.delta_net(self.value(x), net)

@@ -1,6 +1,11 @@
-"""A latent attention on a GPU: its kernels, and the products with a matrix for each head."""
+"""A latent attention on a GPU: its kernels, and the products with a matrix for each head.
+
+Steps of few tokens have kernels for those products and their neighbours; others have torch's.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +16,8 @@ from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
-from shmllm_kernels.gpu.latent_attention import paged_latent_attention
+from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
+from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.rope_write import rope_and_write
 
@@ -32,13 +38,23 @@ class LatentAttentionOps:
 
     def store(self, x: Tensor, attention: LatentAttention) -> None:
         """Normalise latents, rotate key parts, and write both to the cache."""
-        spec, norm = attention.spec, attention.kv_norm
+        write_latents(**self._written(x, attention))
+
+    def _written(self, x: Tensor, attention: LatentAttention) -> dict[str, Any]:
+        """Return the arguments of `write_latents`."""
+        rope, norm = attention.spec.rope, attention.kv_norm
         group, rows, _ = self._cache.layers[attention.layer]
-        slots = self._inputs.step.slots[group, : len(x)]
-        cos, sin = (table[: len(x)] for table in self._buffers.angles[spec.rope])
-        is_interleaved = spec.rope.interleaved
-        eps = norm.spec.eps
-        write_latents(rows[:, :, 0], x, norm.weight, eps, cos, sin, slots, is_interleaved)
+        cos, sin = (table[: len(x)] for table in self._buffers.angles[rope])
+        return {
+            "cache": rows[:, :, 0],
+            "x": x,
+            "weight": norm.weight,
+            "eps": norm.spec.eps,
+            "cos": cos,
+            "sin": sin,
+            "slots": self._inputs.step.slots[group, : len(x)],
+            "interleaved": rope.interleaved,
+        }
 
     def project(self, query: Tensor, attention: LatentAttention) -> tuple[Tensor, Tensor]:
         """Return what `attend` takes of queries [tokens, heads * (nope_dim + rope_dim)]."""
@@ -58,6 +74,29 @@ class LatentAttentionOps:
         _multiply_heads(latents, heads[..., : spec.nope_dim], attention.key_up)
         return latents, rotated
 
+    def project_few(
+        self, query: Tensor, x: Tensor, attention: LatentAttention, is_dependent: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Do what `store` does with ``x``, and return what `project` does, in one launch.
+
+        Args:
+            query, x: of few tokens.
+            attention: the layer.
+            is_dependent: whether the launch begins before the one before it has ended.
+        """
+        spec = attention.spec
+        heads = query.unflatten(1, (spec.num_heads, -1))
+        latents = self._buffers.latents(spec.latent_width)[: len(query)]
+        latents = latents.unflatten(1, (spec.num_heads, -1))
+        absorb_queries(
+            latents,
+            heads,
+            attention.key_up,
+            **self._written(x, attention),
+            is_dependent=is_dependent,
+        )
+        return latents, heads[..., spec.nope_dim :]
+
     def attend(
         self,
         latents: Tensor,
@@ -75,23 +114,65 @@ class LatentAttentionOps:
             step: the padded sizes of the step.
             launch: the choice for these heads.
         """
+        paged_latent_attention(**self._attended(latents, rotated, attention, step, launch))
+
+    def attend_few(
+        self,
+        out: Tensor,
+        latents: Tensor,
+        rotated: Tensor,
+        attention: LatentAttention,
+        step: BatchDescriptor,
+        launch: AttentionLaunch,
+        is_dependent: bool,
+    ) -> None:
+        """Compute the attention of few tokens, and project it to values, in two launches.
+
+        Args:
+            out: [tokens, heads * value_dim].
+            latents, rotated, attention, step, launch: see `attend`.
+            is_dependent: see `project_few`.
+        """
+        arguments = self._attended(latents, rotated, attention, step, launch)
+        attend_parts(**arguments, is_dependent=is_dependent)
+        attended = arguments["out"]
+        project_values(
+            out[: len(attended)],
+            attended,
+            attention.value_up,
+            arguments["query_starts"],
+            step.num_reqs,
+            launch.num_splits,
+            arguments["scratch"],
+            is_dependent,
+        )
+
+    def _attended(
+        self,
+        latents: Tensor,
+        rotated: Tensor,
+        attention: LatentAttention,
+        step: BatchDescriptor,
+        launch: AttentionLaunch,
+    ) -> dict[str, Any]:
+        """Return the arguments of `paged_latent_attention`."""
         inputs, num_reqs = self._inputs, step.num_reqs
         num_tokens = num_reqs if step.uniform else len(latents)
         group, rows, _ = self._cache.layers[attention.layer]
         heads = HeadShape.of(attention.spec)
-        paged_latent_attention(
-            latents[:num_tokens],
-            latents[:num_tokens],
-            rotated[:num_tokens],
-            rows[:, :, 0],
-            inputs.block_tables[group, :num_reqs],
-            inputs.step.query_starts[: num_reqs + 1],
-            inputs.step.context_lens[:num_reqs],
-            launch.config,
-            attention.spec.scale,
-            num_splits=launch.num_splits,
-            scratch=self._buffers.scratch(heads, num_tokens, launch.num_splits),
-        )
+        return {
+            "out": latents[:num_tokens],
+            "query": latents[:num_tokens],
+            "rope_query": rotated[:num_tokens],
+            "cache": rows[:, :, 0],
+            "block_table": inputs.block_tables[group, :num_reqs],
+            "query_starts": inputs.step.query_starts[: num_reqs + 1],
+            "context_lens": inputs.step.context_lens[:num_reqs],
+            "config": launch.config,
+            "scale": attention.spec.scale,
+            "num_splits": launch.num_splits,
+            "scratch": self._buffers.scratch(heads, num_tokens, launch.num_splits),
+        }
 
     def to_values(self, latents: Tensor, attention: LatentAttention) -> Tensor:
         """Project the attention's output to values, [tokens, heads * value_dim]."""

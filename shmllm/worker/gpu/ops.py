@@ -276,6 +276,21 @@ class GpuOps:
         launch = self._attention[HeadShape.of(attention.spec)]
         self._latents.attend(latents, rotated, attention, self._descriptor, launch)
 
+    def attend_to_few_latents(self, query: Tensor, x: Tensor, attention: LatentAttention) -> Tensor:
+        """Compute `store_latents` of ``x`` and `attend_to_latents` for few tokens."""
+        is_dependent = self.products.is_dependent
+        parts = self._latents.project_few(query, x, attention, is_dependent)
+        out = self._buffers.attended(attention.spec.width)[: len(query)]
+        self._launch_attention(partial(self._attend_to_few_latents, out, *parts, attention))
+        return out
+
+    def _attend_to_few_latents(
+        self, out: Tensor, latents: Tensor, rotated: Tensor, attention: LatentAttention
+    ) -> None:
+        launch = self._attention[HeadShape.of(attention.spec)]
+        sizes = attention, self._descriptor, launch, self.products.is_dependent
+        self._latents.attend_few(out, latents, rotated, *sizes)
+
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         spec = net.spec
         out = self._buffers.attended(spec.width)[: len(x)]

@@ -20,6 +20,7 @@ from conformance.float8_kernels import (
     Float8WriteConformance,
 )
 from conformance.group_kernels import GroupConformance
+from conformance.latent_heads_kernels import LatentHeadsConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.lora_kernels import LoraConformance
 from conformance.mamba_kernels import MambaConformance
@@ -106,6 +107,10 @@ class TestGroup(GroupConformance):
 
 
 class TestLatentKernels(LatentKernelsConformance):
+    pass
+
+
+class TestLatentHeads(LatentHeadsConformance):
     pass
 
 

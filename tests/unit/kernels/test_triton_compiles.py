@@ -124,6 +124,8 @@ def test_some_attention_compiles_and_loads_ahead(compiled: list[Kernel]) -> None
 def test_latent_attention_compiles_and_loads_ahead(more_compiled: list[Kernel]) -> None:
     found = [kernel for kernel in more_compiled if "heads" in kernel]
     assert {kernel["kernel"] for kernel in found} == {
+        "_absorb_queries",
+        "_project_values",
         "_write_latents",
         "attend_latents",
         "merge_splits",
@@ -256,5 +258,6 @@ def test_every_kernel_has_a_launch_and_its_facts(capability: int, tmp_path: Path
         "some-packed",
         "some-decodes",
     )
-    assert {name_of(kernel) for kernel in found} == kernels()
+    missing = set() if capability >= 90 else {"many_rows_kernel.multiply_many_rows"}
+    assert {name_of(kernel) for kernel in found} == kernels() - missing
     check(found, capability)
