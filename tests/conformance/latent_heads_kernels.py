@@ -127,7 +127,7 @@ class LatentHeadsConformance:
 def values_of(launch: Launch, value_up: torch.Tensor) -> torch.Tensor:
     """Return the values of an attention, in the launches of few tokens."""
     case, query = launch.case, launch.query
-    scratch, num_requests = None, len(case.lengths) + case.padding
+    scratch = None
     if case.num_splits > 1:
         scratch = AttentionScratch.allocate(
             len(query) + 1, case.heads, case.num_splits, case.rank, query.device
@@ -139,7 +139,7 @@ def values_of(launch: Launch, value_up: torch.Tensor) -> torch.Tensor:
     attend_parts(latents, *tensors, case.config, 0.17, case.num_splits, scratch)
     width = case.heads * value_up.shape[1]
     out = poisoned(len(query), width, dtype=query.dtype, device=query.device)
-    project_values(out, latents, value_up, launch.starts, num_requests, case.num_splits, scratch)
+    project_values(out, latents, value_up, launch.starts, case.num_splits, scratch)
     return out
 
 

@@ -114,13 +114,15 @@ class MambaConformance:
         assert_close(x, want, *tolerances(dtype))
 
     @pytest.mark.parametrize("has_weight", [False, True])
-    @pytest.mark.parametrize(("rows", "width"), [(0, 16), (7, 20)])
-    def test_norms(self, draw, dtype, rows, width, has_weight):
+    @pytest.mark.parametrize(("rows", "sizes"), [(0, (16, 1, 2)), (7, (20, 5, 6))])
+    def test_norms(self, draw, dtype, rows, sizes, has_weight):
+        width = sum(sizes)
         wide = draw.normal(rows, width + 9, dtype=dtype)
         x, rest = wide[:, :width], wide[:, width:].clone()
-        weight = draw.normal(width, dtype=dtype) if has_weight else None
-        factor = 1.0 if weight is None else weight.float()
-        want = (F.rms_norm(x.float(), (width,), eps=1e-5) * factor).to(dtype)
-        mamba.normalise(x, weight, 1e-5)
-        assert_close(x, want, *tolerances(dtype))
+        weights = [draw.normal(size, dtype=dtype) for size in sizes] if has_weight else None
+        factors = [1.0] * 3 if weights is None else [weight.float() for weight in weights]
+        parts = zip(x.float().split(sizes, 1), factors, strict=True)
+        normed = [F.rms_norm(part, part.shape[1:], eps=1e-5) * factor for part, factor in parts]
+        mamba.normalise(x, sizes, weights, 1e-5)
+        assert_close(x, torch.cat(normed, 1).to(dtype), *tolerances(dtype))
         assert torch.equal(wide[:, width:], rest)

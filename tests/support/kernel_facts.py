@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shmllm_kernels.gpu.latent_heads import WEIGHTS
+from shmllm_kernels.gpu import few_delta_net, latent_heads, mamba2
 
 SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """The shared memory of a multiprocessor. The table for 8.0 is that for 8.6, 8.9 and 12.0, too."""
@@ -79,6 +79,8 @@ FACTS = {
     "experts._down": TILES,
     "experts._gate_and_up": TILES,
     "experts._up": TILES,
+    "few_delta_net._run_delta_net": Facts(256),
+    "few_mamba2._run_mamba2": Facts(256),
     "group._meet": Facts(32),
     "group._sum_parts": ROWS,
     "latent_attention.attend_latents": TILES,
@@ -122,6 +124,13 @@ FACTS = {
 }
 """All launched kernels, as "module.function"."""
 
+KEPT_BYTES = {
+    "few_delta_net": 4 * few_delta_net.MOST_CELLS,
+    "few_mamba2": 4 * mamba2.COLUMNS * 128,
+    "latent_heads": 2 * latent_heads.WEIGHTS,
+}
+"""By module: the bytes of the weights, or of the state, that a program keeps in registers."""
+
 PIPELINED = ("_gate_and_up", "_up", "_down", "_linear")
 """Products whose loop has as many iterations as rows have tiles, so that it must load ahead."""
 
@@ -157,8 +166,8 @@ def check(found: list[Kernel], capability: int) -> None:
             check_attention(kernel, capability)
         elif kernel["kernel"] == "attend_latents":
             check_latents(kernel)
-        elif kernel["module"] == "latent_heads":
-            check_kept_weights(kernel)
+        elif kernel["module"] in KEPT_BYTES:
+            check_early_loads(kernel)
         elif "kind" in kernel:
             check_packed(kernel)
         elif kernel["kernel"] in PIPELINED:
@@ -213,9 +222,10 @@ def check_latents(kernel: Kernel) -> None:
     assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
 
 
-def check_kept_weights(kernel: Kernel) -> None:
-    """Dependent launches load all weights before they wait, 16 bytes at a time."""
-    wide = WEIGHTS // (LOADED * kernel["threads"])
+def check_early_loads(kernel: Kernel) -> None:
+    """Dependent launches load all weights, or the whole state, before they wait, 16 bytes at a
+    time."""
+    wide = KEPT_BYTES[kernel["module"]] // (16 * kernel["threads"])
     assert kernel["wide_loads"] >= wide
     if kernel["is_dependent"]:
         assert kernel["loads_before_wait"] >= wide

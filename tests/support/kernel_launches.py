@@ -51,6 +51,8 @@ from shmllm_kernels.gpu.decoder import attention_tile, run_layers
 from shmllm_kernels.gpu.expert_lora import ExpertPlaces, PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.few_delta_net import run_delta_net
+from shmllm_kernels.gpu.few_mamba2 import run_mamba2
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
@@ -163,7 +165,7 @@ def rows(capability: int) -> None:
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, interleaved=True)
 
 
-def delta_nets() -> None:
+def delta_nets(facts: dict[str, Any], capability: int) -> None:
     """Launch a delta net of Qwen3.6-35B-A3B."""
     heads = key_heads, key_dim, value_heads, value_dim = 16, 128, 32, 128
     convolved, values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
@@ -176,9 +178,16 @@ def delta_nets() -> None:
     logs = empty(value_heads, dtype=torch.float32)
     delta_net.delta_rule(out, x, gates, logs, gates[0, :value_heads], states, requests, heads)
     delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6)
+    wide, counters = empty(4, convolved + values + 64), empty(64, dtype=torch.int32)
+    facts["is_dependent"] = capability >= 90
+    run_delta_net(
+        out, wide, empty(4, convolved), out[0, :value_dim], logs, gates[0, :value_heads], states,
+        counters, requests, heads, 1e-6, capability >= 90,
+    )  # fmt: skip
+    facts.clear()
 
 
-def mambas() -> None:
+def mambas(facts: dict[str, Any], capability: int) -> None:
     """Launch a Mamba 2 of Granite-4.0-H-Small and a Mamba of Jamba-1.7-Mini."""
     starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
     requests, limits = Requests(starts, lengths, table, 512), (0.0, math.inf)
@@ -190,10 +199,17 @@ def mambas() -> None:
     of_heads = empty(heads, dtype=torch.float32)
     mamba2.scan(out, x, times, of_heads, of_heads, of_heads, states, requests, sizes, limits)
     mamba2.gated_norm(out, out.clone(), out[0].clone(), groups, 1e-6)
+    wide, counters = empty(4, inner + 2 * keys + heads), empty(4, dtype=torch.int32)
+    facts["is_dependent"] = capability >= 90
+    run_mamba2(
+        out, wide, empty(4, inner + 2 * keys), x[0].clone(), of_heads, of_heads, of_heads, states,
+        counters, requests, sizes, limits, capability >= 90,
+    )  # fmt: skip
+    facts.clear()
     logs, skips = empty(16, inner, dtype=torch.float32), empty(inner, dtype=torch.float32)
     gate, keys_of = empty(4, 2 * inner)[:, inner:], empty(4, 256 + 32)
-    for weight in (None, empty(256)):
-        mamba.normalise(keys_of[:, :256], weight, 1e-6)
+    for weights in (None, [empty(256), empty(16), empty(16)]):
+        mamba.normalise(keys_of, (256, 16, 16), weights, 1e-6)
     mamba.selective_scan(out, gate, keys_of[:, 256:], gate, logs, skips, states, requests)
     many, keys_of = empty(128, inner, dtype=torch.float32), empty(4, 256)
     mamba.selective_scan(out, gate, keys_of, gate, many, skips, states, requests)
@@ -824,7 +840,7 @@ def latents(facts: dict[str, Any], key: str, parts: list[str], capability: int) 
         for splits in (1, 4, 32):
             facts["splits"] = splits
             scratch = AttentionScratch.allocate(4, heads, splits, 512, torch.device("cpu"))
-            parts_of = starts, 2, splits, scratch
+            parts_of = starts, splits, scratch
             project_values(out, query, value_up, *parts_of, is_dependent)
         facts.pop("splits")
         for longest, splits in ((1, 1), (1, 4), (512, 1), (512, 4)):
@@ -845,8 +861,8 @@ def main() -> None:
     key = f"sm{capability}"
     if {"rows", "some-rows"} & set(parts):
         rows(capability)
-        delta_nets()
-        mambas()
+        delta_nets(facts, capability)
+        mambas(facts, capability)
         step()
         sampler()
         adapters()

@@ -6,15 +6,106 @@ request in the step, one after the other.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from shmllm_kernels.gpu.states import Requests, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, state_block
 
 MOST_TAPS = 4
 CHANNELS = 128
 """The channels of a program."""
+
+
+class Taps(NamedTuple):
+    """The weights of some channels, float32, 0 for taps that do not exist.
+
+    Attributes:
+        a, b, c: those of the three tokens before, the oldest first.
+        newest: that of the token itself.
+        bias: the bias, or 0.
+    """
+
+    a: Any
+    b: Any
+    c: Any
+    newest: Any
+    bias: Any
+
+
+class Window(NamedTuple):
+    """The inputs of some channels of the three tokens before one, float32, the oldest first; 0 for
+    tokens that do not exist."""
+
+    a: Any
+    b: Any
+    c: Any
+
+
+@triton.jit
+def load_taps(
+    weights_ptr, bias_ptr, columns, inside, channels, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Returns the `Taps` of some channels. The weights are [TAPS, channels]."""
+    newest = tl.load(weights_ptr + (TAPS - 1) * channels + columns, mask=inside, other=0.0)
+    c = tl.load(weights_ptr + (TAPS - 2) * channels + columns, mask=inside, other=0.0)
+    b = tl.load(weights_ptr + (TAPS - 3) * channels + columns, mask=inside & (TAPS > 2), other=0.0)
+    a = tl.load(weights_ptr + columns, mask=inside & (TAPS > 3), other=0.0)
+    bias = tl.zeros(columns.shape, tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + columns, mask=inside, other=0.0)
+    return Taps(a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), newest.to(tl.float32), bias)
+
+
+@triton.jit
+def load_window(state_ptr, columns, inside, channels, TAPS: tl.constexpr):
+    """Returns the `Window` that a state has of some channels."""
+    c = tl.load(state_ptr + (TAPS - 2) * channels + columns, mask=inside, other=0.0)
+    b = tl.load(state_ptr + (TAPS - 3) * channels + columns, mask=inside & (TAPS > 2), other=0.0)
+    a = tl.load(state_ptr + columns, mask=inside & (TAPS > 3), other=0.0)
+    return Window(a, b, c)
+
+
+@triton.jit
+def store_window(state_ptr, window, columns, inside, channels, TAPS: tl.constexpr):
+    """Stores a `Window` of some channels."""
+    tl.store(state_ptr + (TAPS - 2) * channels + columns, window.c, mask=inside)
+    tl.store(state_ptr + (TAPS - 3) * channels + columns, window.b, mask=inside & (TAPS > 2))
+    tl.store(state_ptr + columns, window.a, mask=inside & (TAPS > 3))
+
+
+@triton.jit
+def convolved(window, x, taps):
+    """Returns ``silu`` of the convolution of channels whose token's inputs are ``x``, float32."""
+    total = taps.bias + window.a * taps.a + window.b * taps.b + window.c * taps.c + x * taps.newest
+    return total / (1.0 + tl.exp(-total))
+
+
+@triton.jit
+def convolve_next(row, window, taps, columns, inside, dtype: tl.constexpr):
+    """Returns the convolution of a token's channels, rounded to the dtype, in float32, and the
+    `Window` behind it."""
+    x = tl.load(row + columns, mask=inside, other=0.0).to(tl.float32)
+    return convolved(window, x, taps).to(dtype).to(tl.float32), Window(window.b, window.c, x)
+
+
+@triton.jit
+def store_windows(
+    x_ptr, window, columns, inside, states_ptr, table_ptr, first, count, start,
+    x_stride, state_stride, interval, channels, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Stores some channels' inputs of a request's tokens in the step wherever states are kept.
+    `window` has those before the first token."""
+    for token in range(count):
+        position = start + token
+        row = x_ptr + (first + token).to(tl.int64) * x_stride
+        x = tl.load(row + columns, mask=inside, other=0.0).to(tl.float32)
+        window = Window(window.b, window.c, x)
+        if is_kept(position, token, count, interval):
+            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
+            store_window(place, window, columns, inside, channels, TAPS)
 
 
 @triton.jit
@@ -44,36 +135,18 @@ def _convolve(
         return
     start = tl.load(context_ptr + request) - count
     table_ptr += request.to(tl.int64) * table_stride
-    has_b = inside & (TAPS > 2)
-    has_a = inside & (TAPS > 3)
-    newest = tl.load(weights_ptr + (TAPS - 1) * channels + columns, mask=inside, other=0.0)
-    of_c = tl.load(weights_ptr + (TAPS - 2) * channels + columns, mask=inside, other=0.0)
-    of_b = tl.load(weights_ptr + (TAPS - 3) * channels + columns, mask=has_b, other=0.0)
-    of_a = tl.load(weights_ptr + columns, mask=has_a, other=0.0)
-    bias = tl.zeros([BLOCK], tl.float32)
-    if HAS_BIAS:
-        bias += tl.load(bias_ptr + columns, mask=inside, other=0.0)
-    began = start > 0
-    place = states_ptr + columns
-    place += state_block(table_ptr, tl.maximum(start - 1, 0), interval) * state_stride
-    c = tl.load(place + (TAPS - 2) * channels, mask=inside & began, other=0.0)
-    b = tl.load(place + (TAPS - 3) * channels, mask=has_b & began, other=0.0)
-    a = tl.load(place, mask=has_a & began, other=0.0)
+    taps = load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
+    before = states_ptr + state_block(table_ptr, tl.maximum(start - 1, 0), interval) * state_stride
+    window = load_window(before, columns, inside & (start > 0), channels, TAPS)
     for token in range(count):
         position = start + token
         row = x_ptr + (first + token).to(tl.int64) * x_stride + columns
         x = tl.load(row, mask=inside, other=0.0).to(tl.float32)
-        total = bias + a * of_a + b * of_b + c * of_c + x * newest
-        total = total / (1.0 + tl.exp(-total))
-        tl.store(row, total.to(x_ptr.dtype.element_ty), mask=inside)
-        a = b
-        b = c
-        c = x
-        if ((position + 1) % interval == 0) | (token == count - 1):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride + columns
-            tl.store(place + (TAPS - 2) * channels, c, mask=inside)
-            tl.store(place + (TAPS - 3) * channels, b, mask=has_b)
-            tl.store(place, a, mask=has_a)
+        tl.store(row, convolved(window, x, taps).to(x_ptr.dtype.element_ty), mask=inside)
+        window = Window(window.b, window.c, x)
+        if is_kept(position, token, count, interval):
+            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
+            store_window(place, window, columns, inside, channels, TAPS)
 
 
 def convolve(

@@ -139,7 +139,7 @@ def _store_part(
 
 
 @triton.jit
-def _is_last_part(counter_ptr, num_parts):
+def is_last_part(counter_ptr, num_parts):
     """Counts this program's part, and returns whether the others are there. Then the counter is 0
     again."""
     tl.debug_barrier()  # all of this program's part is written before it counts itself
@@ -235,7 +235,7 @@ def finish_part(
     """Stores what a program has summed up. The program that is last joins all parts."""
     place = first_part + split * num_rows
     _store_part(sums, peak, total, part_sums_ptr, part_stats_ptr, place, is_row, DIM, DIM_PADDED)
-    if _is_last_part(counter_ptr, num_parts):
+    if is_last_part(counter_ptr, num_parts):
         _join(
             output, rows, is_row, part_sums_ptr, part_stats_ptr, first_part, num_parts, num_rows,
             NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import softplus
-from shmllm_kernels.gpu.states import Requests, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, state_block
 
 COLUMNS = 32
 """The columns of a state that a program has in registers, beside all its rows."""
@@ -23,6 +23,19 @@ NORM_EPS = 1e-6
 @triton.jit
 def _unit(x, eps):
     return x * tl.rsqrt(tl.sum(x * x, axis=0) + eps)
+
+
+@triton.jit
+def next_state(state, query, key, value, rate, time, growth, query_scale, eps):
+    """Returns the state [keys, values] behind a token, and what its query reads of it, all
+    float32."""
+    query = _unit(query, eps) * query_scale
+    key = _unit(key, eps)
+    strength = 1.0 / (1.0 + tl.exp(-rate))
+    state *= tl.exp(growth * softplus(time))
+    change = (value - tl.sum(state * key[:, None], axis=0)) * strength
+    state += key[:, None] * change[None, :]
+    return state, tl.sum(state * query[:, None], axis=0)
 
 
 @triton.jit
@@ -81,18 +94,13 @@ def _delta_rule(
         query = tl.load(row + query_at, mask=of_keys, other=0.0).to(tl.float32)
         key = tl.load(row + key_at, mask=of_keys, other=0.0).to(tl.float32)
         value = tl.load(row + value_at, mask=of_values, other=0.0).to(tl.float32)
-        query = _unit(query, eps) * query_scale
-        key = _unit(key, eps)
         gates = gates_ptr + index * gates_stride + head
-        strength = 1.0 / (1.0 + tl.exp(-tl.load(gates).to(tl.float32)))
+        rate = tl.load(gates).to(tl.float32)
         time = tl.load(gates + value_heads).to(tl.float32) + bias
-        state *= tl.exp(growth * softplus(time))
-        change = (value - tl.sum(state * key[:, None], axis=0)) * strength
-        state += key[:, None] * change[None, :]
-        out = tl.sum(state * query[:, None], axis=0)
+        state, out = next_state(state, query, key, value, rate, time, growth, query_scale, eps)
         target = out_ptr + index * out_stride + head * value_dim + columns
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_values)
-        if ((position + 1) % interval == 0) | (token == count - 1):
+        if is_kept(position, token, count, interval):
             place = states_ptr + state_block(table_ptr, position, interval) * state_stride
             tl.store(place + cells, state, mask=inside)
 
@@ -140,6 +148,13 @@ def delta_rule(
 
 
 @triton.jit
+def normed_and_gated(x, gate, weight, width, eps):
+    """Returns the norm of a head times ``silu`` of its gates, float32."""
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
+    return normed * (gate / (1.0 + tl.exp(-gate)))
+
+
+@triton.jit
 def _gated_norm(
     x_ptr, gate_ptr, weight_ptr, x_stride, gate_stride, width, eps, BLOCK: tl.constexpr
 ):
@@ -151,8 +166,7 @@ def _gated_norm(
     gates = gate_ptr + row * gate_stride + head * width + columns
     gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
-    normed *= gate / (1.0 + tl.exp(-gate))
+    normed = normed_and_gated(x, gate, weight, width, eps)
     tl.store(places, normed.to(x_ptr.dtype.element_ty), mask=inside)
 
 

@@ -266,7 +266,6 @@ def project_values(
     latents: Tensor,
     value_up: Tensor,
     query_starts: Tensor,
-    num_requests: int,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
     is_dependent: bool = False,
@@ -282,8 +281,7 @@ def project_values(
         latents: [tokens, heads, rank], the last dimension contiguous, in out's dtype; not read if
             contexts are split.
         value_up: [heads, value_dim, rank], contiguous, in out's dtype.
-        query_starts: int32, at least ``num_requests + 1``; see `attention.paged_attention`.
-        num_requests: the number of requests.
+        query_starts: see `attention.paged_attention`.
         num_splits, scratch: as of `latent_attention.attend_parts`.
         is_dependent: see `absorb_queries`; here it concerns ``value_up``.
 
@@ -299,8 +297,7 @@ def project_values(
     assert out.shape == (tokens, heads * value), "out: a row for each token"
     assert out.stride(1) == latents.stride(2) == 1, "rows must be contiguous"
     assert out.dtype is latents.dtype is value_up.dtype, "all floating tensors have one dtype"
-    assert len(query_starts) > num_requests, "query_starts: one more than requests"
-    sums = stats = out
+    num_requests, sums, stats = len(query_starts) - 1, out, out
     if num_splits > 1:
         assert scratch is not None, "split contexts need scratch memory"
         sums, stats = scratch.sums, scratch.stats

@@ -7,13 +7,15 @@ step, one after the other, for some channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import sigmoid, softplus
-from shmllm_kernels.gpu.states import Requests, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, state_block
 
 CHANNELS = 32
 """The channels of a program of the scan."""
@@ -23,35 +25,50 @@ NUMBERS_PER_WARP = 1024
 
 @triton.jit
 def _normalise(
-    x_ptr, weight_ptr, stride, width, eps, HAS_WEIGHT: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, first_ptr, second_ptr, third_ptr, x_stride, eps,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    width = tl.where(part == 0, FIRST, tl.where(part == 1, SECOND, THIRD))
+    begin = tl.where(part == 0, 0, tl.where(part == 1, FIRST, FIRST + SECOND))
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    places = x_ptr + tl.program_id(0).to(tl.int64) * stride + columns
+    places = x_ptr + row * x_stride + begin + columns
     x = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    if HAS_WEIGHT:
-        normed *= tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    weight = 1.0
+    if HAS_WEIGHTS:
+        weight_ptr = first_ptr
+        if part == 1:
+            weight_ptr = second_ptr
+        if part == 2:
+            weight_ptr = third_ptr
+        weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
     tl.store(places, normed.to(x_ptr.dtype.element_ty), mask=inside)
 
 
-def normalise(x: Tensor, weight: Tensor | None, eps: float) -> None:
-    """Replaces each row of x by ``rms_norm(x) * weight``.
+def normalise(
+    x: Tensor, sizes: tuple[int, int, int], weights: Sequence[Tensor] | None, eps: float
+) -> None:
+    """Replaces three parts of each row by their RMSNorms, each rounded once, at the end.
 
     Args:
-        x: [rows, width], with any stride between rows: float32, float16 or bfloat16.
-        weight: [width], contiguous, or None: it is 1.
+        x: [tokens, sum of sizes]: float32, float16 or bfloat16. Rows may have any stride.
+        sizes: the widths of the parts, side by side.
+        weights: those of each part, contiguous; None: all are 1.
         eps: added to the mean square.
 
-    One launch for each of up to three projections of a layer, of a program for each row. It moves
-    2 * rows * width elements: with 256 in bfloat16, 0.3 MB for 256 decodes, 2 us, the launch, and
-    8.4 MB for 8,192 tokens, 2 us.
+    One launch a layer, a program for each part of each row. It moves 2 * tokens * width elements:
+    288 in bfloat16 for Jamba's 256 + 16 + 16, so one launch takes 1 us, and 8,192 tokens 9 MB, 3
+    us.
     """
-    rows, width = x.shape
-    if rows:
-        _normalise[rows,](
-            x, weight, x.stride(0), width, eps,
-            HAS_WEIGHT=weight is not None, BLOCK=next_power_of_two(width), num_warps=1,
+    assert x.shape[1] == sum(sizes), "x: three parts"
+    if len(x):
+        _normalise[len(x), 3](
+            x, *((x, x, x) if weights is None else weights), x.stride(0), eps,
+            *sizes, HAS_WEIGHTS=weights is not None, BLOCK=next_power_of_two(max(sizes)),
+            num_warps=1,
         )  # fmt: skip
 
 
@@ -114,7 +131,7 @@ def _selective_scan(
         out = tl.sum(state * query[:, None], axis=0) + skip * given
         out *= gate * sigmoid(gate)
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_inputs)
-        if ((position + 1) % interval == 0) | (token == count - 1):
+        if is_kept(position, token, count, interval):
             place = states_ptr + state_block(table_ptr, position, interval) * state_stride
             tl.store(place + cells, state, mask=inside)
 

@@ -12,11 +12,19 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import sigmoid, softplus
-from shmllm_kernels.gpu.states import Requests, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, state_block
 
 COLUMNS = 32
 """The columns of a state that a program has in registers, beside all its rows."""
 _LARGEST = 3.0e38
+
+
+@triton.jit
+def next_state(state, given, key, query, time, growth, skip, least, most):
+    """Returns the state [keys, inputs] behind a token, and its output, all float32."""
+    time = tl.minimum(tl.maximum(softplus(time), least), most)
+    state = state * tl.exp(growth * time) + key[:, None] * (given * time)[None, :]
+    return state, tl.sum(state * query[:, None], axis=0) + skip * given
 
 
 @triton.jit
@@ -77,13 +85,11 @@ def _scan(
         given = tl.load(row + input_at, mask=of_inputs, other=0.0).to(tl.float32)
         key = tl.load(row + key_at, mask=of_keys, other=0.0).to(tl.float32)
         query = tl.load(row + query_at, mask=of_keys, other=0.0).to(tl.float32)
-        time = softplus(tl.load(steps_ptr + index * steps_stride + head).to(tl.float32) + bias)
-        time = tl.minimum(tl.maximum(time, least), most)
-        state = state * tl.exp(growth * time) + key[:, None] * (given * time)[None, :]
-        out = tl.sum(state * query[:, None], axis=0) + skip * given
+        time = tl.load(steps_ptr + index * steps_stride + head).to(tl.float32) + bias
+        state, out = next_state(state, given, key, query, time, growth, skip, least, most)
         target = out_ptr + index * out_stride + input_at
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_inputs)
-        if ((position + 1) % interval == 0) | (token == count - 1):
+        if is_kept(position, token, count, interval):
             place = states_ptr + state_block(table_ptr, position, interval) * state_stride
             tl.store(place + cells, state, mask=inside)
 
@@ -121,7 +127,7 @@ def scan(
     heads, head_dim, groups, state_size = sizes
     columns = min(COLUMNS, next_power_of_two(head_dim))
     grid = len(requests.context_lens), heads, triton.cdiv(head_dim, columns)
-    least, most = (min(limit, _LARGEST) for limit in limits)
+    least, most = bounded(limits)
     _scan[grid](
         x, steps, logs, biases, skips, states, out,
         requests.query_starts, requests.context_lens, requests.block_table,
@@ -130,6 +136,12 @@ def scan(
         heads, head_dim, groups, state_size, least, most,
         BLOCK_N=next_power_of_two(state_size), BLOCK_P=columns, num_warps=4,
     )  # fmt: skip
+
+
+def bounded(limits: tuple[float, float]) -> tuple[float, float]:
+    """Returns limits of time steps that a kernel can compare with."""
+    least, most = limits
+    return min(least, _LARGEST), min(most, _LARGEST)
 
 
 @triton.jit

@@ -33,6 +33,13 @@ class Requests:
 
 
 @triton.jit
+def is_kept(position, token, count, interval):
+    """Whether the state behind a token is kept: behind the last one of its request in the step, and
+    behind the last one of a block."""
+    return ((position + 1) % interval == 0) | (token == count - 1)
+
+
+@triton.jit
 def state_block(table_ptr, position, interval):
     """The block with the state behind a position."""
     return tl.load(table_ptr + position // interval).to(tl.int64)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
+from shmllm.models.mixer_specs import AttentionSpec, DeltaNetSpec, Mamba2Spec, MixerSpec
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
@@ -34,8 +35,7 @@ class GpuBuffers:
         max_requests: as given.
         attention: chooses the launches of attention, for which there is scratch memory.
         arena: the arena of the buffers; no step needs contents that an earlier step left there,
-            but for the counters of attention and of products of many rows, which are 0, as in a
-            new arena.
+            but for counters, which are 0 between launches, as in a new arena.
         hidden: [max_tokens, hidden], the residual stream.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, else 0.
         normed: [max_tokens, hidden], outputs of norms.
@@ -50,6 +50,7 @@ class GpuBuffers:
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
+        counters: int32, those of the launches of attention, delta nets and Mamba 2.
         many_products: launches products of many rows, for which there is scratch memory.
     """
 
@@ -119,8 +120,8 @@ class GpuBuffers:
         self._part_sums, self._part_stats = (
             allocate((size,), torch.float32) for size in self._scratch_sizes
         )
-        most = max((spec.num_kv_heads for spec in config.attentions), default=0)
-        self._counters = allocate((self.max_requests * most,), torch.int32)
+        most = max(map(_num_counters, config.mixers), default=0)
+        self.counters = allocate((self.max_requests * most,), torch.int32)
         # Parts of tiles depend on the number of rows, float32 has no tensor cores, and matrices
         # that ranks divide have not been measured.
         is_half, is_alone = self._dtype is not torch.float32, config.shard.size == 1
@@ -163,5 +164,17 @@ class GpuBuffers:
         return AttentionScratch(
             self._part_sums[: count * dim].view(*shape, dim),
             self._part_stats[: count * 2].view(*shape, 2),
-            self._counters,
+            self.counters,
         )
+
+
+def _num_counters(mixer: MixerSpec) -> int:
+    """Return how many groups of programs of a request have one that does the work of the last."""
+    match mixer:
+        case AttentionSpec():
+            return mixer.num_kv_heads
+        case DeltaNetSpec():
+            return mixer.key_heads
+        case Mamba2Spec():
+            return mixer.groups
+    return 0

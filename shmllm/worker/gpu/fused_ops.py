@@ -310,16 +310,16 @@ class FusedOps:
         query = self.value(query)
         x, self._unstored = self._unstored, None
         assert x is not None, "latents come before queries"
-        return self._ops.attend_to_few_latents(query, x, attention)
+        return self._ops.latents.attend_few(query, x, attention)
 
     def delta_net(self, x: Any, net: DeltaNet) -> Tensor:
-        return self._ops.delta_net(self.value(x), net)
+        return self._ops.recurrent.delta_net_of_few(self.value(x), net)
 
     def mamba2(self, x: Any, mixer: Mamba2) -> Tensor:
-        return self._ops.mamba2(self.value(x), mixer)
+        return self._ops.recurrent.mamba2_of_few(self.value(x), mixer)
 
     def mamba(self, x: Any, mixer: Mamba) -> Tensor:
-        return self._ops.mamba(self.value(x), mixer)
+        return self._ops.recurrent.mamba(self.value(x), mixer, self._products.linear)
 
     def route(self, x: Any, moe: MoE) -> Routing:
         read = self._read(self._for_experts(x, moe))

@@ -5,16 +5,17 @@ Steps of few tokens have kernels for those products and their neighbours; others
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
+from shmllm.worker.gpu.attention import AttentionStep
+from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
-from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
@@ -23,7 +24,7 @@ from shmllm_kernels.gpu.rope_write import rope_and_write
 
 
 class LatentAttentionOps:
-    """Launches the parts of `models.ops.Ops.attend_to_latents`, and `store_latents`.
+    """Launches the operations of `models.ops.Ops` on latents.
 
     Args:
         cache: the KV cache.
@@ -36,9 +37,40 @@ class LatentAttentionOps:
         self._inputs = inputs
         self._buffers = buffers
 
+    def begin(self, step: AttentionStep) -> None:
+        """See `AttentionOps.begin`."""
+        self._step = step
+
     def store(self, x: Tensor, attention: LatentAttention) -> None:
-        """Normalise latents, rotate key parts, and write both to the cache."""
+        """See `models.ops.Ops.store_latents`."""
         write_latents(**self._written(x, attention))
+
+    def attend(self, query: Tensor, attention: LatentAttention) -> Tensor:
+        """See `models.ops.Ops.attend_to_latents`."""
+        spec = attention.spec
+        latents, rotated = self._project(query, attention)
+        self._step.launch(partial(self._attend, latents, rotated, attention))
+        out = self._buffers.attended(spec.width)[: len(latents)]
+        _multiply_heads(out.unflatten(1, (spec.num_heads, -1)), latents, attention.value_up)
+        return out
+
+    def attend_few(self, query: Tensor, x: Tensor, attention: LatentAttention) -> Tensor:
+        """Compute `store` of ``x`` and `attend` for few tokens."""
+        spec = attention.spec
+        heads = query.unflatten(1, (spec.num_heads, -1))
+        latents = self._buffers.latents(spec.latent_width)[: len(query)]
+        latents = latents.unflatten(1, (spec.num_heads, -1))
+        absorb_queries(
+            latents,
+            heads,
+            attention.key_up,
+            **self._written(x, attention),
+            is_dependent=self._step.is_dependent,
+        )
+        out = self._buffers.attended(spec.width)[: len(query)]
+        rotated = heads[..., spec.nope_dim :]
+        self._step.launch(partial(self._attend_few, out, latents, rotated, attention))
+        return out
 
     def _written(self, x: Tensor, attention: LatentAttention) -> dict[str, Any]:
         """Return the arguments of `write_latents`."""
@@ -56,8 +88,9 @@ class LatentAttentionOps:
             "interleaved": rope.interleaved,
         }
 
-    def project(self, query: Tensor, attention: LatentAttention) -> tuple[Tensor, Tensor]:
-        """Return what `attend` takes of queries [tokens, heads * (nope_dim + rope_dim)]."""
+    def _project(self, query: Tensor, attention: LatentAttention) -> tuple[Tensor, Tensor]:
+        """Return queries projected to the width of a latent, [tokens, heads, rank], and the rotated
+        parts of queries, [tokens, heads, rope_dim]."""
         spec, num_tokens = attention.spec, len(query)
         heads = query.unflatten(1, (spec.num_heads, -1))
         rotated = heads[..., spec.nope_dim :]
@@ -74,66 +107,18 @@ class LatentAttentionOps:
         _multiply_heads(latents, heads[..., : spec.nope_dim], attention.key_up)
         return latents, rotated
 
-    def project_few(
-        self, query: Tensor, x: Tensor, attention: LatentAttention, is_dependent: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Do what `store` does with ``x``, and return what `project` does, in one launch.
+    def _attend(self, latents: Tensor, rotated: Tensor, attention: LatentAttention) -> None:
+        """Replace latent queries by the attention's output."""
+        paged_latent_attention(**self._attended(latents, rotated, attention))
 
-        Args:
-            query, x: of few tokens.
-            attention: the layer.
-            is_dependent: whether the launch begins before the one before it has ended.
-        """
-        spec = attention.spec
-        heads = query.unflatten(1, (spec.num_heads, -1))
-        latents = self._buffers.latents(spec.latent_width)[: len(query)]
-        latents = latents.unflatten(1, (spec.num_heads, -1))
-        absorb_queries(
-            latents,
-            heads,
-            attention.key_up,
-            **self._written(x, attention),
-            is_dependent=is_dependent,
+    def _attend_few(
+        self, out: Tensor, latents: Tensor, rotated: Tensor, attention: LatentAttention
+    ) -> None:
+        """Compute the attention, and project it to values, [tokens, heads * value_dim]."""
+        is_dependent, arguments = (
+            self._step.is_dependent,
+            self._attended(latents, rotated, attention),
         )
-        return latents, heads[..., spec.nope_dim :]
-
-    def attend(
-        self,
-        latents: Tensor,
-        rotated: Tensor,
-        attention: LatentAttention,
-        step: BatchDescriptor,
-        launch: AttentionLaunch,
-    ) -> None:
-        """Replace latent queries by the attention's output.
-
-        Args:
-            latents: [tokens, heads, rank], queries projected to the width of a latent.
-            rotated: [tokens, heads, rope_dim], the rotated parts of queries.
-            attention: the layer.
-            step: the padded sizes of the step.
-            launch: the choice for these heads.
-        """
-        paged_latent_attention(**self._attended(latents, rotated, attention, step, launch))
-
-    def attend_few(
-        self,
-        out: Tensor,
-        latents: Tensor,
-        rotated: Tensor,
-        attention: LatentAttention,
-        step: BatchDescriptor,
-        launch: AttentionLaunch,
-        is_dependent: bool,
-    ) -> None:
-        """Compute the attention of few tokens, and project it to values, in two launches.
-
-        Args:
-            out: [tokens, heads * value_dim].
-            latents, rotated, attention, step, launch: see `attend`.
-            is_dependent: see `project_few`.
-        """
-        arguments = self._attended(latents, rotated, attention, step, launch)
         attend_parts(**arguments, is_dependent=is_dependent)
         attended = arguments["out"]
         project_values(
@@ -141,25 +126,21 @@ class LatentAttentionOps:
             attended,
             attention.value_up,
             arguments["query_starts"],
-            step.num_reqs,
-            launch.num_splits,
+            arguments["num_splits"],
             arguments["scratch"],
             is_dependent,
         )
 
     def _attended(
-        self,
-        latents: Tensor,
-        rotated: Tensor,
-        attention: LatentAttention,
-        step: BatchDescriptor,
-        launch: AttentionLaunch,
+        self, latents: Tensor, rotated: Tensor, attention: LatentAttention
     ) -> dict[str, Any]:
         """Return the arguments of `paged_latent_attention`."""
-        inputs, num_reqs = self._inputs, step.num_reqs
+        inputs, step = self._inputs, self._step.descriptor
+        num_reqs = step.num_reqs
         num_tokens = num_reqs if step.uniform else len(latents)
         group, rows, _ = self._cache.layers[attention.layer]
         heads = HeadShape.of(attention.spec)
+        launch = self._step.launches[heads]
         return {
             "out": latents[:num_tokens],
             "query": latents[:num_tokens],
@@ -173,13 +154,6 @@ class LatentAttentionOps:
             "num_splits": launch.num_splits,
             "scratch": self._buffers.scratch(heads, num_tokens, launch.num_splits),
         }
-
-    def to_values(self, latents: Tensor, attention: LatentAttention) -> Tensor:
-        """Project the attention's output to values, [tokens, heads * value_dim]."""
-        spec = attention.spec
-        out = self._buffers.attended(spec.width)[: len(latents)]
-        _multiply_heads(out.unflatten(1, (spec.num_heads, -1)), latents, attention.value_up)
-        return out
 
 
 def _multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:

@@ -7,7 +7,6 @@ is executed or captured; it knows only that attention may be kept out of capture
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
-from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.experts import ExpertOps
@@ -32,24 +30,15 @@ from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.latent_attention import LatentAttentionOps
 from shmllm.worker.gpu.lora import GpuLora
-from shmllm.worker.gpu.mamba import (
-    convolve_mamba,
-    norm_mamba2,
-    norm_projected,
-    run_mamba2,
-    scan_mamba,
-)
 from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
+from shmllm.worker.gpu.recurrent import RecurrentOps
 from shmllm_kernels.gpu.activation import activate
-from shmllm_kernels.gpu.convolution import convolve
-from shmllm_kernels.gpu.delta_net import delta_rule, gated_norm
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.row_operands import Activation
-from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 from shmllm_kernels.reference.step import LearnedRows
@@ -76,6 +65,8 @@ class GpuOps:
 
     Attributes:
         products: launches matrix products.
+        latents: launches latent attention.
+        recurrent: launches layers with a recurrent state.
         meetings: as given.
         is_fused: whether the step has so few tokens that products are launched with their
             neighbours; see `FusedOps`.
@@ -99,7 +90,8 @@ class GpuOps:
         self._inputs = inputs
         self._buffers = buffers
         self.products = GpuProducts(buffers.attention.deterministic, device, buffers.many_products)
-        self._latents = LatentAttentionOps(cache, inputs, buffers)
+        self.latents = LatentAttentionOps(cache, inputs, buffers)
+        self.recurrent = RecurrentOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart, ahead or {})
@@ -130,16 +122,13 @@ class GpuOps:
         self.meetings.restart()
         self._descriptor = descriptor
         self.is_fused = descriptor.num_tokens <= MAX_ROWS
-        self._launch_attention = launch_attention
-        self._attention = self._buffers.attention.choose(descriptor, max_query_len)
         has_many = self.products.has_many(descriptor.num_tokens)
         is_dependent = (self.is_fused or has_many) and self.products.is_dependent
         self._norms_are_dependent = has_many and is_dependent
-        self._attends.begin(
-            AttentionStep(
-                descriptor, self._attention, launch_attention, is_dependent, self.is_fused
-            )
-        )
+        launches = self._buffers.attention.choose(descriptor, max_query_len)
+        step = AttentionStep(descriptor, launches, launch_attention, is_dependent, self.is_fused)
+        for mixers in (self._attends, self.latents, self.recurrent):
+            mixers.begin(step)
 
     def variants(
         self, max_tokens: int, max_requests: int, has_packed: bool
@@ -263,80 +252,19 @@ class GpuOps:
         return self._attends.attend(qkv, attention)
 
     def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
-        self._latents.store(x, attention)
+        self.latents.store(x, attention)
 
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
-        latents, rotated = self._latents.project(query, attention)
-        self._launch_attention(partial(self._attend_to_latents, latents, rotated, attention))
-        return self._latents.to_values(latents, attention)
-
-    def _attend_to_latents(
-        self, latents: Tensor, rotated: Tensor, attention: LatentAttention
-    ) -> None:
-        launch = self._attention[HeadShape.of(attention.spec)]
-        self._latents.attend(latents, rotated, attention, self._descriptor, launch)
-
-    def attend_to_few_latents(self, query: Tensor, x: Tensor, attention: LatentAttention) -> Tensor:
-        """Compute `store_latents` of ``x`` and `attend_to_latents` for few tokens."""
-        is_dependent = self.products.is_dependent
-        parts = self._latents.project_few(query, x, attention, is_dependent)
-        out = self._buffers.attended(attention.spec.width)[: len(query)]
-        self._launch_attention(partial(self._attend_to_few_latents, out, *parts, attention))
-        return out
-
-    def _attend_to_few_latents(
-        self, out: Tensor, latents: Tensor, rotated: Tensor, attention: LatentAttention
-    ) -> None:
-        launch = self._attention[HeadShape.of(attention.spec)]
-        sizes = attention, self._descriptor, launch, self.products.is_dependent
-        self._latents.attend_few(out, latents, rotated, *sizes)
+        return self.latents.attend(query, attention)
 
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
-        spec = net.spec
-        out = self._buffers.attended(spec.width)[: len(x)]
-        gate = x[:, spec.convolved_width : spec.convolved_width + spec.width]
-        self._launch_attention(partial(self._run_delta_net, out, x, net))
-        gated_norm(out, gate, net.norm.weight, net.norm.spec.eps)
-        return out
-
-    def _requests(self) -> Requests:
-        """Return what the kernels of layers with a state read of the step."""
-        cache, step, num_reqs = self._cache, self._inputs.step, self._descriptor.num_reqs
-        return Requests(
-            step.query_starts[: num_reqs + 1],
-            step.context_lens[:num_reqs],
-            self._inputs.block_tables[cache.state_group, :num_reqs],
-            cache.interval,
-        )
-
-    def _run_delta_net(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
-        spec, requests = net.spec, self._requests()
-        mixed, gates = x[:, : spec.convolved_width], x[:, spec.convolved_width + spec.width :]
-        states = self._cache.states[net.layer]
-        convolve(mixed, net.convolution, None, states, requests)
-        state = states[:, spec.convolution_bytes // states.itemsize :]
-        heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
-        delta_rule(out, mixed, gates, net.logs, net.biases, state, requests, heads)
+        return self.recurrent.delta_net(x, net)
 
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
-        out = self._buffers.attended(mixer.spec.width)[: len(x)]
-        states = self._cache.states[mixer.layer]
-        self._launch_attention(lambda: run_mamba2(out, x, mixer, states, self._requests()))
-        norm_mamba2(out, x, mixer)
-        return out
+        return self.recurrent.mamba2(x, mixer)
 
     def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:
-        spec, states = mixer.spec, self._cache.states[mixer.layer]
-        out = self._buffers.attended(spec.width)[: len(x)]
-        projected = self._buffers.mambas[spec][: len(x)]
-        self._launch_attention(lambda: convolve_mamba(x, mixer, states, self._requests()))
-        self.products.linear(projected, x[:, : spec.width], mixer.x_proj)
-        norm_projected(projected, mixer)
-        self.products.linear(out, projected[:, : spec.rank], mixer.dt_proj)
-        self._launch_attention(
-            lambda: scan_mamba(out, x, projected, mixer, states, self._requests())
-        )
-        return out
+        return self.recurrent.mamba(x, mixer, self.products.linear)
 
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(x)], mlp.spec

@@ -12,6 +12,7 @@ from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
+from conformance.few_recurrent_kernels import FewRecurrentConformance
 from conformance.few_rows_kernel import FewRowsConformance, RowAdaptersConformance
 from conformance.float8_kernels import (
     Float8AttentionConformance,
@@ -67,6 +68,10 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestExpertLora(ExpertLoraConformance):
+    pass
+
+
+class TestFewRecurrent(FewRecurrentConformance):
     pass
 
 

@@ -1,0 +1,168 @@
+"""Layers with a recurrent state on a GPU: gated delta nets, Mamba and Mamba 2.
+
+Launches that read requests are kept out of piecewise graphs, as those of attention are. In steps of
+few tokens a launch convolves, changes the state and, if it can, does what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from shmllm.models.delta_net import DeltaNet
+from shmllm.models.layers import Linear
+from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.mamba_mixer import Mamba
+from shmllm.worker.gpu.attention import AttentionStep
+from shmllm.worker.gpu.buffers import GpuBuffers
+from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm_kernels.gpu import delta_net, few_delta_net, few_mamba2, mamba, mamba2
+from shmllm_kernels.gpu.convolution import convolve
+from shmllm_kernels.gpu.states import Requests
+
+
+class RecurrentOps:
+    """Launches the operations of `models.ops.Ops` on recurrent states.
+
+    Args:
+        cache: the KV cache, which has the states.
+        inputs: the step's inputs.
+        buffers: the buffers for the results.
+    """
+
+    def __init__(self, cache: GpuKVCache, inputs: GpuInputs, buffers: GpuBuffers) -> None:
+        self._cache = cache
+        self._inputs = inputs
+        self._buffers = buffers
+
+    def begin(self, step: AttentionStep) -> None:
+        """See `AttentionOps.begin`."""
+        self._step = step
+
+    def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
+        """See `models.ops.Ops.delta_net`."""
+        spec, norm = net.spec, net.norm
+        out = self._buffers.attended(spec.width)[: len(x)]
+        self._step.launch(partial(self._run_delta_net, out, x, net))
+        gate = x[:, spec.convolved_width : spec.convolved_width + spec.width]
+        delta_net.gated_norm(out, gate, norm.weight, norm.spec.eps)
+        return out
+
+    def delta_net_of_few(self, x: Tensor, net: DeltaNet) -> Tensor:
+        """Compute `delta_net` for few tokens."""
+        spec = net.spec
+        if not few_delta_net.takes(spec.key_dim, spec.value_dim):
+            return self.delta_net(x, net)
+        out = self._buffers.attended(spec.width)[: len(x)]
+        self._step.launch(partial(self._run_delta_net_of_few, out, x, net))
+        return out
+
+    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+        """See `models.ops.Ops.mamba2`."""
+        return self._mamba2(x, mixer, self._run_mamba2)
+
+    def mamba2_of_few(self, x: Tensor, mixer: Mamba2) -> Tensor:
+        """Compute `mamba2` for few tokens."""
+        return self._mamba2(x, mixer, self._run_mamba2_of_few)
+
+    def mamba(
+        self, x: Tensor, mixer: Mamba, linear: Callable[[Tensor, Tensor, Linear], None]
+    ) -> Tensor:
+        """See `models.ops.Ops.mamba`.
+
+        Args:
+            x, mixer: see there.
+            linear: (out, x, linear) -> None, computes a product.
+        """
+        spec = mixer.spec
+        out = self._buffers.attended(spec.width)[: len(x)]
+        projected = self._buffers.mambas[spec][: len(x)]
+        self._step.launch(partial(self._convolve, x, mixer))
+        linear(projected, x[:, : spec.width], mixer.x_proj)
+        self._normalise(projected, mixer)
+        linear(out, projected[:, : spec.rank], mixer.dt_proj)
+        self._step.launch(partial(self._scan, out, x, projected, mixer))
+        return out
+
+    @property
+    def _requests(self) -> Requests:
+        """What kernels read of the step's requests."""
+        cache, step, num_reqs = self._cache, self._inputs.step, self._step.descriptor.num_reqs
+        return Requests(
+            step.query_starts[: num_reqs + 1],
+            step.context_lens[:num_reqs],
+            self._inputs.block_tables[cache.state_group, :num_reqs],
+            cache.interval,
+        )
+
+    def _run_delta_net(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
+        spec, requests = net.spec, self._requests
+        mixed, gates = x[:, : spec.convolved_width], x[:, spec.convolved_width + spec.width :]
+        states = self._cache.states[net.layer]
+        convolve(mixed, net.convolution, None, states, requests)
+        state = states[:, spec.convolution_bytes // states.itemsize :]
+        heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
+        delta_net.delta_rule(out, mixed, gates, net.logs, net.biases, state, requests, heads)
+
+    def _run_delta_net_of_few(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
+        spec, norm = net.spec, net.norm
+        few_delta_net.run_delta_net(
+            out, x, net.convolution, norm.weight, net.logs, net.biases,
+            self._cache.states[net.layer], self._buffers.counters, self._requests,
+            (spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim), norm.spec.eps,
+            self._step.is_dependent,
+        )  # fmt: skip
+
+    def _mamba2(
+        self, x: Tensor, mixer: Mamba2, run: Callable[[Tensor, Tensor, Mamba2], None]
+    ) -> Tensor:
+        spec, norm = mixer.spec, mixer.norm
+        out = self._buffers.attended(spec.width)[: len(x)]
+        self._step.launch(partial(run, out, x, mixer))
+        gate = x[:, : spec.width]
+        mamba2.gated_norm(out, gate, norm.weight, spec.groups, norm.spec.eps)
+        return out
+
+    def _run_mamba2(self, out: Tensor, x: Tensor, mixer: Mamba2) -> None:
+        spec, requests, states = mixer.spec, self._requests, self._cache.states[mixer.layer]
+        _, mixed, steps = x.split_with_sizes([spec.width, spec.convolved_width, spec.heads], dim=1)
+        convolve(mixed, mixer.convolution, mixer.convolution_bias, states, requests)
+        sizes = spec.heads, spec.head_dim, spec.groups, spec.state_size
+        state = states[:, spec.convolution_bytes // states.itemsize :]
+        of_heads = mixer.logs, mixer.biases, mixer.skips
+        mamba2.scan(out, mixed, steps, *of_heads, state, requests, sizes, spec.limits)
+
+    def _run_mamba2_of_few(self, out: Tensor, x: Tensor, mixer: Mamba2) -> None:
+        spec = mixer.spec
+        few_mamba2.run_mamba2(
+            out, x[:, spec.width :], mixer.convolution, mixer.convolution_bias, mixer.logs,
+            mixer.biases, mixer.skips, self._cache.states[mixer.layer], self._buffers.counters,
+            self._requests, (spec.heads, spec.head_dim, spec.groups, spec.state_size), spec.limits,
+            self._step.is_dependent,
+        )  # fmt: skip
+
+    def _convolve(self, x: Tensor, mixer: Mamba) -> None:
+        states = self._cache.states[mixer.layer]
+        mixed = x[:, : mixer.spec.width]
+        convolve(mixed, mixer.convolution, mixer.convolution_bias, states, self._requests)
+
+    def _normalise(self, projected: Tensor, mixer: Mamba) -> None:
+        """Launch the norms of time steps' rank, B and C, if there are any."""
+        spec = mixer.spec
+        if spec.norms is None:
+            return
+        sizes = spec.rank, spec.state_size, spec.state_size
+        weights = [norm.weight for norm in mixer.norms] if mixer.norms else None
+        mamba.normalise(projected, sizes, weights, spec.norm_eps)
+
+    def _scan(self, out: Tensor, x: Tensor, projected: Tensor, mixer: Mamba) -> None:
+        """Launch the scan. `out` has the time steps, which the result replaces."""
+        spec, states = mixer.spec, self._cache.states[mixer.layer]
+        mixed, gate = x.split_with_sizes([spec.width, spec.width], dim=1)
+        state = states[:, spec.convolution_bytes // states.itemsize :]
+        keys = projected[:, spec.rank :]
+        of_channels = mixer.logs, mixer.skips
+        mamba.selective_scan(out, mixed, keys, gate, *of_channels, state, self._requests)
