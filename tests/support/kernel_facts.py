@@ -81,6 +81,7 @@ FACTS = {
     "experts._up": TILES,
     "few_delta_net._run_delta_net": Facts(256),
     "few_mamba2._run_mamba2": Facts(256),
+    "few_routing._route_rows": Facts(256),
     "group._meet": Facts(32),
     "group._sum_parts": ROWS,
     "latent_attention.attend_latents": TILES,

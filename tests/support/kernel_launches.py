@@ -53,6 +53,7 @@ from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_delta_net import run_delta_net
 from shmllm_kernels.gpu.few_mamba2 import run_mamba2
+from shmllm_kernels.gpu.few_routing import route_rows
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
@@ -261,7 +262,7 @@ def integers(*shape: int) -> torch.Tensor:
     return empty(*shape, dtype=torch.int32)
 
 
-def routers() -> None:
+def routers(facts: dict[str, Any], capability: int) -> None:
     """Launch the routers of DeepSeek-V3 and of DeepSeek-V2."""
     starts = empty(2, dtype=torch.int32)
     for count, top_k, top_groups, is_sigmoid in ((256, 8, 4, True), (160, 6, 3, False)):
@@ -274,9 +275,37 @@ def routers() -> None:
         layout = PairLayout(
             room(4 * top_k, count), LayoutScratch.allocate(count, top_k, integers), 16
         )
-        route(
-            ids, weights, logits, starts, choice, bias if is_sigmoid else None, layout=layout
-        )  # fmt: skip
+        bias_of = bias if is_sigmoid else None
+        route(ids, weights, logits, starts, choice, bias_of, layout=layout)
+        hidden, exact = (7168, torch.float32) if is_sigmoid else (5120, torch.bfloat16)
+        for tokens in (1, 4):
+            launch_router(
+                facts, tokens, hidden, exact, choice, ids, bias_of, layout, capability >= 90
+            )
+
+
+def launch_router(
+    facts: dict[str, Any],
+    tokens: int,
+    hidden: int,
+    dtype: torch.dtype,
+    choice: Choice,
+    ids: torch.Tensor,
+    bias: torch.Tensor | None,
+    layout: PairLayout,
+    is_dependent: bool,
+) -> None:
+    """Launch the choice of few tokens with the router's product, of rows in bfloat16."""
+    count, starts = len(layout.scratch.counts[0]), empty(2, dtype=torch.int32)
+    facts |= {"is_dependent": is_dependent, "router": str(dtype), "tokens": tokens}
+    x, own_ids = empty(tokens, hidden), ids[:tokens]
+    norm = RowNorm(empty(hidden), 1e-6)
+    route_rows(
+        own_ids, empty(*own_ids.shape, dtype=torch.float32), empty(tokens, count, dtype=dtype),
+        count, x.clone(), x, norm, empty(count, hidden, dtype=dtype), None, starts,
+        layout.scratch.num_done, choice, bias, None, layout if tokens > 1 else None, is_dependent,
+    )  # fmt: skip
+    facts.clear()
 
 
 def experts(facts: dict[str, Any], key: str, capability: int) -> None:
@@ -291,6 +320,10 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
         layout = PairLayout(pairs, LayoutScratch.allocate(count, top_k, integers), 16)
         route(ids, weights, empty(4, count), starts, choice, None, empty(count), layout)
         route(ids, weights, empty(4, count), starts, choice)
+        for tokens in (1, 4):
+            launch_router(
+                facts, tokens, hidden, torch.bfloat16, choice, ids, None, layout, is_dependent
+            )
         sort_pairs(pairs, ids, count, 16)
         rows, x = empty(4, top_k, hidden), empty(4, hidden)
         combine(WeightedSum(x, weights), rows)
@@ -341,7 +374,7 @@ def mixtures(facts: dict[str, Any], key: str, capability: int, parts: list[str])
     """Launch the kernels of mixtures of experts but those of adapters and of packed weights."""
     if {"rows", "some-rows", "experts"} & set(parts):
         experts(facts, key, capability)
-        routers()
+        routers(facts, capability)
 
 
 def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:

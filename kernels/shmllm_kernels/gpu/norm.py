@@ -18,6 +18,18 @@ MAX_DIM = 65_536
 
 
 @triton.jit
+def normed_row(x, weight, dim, eps, offset, HAS_OFFSET: tl.constexpr, dtype: tl.constexpr):
+    """Returns the RMSNorm of a row of ``dim`` elements, which are float32 and 0 behind those, in
+    the dtype."""
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / dim + eps)
+    if HAS_OFFSET:
+        normed *= weight + offset
+    else:
+        normed = normed.to(dtype).to(tl.float32) * weight
+    return normed.to(dtype)
+
+
+@triton.jit
 def _rms_norm(
     x_ptr,
     residual_ptr,
@@ -54,13 +66,8 @@ def _rms_norm(
         total = (x + tl.load(places, mask=inside, other=0.0).to(tl.float32)).to(dtype)
         tl.store(places, total, mask=inside)
         x = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / dim + eps)
-    normed = x * scale
-    if HAS_OFFSET:
-        normed *= weight + offset
-    else:
-        normed = normed.to(dtype).to(tl.float32) * weight
-    tl.store(out_ptr + row * out_stride + columns, normed.to(dtype), mask=inside)
+    normed = normed_row(x, weight, dim, eps, offset, HAS_OFFSET, dtype)
+    tl.store(out_ptr + row * out_stride + columns, normed, mask=inside)
 
 
 @triton.jit
@@ -76,12 +83,8 @@ def _add_normed(
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     places = residual_ptr + row * residual_stride + columns
     before = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / dim + eps)
-    if HAS_OFFSET:
-        normed *= weight + offset
-    else:
-        normed = normed.to(dtype).to(tl.float32) * weight
-    total = before + normed.to(dtype).to(tl.float32) * x_scale
+    normed = normed_row(x, weight, dim, eps, offset, HAS_OFFSET, dtype)
+    total = before + normed.to(tl.float32) * x_scale
     tl.store(places, total.to(dtype), mask=inside)
 
 

@@ -161,6 +161,15 @@ def _lay_out(
 
 
 @triton.jit
+def lay_out_alone(operands, places, is_pair, block_m, PADDED: tl.constexpr):
+    """Lays out the pairs of a program that has all tokens; arguments as of `count_and_lay_out`."""
+    own = is_pair.to(tl.int32)
+    begins = _place_experts(operands, tl.sum(own, axis=0), tl.arange(0, PADDED), block_m)
+    ranks = tl.cumsum(own, axis=0) - 1
+    tl.store(operands.pairs + begins[None, :] + ranks, places.to(tl.int32), mask=is_pair)
+
+
+@triton.jit
 def count_and_lay_out(
     operands,
     ids_ptr,
@@ -189,12 +198,11 @@ def count_and_lay_out(
         block_m: the largest number of pairs in a block.
     """
     if num_chunks > 0:
-        own, experts = is_pair.to(tl.int32), tl.arange(0, PADDED)
-        counts, ranks = tl.sum(own, axis=0), tl.cumsum(own, axis=0) - 1
         if num_chunks == 1:
-            begins = _place_experts(operands, counts, experts, block_m)
-            tl.store(operands.pairs + begins[None, :] + ranks, places.to(tl.int32), mask=is_pair)
+            lay_out_alone(operands, places, is_pair, block_m, PADDED)
         else:
+            own, experts = is_pair.to(tl.int32), tl.arange(0, PADDED)
+            counts, ranks = tl.sum(own, axis=0), tl.cumsum(own, axis=0) - 1
             tl.store(operands.ranks + places, ranks, mask=is_pair)
             of_chunk = operands.counts + tl.program_id(0) * NUM_EXPERTS + experts
             tl.store(of_chunk, counts, mask=experts < NUM_EXPERTS)

@@ -79,19 +79,16 @@ def _leave_best(ranks, numbers, inside, COUNT: tl.constexpr, PADDED: tl.constexp
     return left
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_tokens", "num_chunks", "block_m"])
-def _route(
+@triton.jit
+def choose(
     ids_ptr,
     weights_ptr,
     logits_ptr,
     bias_ptr,
     scales_ptr,
-    starts_ptr,
-    layout,
-    num_requests,
+    tokens,
     num_tokens,
-    num_chunks,
-    block_m,
+    num_real,
     logits_stride,
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
@@ -103,13 +100,18 @@ def _route(
     NUM_BEST: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
-    TOKENS: tl.constexpr,
     PADDED: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    PAIRS: tl.constexpr,
 ):
-    tokens = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
+    """Writes the experts of some tokens, [tokens, 1], and their weights.
+
+    Args:
+        num_tokens: the number of tokens with logits.
+        num_real: the number of those that are not padding; the others get the expert -1.
+
+    Returns:
+        [tokens, PADDED], the pair of each token and expert, and which of these there are.
+    """
     experts = tl.arange(0, PADDED)[None, :]
     is_token, inside = tokens < num_tokens, experts < NUM_EXPERTS
     source = logits_ptr + tokens.to(tl.int64) * logits_stride + experts
@@ -142,13 +144,53 @@ def _route(
     if HAS_SCALES:
         weights *= tl.load(scales_ptr + experts, mask=inside, other=0.0).to(tl.float32)
     places = tokens.to(tl.int64) * TOP_K + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
-    exists = tokens < tl.load(starts_ptr + num_requests)
+    exists = tokens < num_real
     tl.store(ids_ptr + places, tl.where(exists, experts, -1), mask=chosen & is_token)
     tl.store(weights_ptr + places, weights, mask=chosen & is_token)
+    return places, chosen & exists & is_token
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_tokens", "num_chunks", "block_m"])
+def _route(
+    ids_ptr,
+    weights_ptr,
+    logits_ptr,
+    bias_ptr,
+    scales_ptr,
+    starts_ptr,
+    layout,
+    num_requests,
+    num_tokens,
+    num_chunks,
+    block_m,
+    logits_stride,
+    scale,
+    DIVIDES_BY_ALL: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    NUM_BEST: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    tokens = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
+    num_real = tl.load(starts_ptr + num_requests)
+    places, is_pair = choose(
+        ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens, num_real,
+        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, HAS_BIAS, HAS_SCALES, NUM_GROUPS,
+        TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED, PADDED_GROUPS,
+    )  # fmt: skip
     if layout is not None:
         count_and_lay_out(
-            layout, ids_ptr, places, chosen & exists & is_token, num_chunks, num_tokens * TOP_K,
-            block_m, TOKENS * TOP_K, NUM_EXPERTS, PADDED, CHUNKS, PAIRS,
+            layout, ids_ptr, places, is_pair, num_chunks, num_tokens * TOP_K, block_m,
+            TOKENS * TOP_K, NUM_EXPERTS, PADDED, CHUNKS, PAIRS,
         )  # fmt: skip
 
 
@@ -186,7 +228,7 @@ def route(
     """
     tokens, top_k = ids.shape
     num_experts = logits.shape[1]
-    _check_routing(ids, weights, logits, choice, scales)
+    check_routing(ids, weights, logits, choice, scales)
     count, most = num_chunks(tokens, num_experts), most_tokens(num_experts)
     is_laid_out = layout is not None and lays_out(tokens, num_experts)
     if layout is not None:
@@ -209,27 +251,37 @@ def route(
         0 if layout is None else layout.block_m,
         logits.stride(0),
         choice.scale,
-        DIVIDES_BY_ALL=choice.divides_by_all,
-        IS_SIGMOID=choice.is_sigmoid,
-        HAS_BIAS=bias is not None,
-        HAS_SCALES=scales is not None,
-        NUM_GROUPS=choice.num_groups,
-        TOP_GROUPS=choice.top_groups,
-        NUM_BEST=choice.num_best,
+        **constants_of(choice, bias, scales),
         NUM_EXPERTS=num_experts,
         TOP_K=top_k,
         TOKENS=tokens_at_once(num_experts),
         PADDED=next_power_of_two(num_experts),
-        PADDED_GROUPS=next_power_of_two(choice.num_groups),
         CHUNKS=next_power_of_two(num_chunks(most, num_experts)),
         PAIRS=next_power_of_two(most * top_k),
         num_warps=NUM_WARPS,
     )
 
 
-def _check_routing(
+def constants_of(
+    choice: Choice, bias: Tensor | None, scales: Tensor | None
+) -> dict[str, int | bool]:
+    """Returns the constants of `choose` that do not depend on the number of experts."""
+    return {
+        "DIVIDES_BY_ALL": choice.divides_by_all,
+        "IS_SIGMOID": choice.is_sigmoid,
+        "HAS_BIAS": bias is not None,
+        "HAS_SCALES": scales is not None,
+        "NUM_GROUPS": choice.num_groups,
+        "TOP_GROUPS": choice.top_groups,
+        "NUM_BEST": choice.num_best,
+        "PADDED_GROUPS": next_power_of_two(choice.num_groups),
+    }
+
+
+def check_routing(
     ids: Tensor, weights: Tensor, logits: Tensor, choice: Choice, scales: Tensor | None
 ) -> None:
+    """Checks arguments of `route`."""
     (_, top_k), num_experts = ids.shape, logits.shape[1]
     assert weights.shape == ids.shape == (len(logits), top_k), "ids and weights: one row a token"
     assert ids.dtype is torch.int32, "ids are int32"

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.experts import ExpertLinear, MoE
-from shmllm.models.layers import Allocator, Linear, Norm
-from shmllm.models.matrices import MixedMatrix
+from shmllm.models.layers import Allocator, Norm
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
@@ -23,6 +22,7 @@ from shmllm_kernels.gpu.configs import (
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.few_routing import MAX_TOKENS, route_rows, takes
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
@@ -113,62 +113,79 @@ class ExpertOps:
         """Return whether the pairs of each mixture are sorted by a launch of their own."""
         return [not lays_out(num_tokens, spec.num_experts) for spec in self._buffers]
 
-    def take_norm(self, num_tokens: int, norm: Norm, moe: MoE) -> bool:
-        """Return whether the products that read a norm of so many tokens compute it themselves."""
-        is_exact = self._buffers[moe.spec].exact_x is not None
-        return self._reads_choices(num_tokens) and norm.spec.kind == "rms" and not is_exact
+    def route(self, x: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
+        """See `models.ops.Ops.route`. The pairs of a step of few tokens are laid out, unless they
+        are those of one token.
 
-    def logits(self, x: Tensor, moe: MoE, norm: Norm | None = None) -> Tensor:
-        """Compute the router's output for ``x`` [tokens, hidden], or for a norm of it if
-        `take_norm`, in the dtype of the router's weight."""
-        buffers = self._buffers[moe.spec]
-        logits, read = buffers.logits[: len(x)], x
-        if buffers.exact_x is not None:
-            read = buffers.exact_x[: len(x)].copy_(x)
-        if self._reads_choices(len(x)):
-            self._multiply_row(logits, read, moe.router, norm)
-            return logits
-        self._products.linear(logits, read, moe.router)
-        if self._lora is not None:
-            self._lora.add(logits, x, moe.router)
-        return logits
-
-    def route(self, logits: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
-        """Choose the experts by the router's output, [tokens, experts] or one column more, and lay
-        out the pairs of a step of few tokens, unless they are those of one token."""
-        spec, buffers = moe.spec, self._buffers[moe.spec]
-        num_experts = spec.num_experts
-        routing = Routing(
-            buffers.ids[: len(logits)],
-            buffers.weights[: len(logits)],
-            logits[:, num_experts] if spec.shared_gate else None,
-        )
-        layout = None
-        if not self._reads_choices(len(logits)):
-            block_m = self._configs(moe, len(logits))[0].block_m
-            layout = PairLayout(buffers.sorted, buffers.scratch, block_m)
+        Args:
+            x: [tokens, hidden].
+            query_starts: those of the step.
+            moe: the mixture.
+        """
+        logits, routing, layout = self._routing(moe, len(x))
+        self._multiply_router(logits, x, moe)
         route(
-            routing.ids, routing.weights, logits[:, :num_experts], query_starts, _choice_of(spec),
-            moe.correction, moe.scale, layout,
+            routing.ids, routing.weights, logits[:, : moe.spec.num_experts], query_starts,
+            _choice_of(moe.spec), moe.correction, moe.scale, layout,
         )  # fmt: skip
         return routing
 
-    def experts(
-        self,
-        x: Tensor,
-        routing: Routing,
-        moe: MoE,
-        shared: Tensor | None,
-        norm: Norm | None = None,
-    ) -> Tensor:
-        """Return what `models.ops.Ops.experts` says, of ``x``, or of a norm of it if
-        `take_norm`."""
+    def can_route_few(self, moe: MoE) -> bool:
+        """Return whether one launch chooses the experts of few tokens."""
+        is_adapted = self._lora is not None and self._lora.adapts(moe.router)
+        return takes(MAX_TOKENS, moe.spec.num_experts) and not is_adapted
+
+    def route_few(
+        self, x: Tensor, normed: Tensor, norm: Norm | None, query_starts: Tensor, moe: MoE
+    ) -> Routing:
+        """Do what `route` does, for few tokens, in one launch.
+
+        Args:
+            x: [tokens, hidden].
+            normed: as ``x``, where the norm is written that the router reads.
+            norm: the RMSNorm of ``x``; None: the router reads ``x``.
+            query_starts, moe: see `route`.
+        """
+        logits, routing, layout = self._routing(moe, len(x))
+        router = moe.router
+        assert isinstance(router.weight, Tensor), "a router is never packed"
+        route_rows(
+            routing.ids, routing.weights, logits, moe.spec.num_experts, normed, x,
+            norm_of_rows(norm), router.weight, router.bias, query_starts,
+            self._buffers[moe.spec].scratch.num_done, _choice_of(moe.spec), moe.correction,
+            moe.scale, layout, self._products.is_dependent,
+        )  # fmt: skip
+        return routing
+
+    def _routing(self, moe: MoE, num_tokens: int) -> tuple[Tensor, Routing, PairLayout | None]:
+        """Return where the router's output goes, [tokens, experts] or one column more, where the
+        choice goes, and where pairs are laid out, if they are."""
+        spec, buffers = moe.spec, self._buffers[moe.spec]
+        logits = buffers.logits[:num_tokens]
+        gates = logits[:, spec.num_experts] if spec.shared_gate else None
+        routing = Routing(buffers.ids[:num_tokens], buffers.weights[:num_tokens], gates)
+        if self._reads_choices(num_tokens):
+            return logits, routing, None
+        block_m = self._configs(moe, num_tokens)[0].block_m
+        return logits, routing, PairLayout(buffers.sorted, buffers.scratch, block_m)
+
+    def _multiply_router(self, logits: Tensor, x: Tensor, moe: MoE) -> None:
+        """Compute the router's output, in the dtype of its weight."""
+        exact_x, read = self._buffers[moe.spec].exact_x, x
+        if exact_x is not None:
+            read = exact_x[: len(x)].copy_(x)
+        self._products.linear(logits, read, moe.router)
+        if self._lora is not None:
+            self._lora.add(logits, x, moe.router)
+
+    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        """See `models.ops.Ops.experts`."""
         out = self._buffers[moe.spec].out[: len(x)]
         if self._meetings.is_partial(moe.down_proj.weight):
             self._sum_part(x, routing, moe, shared)
             return self._meetings.sum_parts(out)
         total = WeightedSum(out, routing.weights, shared, routing.shared_gates)
-        self._sum(total, x, routing, moe, norm)
+        self._sum(total, x, routing, moe)
         return out
 
     def add_experts(
@@ -179,7 +196,6 @@ class ExpertOps:
         shared: Tensor | None,
         residual: Tensor,
         scale: float,
-        norm: Norm | None = None,
     ) -> None:
         """Add ``scale`` times the result of `experts` to the residual stream, in place."""
         if self._meetings.is_partial(moe.down_proj.weight):
@@ -188,7 +204,7 @@ class ExpertOps:
             return
         gates = routing.shared_gates
         total = WeightedSum(residual, routing.weights, shared, gates, adds=True, scale=scale)
-        self._sum(total, x, routing, moe, norm)
+        self._sum(total, x, routing, moe)
 
     def _sum_part(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> None:
         """Launch this rank's part of the sums."""
@@ -203,12 +219,11 @@ class ExpertOps:
         x: Tensor,
         routing: Routing,
         moe: MoE,
-        norm: Norm | None = None,
         has_bias: bool = True,
     ) -> None:
         """Launch the products of each token's experts and their sums."""
         if self._reads_choices(len(x)):
-            self._sum_of_one(total, x, routing, moe, norm)
+            self._sum_of_one(total, x, routing, moe)
             return
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
         num_pairs, pairs = num_tokens * spec.top_k, buffers.sorted
@@ -235,32 +250,17 @@ class ExpertOps:
         one token, without adapters and other ranks."""
         return num_tokens == 1 and self._lora is None and not self._meetings.are_needed
 
-    def _sum_of_one(
-        self, total: WeightedSum, x: Tensor, routing: Routing, moe: MoE, norm: Norm | None
-    ) -> None:
-        spec, ids, down_proj = moe.spec, routing.ids[0], moe.down_proj
+    def _sum_of_one(self, total: WeightedSum, x: Tensor, routing: Routing, moe: MoE) -> None:
+        spec, ids, first, last = moe.spec, routing.ids[0], moe.gate_up_proj, moe.down_proj
         activated = self._buffers[spec].activated[: spec.top_k]
         activation = Activation(spec.activation, spec.activation != "relu_squared")
-        self._multiply_row(activated, x, moe.gate_up_proj, norm, activation, ids)
-        weight, is_dependent = rows_of(down_proj.weight), self._products.is_dependent
-        config = config_of(weight, self._products.device)
-        combine_products(total, activated, weight, config, ids, down_proj.bias, is_dependent)
-
-    def _multiply_row(
-        self,
-        out: Tensor,
-        x: Tensor,
-        linear: Linear | ExpertLinear,
-        norm: Norm | None,
-        activation: Activation | None = None,
-        ids: Tensor | None = None,
-    ) -> None:
-        assert not isinstance(linear.weight, MixedMatrix), "one format"
-        weight, products = rows_of(linear.weight), self._products
+        weights, is_dependent = _weights(moe), self._products.is_dependent
+        configs = [config_of(weight, self._products.device) for weight in weights]
         multiply_row(
-            out, x, weight, config_of(weight, products.device), linear.bias, norm_of_rows(norm),
-            activation, is_dependent=products.is_dependent, ids=ids,
+            activated, x, weights[0], configs[0], first.bias, None, activation,
+            is_dependent=is_dependent, ids=ids,
         )  # fmt: skip
+        combine_products(total, activated, weights[1], configs[1], ids, last.bias, is_dependent)
 
     def _configs(self, moe: MoE, num_tokens: int) -> list[ProductConfig]:
         """Return the tile sizes of both products of a step of so many tokens."""

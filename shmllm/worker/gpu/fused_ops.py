@@ -70,7 +70,7 @@ class _Product:
 class _Experts:
     """The sum of each token's experts, which has not been launched."""
 
-    x: Tensor | _Normed
+    x: Tensor
     routing: Routing
     moe: MoE
     shared: Tensor | None
@@ -138,8 +138,7 @@ class FusedOps:
                 x.value = self._ops.norm(self.value(x.product), x.norm)
             return x.value
         if isinstance(x, _Experts):
-            read = self._read(x.x)
-            return self._ops.experts(read.x, x.routing, x.moe, x.shared, read.norm)
+            return self._ops.experts(x.x, x.routing, x.moe, x.shared)
         return x
 
     def _settle_deferred(self, stream: _Stream) -> None:
@@ -244,9 +243,7 @@ class FusedOps:
         elif isinstance(x, _NormedProduct) and x.value is None:
             stream.added = self.value(x.product), x.norm, scale
         elif isinstance(x, _Experts):
-            read = self._read(x.x)
-            options = stream.now, scale, read.norm
-            self._ops.add_experts(read.x, x.routing, x.moe, x.shared, *options)
+            self._ops.add_experts(x.x, x.routing, x.moe, x.shared, stream.now, scale)
         else:
             self._ops.add_norm(self.value(x), stream.now, None, scale)
 
@@ -322,23 +319,21 @@ class FusedOps:
         return self._ops.recurrent.mamba(self.value(x), mixer, self._products.linear)
 
     def route(self, x: Any, moe: MoE) -> Routing:
-        read = self._read(self._for_experts(x, moe))
-        return self._ops.route(read.x, moe, read.norm)
+        if not self._ops.can_route_few(moe):
+            return self._ops.route(self.value(x), moe)
+        if not isinstance(x, _Normed) or x.value is not None or x.norm.spec.kind != "rms":
+            rows = self.value(x)
+            return self._ops.route_few(rows, rows, None, moe)
+        self._add_normed(x.stream)
+        x.value = self._buffers.normed[: len(x.stream.now)]
+        return self._ops.route_few(x.stream.now, x.value, x.norm, moe)
 
     def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Any:
-        return _Experts(self._for_experts(x, moe), routing, moe, self.value(shared))
-
-    def _for_experts(self, x: Any, moe: MoE) -> Any:
-        """Launch what experts wait for, but a norm that they compute themselves."""
-        if not isinstance(x, _Normed):
-            return self.value(x)
-        self._add_normed(x.stream)
-        takes_norm = self._ops.experts_take_norm(len(x.stream.now), x.norm, moe)
-        return x if takes_norm else self.value(x)
+        return _Experts(self.value(x), routing, moe, self.value(shared))
 
 
 def _reads_norm(x: Any) -> bool:
     """Return whether a result that has not been launched reads a norm of the stream."""
     if isinstance(x, _NormedProduct):
         return x.value is None and _reads_norm(x.product)
-    return isinstance(x, _Product | _Experts) and isinstance(x.x, _Normed)
+    return isinstance(x, _Product) and isinstance(x.x, _Normed)

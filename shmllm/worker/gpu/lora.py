@@ -212,6 +212,10 @@ class GpuLora:
             shrunk = self._shrunk[:, : self._layout.ranks[product]]
             add_adapters(out, x, shrunk, self._views[product], self._step)
 
+    def adapts(self, linear: Linear) -> bool:
+        """Return whether an adapter can add to a product."""
+        return self._targets.index_of(linear) is not None
+
     def of_rows(self, linear: Linear) -> RowAdapters | None:
         """Return what the adapters add to a product of few rows; None: no adapter can."""
         product = self._targets.index_of(linear)

@@ -274,24 +274,23 @@ class GpuOps:
             activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
         return self.linear(out, mlp.down_proj)
 
-    def experts_take_norm(self, num_tokens: int, norm: Norm, moe: MoE) -> bool:
-        """Return whether a router and its experts compute a norm of their input themselves."""
-        return self._experts.take_norm(num_tokens, norm, moe)
+    def route(self, x: Tensor, moe: MoE) -> Routing:
+        return self._experts.route(x, self._query_starts, moe)
 
-    def route(self, x: Tensor, moe: MoE, norm: Norm | None = None) -> Routing:
-        logits = self._experts.logits(x, moe, norm)
-        starts = self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
-        return self._experts.route(logits, starts, moe)
+    def can_route_few(self, moe: MoE) -> bool:
+        """Return whether `route_few` takes a mixture."""
+        return self._experts.can_route_few(moe)
 
-    def experts(
-        self,
-        x: Tensor,
-        routing: Routing,
-        moe: MoE,
-        shared: Tensor | None,
-        norm: Norm | None = None,
-    ) -> Tensor:
-        return self._experts.experts(x, routing, moe, shared, norm)
+    def route_few(self, x: Tensor, normed: Tensor, norm: Norm | None, moe: MoE) -> Routing:
+        """Compute `add_norm` and `route` of few tokens; see `ExpertOps.route_few`."""
+        return self._experts.route_few(x, normed, norm, self._query_starts, moe)
+
+    @property
+    def _query_starts(self) -> Tensor:
+        return self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
+
+    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        return self._experts.experts(x, routing, moe, shared)
 
     def add_experts(
         self,
@@ -301,10 +300,9 @@ class GpuOps:
         shared: Tensor | None,
         residual: Tensor,
         scale: float,
-        norm: Norm | None = None,
     ) -> None:
         """Add ``scale`` times the result of `experts` to the residual stream, in place."""
-        self._experts.add_experts(x, routing, moe, shared, residual, scale, norm)
+        self._experts.add_experts(x, routing, moe, shared, residual, scale)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of

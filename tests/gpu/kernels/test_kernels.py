@@ -13,6 +13,7 @@ from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
 from conformance.few_recurrent_kernels import FewRecurrentConformance
+from conformance.few_routing_kernel import FewRoutingConformance
 from conformance.few_rows_kernel import FewRowsConformance, RowAdaptersConformance
 from conformance.float8_kernels import (
     Float8AttentionConformance,
@@ -72,6 +73,10 @@ class TestExpertLora(ExpertLoraConformance):
 
 
 class TestFewRecurrent(FewRecurrentConformance):
+    pass
+
+
+class TestFewRouting(FewRoutingConformance):
     pass
 
 

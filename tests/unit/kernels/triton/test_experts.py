@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from conformance.expert_kernels import ExpertKernelsConformance
+from conformance.few_routing_kernel import FewRoutingConformance
 
 
 class TestExpertKernels(ExpertKernelsConformance):
+    pass
+
+
+class TestFewRouting(FewRoutingConformance):
     pass
