@@ -34,11 +34,12 @@ from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.program import check_model
 from shmllm_kernels.gpu import pair_layout
+from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.reference.norm import rms_norm
 
 __all__ = ["_inference_mode", "models"]
 
-MIXTURE = ("_route", "_sort_pairs", "_gate_and_up", "_down", "_combine")
+MIXTURE = ("_route", "_route_rows", "_sort_pairs", "_gate_and_up", "_down", "_combine")
 """The kernels of a mixture of experts."""
 
 
@@ -74,20 +75,21 @@ def test_the_pairs_of_few_tokens_are_laid_out_by_the_router(
     reference, directory = models(name)
     steps = GpuSteps(gpu_device, directory)
     steps.program.warm_up()
-    add_prompts(steps, {0: 4, 1: 3})
-    for work in ({0: 3, 1: 2}, {0: 1, 1: 1}):
+    add_prompts(steps, {0: 9, 1: 5})
+    for work in ({0: 8, 1: 4}, {0: 1, 1: 1}):
         num_tokens = sum(work.values())
+        router = "_route_rows" if num_tokens <= MAX_ROWS else "_route"
         gpu_device.launched.clear()
         for row, logits in steps.step(work).items():
             assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
         launched = list(gpu_device.launched)
-        first = launched.index("_route")
+        first = launched.index(router)
         sort = ["_sort_pairs"] if num_tokens > most_tokens else []
-        of_mixture = ["_route", *sort, "_gate_and_up", "_down", "_combine"]
+        of_mixture = [router, *sort, "_gate_and_up", "_down", "_combine"]
         assert [each for each in launched[first:] if each in MIXTURE][
             : len(of_mixture)
         ] == of_mixture
-        assert launched.count("_sort_pairs") == (launched.count("_route") if sort else 0)
+        assert launched.count("_sort_pairs") == (launched.count(router) if sort else 0)
         for buffers in steps.buffers.experts.values():
             assert buffers.scratch.num_done.item() == 0
 
@@ -117,7 +119,8 @@ def test_a_step_of_few_tokens_is_five_launches_a_layer(
 
 
 def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
-    """What a decode of some requests launches behind the tables of rotary embeddings."""
+    """What a decode of some requests launches behind the embedding and the tables of rotary
+    embeddings."""
     steps = GpuSteps(gpu_device, directory)
     steps.program.warm_up()
     rows = dict.fromkeys(range(num_requests), 1)
@@ -126,7 +129,8 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
     gpu_device.launched.clear()
     steps.run(steps.prepare(rows))
     launched = list(gpu_device.launched)
-    return launched[launched.index("_rope_tables") + 1 :]
+    begin = "_rope_tables" if "_rope_tables" in launched else "_copy_rows"
+    return launched[launched.index(begin) + 1 :]
 
 
 @pytest.mark.parametrize("name", ["gemma2", "cohere2", "olmo2", *map(slow, ("glm4", "olmo3"))])
@@ -144,34 +148,73 @@ def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     assert launched[: 2 * len(layer) + len(ends)] == [*layer, *layer, *ends]
 
 
-OF_MIXTURES = {
-    "mixtral": (0, "aten::mm"),
-    "qwen3_moe": (0, "aten::mm"),
-    "gpt_oss": (0, "aten::addmm"),
-    "qwen2_moe": (2, "aten::mm"),
-}
-"""The launches of a shared expert, and the router's product."""
+def launches_of_experts(num_requests: int) -> list[str]:
+    """What a mixture launches behind its router for a decode of some requests."""
+    few = ["_gate_and_up", "_down", "_combine"]
+    return few if num_requests > 1 else ["multiply_single_row", "combine_single_row"]
 
 
-@pytest.mark.parametrize(
-    "name", ["mixtral", *(slow(name) for name in OF_MIXTURES if name != "mixtral")]
-)
+SHARED = {"mixtral": 0, "qwen3_moe": 0, "gpt_oss": 0, "qwen2_moe": 2}
+"""The launches of a shared expert."""
+
+
+@pytest.mark.parametrize("name", ["mixtral", *(slow(name) for name in SHARED if name != "mixtral")])
 @pytest.mark.parametrize("num_requests", [1, 3])
-def test_the_sum_of_experts_is_added_to_the_residual_stream_in_its_launch(
+def test_a_layer_with_a_mixture_of_experts_is_six_launches_for_one_token_and_seven_for_few(
     gpu_device, models, num_requests, name
 ) -> None:
-    """A layer is seven launches for one token, which computes its norms in products, and nine for
-    few."""
-    num_shared, router = OF_MIXTURES[name]
-    product, of_router = "multiply_few_rows", ["_rms_norm", router]
-    of_experts = ["_gate_and_up", "_down", "_combine"]
-    if num_requests == 1:
-        product = "multiply_single_row"
-        of_router, of_experts = [product], [product, "combine_single_row"]
-    layer = [product, "attend_decodes", product, *of_router, "_route"]
-    layer += [product] * num_shared + of_experts
+    """Norm, router and choice are one, and the sum of experts is added to the residual stream in
+    its launch."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    layer = [product, "attend_decodes", product, "_route_rows"]
+    layer += [product] * SHARED[name] + launches_of_experts(num_requests)
     launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
     assert launched[: 2 * len(layer) + 1] == [*layer, *layer, "_rms_norm"]
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize("name", ["deepseek_v3", slow("glm4_moe_lite")])
+def test_a_layer_with_latent_attention_is_six_launches_before_its_mlp(
+    gpu_device, models, name, num_requests
+) -> None:
+    """One more if queries are a projection of a projection. The second layer has a mixture."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    downs = [product] * (3 if name == "glm4_moe_lite" else 2)
+    attention = [*downs, "_absorb_queries", "attend_latents", "_project_values", product]
+    mixture = ["_route_rows", product, product, *launches_of_experts(num_requests)]
+    launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
+    expected = [*attention, product, product, *attention, *mixture, "_rms_norm"]
+    assert launched[: len(expected)] == expected
+
+
+def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models) -> None:
+    steps = GpuSteps(gpu_device, models("deepseek_v3")[1])
+    steps.program.warm_up()
+    add_prompts(steps, {0: 9})
+    gpu_device.launched.clear()
+    steps.step({0: 9})
+    launched = set(gpu_device.launched)
+    assert {"_write_latents", "_rope_write", "aten::bmm"} <= launched
+    assert not launched & {"_absorb_queries", "_project_values"}
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("qwen3_5", ["_run_delta_net"]),
+        ("mamba2", ["_run_mamba2", "_gated_norm"]),
+        ("mamba", ["_convolve", "product", "product", "_selective_scan"]),
+        slow("falcon_mamba", ["_convolve", "product", "_normalise", "product", "_selective_scan"]),
+    ],
+)
+def test_the_launches_of_a_layer_with_a_recurrent_state(
+    gpu_device, models, name, own, num_requests
+) -> None:
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    layer = [product, *(product if each == "product" else each for each in own), product]
+    launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
+    assert launched[: len(layer)] == layer
 
 
 @pytest.mark.slow
