@@ -182,10 +182,9 @@ def launch(settings: Settings, name: str, device: Any) -> None:
         options.pop("multiprocess", None)
         _start(first_part.tiny_model(settings), device, options)
     else:
-        # All layers launch the same kernels.
-        one_layer = replace(settings.shape(name), layers=1)
-        directory = settings.directory(name, one_layer)
-        _start(str(directory), device, settings.engine_options())
+        # All layers of a kind launch the same kernels.
+        directory = settings.directory(name, settings.model(name).first_layers())
+        _start(str(directory), device, settings.engine_options(name))
 
 
 def _start(model: str, device: Any, options: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpu.families import FAMILIES
 from gpu.shapes import SHAPES
 
 Parts = Mapping[str, Mapping[str, Any]]
@@ -34,6 +35,7 @@ def derive(parts: Parts) -> dict[str, Any]:
     Returns:
         decode: by model and batch, the share of the copy's bandwidth and of the best read's;
         float8: by batch, the same with FP8 keys and values;
+        families: by name of a family and batch, the same;
         prefill: by model, the share of the large product's rate;
         sampled: by model, load and batch, the time of a step as a multiple of a greedy one;
         transformers: by model, mode and batch, the ratios of `compare`.
@@ -50,6 +52,13 @@ def derive(parts: Parts) -> dict[str, Any]:
         "float8": {
             batch: _decode(parts, found)
             for batch, found in (figure(parts, "float8", "decode") or {}).items()
+        },
+        "families": {
+            name: {
+                batch: _decode(parts, found)
+                for batch, found in (figure(parts, f"family-{name}", "decode") or {}).items()
+            }
+            for name in FAMILIES
         },
         "prefill": {
             size: _prefill(parts, found)

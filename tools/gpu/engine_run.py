@@ -142,7 +142,7 @@ class EngineRun:
 def start_engine(settings: Settings, size: str, **options: Any) -> Iterator[EngineRun]:
     """Starts an engine for the model of that size, and stops it at the end of the block."""
     directory = settings.directory(size)
-    given = settings.engine_options() | {
+    given = settings.engine_options(size) | {
         "profiler_config": {"torch_profiler_dir": tempfile.mkdtemp(prefix="gpu-check-trace-")},
         **options,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu.families import FAMILIES
 from gpu.shapes import NAMES
 from gpu.tests_part import SHARDS
 
@@ -112,6 +113,16 @@ PARTS = (
         f"{NAMES['8b']}: decodes with FP8 keys and values",
         ("8b",),
         needs_kernels=True,
+    ),
+    *(
+        Part(
+            f"family-{name}",
+            "family_part:run",
+            120,
+            f"{family.name}: decodes of one and of eight requests",
+            (name,),
+        )
+        for name, family in FAMILIES.items()
     ),
     *(
         Part(f"tests-{name}", "tests_part:run", 240, f"pytest: {shard.what}", (name,), code=TESTS)

@@ -22,7 +22,9 @@ from gpu.settings import Settings, settings_for
 from gpu.tests_part import SHARDS
 
 CARD, DEVICE_KEY = ((9, 0), 132), "sm90"
-TARGETS = SEARCHES, ENGINES, TESTS = "search:run", "compile_part:run", "tests_part:run"
+SEARCHES, TESTS = "search:run", "tests_part:run"
+ENGINES = "compile_part:run", "family_part:run"
+TARGETS = SEARCHES, *ENGINES, TESTS
 KEPT = (".cubin", ".json")
 """What a launch reads of what the compiler writes."""
 
@@ -67,7 +69,7 @@ def _compile_share(work: tuple[Part, bool, int, int]) -> dict[str, Any]:
         return _compile_tests(part, share)
 
     def work_of(device: Any) -> None:
-        if part.target == ENGINES:
+        if part.target in ENGINES:
             for name in part.arguments[: 1 if rehearsal else None]:
                 launch(settings, name, device)
         else:

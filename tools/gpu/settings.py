@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu.families import FAMILIES, Family
 from gpu.shapes import SHAPES, Shape
 
 
@@ -104,15 +105,21 @@ class Settings:
     def shape(self, name: str) -> Shape:
         return SHAPES[name].shrunk() if self.rehearsal else SHAPES[name]
 
-    def directory(self, name: str, shape: Shape | None = None) -> Path:
+    def model(self, name: str) -> Shape | Family:
+        """Returns a model of `SHAPES` or of `FAMILIES`."""
+        if name in SHAPES:
+            return self.shape(name)
+        return FAMILIES[name].shrunk() if self.rehearsal else FAMILIES[name]
+
+    def directory(self, name: str, model: Shape | Family | None = None) -> Path:
         """Writes a model directory into a new temporary directory; returns its path.
 
         Args:
             name: the name of the model.
-            shape: its shape; None stands for `shape(name)`.
+            model: the model; None stands for that of the name.
         """
         parent = Path(tempfile.mkdtemp(prefix=f"gpu-check-{name}-"))
-        return (shape or self.shape(name)).write(parent, self.dtype)
+        return (model or self.model(name)).write(parent, self.dtype)
 
     def prompts(self, count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
         """Returns random token ids. The same arguments give the same ids, so that the engine and
@@ -120,16 +127,22 @@ class Settings:
         draw = random.Random(f"{seed} {count} {length} {vocab}")
         return [draw.choices(range(vocab), k=length) for _ in range(count)]
 
-    def engine_options(self) -> dict[str, Any]:
-        """Returns the options of `LLM` for all engines, without chunked prefill of one prompt and
-        without prefix caching."""
+    @property
+    def few_batches(self) -> list[int]:
+        """The batch sizes of the decodes of `FAMILIES`: one request and a few."""
+        return sorted(self.batches)[:2]
+
+    def engine_options(self, name: str | None = None) -> dict[str, Any]:
+        """Returns the options of `LLM` for all engines, or for that of a model, without chunked
+        prefill of one prompt and without prefix caching."""
+        batches = self.few_batches if name in FAMILIES else self.batches
         return {
             "device": self.device,
             "dtype": self.dtype,
             "load_format": "dummy",
             "enable_prefix_caching": False,
             "max_model_len": self.max_model_len,
-            "max_num_seqs": max(self.batches),
+            "max_num_seqs": max(batches),
             "max_num_batched_tokens": self.prefill_tokens,
             "generation_config": "shmllm",
             "startup_timeout": 300.0,

@@ -16,6 +16,16 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "shmllm" / "assets" / "tiny"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
+def write_model(directory: Path, config: dict[str, Any]) -> Path:
+    """Writes config.json and the tokenizer of the bundled model into a model directory; returns
+    it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(TOKENIZER / name, directory / name)
+    return directory
+
+
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a decoder.
@@ -126,6 +136,10 @@ class Shape:
             self, hidden=64, inner=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=4096
         )
 
+    def first_layers(self) -> Shape:
+        """Returns a model of the first layer: all are of one kind."""
+        return replace(self, layers=1)
+
     def config(self, dtype: str) -> dict[str, Any]:
         """Returns config.json. It has no end-of-sequence token, so that no request ends early."""
         return {
@@ -152,11 +166,7 @@ class Shape:
     def write(self, directory: Path, dtype: str) -> Path:
         """Writes a model directory without weights. It gets the tokenizer of the bundled model,
         which is not used: prompts and outputs are token ids."""
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.json").write_text(json.dumps(self.config(dtype), indent=1) + "\n")
-        for name in TOKENIZER_FILES:
-            shutil.copyfile(TOKENIZER / name, directory / name)
-        return directory
+        return write_model(directory, self.config(dtype))
 
 
 def _llama_rope(factor: float) -> dict[str, Any]:

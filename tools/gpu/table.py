@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gpu.derived import figure
+from gpu.families import FAMILIES
 from gpu.shapes import NAMES
 from gpu.tests_part import SHARDS
 
@@ -101,6 +102,10 @@ def _decode_rows(record: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     measured = [
         *((f"engine-{size}", NAMES[size], shares) for size, shares in derived["decode"].items()),
         ("float8", f"{NAMES['8b']}, FP8 keys", derived["float8"]),
+        *(
+            (f"family-{name}", FAMILIES[name].name, shares)
+            for name, shares in derived["families"].items()
+        ),
     ]
     for part, name, batches in measured:
         for batch, shares in batches.items():

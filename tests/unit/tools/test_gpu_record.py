@@ -217,6 +217,7 @@ def test_what_helps_to_mend_comes_before_what_does_not():
         "compile",
         "engine",
         "float8",
+        "family",
         "tests",
         "kernels",
         "packed",
