@@ -14,6 +14,7 @@ from conformance.expert_kernels import (
 )
 from support.kernel_helpers import assert_close, poisoned
 
+from shmllm_kernels.gpu import configs
 from shmllm_kernels.gpu.few_routing import route_rows, takes
 from shmllm_kernels.gpu.norm import rms_norm
 from shmllm_kernels.gpu.row_operands import RowNorm
@@ -111,6 +112,14 @@ class FewRoutingConformance:
         routed.scales = torch.ones_like(routed.scales)
         routed.check(BY_SOFTMAX, dtype)
 
+    @pytest.mark.parametrize("most", [1, 20])
+    def test_some_tokens_in_a_program(self, draw, dtype, monkeypatch, most):
+        """Eight in each of five programs, or two."""
+        monkeypatch.setattr(configs, "MOST_PROGRAMS", most)
+        routed = Routed(draw, dtype, 7, 8, 2, 4000, 0)
+        routed.run(BY_SOFTMAX)
+        routed.check(BY_SOFTMAX, dtype)
+
     @pytest.mark.parametrize("tokens", [1, 2, 8])
     def test_pairs_are_laid_out(self, draw, dtype, tokens):
         """Those of padded tokens are not, whatever their rows are."""
@@ -145,10 +154,10 @@ class FewRoutingConformance:
     def test_the_choice_does_not_depend_on_which_program_is_the_last(
         self, draw, dtype, monkeypatch
     ):
-        """Only the interpreter has programs in a certain order: here five with logits, and four
-        with rows."""
+        """Only the interpreter has programs in a certain order: here five with logits, and one with
+        rows, of each token."""
         routed = Routed(draw, dtype, 4, 20, 4, 2000, 0)
-        for order in (lambda x: x, lambda x: 8 - x, lambda x: (x + 4) % 9):
+        for order in (lambda x: x, lambda x: 5 - x, lambda x: (x + 4) % 6):
             with monkeypatch.context() as patch:
                 run_programs_in_order(patch, order)
                 routed.run(BY_SOFTMAX)

@@ -12,6 +12,7 @@ from conformance.attention_kernels import product_of_single_rows, tolerances
 from conformance.latent_kernels import Case, Launch
 from support.kernel_helpers import assert_close, poisoned
 
+from shmllm_kernels.gpu import configs
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.latent_attention import attend_parts
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
@@ -78,6 +79,15 @@ class LatentHeadsConformance:
         torch.testing.assert_close(
             cache.double(), wanted.double(), atol=4 * bounds[0], rtol=2 * bounds[1], equal_nan=True
         )
+
+    @pytest.mark.parametrize("most", [1, 50])
+    def test_some_tokens_in_a_program(self, draw, dtype, monkeypatch, most):
+        """All, or four of five."""
+        case = Queries(draw, dtype, 5, 3, WIDTHS[0])
+        one_by_one = case.run()
+        monkeypatch.setattr(configs, "MOST_PROGRAMS", most)
+        for mine, other in zip(case.run(), one_by_one, strict=True):
+            assert torch.equal(mine.nan_to_num(), other.nan_to_num())
 
     def test_queries_of_no_token(self, draw, dtype):
         latents, _, cache = Queries(draw, dtype, 0, 2, WIDTHS[1]).run()

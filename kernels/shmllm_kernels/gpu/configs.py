@@ -27,6 +27,8 @@ TABLE = TileTable.read(TILES_JSON)
 
 MAX_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 4
+MOST_PROGRAMS = 512
+"""How many programs with 64 weights in each thread run at once, about, on 132 multiprocessors."""
 VERIFY_ELEMENTS = 64 * 256
 """The most elements of the sums of a program of several tokens: 64 registers of 8 warps."""
 
@@ -346,6 +348,20 @@ def num_splits(
     programs = max(-(-num_tokens // block_q), num_requests) * num_kv_heads
     wanted = PROGRAMS_PER_PROCESSOR * num_multiprocessors(device) // max(programs, 1)
     return min(next_power_of_two(wanted + 1) // 2, MAX_SPLITS) if wanted > 1 else 1
+
+
+def tokens_per_program(num_tokens: int, programs: int) -> int:
+    """Returns how many tokens a program computes one after the other.
+
+    A program that keeps weights reads them once for its tokens, but waits for each of their rows.
+    So there are as many programs as run at once, and no more.
+
+    Args:
+        num_tokens: the number of tokens.
+        programs: the number of programs that have all weights.
+    """
+    wanted = -(-num_tokens * programs // MOST_PROGRAMS)
+    return min(next_power_of_two(wanted), num_tokens)
 
 
 def row_warps(dim: int) -> int:

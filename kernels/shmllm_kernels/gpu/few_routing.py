@@ -1,6 +1,6 @@
 """The choice of the experts of few tokens in one launch: norm, router, choice and layout.
 
-A program multiplies the normalised rows of all tokens with some rows of the router, which it keeps
+A program multiplies the normalised rows of some tokens with some rows of the router, which it keeps
 in registers, and adds up each row by itself: the bits of a token do not depend on the others. The
 program that ends last chooses by the logits of all, as `routing` does. Other programs store the
 normalised rows, which the experts read. A dependent launch (from compute capability 9.0 on) loads
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.configs import next_power_of_two, tokens_per_program
 from shmllm_kernels.gpu.decode_parts import is_last_part
 from shmllm_kernels.gpu.norm import normed_row
 from shmllm_kernels.gpu.pair_layout import PairLayout, lay_out_alone, operands_of
@@ -42,7 +42,22 @@ def _row_of(x_ptr, norm, eps, offset, HAS_NORM: tl.constexpr, HAS_OFFSET: tl.con
     return x
 
 
-@triton.jit(do_not_specialize=["num_requests", "block_m"])
+@triton.jit
+def _store_normed(
+    normed_ptr, x_ptr, norm, first_token, last_token, normed_stride, x_stride, eps, offset,
+    HAS_OFFSET: tl.constexpr, IS_DEPENDENT: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Stores the normalised rows of some tokens, behind the wait for the launch before."""
+    if IS_DEPENDENT:
+        gdc_wait()
+    ks = tl.arange(0, K_PADDED)
+    for token in range(first_token, last_token):
+        source = x_ptr + token * x_stride
+        normed = _row_of(source, norm, eps, offset, True, HAS_OFFSET, K, K_PADDED)
+        tl.store(normed_ptr + token * normed_stride + ks, normed, mask=ks < K)
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_tokens", "tokens_at_once", "block_m"])
 def _route_rows(
     ids_ptr,
     weights_ptr,
@@ -59,6 +74,7 @@ def _route_rows(
     layout,
     num_requests,
     num_tokens,
+    tokens_at_once,
     block_m,
     x_stride,
     normed_stride,
@@ -89,20 +105,19 @@ def _route_rows(
 ):
     BLOCKS: tl.constexpr = (NUM_COLUMNS + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
+    first_token = tl.program_id(1) * tokens_at_once
+    last_token = tl.minimum(first_token + tokens_at_once, num_tokens)
     if IS_DEPENDENT:
         gdc_launch_dependents()
     ks = tl.arange(0, K_PADDED)
     norm = 0.0
     if HAS_NORM:
         norm = tl.load(norm_ptr + ks, mask=ks < K, other=0.0).to(tl.float32)
-    if program >= BLOCKS:
-        if IS_DEPENDENT:
-            gdc_wait()
-        index = (program - BLOCKS).to(tl.int64)
-        row = _row_of(
-            x_ptr + index * x_stride, norm, eps, offset, HAS_NORM, HAS_OFFSET, K, K_PADDED
-        )
-        tl.store(normed_ptr + index * normed_stride + ks, row, mask=ks < K)
+    if program == BLOCKS:
+        _store_normed(
+            normed_ptr, x_ptr, norm, first_token, last_token, normed_stride, x_stride, eps, offset,
+            HAS_OFFSET, IS_DEPENDENT, K, K_PADDED,
+        )  # fmt: skip
     else:
         columns = program * BLOCK_N + tl.arange(0, BLOCK_N)
         is_column = columns < NUM_COLUMNS
@@ -114,7 +129,7 @@ def _route_rows(
         if IS_DEPENDENT:
             gdc_wait()
         dtype: tl.constexpr = logits_ptr.dtype.element_ty
-        for token in range(num_tokens):
+        for token in range(first_token, last_token):
             row = _row_of(
                 x_ptr + token * x_stride, norm, eps, offset, HAS_NORM, HAS_OFFSET, K, K_PADDED
             )
@@ -122,7 +137,7 @@ def _route_rows(
             logits = tl.sum(products, axis=1) + router_bias
             target = logits_ptr + token * logits_stride + columns
             tl.store(target, logits.to(dtype), mask=is_column)
-        if is_last_part(counter_ptr, BLOCKS):
+        if is_last_part(counter_ptr, BLOCKS * tl.num_programs(1)):
             tokens = tl.arange(0, TOKENS)[:, None]
             found, is_pair = choose(
                 ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens,
@@ -177,8 +192,8 @@ def route_rows(
 
     One launch a layer. For Qwen3-30B-A3B (128 experts, 2,048) 32 programs read 0.5 MB of the router
     before they wait; then the rows arrive in 0.6 us, the sums take 0.3 us, the counter 0.6 us, the
-    logits 0.6 us and the choice 1.6 us: about 4 us for one token. Norm, product and choice were
-    launches of 2, 3 and 4 us.
+    logits 0.6 us and the choice 1.6 us: about 4 us. Each of up to eight tokens has 32 programs of
+    its own. Norm, product and choice were launches of 2, 3 and 4 us.
     """
     num_tokens, top_k = ids.shape
     columns, hidden = router.shape
@@ -194,8 +209,9 @@ def route_rows(
     padded = next_power_of_two(hidden)
     num_warps = max(padded // (32 * WEIGHTS_PER_THREAD), LEAST_WARPS)
     block_n = 32 * WEIGHTS_PER_THREAD * num_warps // padded
-    programs = triton.cdiv(columns, block_n) + (0 if norm is None else num_tokens)
-    _route_rows[(programs,)](
+    programs = triton.cdiv(columns, block_n) + (0 if norm is None else 1)
+    at_once = tokens_per_program(num_tokens, programs)
+    _route_rows[programs, triton.cdiv(num_tokens, at_once)](
         ids,
         weights,
         logits,
@@ -211,6 +227,7 @@ def route_rows(
         operands_of(layout),
         len(query_starts) - 1,
         num_tokens,
+        at_once,
         0 if layout is None else layout.block_m,
         x.stride(0),
         normed.stride(0),

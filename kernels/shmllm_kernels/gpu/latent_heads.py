@@ -4,9 +4,11 @@ Each is launched with its neighbours. The one before projects queries to the wid
 same launch rotates the queries' other parts, and writes the tokens' latents to the cache. The one
 behind joins the parts of split contexts, and projects the result to values.
 
-A program multiplies all tokens with some rows of a head's matrix, which it keeps in registers, and
-adds up each row by itself: the bits of a token do not depend on the others. A dependent launch
-(from compute capability 9.0 on) loads them before it waits for the launch before.
+A program of the launch before multiplies some tokens with some rows of a head's matrix, which it
+keeps in registers; one behind multiplies a token with rows of tile after tile, as many as make up
+for joining its parts. Each row is added up by itself: the bits of a token do not depend on the
+others. A dependent launch (from compute capability 9.0 on) loads its first weights before it waits
+for the launch before.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.attention import AttentionScratch
-from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.configs import next_power_of_two, tokens_per_program
 from shmllm_kernels.gpu.latent_write import check_latents, pairs_of, rotated_pairs, write_latent
 
 WEIGHTS = 8192
@@ -40,7 +42,7 @@ def _multiply(weight, x):
     return tl.sum(weight.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "tokens_at_once"])
 def _absorb_queries(
     latents_ptr,
     query_ptr,
@@ -52,6 +54,7 @@ def _absorb_queries(
     sin_ptr,
     slots_ptr,
     num_tokens,
+    tokens_at_once,
     latents_token_stride,
     latents_head_stride,
     query_token_stride,
@@ -75,17 +78,19 @@ def _absorb_queries(
 ):
     BLOCKS: tl.constexpr = (RANK + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
+    first_token = tl.program_id(1) * tokens_at_once
+    last_token = tl.minimum(first_token + tokens_at_once, num_tokens)
     if IS_DEPENDENT:
         gdc_launch_dependents()
-    if program >= NUM_HEADS * BLOCKS:
+    if program == NUM_HEADS * BLOCKS:
         if IS_DEPENDENT:
             gdc_wait()
-        write_latent(
-            cache_ptr, x_ptr, norm_ptr, cos_ptr, sin_ptr, slots_ptr,
-            (program - NUM_HEADS * BLOCKS).to(tl.int64), x_stride, cos_stride, sin_stride,
-            block_stride, token_stride, block_size, eps,
-            RANK, HALF, IS_INTERLEAVED, ELEMENTS, PAIRS,
-        )  # fmt: skip
+        for token in range(first_token, last_token):
+            write_latent(
+                cache_ptr, x_ptr, norm_ptr, cos_ptr, sin_ptr, slots_ptr, token,
+                x_stride, cos_stride, sin_stride, block_stride, token_stride, block_size, eps,
+                RANK, HALF, IS_INTERLEAVED, ELEMENTS, PAIRS,
+            )  # fmt: skip
     else:
         head, block = program // BLOCKS, program % BLOCKS
         rows = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -96,14 +101,14 @@ def _absorb_queries(
         latents_ptr += head * latents_head_stride
         dtype: tl.constexpr = query_ptr.dtype.element_ty
         ks = tl.arange(0, NOPE_PADDED)
-        for token in range(num_tokens):
+        for token in range(first_token, last_token):
             query = tl.load(query_ptr + token * query_token_stride + ks, mask=ks < NOPE, other=0.0)
             places = latents_ptr + token * latents_token_stride + rows
             tl.store(places, _multiply(weight, query).to(dtype), mask=rows < RANK)
         if block == 0:
             first_place, second_place = pairs_of(HALF, IS_INTERLEAVED, PAIRS)
             inside = tl.arange(0, PAIRS) < HALF
-            for token in range(num_tokens):
+            for token in range(first_token, last_token):
                 part = query_ptr + token * query_token_stride + NOPE
                 first, second = rotated_pairs(
                     part, cos_ptr + token * cos_stride, sin_ptr + token * sin_stride,
@@ -136,7 +141,7 @@ def _joined(
     return joined / total
 
 
-@triton.jit(do_not_specialize=["num_requests"])
+@triton.jit(do_not_specialize=["num_requests", "tiles"])
 def _project_values(
     out_ptr,
     latents_ptr,
@@ -145,6 +150,7 @@ def _project_values(
     stats_ptr,
     starts_ptr,
     num_requests,
+    tiles,
     out_stride,
     latents_token_stride,
     latents_head_stride,
@@ -156,25 +162,31 @@ def _project_values(
     BLOCK_N: tl.constexpr,
     RANK_PADDED: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    head, token = tl.program_id(0), tl.program_id(2)
+    rows = tl.program_id(1) * BLOCK_N * tiles + tl.arange(0, BLOCK_N)
     if IS_DEPENDENT:
         gdc_launch_dependents()
     weight = _rows_of_head(weight_ptr, head, rows, VALUE, RANK, RANK_PADDED)
     if IS_DEPENDENT:
         gdc_wait()
+    if token >= tl.load(starts_ptr + num_requests):
+        return
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     ranks = tl.arange(0, RANK_PADDED)
-    for token in range(tl.load(starts_ptr + num_requests)):
-        if NUM_SPLITS == 1:
-            places = latents_ptr + token * latents_token_stride + head * latents_head_stride
-            latent = tl.load(places + ranks, mask=ranks < RANK, other=0.0)
-        else:
-            part = (token * tl.num_programs(0) + head).to(tl.int64) * NUM_SPLITS
-            latent = _joined(sums_ptr, stats_ptr, part, NUM_SPLITS, AT_ONCE, RANK, RANK_PADDED)
-        product = _multiply(weight, latent.to(dtype))
-        places = out_ptr + token * out_stride + head * VALUE + rows
-        tl.store(places, product.to(dtype), mask=rows < VALUE)
+    if NUM_SPLITS == 1:
+        places = latents_ptr + token * latents_token_stride + head * latents_head_stride
+        latent = tl.load(places + ranks, mask=ranks < RANK, other=0.0)
+    else:
+        part = (token * tl.num_programs(0) + head).to(tl.int64) * NUM_SPLITS
+        joined = _joined(sums_ptr, stats_ptr, part, NUM_SPLITS, AT_ONCE, RANK, RANK_PADDED)
+        latent = joined.to(dtype)
+    out_ptr += token * out_stride + head * VALUE
+    for _ in range(1, tiles):
+        following = _rows_of_head(weight_ptr, head, rows + BLOCK_N, VALUE, RANK, RANK_PADDED)
+        tl.store(out_ptr + rows, _multiply(weight, latent).to(dtype), mask=rows < VALUE)
+        rows += BLOCK_N
+        weight = following
+    tl.store(out_ptr + rows, _multiply(weight, latent).to(dtype), mask=rows < VALUE)
 
 
 def absorb_queries(
@@ -206,9 +218,10 @@ def absorb_queries(
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0, and ``key_up`` must be complete by then.
 
-    One launch a layer, which reads ``key_up`` once, whatever the number of tokens. For
-    DeepSeek-V2-Lite (16 heads, 512 x 128) that are 2.1 MB in 128 programs: 0.5 us at 4.26 TB/s, and
-    about 1.5 us for the launch. In steps of more tokens the same takes three launches.
+    One launch a layer. For DeepSeek-V2-Lite (16 heads, 512 x 128) ``key_up`` is 2.1 MB in 128
+    programs: 0.5 us at 4.26 TB/s, and about 1.5 us for the launch; two tokens for each of 512
+    programs read it from the cache four times, 8.4 MB, 1.7 us. In steps of more tokens the same
+    takes three launches.
     """
     tokens, heads, rank = latents.shape
     nope = key_up.shape[2]
@@ -226,8 +239,9 @@ def absorb_queries(
         return
     padded = next_power_of_two(nope)
     block_n = min(max(WEIGHTS // padded, 1), next_power_of_two(rank))
-    programs = heads * triton.cdiv(rank, block_n) + tokens
-    _absorb_queries[(programs,)](
+    programs = heads * triton.cdiv(rank, block_n) + 1
+    at_once = tokens_per_program(tokens, programs)
+    _absorb_queries[programs, triton.cdiv(tokens, at_once)](
         latents,
         query,
         key_up,
@@ -238,6 +252,7 @@ def absorb_queries(
         sin,
         slots,
         tokens,
+        at_once,
         *latents.stride()[:2],
         query.stride(0),
         x.stride(0),
@@ -285,10 +300,11 @@ def project_values(
         num_splits, scratch: as of `latent_attention.attend_parts`.
         is_dependent: see `absorb_queries`; here it concerns ``value_up``.
 
-    One launch a layer, which reads ``value_up`` once, and the parts once for each of its programs
-    of a head. For DeepSeek-V2-Lite (16 heads, 128 x 512) that are 2.1 MB in 128 programs, 0.5 us at
-    4.26 TB/s, and 8 MB of parts from the cache for one token in 32 parts, 64 KiB for each program,
-    1 us. Joining them in a launch of its own, before a product of torch, takes two launches.
+    One launch a layer, with as many programs for eight tokens as for one. For DeepSeek-V2-Lite (16
+    heads, 128 x 512) one token has 128 programs, which read 2.1 MB of ``value_up``, 0.5 us at 4.26
+    TB/s, and each the 32 parts of its head from the cache, 64 KiB, 0.7 us. Of eight tokens a
+    program reads all of its head's matrix instead, and its parts once: 192 KiB, 2 us. Joining them
+    in a launch of its own, before a product of torch, takes two launches.
     """
     tokens, heads, rank = latents.shape
     value = value_up.shape[1]
@@ -305,7 +321,8 @@ def project_values(
         return
     padded = next_power_of_two(rank)
     block_n = min(max(WEIGHTS // padded, 1), next_power_of_two(value))
-    _project_values[(heads, triton.cdiv(value, block_n))](
+    tiles = min(next_power_of_two(tokens), triton.cdiv(value, block_n))
+    _project_values[heads, triton.cdiv(value, block_n * tiles), tokens](
         out,
         latents,
         value_up,
@@ -313,6 +330,7 @@ def project_values(
         stats,
         query_starts,
         num_requests,
+        tiles,
         out.stride(0),
         *latents.stride()[:2],
         NUM_SPLITS=num_splits,
