@@ -11,6 +11,7 @@ from conformance.recurrent_steps import LENGTH, STEPS, Run, rows_of, tolerances
 from support.kernel_helpers import assert_close
 
 from shmllm_kernels.gpu import delta_net, few_delta_net, few_mamba2, mamba2
+from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.convolution import convolve
 
 DELTA_NETS = [(1, 1, 16, 16), (2, 4, 16, 40), (1, 3, 20, 8)]
@@ -59,7 +60,7 @@ class FewRecurrentConformance:
             outs = [torch.full_like(rows[:, :values], float("nan")) for _ in runs]
             few_delta_net.run_delta_net(
                 outs[1], rows, weights, norm, logs, biases, runs[1].states, counters, few, heads,
-                1e-5,
+                1e-5, has_dependent_launches(draw.device),
             )  # fmt: skip
             mixed, gates, rates = rows.split([channels, values, 2 * value_heads], 1)
             convolve(mixed, weights, None, runs[0].states, known)
@@ -93,7 +94,7 @@ class FewRecurrentConformance:
             outs = [torch.full_like(rows[:, :inner], float("nan")) for _ in runs]
             few_mamba2.run_mamba2(
                 outs[1], rows, weights, bias, *of_heads, runs[1].states, counters, few, sizes[:4],
-                limits,
+                limits, has_dependent_launches(draw.device),
             )  # fmt: skip
             mixed, times = rows.split([channels, heads], 1)
             convolve(mixed, weights, bias, runs[0].states, known)

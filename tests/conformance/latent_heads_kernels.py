@@ -12,8 +12,9 @@ from conformance.attention_kernels import product_of_single_rows, tolerances
 from conformance.latent_kernels import Case, Launch
 from support.kernel_helpers import assert_close, poisoned
 
-from shmllm_kernels.gpu import configs
+from shmllm_kernels.gpu import latent_heads
 from shmllm_kernels.gpu.attention import AttentionScratch
+from shmllm_kernels.gpu.configs import has_dependent_launches
 from shmllm_kernels.gpu.latent_attention import attend_parts
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.reference.latent_attention import paged_latent_attention
@@ -51,7 +52,7 @@ class Queries:
         absorb_queries(
             latents[..., : self.rank], query.unflatten(1, (self.heads, -1)), self.key_up, cache,
             self.x[begin:end], self.weight, 1e-6, self.cos[begin:end], self.sin[begin:end],
-            self.slots[begin:end], self.interleaved,
+            self.slots[begin:end], self.interleaved, has_dependent_launches(query.device),
         )  # fmt: skip
         assert latents[..., self.rank :].isnan().all(), "it wrote beside its rows"
         return latents[..., : self.rank], query, cache
@@ -85,7 +86,7 @@ class LatentHeadsConformance:
         """All, or four of five."""
         case = Queries(draw, dtype, 5, 3, WIDTHS[0])
         one_by_one = case.run()
-        monkeypatch.setattr(configs, "MOST_PROGRAMS", most)
+        monkeypatch.setattr(latent_heads, "MOST_PROGRAMS", most)
         for mine, other in zip(case.run(), one_by_one, strict=True):
             assert torch.equal(mine.nan_to_num(), other.nan_to_num())
 
@@ -146,10 +147,12 @@ def values_of(launch: Launch, value_up: torch.Tensor) -> torch.Tensor:
         scratch.stats.fill_(torch.nan)
     latents = query.clone()
     tensors = latents, *launch.tensors()[1:]
-    attend_parts(latents, *tensors, case.config, 0.17, case.num_splits, scratch)
+    is_dependent = has_dependent_launches(query.device)
+    sizes = case.num_splits, scratch, is_dependent
+    attend_parts(latents, *tensors, case.config, 0.17, *sizes)
     width = case.heads * value_up.shape[1]
     out = poisoned(len(query), width, dtype=query.dtype, device=query.device)
-    project_values(out, latents, value_up, launch.starts, case.num_splits, scratch)
+    project_values(out, latents, value_up, launch.starts, *sizes)
     return out
 
 

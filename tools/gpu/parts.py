@@ -118,7 +118,7 @@ PARTS = (
         Part(
             f"family-{name}",
             "family_part:run",
-            120,
+            240,
             f"{family.name}: decodes of one and of eight requests",
             (name,),
         )

@@ -27,8 +27,6 @@ TABLE = TileTable.read(TILES_JSON)
 
 MAX_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 4
-MOST_PROGRAMS = 512
-"""How many programs with 64 weights in each thread run at once, about, on 132 multiprocessors."""
 VERIFY_ELEMENTS = 64 * 256
 """The most elements of the sums of a program of several tokens: 64 registers of 8 warps."""
 
@@ -350,7 +348,7 @@ def num_splits(
     return min(next_power_of_two(wanted + 1) // 2, MAX_SPLITS) if wanted > 1 else 1
 
 
-def tokens_per_program(num_tokens: int, programs: int) -> int:
+def tokens_per_program(num_tokens: int, programs: int, most: int) -> int:
     """Returns how many tokens a program computes one after the other.
 
     A program that keeps weights reads them once for its tokens, but waits for each of their rows.
@@ -359,8 +357,9 @@ def tokens_per_program(num_tokens: int, programs: int) -> int:
     Args:
         num_tokens: the number of tokens.
         programs: the number of programs that have all weights.
+        most: how many programs run at once.
     """
-    wanted = -(-num_tokens * programs // MOST_PROGRAMS)
+    wanted = -(-num_tokens * programs // most)
     return min(next_power_of_two(wanted), num_tokens)
 
 

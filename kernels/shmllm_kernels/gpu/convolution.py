@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shmllm_kernels.gpu.states import Requests, is_kept, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 MOST_TAPS = 4
 CHANNELS = 128
@@ -42,6 +42,22 @@ class Window(NamedTuple):
     a: Any
     b: Any
     c: Any
+
+
+class Channels(NamedTuple):
+    """Some channels of a request.
+
+    Attributes:
+        columns: where they are in a row.
+        inside: which of these there are.
+        taps: their `Taps`.
+        before: the `Window` before the request's first token in the step.
+    """
+
+    columns: Any
+    inside: Any
+    taps: Any
+    before: Any
 
 
 @triton.jit
@@ -84,28 +100,43 @@ def convolved(window, x, taps):
 
 
 @triton.jit
-def convolve_next(row, window, taps, columns, inside, dtype: tl.constexpr):
-    """Returns the convolution of a token's channels, rounded to the dtype, in float32, and the
-    `Window` behind it."""
-    x = tl.load(row + columns, mask=inside, other=0.0).to(tl.float32)
-    return convolved(window, x, taps).to(dtype).to(tl.float32), Window(window.b, window.c, x)
+def load_channels(
+    weights_ptr, bias_ptr, own, columns, inside, channels,
+    TAPS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Returns the `Channels` of some columns, of which the states of a request have ``channels`` at
+    their beginning."""
+    taps = load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
+    before = load_window(state_before(own), columns, inside & (own.start > 0), channels, TAPS)
+    return Channels(columns, inside, taps, before)
 
 
 @triton.jit
-def store_windows(
-    x_ptr, window, columns, inside, states_ptr, table_ptr, first, count, start,
-    x_stride, state_stride, interval, channels, TAPS: tl.constexpr,
-):  # fmt: skip
-    """Stores some channels' inputs of a request's tokens in the step wherever states are kept.
-    `window` has those before the first token."""
-    for token in range(count):
-        position = start + token
-        row = x_ptr + (first + token).to(tl.int64) * x_stride
-        x = tl.load(row + columns, mask=inside, other=0.0).to(tl.float32)
+def convolve_next(row, window, of, dtype: tl.constexpr):
+    """Returns the convolution of a token's channels, rounded to the dtype, in float32, and the
+    `Window` behind it.
+
+    Args:
+        row: pointer to the token's channels.
+        window: the `Window` before it.
+        of: the `Channels`.
+    """
+    x = tl.load(row + of.columns, mask=of.inside, other=0.0).to(tl.float32)
+    out = convolved(window, x, of.taps).to(dtype).to(tl.float32)
+    return out, Window(window.b, window.c, x)
+
+
+@triton.jit
+def store_windows(x_ptr, x_stride, of, own, channels, TAPS: tl.constexpr):
+    """Stores the inputs of some `Channels` wherever a request's states are kept."""
+    window = of.before
+    for token in range(own.count):
+        row = x_ptr + (own.first + token).to(tl.int64) * x_stride
+        x = tl.load(row + of.columns, mask=of.inside, other=0.0).to(tl.float32)
         window = Window(window.b, window.c, x)
-        if is_kept(position, token, count, interval):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
-            store_window(place, window, columns, inside, channels, TAPS)
+        if is_kept(own, token):
+            place = state_behind(own, token)
+            store_window(place, window, of.columns, of.inside, channels, TAPS)
 
 
 @triton.jit
@@ -129,24 +160,22 @@ def _convolve(
     request = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < channels
-    first = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - first
-    if count <= 0:
+    own = own_states(
+        request, states_ptr, starts_ptr, context_ptr, table_ptr, state_stride, table_stride,
+        interval,
+    )  # fmt: skip
+    if own.count <= 0:
         return
-    start = tl.load(context_ptr + request) - count
-    table_ptr += request.to(tl.int64) * table_stride
     taps = load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
-    before = states_ptr + state_block(table_ptr, tl.maximum(start - 1, 0), interval) * state_stride
-    window = load_window(before, columns, inside & (start > 0), channels, TAPS)
-    for token in range(count):
-        position = start + token
-        row = x_ptr + (first + token).to(tl.int64) * x_stride + columns
+    has_state = inside & (own.start > 0)
+    window = load_window(state_before(own), columns, has_state, channels, TAPS)
+    for token in range(own.count):
+        row = x_ptr + (own.first + token).to(tl.int64) * x_stride + columns
         x = tl.load(row, mask=inside, other=0.0).to(tl.float32)
         tl.store(row, convolved(window, x, taps).to(x_ptr.dtype.element_ty), mask=inside)
         window = Window(window.b, window.c, x)
-        if is_kept(position, token, count, interval):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
-            store_window(place, window, columns, inside, channels, TAPS)
+        if is_kept(own, token):
+            store_window(state_behind(own, token), window, columns, inside, channels, TAPS)
 
 
 def convolve(

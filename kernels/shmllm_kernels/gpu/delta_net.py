@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import softplus
-from shmllm_kernels.gpu.states import Requests, is_kept, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 COLUMNS = 32
 """The columns of a state that a program has in registers, beside all its rows."""
@@ -70,26 +70,24 @@ def _delta_rule(
     columns = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     of_keys = rows < key_dim
     of_values = columns < value_dim
-    first = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - first
-    if count <= 0:
+    own = own_states(
+        request, states_ptr, starts_ptr, context_ptr, table_ptr, state_stride, table_stride,
+        interval,
+    )  # fmt: skip
+    if own.count <= 0:
         return
-    start = tl.load(context_ptr + request) - count
-    table_ptr += request.to(tl.int64) * table_stride
     cells = head * key_dim * value_dim + rows[:, None] * value_dim + columns[None, :]
     inside = of_keys[:, None] & of_values[None, :]
     state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    if start > 0:
-        place = states_ptr + state_block(table_ptr, start - 1, interval) * state_stride
-        state = tl.load(place + cells, mask=inside, other=0.0)
+    if own.start > 0:
+        state = tl.load(state_before(own) + cells, mask=inside, other=0.0)
     query_at = head // (value_heads // key_heads) * key_dim + rows
     key_at = key_heads * key_dim + query_at
     value_at = 2 * key_heads * key_dim + head * value_dim + columns
     growth = -tl.exp(tl.load(logs_ptr + head))
     bias = tl.load(biases_ptr + head).to(tl.float32)
-    for token in range(count):
-        position = start + token
-        index = (first + token).to(tl.int64)
+    for token in range(own.count):
+        index = (own.first + token).to(tl.int64)
         row = x_ptr + index * x_stride
         query = tl.load(row + query_at, mask=of_keys, other=0.0).to(tl.float32)
         key = tl.load(row + key_at, mask=of_keys, other=0.0).to(tl.float32)
@@ -100,9 +98,8 @@ def _delta_rule(
         state, out = next_state(state, query, key, value, rate, time, growth, query_scale, eps)
         target = out_ptr + index * out_stride + head * value_dim + columns
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_values)
-        if is_kept(position, token, count, interval):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
-            tl.store(place + cells, state, mask=inside)
+        if is_kept(own, token):
+            tl.store(state_behind(own, token) + cells, state, mask=inside)
 
 
 def delta_rule(

@@ -22,13 +22,12 @@ from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.convolution import (
     MOST_TAPS,
     convolve_next,
-    load_taps,
-    load_window,
+    load_channels,
     store_windows,
 )
 from shmllm_kernels.gpu.decode_parts import is_last_part
 from shmllm_kernels.gpu.delta_net import NORM_EPS, next_state, normed_and_gated
-from shmllm_kernels.gpu.states import Requests, is_kept, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 MOST_CELLS = 128 * 128
 """The most elements of a head's state: 128 registers of each thread. With more than WARPS warps the
@@ -74,32 +73,31 @@ def _run_delta_net(
     key_head = head // SHARING
     if IS_DEPENDENT:
         gdc_launch_dependents()
-    first = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - first
-    if count <= 0:
+    own = own_states(
+        request, states_ptr, starts_ptr, context_ptr, table_ptr, state_stride, table_stride,
+        interval,
+    )  # fmt: skip
+    if own.count <= 0:
         if IS_DEPENDENT:
             gdc_wait()
         return
-    start = tl.load(context_ptr + request) - count
-    began = start > 0
-    table_ptr += request.to(tl.int64) * table_stride
-    before = states_ptr + state_block(table_ptr, tl.maximum(start - 1, 0), interval) * state_stride
     rows, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     of_keys, of_values = rows < KEY_DIM, columns < VALUE_DIM
     cells = (TAPS - 1) * CHANNELS + head * KEY_DIM * VALUE_DIM
     cells += rows[:, None] * VALUE_DIM + columns[None, :]
     inside = of_keys[:, None] & of_values[None, :]
-    state = tl.load(before + cells, mask=inside & began, other=0.0)
+    state = tl.load(state_before(own) + cells, mask=inside & (own.start > 0), other=0.0)
 
     query_at = key_head * KEY_DIM + rows
     key_at = KEY_HEADS * KEY_DIM + query_at
     value_at = 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + columns
-    query_taps = load_taps(weights_ptr, weights_ptr, query_at, of_keys, CHANNELS, TAPS, False)
-    key_taps = load_taps(weights_ptr, weights_ptr, key_at, of_keys, CHANNELS, TAPS, False)
-    value_taps = load_taps(weights_ptr, weights_ptr, value_at, of_values, CHANNELS, TAPS, False)
-    query_before = load_window(before, query_at, of_keys & began, CHANNELS, TAPS)
-    key_before = load_window(before, key_at, of_keys & began, CHANNELS, TAPS)
-    value_before = load_window(before, value_at, of_values & began, CHANNELS, TAPS)
+    query_of = load_channels(
+        weights_ptr, weights_ptr, own, query_at, of_keys, CHANNELS, TAPS, False
+    )
+    key_of = load_channels(weights_ptr, weights_ptr, own, key_at, of_keys, CHANNELS, TAPS, False)
+    value_of = load_channels(
+        weights_ptr, weights_ptr, own, value_at, of_values, CHANNELS, TAPS, False
+    )
     growth = -tl.exp(tl.load(logs_ptr + head))
     bias = tl.load(biases_ptr + head).to(tl.float32)
     norm = tl.load(norm_ptr + columns, mask=of_values, other=0.0).to(tl.float32)
@@ -107,16 +105,13 @@ def _run_delta_net(
         gdc_wait()
 
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    query_window, key_window, value_window = query_before, key_before, value_before
-    for token in range(count):
-        position = start + token
-        index = (first + token).to(tl.int64)
+    query_window, key_window, value_window = query_of.before, key_of.before, value_of.before
+    for token in range(own.count):
+        index = (own.first + token).to(tl.int64)
         row = x_ptr + index * x_stride
-        query, query_window = convolve_next(row, query_window, query_taps, query_at, of_keys, dtype)
-        key, key_window = convolve_next(row, key_window, key_taps, key_at, of_keys, dtype)
-        value, value_window = convolve_next(
-            row, value_window, value_taps, value_at, of_values, dtype
-        )
+        query, query_window = convolve_next(row, query_window, query_of, dtype)
+        key, key_window = convolve_next(row, key_window, key_of, dtype)
+        value, value_window = convolve_next(row, value_window, value_of, dtype)
         gates = row + CHANNELS + head * VALUE_DIM + columns
         gate = tl.load(gates, mask=of_values, other=0.0).to(tl.float32)
         rates = row + CHANNELS + VALUE_HEADS * VALUE_DIM + head
@@ -126,22 +121,12 @@ def _run_delta_net(
         out = normed_and_gated(out.to(dtype).to(tl.float32), gate, norm, VALUE_DIM, norm_eps)
         target = out_ptr + index * out_stride + head * VALUE_DIM + columns
         tl.store(target, out.to(dtype), mask=of_values)
-        if is_kept(position, token, count, interval):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
-            tl.store(place + cells, state, mask=inside)
-    store_windows(
-        x_ptr, value_before, value_at, of_values, states_ptr, table_ptr, first, count, start,
-        x_stride, state_stride, interval, CHANNELS, TAPS,
-    )  # fmt: skip
+        if is_kept(own, token):
+            tl.store(state_behind(own, token) + cells, state, mask=inside)
+    store_windows(x_ptr, x_stride, value_of, own, CHANNELS, TAPS)
     if is_last_part(counters_ptr + request * KEY_HEADS + key_head, SHARING):
-        store_windows(
-            x_ptr, query_before, query_at, of_keys, states_ptr, table_ptr, first, count, start,
-            x_stride, state_stride, interval, CHANNELS, TAPS,
-        )  # fmt: skip
-        store_windows(
-            x_ptr, key_before, key_at, of_keys, states_ptr, table_ptr, first, count, start,
-            x_stride, state_stride, interval, CHANNELS, TAPS,
-        )  # fmt: skip
+        store_windows(x_ptr, x_stride, query_of, own, CHANNELS, TAPS)
+        store_windows(x_ptr, x_stride, key_of, own, CHANNELS, TAPS)
 
 
 def takes(key_dim: int, value_dim: int) -> bool:

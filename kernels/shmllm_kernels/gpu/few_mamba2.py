@@ -22,13 +22,12 @@ from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.convolution import (
     MOST_TAPS,
     convolve_next,
-    load_taps,
-    load_window,
+    load_channels,
     store_windows,
 )
 from shmllm_kernels.gpu.decode_parts import is_last_part
 from shmllm_kernels.gpu.mamba2 import COLUMNS, bounded, next_state
-from shmllm_kernels.gpu.states import Requests, is_kept, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 
 @triton.jit
@@ -69,32 +68,31 @@ def _run_mamba2(
     group = head // SHARING
     if IS_DEPENDENT:
         gdc_launch_dependents()
-    first = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - first
-    if count <= 0:
+    own = own_states(
+        request, states_ptr, starts_ptr, context_ptr, table_ptr, state_stride, table_stride,
+        interval,
+    )  # fmt: skip
+    if own.count <= 0:
         if IS_DEPENDENT:
             gdc_wait()
         return
-    start = tl.load(context_ptr + request) - count
-    began = start > 0
-    table_ptr += request.to(tl.int64) * table_stride
-    before = states_ptr + state_block(table_ptr, tl.maximum(start - 1, 0), interval) * state_stride
     rows, columns = tl.arange(0, BLOCK_N), tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     of_keys, of_inputs = rows < STATE, columns < HEAD_DIM
     cells = (TAPS - 1) * CHANNELS + head * STATE * HEAD_DIM
     cells += rows[:, None] * HEAD_DIM + columns[None, :]
     inside = of_keys[:, None] & of_inputs[None, :]
-    state = tl.load(before + cells, mask=inside & began, other=0.0)
+    state = tl.load(state_before(own) + cells, mask=inside & (own.start > 0), other=0.0)
 
     input_at = head * HEAD_DIM + columns
     key_at = HEADS * HEAD_DIM + group * STATE + rows
     query_at = key_at + GROUPS * STATE
-    input_taps = load_taps(weights_ptr, bias_ptr, input_at, of_inputs, CHANNELS, TAPS, HAS_BIAS)
-    key_taps = load_taps(weights_ptr, bias_ptr, key_at, of_keys, CHANNELS, TAPS, HAS_BIAS)
-    query_taps = load_taps(weights_ptr, bias_ptr, query_at, of_keys, CHANNELS, TAPS, HAS_BIAS)
-    input_before = load_window(before, input_at, of_inputs & began, CHANNELS, TAPS)
-    key_before = load_window(before, key_at, of_keys & began, CHANNELS, TAPS)
-    query_before = load_window(before, query_at, of_keys & began, CHANNELS, TAPS)
+    input_of = load_channels(
+        weights_ptr, bias_ptr, own, input_at, of_inputs, CHANNELS, TAPS, HAS_BIAS
+    )
+    key_of = load_channels(weights_ptr, bias_ptr, own, key_at, of_keys, CHANNELS, TAPS, HAS_BIAS)
+    query_of = load_channels(
+        weights_ptr, bias_ptr, own, query_at, of_keys, CHANNELS, TAPS, HAS_BIAS
+    )
     growth = -tl.exp(tl.load(logs_ptr + head))
     bias = tl.load(biases_ptr + head)
     skip = tl.load(skips_ptr + head)
@@ -102,35 +100,22 @@ def _run_mamba2(
         gdc_wait()
 
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    input_window, key_window, query_window = input_before, key_before, query_before
-    for token in range(count):
-        position = start + token
-        index = (first + token).to(tl.int64)
+    input_window, key_window, query_window = input_of.before, key_of.before, query_of.before
+    for token in range(own.count):
+        index = (own.first + token).to(tl.int64)
         row = x_ptr + index * x_stride
-        given, input_window = convolve_next(
-            row, input_window, input_taps, input_at, of_inputs, dtype
-        )
-        key, key_window = convolve_next(row, key_window, key_taps, key_at, of_keys, dtype)
-        query, query_window = convolve_next(row, query_window, query_taps, query_at, of_keys, dtype)
+        given, input_window = convolve_next(row, input_window, input_of, dtype)
+        key, key_window = convolve_next(row, key_window, key_of, dtype)
+        query, query_window = convolve_next(row, query_window, query_of, dtype)
         time = tl.load(row + CHANNELS + head).to(tl.float32) + bias
         state, out = next_state(state, given, key, query, time, growth, skip, least, most)
         tl.store(out_ptr + index * out_stride + input_at, out.to(dtype), mask=of_inputs)
-        if is_kept(position, token, count, interval):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
-            tl.store(place + cells, state, mask=inside)
-    store_windows(
-        x_ptr, input_before, input_at, of_inputs, states_ptr, table_ptr, first, count, start,
-        x_stride, state_stride, interval, CHANNELS, TAPS,
-    )  # fmt: skip
+        if is_kept(own, token):
+            tl.store(state_behind(own, token) + cells, state, mask=inside)
+    store_windows(x_ptr, x_stride, input_of, own, CHANNELS, TAPS)
     if is_last_part(counters_ptr + request * GROUPS + group, SHARING * tl.num_programs(2)):
-        store_windows(
-            x_ptr, key_before, key_at, of_keys, states_ptr, table_ptr, first, count, start,
-            x_stride, state_stride, interval, CHANNELS, TAPS,
-        )  # fmt: skip
-        store_windows(
-            x_ptr, query_before, query_at, of_keys, states_ptr, table_ptr, first, count, start,
-            x_stride, state_stride, interval, CHANNELS, TAPS,
-        )  # fmt: skip
+        store_windows(x_ptr, x_stride, key_of, own, CHANNELS, TAPS)
+        store_windows(x_ptr, x_stride, query_of, own, CHANNELS, TAPS)
 
 
 def run_mamba2(

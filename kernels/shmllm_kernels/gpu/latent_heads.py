@@ -24,6 +24,8 @@ from shmllm_kernels.gpu.latent_write import check_latents, pairs_of, rotated_pai
 
 WEIGHTS = 8192
 """The weights that a program keeps: 64 for each of its threads, 16 KiB."""
+MOST_PROGRAMS = 4 * 132
+"""How many of them run at once on an H100."""
 PARTS = 4
 """The parts of a context that it joins at a time."""
 
@@ -240,7 +242,7 @@ def absorb_queries(
     padded = next_power_of_two(nope)
     block_n = min(max(WEIGHTS // padded, 1), next_power_of_two(rank))
     programs = heads * triton.cdiv(rank, block_n) + 1
-    at_once = tokens_per_program(tokens, programs)
+    at_once = tokens_per_program(tokens, programs, MOST_PROGRAMS)
     _absorb_queries[programs, triton.cdiv(tokens, at_once)](
         latents,
         query,

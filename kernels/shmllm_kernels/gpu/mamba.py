@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import sigmoid, softplus
-from shmllm_kernels.gpu.states import Requests, is_kept, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 CHANNELS = 32
 """The channels of a program of the scan."""
@@ -101,23 +101,21 @@ def _selective_scan(
     rows = tl.arange(0, BLOCK_N)
     of_keys = rows < state_size
     of_inputs = columns < channels
-    first = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - first
-    if count <= 0:
+    own = own_states(
+        request, states_ptr, starts_ptr, context_ptr, table_ptr, state_stride, table_stride,
+        interval,
+    )  # fmt: skip
+    if own.count <= 0:
         return
-    start = tl.load(context_ptr + request) - count
-    table_ptr += request.to(tl.int64) * table_stride
     cells = rows[:, None] * channels + columns[None, :]
     inside = of_keys[:, None] & of_inputs[None, :]
     state = tl.zeros([BLOCK_N, BLOCK], tl.float32)
-    if start > 0:
-        place = states_ptr + state_block(table_ptr, start - 1, interval) * state_stride
-        state = tl.load(place + cells, mask=inside, other=0.0)
+    if own.start > 0:
+        state = tl.load(state_before(own) + cells, mask=inside, other=0.0)
     rates = -tl.exp(tl.load(logs_ptr + cells, mask=inside, other=0.0))
     skip = tl.load(skips_ptr + columns, mask=of_inputs, other=0.0)
-    for token in range(count):
-        position = start + token
-        index = (first + token).to(tl.int64)
+    for token in range(own.count):
+        index = (own.first + token).to(tl.int64)
         given = tl.load(x_ptr + index * x_stride + columns, mask=of_inputs, other=0.0)
         given = given.to(tl.float32)
         target = out_ptr + index * out_stride + columns
@@ -131,9 +129,8 @@ def _selective_scan(
         out = tl.sum(state * query[:, None], axis=0) + skip * given
         out *= gate * sigmoid(gate)
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_inputs)
-        if is_kept(position, token, count, interval):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
-            tl.store(place + cells, state, mask=inside)
+        if is_kept(own, token):
+            tl.store(state_behind(own, token) + cells, state, mask=inside)
 
 
 def selective_scan(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import sigmoid, softplus
-from shmllm_kernels.gpu.states import Requests, is_kept, state_block
+from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 COLUMNS = 32
 """The columns of a state that a program has in registers, beside all its rows."""
@@ -60,27 +60,25 @@ def _scan(
     columns = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     of_keys = rows < state_size
     of_inputs = columns < head_dim
-    first = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - first
-    if count <= 0:
+    own = own_states(
+        request, states_ptr, starts_ptr, context_ptr, table_ptr, state_stride, table_stride,
+        interval,
+    )  # fmt: skip
+    if own.count <= 0:
         return
-    start = tl.load(context_ptr + request) - count
-    table_ptr += request.to(tl.int64) * table_stride
     cells = head * state_size * head_dim + rows[:, None] * head_dim + columns[None, :]
     inside = of_keys[:, None] & of_inputs[None, :]
     state = tl.zeros([BLOCK_N, BLOCK_P], tl.float32)
-    if start > 0:
-        place = states_ptr + state_block(table_ptr, start - 1, interval) * state_stride
-        state = tl.load(place + cells, mask=inside, other=0.0)
+    if own.start > 0:
+        state = tl.load(state_before(own) + cells, mask=inside, other=0.0)
     input_at = head * head_dim + columns
     key_at = heads * head_dim + head // (heads // groups) * state_size + rows
     query_at = key_at + groups * state_size
     growth = -tl.exp(tl.load(logs_ptr + head))
     bias = tl.load(biases_ptr + head)
     skip = tl.load(skips_ptr + head)
-    for token in range(count):
-        position = start + token
-        index = (first + token).to(tl.int64)
+    for token in range(own.count):
+        index = (own.first + token).to(tl.int64)
         row = x_ptr + index * x_stride
         given = tl.load(row + input_at, mask=of_inputs, other=0.0).to(tl.float32)
         key = tl.load(row + key_at, mask=of_keys, other=0.0).to(tl.float32)
@@ -89,9 +87,8 @@ def _scan(
         state, out = next_state(state, given, key, query, time, growth, skip, least, most)
         target = out_ptr + index * out_stride + input_at
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_inputs)
-        if is_kept(position, token, count, interval):
-            place = states_ptr + state_block(table_ptr, position, interval) * state_stride
-            tl.store(place + cells, state, mask=inside)
+        if is_kept(own, token):
+            tl.store(state_behind(own, token) + cells, state, mask=inside)
 
 
 def scan(
