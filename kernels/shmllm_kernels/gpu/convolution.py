@@ -112,16 +112,22 @@ def load_channels(
 
 
 @triton.jit
-def convolve_next(row, window, of, dtype: tl.constexpr):
+def load_inputs(row, of):
+    """Returns a token's inputs of some `Channels`, float32. ``row`` is a pointer to all of its
+    channels."""
+    return tl.load(row + of.columns, mask=of.inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def convolve_next(x, window, of, dtype: tl.constexpr):
     """Returns the convolution of a token's channels, rounded to the dtype, in float32, and the
     `Window` behind it.
 
     Args:
-        row: pointer to the token's channels.
+        x: the inputs of the token.
         window: the `Window` before it.
         of: the `Channels`.
     """
-    x = tl.load(row + of.columns, mask=of.inside, other=0.0).to(tl.float32)
     out = convolved(window, x, of.taps).to(dtype).to(tl.float32)
     return out, Window(window.b, window.c, x)
 
@@ -131,8 +137,7 @@ def store_windows(x_ptr, x_stride, of, own, channels, TAPS: tl.constexpr):
     """Stores the inputs of some `Channels` wherever a request's states are kept."""
     window = of.before
     for token in range(own.count):
-        row = x_ptr + (own.first + token).to(tl.int64) * x_stride
-        x = tl.load(row + of.columns, mask=of.inside, other=0.0).to(tl.float32)
+        x = load_inputs(x_ptr + (own.first + token).to(tl.int64) * x_stride, of)
         window = Window(window.b, window.c, x)
         if is_kept(own, token):
             place = state_behind(own, token)

@@ -26,16 +26,20 @@ def _unit(x, eps):
 
 
 @triton.jit
-def next_state(state, query, key, value, rate, time, growth, query_scale, eps):
-    """Returns the state [keys, values] behind a token, and what its query reads of it, all
-    float32."""
-    query = _unit(query, eps) * query_scale
+def next_state(state, key, value, rate, time, growth, eps):
+    """Returns the state behind a token, [keys, values] float32."""
     key = _unit(key, eps)
     strength = 1.0 / (1.0 + tl.exp(-rate))
     state *= tl.exp(growth * softplus(time))
     change = (value - tl.sum(state * key[:, None], axis=0)) * strength
-    state += key[:, None] * change[None, :]
-    return state, tl.sum(state * query[:, None], axis=0)
+    return state + key[:, None] * change[None, :]
+
+
+@triton.jit
+def read_state(state, query, query_scale, eps):
+    """Returns what a query reads of a state, [values] float32."""
+    query = _unit(query, eps) * query_scale
+    return tl.sum(state * query[:, None], axis=0)
 
 
 @triton.jit
@@ -95,7 +99,8 @@ def _delta_rule(
         gates = gates_ptr + index * gates_stride + head
         rate = tl.load(gates).to(tl.float32)
         time = tl.load(gates + value_heads).to(tl.float32) + bias
-        state, out = next_state(state, query, key, value, rate, time, growth, query_scale, eps)
+        state = next_state(state, key, value, rate, time, growth, eps)
+        out = read_state(state, query, query_scale, eps)
         target = out_ptr + index * out_stride + head * value_dim + columns
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_values)
         if is_kept(own, token):

@@ -23,10 +23,11 @@ from shmllm_kernels.gpu.convolution import (
     MOST_TAPS,
     convolve_next,
     load_channels,
+    load_inputs,
     store_windows,
 )
 from shmllm_kernels.gpu.decode_parts import is_last_part
-from shmllm_kernels.gpu.delta_net import NORM_EPS, next_state, normed_and_gated
+from shmllm_kernels.gpu.delta_net import NORM_EPS, next_state, normed_and_gated, read_state
 from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 MOST_CELLS = 128 * 128
@@ -83,10 +84,11 @@ def _run_delta_net(
         return
     rows, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     of_keys, of_values = rows < KEY_DIM, columns < VALUE_DIM
-    cells = (TAPS - 1) * CHANNELS + head * KEY_DIM * VALUE_DIM
-    cells += rows[:, None] * VALUE_DIM + columns[None, :]
+    # The part that differs between rows is by itself, so that it takes no register for each row.
+    of_head = (TAPS - 1) * CHANNELS + head * KEY_DIM * VALUE_DIM
+    cells = rows[:, None] * VALUE_DIM + columns[None, :]
     inside = of_keys[:, None] & of_values[None, :]
-    state = tl.load(state_before(own) + cells, mask=inside & (own.start > 0), other=0.0)
+    state = tl.load(state_before(own) + of_head + cells, mask=inside & (own.start > 0), other=0.0)
 
     query_at = key_head * KEY_DIM + rows
     key_at = KEY_HEADS * KEY_DIM + query_at
@@ -109,20 +111,24 @@ def _run_delta_net(
     for token in range(own.count):
         index = (own.first + token).to(tl.int64)
         row = x_ptr + index * x_stride
-        query, query_window = convolve_next(row, query_window, query_of, dtype)
-        key, key_window = convolve_next(row, key_window, key_of, dtype)
-        value, value_window = convolve_next(row, value_window, value_of, dtype)
+        # All is loaded at once. The query is convolved when it is read: it takes registers.
+        query_x, key_x = load_inputs(row, query_of), load_inputs(row, key_of)
+        value_x = load_inputs(row, value_of)
+        key, key_window = convolve_next(key_x, key_window, key_of, dtype)
+        value, value_window = convolve_next(value_x, value_window, value_of, dtype)
         gates = row + CHANNELS + head * VALUE_DIM + columns
         gate = tl.load(gates, mask=of_values, other=0.0).to(tl.float32)
         rates = row + CHANNELS + VALUE_HEADS * VALUE_DIM + head
         rate = tl.load(rates).to(tl.float32)
         time = tl.load(rates + VALUE_HEADS).to(tl.float32) + bias
-        state, out = next_state(state, query, key, value, rate, time, growth, query_scale, eps)
+        state = next_state(state, key, value, rate, time, growth, eps)
+        query, query_window = convolve_next(query_x, query_window, query_of, dtype)
+        out = read_state(state, query, query_scale, eps)
         out = normed_and_gated(out.to(dtype).to(tl.float32), gate, norm, VALUE_DIM, norm_eps)
         target = out_ptr + index * out_stride + head * VALUE_DIM + columns
         tl.store(target, out.to(dtype), mask=of_values)
         if is_kept(own, token):
-            tl.store(state_behind(own, token) + cells, state, mask=inside)
+            tl.store(state_behind(own, token) + of_head + cells, state, mask=inside)
     store_windows(x_ptr, x_stride, value_of, own, CHANNELS, TAPS)
     if is_last_part(counters_ptr + request * KEY_HEADS + key_head, SHARING):
         store_windows(x_ptr, x_stride, query_of, own, CHANNELS, TAPS)

@@ -23,6 +23,7 @@ from shmllm_kernels.gpu.convolution import (
     MOST_TAPS,
     convolve_next,
     load_channels,
+    load_inputs,
     store_windows,
 )
 from shmllm_kernels.gpu.decode_parts import is_last_part
@@ -104,9 +105,13 @@ def _run_mamba2(
     for token in range(own.count):
         index = (own.first + token).to(tl.int64)
         row = x_ptr + index * x_stride
-        given, input_window = convolve_next(row, input_window, input_of, dtype)
-        key, key_window = convolve_next(row, key_window, key_of, dtype)
-        query, query_window = convolve_next(row, query_window, query_of, dtype)
+        given, input_window = convolve_next(
+            load_inputs(row, input_of), input_window, input_of, dtype
+        )
+        key, key_window = convolve_next(load_inputs(row, key_of), key_window, key_of, dtype)
+        query, query_window = convolve_next(
+            load_inputs(row, query_of), query_window, query_of, dtype
+        )
         time = tl.load(row + CHANNELS + head).to(tl.float32) + bias
         state, out = next_state(state, given, key, query, time, growth, skip, least, most)
         tl.store(out_ptr + index * out_stride + input_at, out.to(dtype), mask=of_inputs)
