@@ -1,5 +1,5 @@
-"""The tests of the kernels of recurrent layers of few tokens: outputs and states are those of the
-launches that they replace."""
+"""The tests of the kernels of recurrent layers of few tokens: outputs and states equal
+`reference`, whatever the steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 
 import pytest
 import torch
-from conformance.recurrent_steps import LENGTH, STEPS, Run, rows_of, tolerances
+from conformance.recurrent_steps import LENGTH, STEPS, Run, put, rows_of, tolerances
 from support.kernel_helpers import assert_close
 
-from shmllm_kernels.gpu import delta_net, few_delta_net, few_mamba2, mamba2
+from shmllm_kernels.gpu import few_delta_net, few_mamba2
 from shmllm_kernels.gpu.configs import has_dependent_launches
-from shmllm_kernels.gpu.convolution import convolve
+from shmllm_kernels.reference import convolution
+from shmllm_kernels.reference import delta_net as plain_delta_net
+from shmllm_kernels.reference import mamba as plain_mamba
 
 DELTA_NETS = [(1, 1, 16, 16), (2, 4, 16, 40), (1, 3, 20, 8)]
 """Key heads, value heads, and the widths of both."""
@@ -20,20 +22,25 @@ MAMBAS = [(1, 16, 1, 16, (0.0, math.inf)), (4, 40, 2, 20, (0.25, 0.75)), (6, 70,
 """Heads, head_dim, groups, state_size and the limits of time steps."""
 
 
-def assert_same_states(runs, width):
-    """Compare the states behind each block of each request."""
+def check_run(run, out, wanted, dtype):
+    """Compare outputs and states with those of the reference.
+
+    Args:
+        run: the steps' states.
+        out: [2, LENGTH, width], the outputs.
+        wanted: (request, number of tokens) -> outputs, state of the convolution, other state.
+        dtype: of the outputs.
+    """
     for request in range(2):
-        for length in (4, 8, LENGTH):
-            states = [run.state(request, length)[:width] for run in runs]
-            assert_close(*states, 2e-5, 1e-4)
-    for run in runs:
-        assert run.states[:, width:].isnan().all(), "a launch wrote beside the states"
-
-
-def replay(runs, step):
-    """The requests of a step of both runs, which have the same blocks."""
-    runs[1].table = runs[0].table
-    return [run.requests(step) for run in runs]
+        want = wanted(request, LENGTH)[0]
+        assert_close(out[request], want, *tolerances(dtype))
+        for end in (4, 8, LENGTH):
+            _, inputs, state = wanted(request, end)
+            found = run.state(request, end)
+            assert torch.equal(found[: inputs.numel()].view_as(inputs), inputs)
+            rest = found[inputs.numel() :][: state.numel()].view_as(state)
+            assert_close(rest, state, *tolerances(dtype))
+            assert found[inputs.numel() + state.numel() :].isnan().all(), "it wrote beside"
 
 
 class FewRecurrentConformance:
@@ -41,7 +48,6 @@ class FewRecurrentConformance:
     @pytest.mark.parametrize(("sizes", "taps"), [*zip(DELTA_NETS, (4, 4, 3), strict=True)])
     def test_delta_net(self, draw, dtype, sizes, taps, steps):
         key_heads, value_heads, key_dim, value_dim = sizes
-        heads = key_heads, key_dim, value_heads, value_dim
         keys, values = key_heads * key_dim, value_heads * value_dim
         channels = 2 * keys + values
         x = draw.normal(2, LENGTH, channels + values + 2 * value_heads, dtype=dtype)
@@ -50,59 +56,73 @@ class FewRecurrentConformance:
             draw.normal(value_dim, dtype=dtype),
         )
         logs, biases = draw.normal(value_heads), draw.normal(value_heads, dtype=dtype)
-        of_convolution = (taps - 1) * channels
-        width = of_convolution + values * key_dim
-        runs = [Run(width + 5, draw.device) for _ in range(2)]
+        run = Run((taps - 1) * channels + values * key_dim + 5, draw.device)
+        out = torch.full_like(x[..., :values], float("nan"))
         counters = torch.zeros(3 * key_heads, dtype=torch.int32, device=draw.device)
         for step in steps:
-            known, few = replay(runs, step)
             rows = rows_of(x, step)
-            outs = [torch.full_like(rows[:, :values], float("nan")) for _ in runs]
+            own = torch.full_like(rows[:, :values], float("nan"))
             few_delta_net.run_delta_net(
-                outs[1], rows, weights, norm, logs, biases, runs[1].states, counters, few, heads,
-                1e-5, has_dependent_launches(draw.device),
+                own, rows, weights, norm, logs, biases, run.states, counters, run.requests(step),
+                (key_heads, key_dim, value_heads, value_dim), 1e-5,
+                has_dependent_launches(draw.device),
             )  # fmt: skip
-            mixed, gates, rates = rows.split([channels, values, 2 * value_heads], 1)
-            convolve(mixed, weights, None, runs[0].states, known)
-            of_rule = runs[0].states[:, of_convolution:]
-            delta_net.delta_rule(
-                outs[0], mixed, rates, logs, biases, of_rule, known, heads
-            )  # fmt: skip
-            delta_net.gated_norm(outs[0], gates, norm, 1e-5)
-            assert_close(outs[1], outs[0], *tolerances(dtype))
+            put(out, own, step)
             assert not counters.any(), "a counter is not 0 behind the launch"
-        assert_same_states(runs, width)
+
+        def wanted(request, end):
+            parts = x[request, :end].split([channels, values, value_heads, value_heads], -1)
+            mixed, gates, rates, decays = parts
+            zeros = torch.zeros(taps - 1, channels, device=draw.device)
+            mixed, inputs = convolution.convolve(mixed, weights, None, zeros)
+            query, key, value = mixed.split([keys, keys, values], -1)
+            zeros = torch.zeros(value_heads, key_dim, value_dim, device=draw.device)
+            ruled, state = plain_delta_net.delta_rule(
+                query.reshape(end, key_heads, key_dim), key.reshape(end, key_heads, key_dim),
+                value.reshape(end, value_heads, value_dim), rates, decays, logs, biases, zeros,
+            )  # fmt: skip
+            gates = gates.reshape(ruled.shape)
+            return plain_delta_net.gated_norm(ruled, gates, norm, 1e-5).flatten(1), inputs, state
+
+        check_run(run, out, wanted, dtype)
 
     @pytest.mark.parametrize("has_bias", [True, False])
     @pytest.mark.parametrize("steps", STEPS)
     @pytest.mark.parametrize(("sizes", "taps"), [*zip(MAMBAS, (2, 4, 4), strict=True)])
     def test_mamba2(self, draw, dtype, sizes, taps, steps, has_bias):
         heads, head_dim, groups, state_size, limits = sizes
-        inner = heads * head_dim
-        channels = inner + 2 * groups * state_size
+        inner, keys = heads * head_dim, groups * state_size
+        channels = inner + 2 * keys
         x = draw.normal(2, LENGTH, channels + heads, dtype=dtype)
         weights = draw.normal(taps, channels, dtype=dtype)
         bias = draw.normal(channels, dtype=dtype) if has_bias else None
-        of_heads = [draw.normal(heads) for _ in range(3)]
-        of_convolution = (taps - 1) * channels
-        width = of_convolution + inner * state_size
-        runs = [Run(width + 5, draw.device) for _ in range(2)]
+        logs, biases, skips = (draw.normal(heads) for _ in range(3))
+        run = Run((taps - 1) * channels + inner * state_size + 5, draw.device)
+        out = torch.full_like(x[..., :inner], float("nan"))
         counters = torch.zeros(3 * groups, dtype=torch.int32, device=draw.device)
         for step in steps:
-            known, few = replay(runs, step)
             rows = rows_of(x, step)
-            outs = [torch.full_like(rows[:, :inner], float("nan")) for _ in runs]
+            own = torch.full_like(rows[:, :inner], float("nan"))
             few_mamba2.run_mamba2(
-                outs[1], rows, weights, bias, *of_heads, runs[1].states, counters, few, sizes[:4],
-                limits, has_dependent_launches(draw.device),
+                own, rows, weights, bias, logs, biases, skips, run.states, counters,
+                run.requests(step), sizes[:4], limits, has_dependent_launches(draw.device),
             )  # fmt: skip
-            mixed, times = rows.split([channels, heads], 1)
-            convolve(mixed, weights, bias, runs[0].states, known)
-            of_scan = runs[0].states[:, of_convolution:]
-            mamba2.scan(outs[0], mixed, times, *of_heads, of_scan, known, sizes[:4], limits)
-            assert_close(outs[1], outs[0], *tolerances(dtype))
+            put(out, own, step)
             assert not counters.any(), "a counter is not 0 behind the launch"
-        assert_same_states(runs, width)
+
+        def wanted(request, end):
+            mixed, times = x[request, :end].split([channels, heads], -1)
+            zeros = torch.zeros(taps - 1, channels, device=draw.device)
+            mixed, inputs = convolution.convolve(mixed, weights, bias, zeros)
+            given, key, query = mixed.split([inner, keys, keys], -1)
+            scanned, state = plain_mamba.scan(
+                given.unflatten(1, (heads, -1)), key.unflatten(1, (groups, -1)),
+                query.unflatten(1, (groups, -1)), plain_mamba.time_steps(times, biases, limits), logs, skips,
+                torch.zeros(heads, state_size, head_dim, device=draw.device),
+            )  # fmt: skip
+            return scanned.flatten(1), inputs, state
+
+        check_run(run, out, wanted, dtype)
 
     def test_a_step_without_requests(self, draw, dtype):
         x, states = draw.normal(0, 50, dtype=dtype), draw.normal(2, 999)

@@ -413,7 +413,7 @@ def test_kernels_are_compiled_where_there_is_no_gpu(part: str, tmp_path: Path) -
 def test_what_cannot_be_prepared_is_one_line(tmp_path: Path) -> None:
     done = prepare(tmp_path, "first")
     assert done.returncode == 2
-    assert done.stderr.startswith("gpu_check: --prepare is for the parts compile, tests-")
+    assert done.stderr.startswith("gpu_check: --prepare is for the parts compile, family-")
     (tmp_path / "file").touch()
     done = prepare(tmp_path / "file" / "kernels", "tune-ahead")
     assert done.returncode == 2
