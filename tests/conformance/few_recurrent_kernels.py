@@ -117,8 +117,8 @@ class FewRecurrentConformance:
             given, key, query = mixed.split([inner, keys, keys], -1)
             scanned, state = plain_mamba.scan(
                 given.unflatten(1, (heads, -1)), key.unflatten(1, (groups, -1)),
-                query.unflatten(1, (groups, -1)), plain_mamba.time_steps(times, biases, limits), logs, skips,
-                torch.zeros(heads, state_size, head_dim, device=draw.device),
+                query.unflatten(1, (groups, -1)), plain_mamba.time_steps(times, biases, limits),
+                logs, skips, torch.zeros(heads, state_size, head_dim, device=draw.device),
             )  # fmt: skip
             return scanned.flatten(1), inputs, state
 
