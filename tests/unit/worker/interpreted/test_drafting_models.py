@@ -66,8 +66,8 @@ class TestDraftModel(DraftModelConformance):
         config = drafting_config(directory, GRAPHS, sizes=(4, 8), num_blocks=200)
         config = with_model(config, directory, 2)
         found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
-        first = [*SENT, TABLES, "graph", *SAMPLED]
-        assert found == [*first, *SENT, "graph", *SAMPLED, *first]
+        drafted = [*SENT, TABLES, "graph", *CHOSEN, *SENT, "graph", *CHOSEN]
+        assert found == [*drafted, *SENT, TABLES, "graph", *SAMPLED]
 
     @pytest.mark.parametrize("mode", [slow("FULL"), slow("NONE"), slow(GRAPHS)])
     def test_nothing_is_compiled_while_it_drafts(
