@@ -124,6 +124,10 @@ class FewRecurrentConformance:
 
         check_run(run, out, wanted, dtype)
 
+    def test_states_that_fit_into_registers(self):
+        assert few_delta_net.takes(128, 128)
+        assert not few_delta_net.takes(129, 128)
+
     def test_a_step_without_requests(self, draw, dtype):
         x, states = draw.normal(0, 50, dtype=dtype), draw.normal(2, 999)
         run, counters = Run(9, draw.device), torch.zeros(0, dtype=torch.int32, device=draw.device)

@@ -77,22 +77,26 @@ class Launch:
     def tensors(self):
         return self.query, self.rope_query, self.cache, self.table, self.starts, self.contexts
 
+    def scratch(self) -> AttentionScratch | None:
+        """Scratch memory of NaN, if contexts are split."""
+        case = self.case
+        if case.num_splits == 1:
+            return None
+        sizes = len(self.query) + 1, case.heads, case.num_splits, case.rank
+        scratch = AttentionScratch.allocate(*sizes, self.query.device)
+        scratch.sums.fill_(torch.nan)
+        scratch.stats.fill_(torch.nan)
+        return scratch
+
     def run(self) -> torch.Tensor:
         case, query = self.case, self.query
-        scratch = None
-        if case.num_splits > 1:
-            scratch = AttentionScratch.allocate(
-                len(query) + 1, case.heads, case.num_splits, case.rank, query.device
-            )
-            scratch.sums.fill_(torch.nan)
-            scratch.stats.fill_(torch.nan)
         tensors = list(self.tensors())
         if case.in_place:
             tensors[0] = query.clone()
             out = tensors[0]
         else:
             out = poisoned(*query.shape, dtype=query.dtype, device=query.device)
-        options = case.num_splits, scratch
+        options = case.num_splits, self.scratch()
         paged_latent_attention(out, *tensors, case.config, 0.17, *options)
         return out
 

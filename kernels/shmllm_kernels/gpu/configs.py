@@ -348,21 +348,6 @@ def num_splits(
     return min(next_power_of_two(wanted + 1) // 2, MAX_SPLITS) if wanted > 1 else 1
 
 
-def tokens_per_program(num_tokens: int, programs: int, most: int) -> int:
-    """Returns how many tokens a program computes one after the other.
-
-    A program that keeps weights reads them once for its tokens, but waits for each of their rows.
-    So there are as many programs as run at once, and no more.
-
-    Args:
-        num_tokens: the number of tokens.
-        programs: the number of programs that have all weights.
-        most: how many programs run at once.
-    """
-    wanted = -(-num_tokens * programs // most)
-    return min(next_power_of_two(wanted), num_tokens)
-
-
 def row_warps(dim: int) -> int:
     """Returns the number of warps of a program that keeps ``dim`` elements in registers."""
     return min(max(next_power_of_two(dim) // 512, 1), 16)

@@ -61,7 +61,7 @@ class Channels(NamedTuple):
 
 
 @triton.jit
-def load_taps(
+def _load_taps(
     weights_ptr, bias_ptr, columns, inside, channels, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
     """Returns the `Taps` of some channels. The weights are [TAPS, channels]."""
@@ -76,7 +76,7 @@ def load_taps(
 
 
 @triton.jit
-def load_window(state_ptr, columns, inside, channels, TAPS: tl.constexpr):
+def _load_window(state_ptr, columns, inside, channels, TAPS: tl.constexpr):
     """Returns the `Window` that a state has of some channels."""
     c = tl.load(state_ptr + (TAPS - 2) * channels + columns, mask=inside, other=0.0)
     b = tl.load(state_ptr + (TAPS - 3) * channels + columns, mask=inside & (TAPS > 2), other=0.0)
@@ -85,18 +85,12 @@ def load_window(state_ptr, columns, inside, channels, TAPS: tl.constexpr):
 
 
 @triton.jit
-def store_window(state_ptr, window, columns, inside, channels, TAPS: tl.constexpr):
-    """Stores a `Window` of some channels."""
+def _store_window(state_ptr, window, of, channels, TAPS: tl.constexpr):
+    """Stores a `Window` of some `Channels`."""
+    columns, inside = of.columns, of.inside
     tl.store(state_ptr + (TAPS - 2) * channels + columns, window.c, mask=inside)
     tl.store(state_ptr + (TAPS - 3) * channels + columns, window.b, mask=inside & (TAPS > 2))
     tl.store(state_ptr + columns, window.a, mask=inside & (TAPS > 3))
-
-
-@triton.jit
-def convolved(window, x, taps):
-    """Returns ``silu`` of the convolution of channels whose token's inputs are ``x``, float32."""
-    total = taps.bias + window.a * taps.a + window.b * taps.b + window.c * taps.c + x * taps.newest
-    return total / (1.0 + tl.exp(-total))
 
 
 @triton.jit
@@ -106,8 +100,8 @@ def load_channels(
 ):  # fmt: skip
     """Returns the `Channels` of some columns, of which the states of a request have ``channels`` at
     their beginning."""
-    taps = load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
-    before = load_window(state_before(own), columns, inside & (own.start > 0), channels, TAPS)
+    taps = _load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
+    before = _load_window(state_before(own), columns, inside & (own.start > 0), channels, TAPS)
     return Channels(columns, inside, taps, before)
 
 
@@ -120,16 +114,18 @@ def load_inputs(row, of):
 
 @triton.jit
 def convolve_next(x, window, of, dtype: tl.constexpr):
-    """Returns the convolution of a token's channels, rounded to the dtype, in float32, and the
-    `Window` behind it.
+    """Returns ``silu`` of the convolution of a token's channels, rounded to the dtype, in float32,
+    and the `Window` behind it.
 
     Args:
         x: the inputs of the token.
         window: the `Window` before it.
         of: the `Channels`.
     """
-    out = convolved(window, x, of.taps).to(dtype).to(tl.float32)
-    return out, Window(window.b, window.c, x)
+    taps = of.taps
+    total = taps.bias + window.a * taps.a + window.b * taps.b + window.c * taps.c + x * taps.newest
+    out = total / (1.0 + tl.exp(-total))
+    return out.to(dtype).to(tl.float32), Window(window.b, window.c, x)
 
 
 @triton.jit
@@ -140,8 +136,7 @@ def store_windows(x_ptr, x_stride, of, own, channels, TAPS: tl.constexpr):
         x = load_inputs(x_ptr + (own.first + token).to(tl.int64) * x_stride, of)
         window = Window(window.b, window.c, x)
         if is_kept(own, token):
-            place = state_behind(own, token)
-            store_window(place, window, of.columns, of.inside, channels, TAPS)
+            _store_window(state_behind(own, token), window, of, channels, TAPS)
 
 
 @triton.jit
@@ -171,16 +166,15 @@ def _convolve(
     )  # fmt: skip
     if own.count <= 0:
         return
-    taps = load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
-    has_state = inside & (own.start > 0)
-    window = load_window(state_before(own), columns, has_state, channels, TAPS)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    of = load_channels(weights_ptr, bias_ptr, own, columns, inside, channels, TAPS, HAS_BIAS)
+    window = of.before
     for token in range(own.count):
-        row = x_ptr + (own.first + token).to(tl.int64) * x_stride + columns
-        x = tl.load(row, mask=inside, other=0.0).to(tl.float32)
-        tl.store(row, convolved(window, x, taps).to(x_ptr.dtype.element_ty), mask=inside)
-        window = Window(window.b, window.c, x)
+        row = x_ptr + (own.first + token).to(tl.int64) * x_stride
+        out, window = convolve_next(load_inputs(row, of), window, of, dtype)
+        tl.store(row + columns, out.to(dtype), mask=inside)
         if is_kept(own, token):
-            store_window(state_behind(own, token), window, columns, inside, channels, TAPS)
+            _store_window(state_behind(own, token), window, of, channels, TAPS)
 
 
 def convolve(

@@ -1,8 +1,7 @@
 """The choice of the experts of few tokens in one launch: norm, router, choice and layout.
 
-A program multiplies the normalised rows of some tokens with some rows of the router, which it keeps
-in registers, and adds up each row by itself: the bits of a token do not depend on the others. The
-program that ends last chooses by the logits of all, as `routing` does. Other programs store the
+A program multiplies the normalised rows of some tokens with some rows of the router (`kept_rows`).
+The one that ends last chooses by the logits of all, as `routing` does. Other programs store the
 normalised rows, which the experts read. A dependent launch (from compute capability 9.0 on) loads
 the router before it waits for the launch before.
 """
@@ -14,8 +13,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.configs import next_power_of_two, tokens_per_program
+from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.decode_parts import is_last_part
+from shmllm_kernels.gpu.few_rows import MAX_ROWS
+from shmllm_kernels.gpu.kept_rows import (
+    WEIGHTS_PER_WARP,
+    load_rows,
+    multiply,
+    tokens_per_program,
+)
 from shmllm_kernels.gpu.norm import normed_row
 from shmllm_kernels.gpu.pair_layout import PairLayout, lay_out_alone, operands_of
 from shmllm_kernels.gpu.pairs import check_room
@@ -23,12 +29,11 @@ from shmllm_kernels.gpu.routing import check_routing, choose, constants_of
 from shmllm_kernels.gpu.row_operands import RowNorm
 from shmllm_kernels.reference.moe import Choice
 
-MAX_TOKENS = 8
 MAX_EXPERTS = 512
-"""The logits of MAX_TOKENS tokens are 32 numbers of each thread."""
-WEIGHTS_PER_THREAD = 64
-MOST_PROGRAMS = 2 * 132
-"""How many programs run at once on an H100: choosing among 512 experts takes 255 registers."""
+"""The logits of MAX_ROWS tokens are 32 numbers of each thread."""
+PER_PROCESSOR = 2
+"""How many programs run at once on a multiprocessor: choosing among MAX_EXPERTS takes 255
+registers."""
 LEAST_WARPS = 4
 
 
@@ -97,7 +102,7 @@ def _route_rows(
     NUM_EXPERTS: tl.constexpr,
     NUM_COLUMNS: tl.constexpr,
     TOP_K: tl.constexpr,
-    MAX_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
     PADDED: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     K: tl.constexpr,
@@ -123,8 +128,7 @@ def _route_rows(
     else:
         columns = program * BLOCK_N + tl.arange(0, BLOCK_N)
         is_column = columns < NUM_COLUMNS
-        places = router_ptr + columns[:, None] * K + ks[None, :]
-        router = tl.load(places, mask=is_column[:, None] & (ks < K)[None, :], other=0.0)
+        router = load_rows(router_ptr, columns, NUM_COLUMNS, K, K_PADDED)
         router_bias = tl.zeros((BLOCK_N,), tl.float32)
         if HAS_ROUTER_BIAS:
             router_bias += tl.load(router_bias_ptr + columns, mask=is_column, other=0.0)
@@ -135,12 +139,11 @@ def _route_rows(
             row = _row_of(
                 x_ptr + token * x_stride, norm, eps, offset, HAS_NORM, HAS_OFFSET, K, K_PADDED
             )
-            products = router.to(tl.float32) * row.to(tl.float32)[None, :]
-            logits = tl.sum(products, axis=1) + router_bias
+            logits = multiply(router, row) + router_bias
             target = logits_ptr + token * logits_stride + columns
             tl.store(target, logits.to(dtype), mask=is_column)
         if is_last_part(counter_ptr, BLOCKS * tl.num_programs(1)):
-            tokens = tl.arange(0, MAX_TOKENS)[:, None]
+            tokens = tl.arange(0, TOKENS)[:, None]
             found, is_pair = choose(
                 ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens,
                 tl.load(starts_ptr + num_requests), logits_stride, scale, DIVIDES_BY_ALL,
@@ -151,9 +154,9 @@ def _route_rows(
                 lay_out_alone(layout, found, is_pair, block_m, PADDED)
 
 
-def takes(num_tokens: int, num_experts: int) -> bool:
-    """Returns whether one launch can choose the experts of so many tokens."""
-    return num_tokens <= MAX_TOKENS and num_experts <= MAX_EXPERTS
+def takes(num_experts: int) -> bool:
+    """Returns whether one launch can choose among so many experts."""
+    return num_experts <= MAX_EXPERTS
 
 
 def route_rows(
@@ -183,7 +186,7 @@ def route_rows(
             a shared one.
         normed: [tokens, hidden], each row contiguous; gets the norm of ``x``, rounded to x's
             dtype, if there is one.
-        x: [tokens, hidden], each row contiguous: float32, float16 or bfloat16. At most MAX_TOKENS.
+        x: [tokens, hidden], each row contiguous: float32, float16 or bfloat16. At most MAX_ROWS.
         norm: an RMSNorm; None: ``x`` is read as it is.
         router: [columns, hidden], contiguous; x's dtype or float32.
         router_bias: [columns], contiguous, or None.
@@ -202,7 +205,8 @@ def route_rows(
     columns, hidden = router.shape
     check_routing(ids, weights, logits[:, :num_experts], choice, scales)
     _check(logits, normed, x, norm, router, router_bias)
-    assert takes(num_tokens, num_experts), f"{num_tokens} tokens, {num_experts} experts"
+    assert num_tokens <= MAX_ROWS, f"{num_tokens} tokens; at most {MAX_ROWS}"
+    assert takes(num_experts), f"{num_experts} experts; at most {MAX_EXPERTS}"
     if layout is not None:
         check_room(layout.pairs, ids.numel(), num_experts, layout.block_m)
     if num_tokens == 0:
@@ -210,10 +214,10 @@ def route_rows(
             layout.pairs.num_blocks.zero_()
         return
     padded = next_power_of_two(hidden)
-    num_warps = max(padded // (32 * WEIGHTS_PER_THREAD), LEAST_WARPS)
-    block_n = 32 * WEIGHTS_PER_THREAD * num_warps // padded
+    num_warps = max(padded // WEIGHTS_PER_WARP, LEAST_WARPS)
+    block_n = num_warps * WEIGHTS_PER_WARP // padded
     programs = triton.cdiv(columns, block_n) + (0 if norm is None else 1)
-    at_once = tokens_per_program(num_tokens, programs, MOST_PROGRAMS)
+    at_once = tokens_per_program(num_tokens, programs, PER_PROCESSOR, x.device)
     _route_rows[programs, triton.cdiv(num_tokens, at_once)](
         ids,
         weights,
@@ -245,7 +249,7 @@ def route_rows(
         NUM_EXPERTS=num_experts,
         NUM_COLUMNS=columns,
         TOP_K=top_k,
-        MAX_TOKENS=MAX_TOKENS,
+        TOKENS=MAX_ROWS,
         PADDED=next_power_of_two(num_experts),
         K=hidden,
         K_PADDED=padded,

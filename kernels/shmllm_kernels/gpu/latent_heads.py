@@ -4,11 +4,10 @@ Each is launched with its neighbours. The one before projects queries to the wid
 same launch rotates the queries' other parts, and writes the tokens' latents to the cache. The one
 behind joins the parts of split contexts, and projects the result to values.
 
-A program of the launch before multiplies some tokens with some rows of a head's matrix, which it
-keeps in registers; one behind multiplies a token with rows of tile after tile, as many as make up
-for joining its parts. Each row is added up by itself: the bits of a token do not depend on the
-others. A dependent launch (from compute capability 9.0 on) loads its first weights before it waits
-for the launch before.
+A program of the launch before multiplies some tokens with some rows of a head's matrix
+(`kept_rows`); one behind multiplies a token with rows of tile after tile, as many as make up for
+joining its parts. A dependent launch (from compute capability 9.0 on) loads its first weights
+before it waits for the launch before.
 """
 
 from __future__ import annotations
@@ -19,29 +18,21 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.attention import AttentionScratch
-from shmllm_kernels.gpu.configs import next_power_of_two, tokens_per_program
+from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.kept_rows import (
+    WEIGHTS_PER_WARP,
+    load_rows,
+    multiply,
+    tokens_per_program,
+)
 from shmllm_kernels.gpu.latent_write import check_latents, pairs_of, rotated_pairs, write_latent
 
-WEIGHTS = 8192
-"""The weights that a program keeps: 64 for each of its threads, 16 KiB."""
-MOST_PROGRAMS = 4 * 132
-"""How many of them run at once on an H100."""
+NUM_WARPS = 4
+WEIGHTS = NUM_WARPS * WEIGHTS_PER_WARP
+PER_PROCESSOR = 4
+"""How many programs run at once on a multiprocessor, at least."""
 PARTS = 4
 """The parts of a context that it joins at a time."""
-
-
-@triton.jit
-def _rows_of_head(weight_ptr, head, rows, num_rows, K: tl.constexpr, K_PADDED: tl.constexpr):
-    """Returns some rows of a head's matrix, of which [heads, num_rows, K] lie side by side."""
-    ks = tl.arange(0, K_PADDED)
-    places = weight_ptr + (head.to(tl.int64) * num_rows + rows[:, None]) * K + ks[None, :]
-    return tl.load(places, mask=(rows < num_rows)[:, None] & (ks < K)[None, :], other=0.0)
-
-
-@triton.jit
-def _multiply(weight, x):
-    """Returns the products of rows with a vector, float32."""
-    return tl.sum(weight.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "tokens_at_once"])
@@ -96,7 +87,8 @@ def _absorb_queries(
     else:
         head, block = program // BLOCKS, program % BLOCKS
         rows = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        weight = _rows_of_head(weight_ptr, head, rows, RANK, NOPE, NOPE_PADDED)
+        of_head = weight_ptr + head.to(tl.int64) * RANK * NOPE
+        weight = load_rows(of_head, rows, RANK, NOPE, NOPE_PADDED)
         if IS_DEPENDENT:
             gdc_wait()
         query_ptr += head * (NOPE + 2 * HALF)
@@ -106,7 +98,7 @@ def _absorb_queries(
         for token in range(first_token, last_token):
             query = tl.load(query_ptr + token * query_token_stride + ks, mask=ks < NOPE, other=0.0)
             places = latents_ptr + token * latents_token_stride + rows
-            tl.store(places, _multiply(weight, query).to(dtype), mask=rows < RANK)
+            tl.store(places, multiply(weight, query).to(dtype), mask=rows < RANK)
         if block == 0:
             first_place, second_place = pairs_of(HALF, IS_INTERLEAVED, PAIRS)
             inside = tl.arange(0, PAIRS) < HALF
@@ -168,7 +160,8 @@ def _project_values(
     rows = tl.program_id(1) * BLOCK_N * tiles + tl.arange(0, BLOCK_N)
     if IS_DEPENDENT:
         gdc_launch_dependents()
-    weight = _rows_of_head(weight_ptr, head, rows, VALUE, RANK, RANK_PADDED)
+    weight_ptr += head.to(tl.int64) * VALUE * RANK
+    weight = load_rows(weight_ptr, rows, VALUE, RANK, RANK_PADDED)
     if IS_DEPENDENT:
         gdc_wait()
     if token >= tl.load(starts_ptr + num_requests):
@@ -184,11 +177,11 @@ def _project_values(
         latent = joined.to(dtype)
     out_ptr += token * out_stride + head * VALUE
     for _ in range(1, tiles):
-        following = _rows_of_head(weight_ptr, head, rows + BLOCK_N, VALUE, RANK, RANK_PADDED)
-        tl.store(out_ptr + rows, _multiply(weight, latent).to(dtype), mask=rows < VALUE)
+        following = load_rows(weight_ptr, rows + BLOCK_N, VALUE, RANK, RANK_PADDED)
+        tl.store(out_ptr + rows, multiply(weight, latent).to(dtype), mask=rows < VALUE)
         rows += BLOCK_N
         weight = following
-    tl.store(out_ptr + rows, _multiply(weight, latent).to(dtype), mask=rows < VALUE)
+    tl.store(out_ptr + rows, multiply(weight, latent).to(dtype), mask=rows < VALUE)
 
 
 def absorb_queries(
@@ -242,7 +235,7 @@ def absorb_queries(
     padded = next_power_of_two(nope)
     block_n = min(max(WEIGHTS // padded, 1), next_power_of_two(rank))
     programs = heads * triton.cdiv(rank, block_n) + 1
-    at_once = tokens_per_program(tokens, programs, MOST_PROGRAMS)
+    at_once = tokens_per_program(tokens, programs, PER_PROCESSOR, query.device)
     _absorb_queries[programs, triton.cdiv(tokens, at_once)](
         latents,
         query,
@@ -273,7 +266,7 @@ def absorb_queries(
         NOPE_PADDED=padded,
         ELEMENTS=next_power_of_two(rank),
         PAIRS=next_power_of_two(rope_dim // 2),
-        num_warps=4,
+        num_warps=NUM_WARPS,
         **({"launch_pdl": True} if is_dependent else {}),
     )
 
@@ -342,6 +335,6 @@ def project_values(
         IS_DEPENDENT=is_dependent,
         BLOCK_N=block_n,
         RANK_PADDED=padded,
-        num_warps=4,
+        num_warps=NUM_WARPS,
         **({"launch_pdl": True} if is_dependent else {}),
     )

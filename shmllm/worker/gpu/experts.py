@@ -22,7 +22,7 @@ from shmllm_kernels.gpu.configs import (
 from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
-from shmllm_kernels.gpu.few_routing import MAX_TOKENS, route_rows, takes
+from shmllm_kernels.gpu.few_routing import route_rows, takes
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
@@ -133,7 +133,7 @@ class ExpertOps:
     def can_route_few(self, moe: MoE) -> bool:
         """Return whether one launch chooses the experts of few tokens."""
         is_adapted = self._lora is not None and self._lora.adapts(moe.router)
-        return takes(MAX_TOKENS, moe.spec.num_experts) and not is_adapted
+        return takes(moe.spec.num_experts) and not is_adapted
 
     def route_few(
         self, x: Tensor, normed: Tensor, norm: Norm | None, query_starts: Tensor, moe: MoE

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from gpu.families import FAMILIES
+from support.model_sizes import num_allocated, theirs_on_meta
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_numbers_of_parameters_are_those_of_transformers(name, tmp_path):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     family = FAMILIES[name]
     directory = family.write(tmp_path, "bfloat16")
-    counted = 0
-
-    def allocate(shape, dtype):
-        nonlocal counted
-        made = torch.empty(shape, dtype=dtype, device="meta")
-        counted += made.numel()
-        return made
-
     config = ModelConfig.from_directory(directory)
-    create_model(config, torch.bfloat16, allocate)
-    with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
-    assert counted == theirs.num_parameters() == family.num_parameters
+    theirs = theirs_on_meta(directory)
+    assert num_allocated(directory) == theirs.num_parameters() == family.num_parameters
     assert len(config.mixtures) == 1
     assert sum(layer.mlp in config.mixtures for layer in config.layers) == family.expert_layers
     kept = [mixer.kv for mixer in config.mixers if mixer.kv is not None]

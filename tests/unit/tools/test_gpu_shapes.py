@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from gpu.settings import REAL, REHEARSAL
 from gpu.shapes import SHAPES
+from support.model_sizes import num_allocated, theirs_on_meta
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model
 
 PARAMETERS = {"1b": 1_235_814_400, "4b": 4_022_468_096, "8b": 8_030_261_248}
 SIZES = list(PARAMETERS)
@@ -23,24 +22,12 @@ def test_the_numbers_of_parameters_are_the_published_ones(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_config_json_describes_the_same_model_here_and_in_transformers(size, tmp_path):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     shape = SHAPES[size]
     directory = shape.write(tmp_path / size, "bfloat16")
-    counted = 0
-
-    def allocate(shape, dtype):
-        nonlocal counted
-        made = torch.empty(shape, dtype=dtype, device="meta")
-        counted += made.numel()
-        return made
-
-    create_model(ModelConfig.from_directory(directory), torch.bfloat16, allocate)
-    with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+    theirs = theirs_on_meta(directory)
     names = {name: tuple(weight.shape) for name, weight in theirs.named_parameters()}
     assert names == shape.weights()
-    assert counted == theirs.num_parameters() == shape.num_parameters
+    assert num_allocated(directory) == theirs.num_parameters() == shape.num_parameters
     assert ModelConfig.from_directory(directory).eos_token_ids == ()
 
 

@@ -33,7 +33,7 @@ from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.program import check_model
-from shmllm_kernels.gpu import pair_layout
+from shmllm_kernels.gpu import few_delta_net, pair_layout
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.reference.norm import rms_norm
 
@@ -240,6 +240,14 @@ def test_gates_are_part_of_a_decodes_attention(
         assert launched[last - len(layer) : last] == layer
     attention = launched.index("attend_decodes")
     assert launched[attention - 1 : attention + 2] == layer[:3]
+
+
+def test_a_state_that_is_too_large_has_the_launches_of_all_steps(
+    gpu_device, models, monkeypatch
+) -> None:
+    monkeypatch.setattr(few_delta_net, "MOST_CELLS", 1)
+    launched = launches_of_a_decode(gpu_device, models("qwen3_5")[1], 1)
+    assert launched[1:4] == ["_convolve", "_delta_rule", "_gated_norm"]
 
 
 def test_norms_of_all_heads_are_part_of_the_attention_of_drafts(gpu_device, models) -> None:
