@@ -2,8 +2,8 @@
 
 This module owns the two implementations and the choice between them. A doorbell is only a hint:
 a post may come without a reason, and a post may be lost. Therefore the waiter checks its
-condition in shared memory again after each wait, and gives each wait a time limit. This module
-must not know the condition.
+condition in shared memory again before and after each wait (behind a fence before, see `wait`),
+and gives each wait a time limit. This module must not know the condition.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import contextlib
 import ctypes
 import errno
 import os
+import platform
 import re
-import sys
 import time
 from typing import Any, Protocol
 
@@ -23,8 +23,7 @@ from shmllm.ipc.layout import (
     DOORBELL_KIND_OFFSET,
     DOORBELL_NAME_BYTES,
     DOORBELL_NAME_OFFSET,
-    DOORBELL_SEM_OFFSET,
-    WORD_BYTES,
+    DOORBELL_POSTED_OFFSET,
 )
 from shmllm.ipc.states import DoorbellKind
 from shmllm.ipc.words import Word
@@ -63,116 +62,103 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-# sem_post and sem_trywait never block, so PyDLL keeps the GIL and saves the cost of releasing it.
-_quick = ctypes.PyDLL(None)
-_blocking = ctypes.CDLL(None, use_errno=True)
-HAS_CLOCKWAIT = hasattr(_blocking, "sem_clockwait")
-_sem_init = _quick.sem_init
-_sem_post = _quick.sem_post
-_sem_trywait = _quick.sem_trywait
-_sem_clockwait = _blocking.sem_clockwait if HAS_CLOCKWAIT else None
+_FUTEX_NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98}
+HAS_FUTEX = platform.system() == "Linux" and platform.machine() in _FUTEX_NUMBERS
+_FUTEX = _FUTEX_NUMBERS.get(platform.machine(), -1)
+# From <linux/futex.h>. All are without FUTEX_PRIVATE_FLAG, so processes share a futex.
+_FUTEX_WAKE = 1
+_FUTEX_WAIT_BITSET = 9  # its time limit is a time of CLOCK_MONOTONIC
+_FUTEX_BITSET_MATCH_ANY = -1  # all 32 bits
+_ALL_WAITERS = 2**31 - 1
 
 
-def _new_semaphore() -> bytes:
-    """The bytes of a process-shared `sem_t` that has no post and no waiter."""
-    memory = ctypes.create_string_buffer(DOORBELL_NAME_OFFSET - DOORBELL_SEM_OFFSET)
-    if _sem_init(memory, 1, 0) != 0:
-        raise SegmentError("sem_init refused a process-shared semaphore")
-    return memory.raw
+# A wake-up never blocks, so PyDLL keeps the GIL and saves the cost of releasing it. All numbers
+# below fit into a C int, which is what ctypes makes of them without `argtypes`, twice as fast.
+_wake = ctypes.PyDLL(None).syscall
+_sleep = ctypes.CDLL(None, use_errno=True).syscall
 
 
-# glibc keeps the posts and the waiters in the first word. The second word never changes, and holds
-# flags for the kernel's futex call.
-_NEW_SEMAPHORE = _new_semaphore()
-_FLAGS_OFFSET = DOORBELL_SEM_OFFSET + WORD_BYTES
-_FLAGS = int.from_bytes(_NEW_SEMAPHORE[WORD_BYTES : 2 * WORD_BYTES], sys.byteorder)
+class FutexDoorbell:
+    """A binary semaphore in a segment: a word that posters set and the waiter clears.
 
-
-class SemDoorbell:
-    """A `sem_t` inside a segment; its waits use the monotonic clock.
-
-    A faulty process can write anything into it. libc trusts the flags: a damaged word makes
-    `sem_post` sleep for ever or abort the process. So each call checks the flags first. A poster
-    leaves a damaged semaphore alone, and the waiter, of which there is only one, makes it new.
-    Either costs a post, which any wait survives.
+    A faulty process can write anything into the word. Any value but 0 is a post, so damage costs
+    or adds posts, which any wait survives, and no library trusts the bytes. (libc's `sem_t` has
+    flags for the kernel beside its count; damaged, they make it abort the process.)
 
     Args:
         area: the doorbell's bytes in a segment, as in the diagram in `layout`.
     """
 
-    __slots__ = ("_flags", "_reference")
+    __slots__ = ("_posted", "_reference")
 
     def __init__(self, area: memoryview) -> None:
         # A pointer that keeps its target, and so the mapping of the segment. A thread that waits
         # has a reference to it, so `close` in another thread, or at the end of the interpreter,
-        # does not unmap the memory that libc is going to read.
-        self._reference: Any = ctypes.byref(ctypes.c_char.from_buffer(area, DOORBELL_SEM_OFFSET))
-        self._flags = Word(area, _FLAGS_OFFSET)
+        # does not unmap the memory that the kernel is going to read.
+        offset = DOORBELL_POSTED_OFFSET
+        self._reference: Any = ctypes.byref(ctypes.c_char.from_buffer(area, offset))
+        self._posted = Word(area, offset)
 
-    def _semaphore(self) -> Any:
+    def _futex(self) -> Any:
         if self._reference is None:
             raise SegmentError("this doorbell is closed")
         return self._reference
 
-    def initialise(self) -> None:
-        """Make the semaphore new. Only the creator of the segment calls this, before any other
-        process can open the segment, and later the waiter, while it does not wait."""
-        ctypes.memmove(self._semaphore(), _NEW_SEMAPHORE, len(_NEW_SEMAPHORE))
-
     def post(self) -> None:
-        # sem_post fails only if the count is at its maximum, and then a post is pending anyway.
-        semaphore = self._semaphore()
-        if self._flags.load() == _FLAGS:
-            _sem_post(semaphore)
+        futex = self._futex()
+        self._posted.store(1)
+        # No wake-up is lost between the two: the kernel puts a waiter to sleep only while the word
+        # is 0, which it checks under the lock under which it looks for waiters to wake.
+        _wake(_FUTEX, futex, _FUTEX_WAKE, _ALL_WAITERS)
 
     def try_wait(self) -> bool:
-        return bool(_sem_trywait(self._semaphore()) == 0)
+        self._futex()
+        if not self._posted.load():
+            return False
+        self._posted.store(0)
+        return True
 
     def wait(self, timeout_s: float) -> bool:
-        assert _sem_clockwait is not None
-        semaphore = self._semaphore()
-        if self._flags.load() != _FLAGS:
-            self.initialise()
+        futex = self._futex()
         deadline_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(timeout_s * 1e9)
-        deadline = ctypes.byref(_Timespec(*divmod(deadline_ns, 1_000_000_000)))
-        # Each iteration lets Python run the handler of the signal that interrupted the wait.
-        while _sem_clockwait(semaphore, time.CLOCK_MONOTONIC, deadline) != 0:
-            reason = ctypes.get_errno()
+        deadline = ctypes.byref(_Timespec(*divmod(max(deadline_ns, 0), 1_000_000_000)))
+        # Each iteration lets Python run the handler of the signal that interrupted the sleep.
+        while not self.try_wait():
+            result = _sleep(
+                _FUTEX, futex, _FUTEX_WAIT_BITSET, 0, deadline, None, _FUTEX_BITSET_MATCH_ANY
+            )
+            reason = ctypes.get_errno() if result else 0
             if reason == errno.ETIMEDOUT:
-                return False
-            if reason != errno.EINTR:
-                raise SegmentError(f"sem_clockwait failed: {os.strerror(reason)}")
+                return self.try_wait()
+            if reason not in (0, errno.EAGAIN, errno.EINTR):
+                raise SegmentError(f"cannot wait on a doorbell: {os.strerror(reason)}")
         return True
 
     def drain(self) -> None:
-        semaphore = self._semaphore()
-        for _ in range(MAX_DRAINED_POSTS):
-            if _sem_trywait(semaphore) != 0:
-                return
-        self.initialise()  # so many posts are a damaged count, or not worth taking one by one
+        self.try_wait()
 
     def close(self) -> None:
         self._reference = None
-        self._flags.close()
+        self._posted.close()
 
 
 def _load_posix_ipc() -> Any:
-    """Import posix_ipc, which is needed only where libc lacks `sem_clockwait`."""
+    """Import posix_ipc, which is needed only where `HAS_FUTEX` is False."""
     try:
         import posix_ipc  # type: ignore[import-not-found]
     except ImportError as error:
         raise SegmentError(
-            "this machine's libc lacks sem_clockwait, so shmllm needs the package posix_ipc: "
+            "shmllm has no futex for this machine and needs the package posix_ipc: "
             "pip install posix-ipc"
         ) from error
     return posix_ipc
 
 
 class NamedDoorbell:
-    """A named POSIX semaphore, for a libc that cannot wait on the monotonic clock.
+    """A named POSIX semaphore, for a machine whose futex call this module does not know.
 
     `wait` polls the semaphore with sleeps of up to 1 ms, so a wake-up comes that much later than
-    with `SemDoorbell`. It does not block in `acquire`, for two reasons: `acquire` uses the wall
+    with `FutexDoorbell`. It does not block in `acquire`, for two reasons: `acquire` uses the wall
     clock, which can be set back, and it replaces the exception of a signal handler by its own.
 
     Args:
@@ -238,24 +224,20 @@ class NamedDoorbell:
 
 
 def choose_kind() -> DoorbellKind:
-    """The kind of doorbell for this machine: SEM if its libc has `sem_clockwait`."""
-    return DoorbellKind.SEM if HAS_CLOCKWAIT else DoorbellKind.NAMED
+    """The kind of doorbell for this machine: FUTEX if this module knows its futex call."""
+    return DoorbellKind.FUTEX if HAS_FUTEX else DoorbellKind.NAMED
 
 
 def initialise_doorbell(area: memoryview, name: str, kind: DoorbellKind | None = None) -> None:
     """Create a doorbell in `area`. Only the creator of the segment calls this.
 
     Args:
-        area: `DOORBELL_BYTES` bytes of a segment that no other process uses yet.
+        area: `DOORBELL_BYTES` zero bytes of a segment that no other process uses yet.
         name: the name for a named semaphore: a slash and letters, unique on the machine.
         kind: the implementation; None for the one that `choose_kind` returns.
     """
     kind = choose_kind() if kind is None else kind
-    if kind is DoorbellKind.SEM:
-        doorbell = SemDoorbell(area)
-        doorbell.initialise()
-        doorbell.close()
-    else:
+    if kind is DoorbellKind.NAMED:
         NamedDoorbell.make(name)
         encoded = name.encode("ascii").ljust(DOORBELL_NAME_BYTES, b"\0")
         area[DOORBELL_NAME_OFFSET:DOORBELL_BYTES] = encoded
@@ -274,15 +256,15 @@ def open_doorbell(area: memoryview) -> Doorbell:
     """
     kind = Word(area, DOORBELL_KIND_OFFSET).load()
     if kind != choose_kind():
-        raise ProtocolMismatchError(f"doorbell of kind {kind} cannot be used with this libc")
+        raise ProtocolMismatchError(f"doorbell of kind {kind} cannot be used on this machine")
     return open_shared_doorbell(area)
 
 
 def open_shared_doorbell(area: memoryview) -> Doorbell:
     """Open the doorbell in `area` without a look at its kind. All front ends may write the memory
     of an engine's doorbell, and one that damages the kind must not keep the others out."""
-    if choose_kind() is DoorbellKind.SEM:
-        return SemDoorbell(area)
+    if choose_kind() is DoorbellKind.FUTEX:
+        return FutexDoorbell(area)
     return NamedDoorbell(_stored_name(area))
 
 

@@ -4,7 +4,7 @@ This module holds numbers and no behaviour. No other module may contain an offse
 are little-endian. A *word* is an aligned u64 that only one process writes during its whole life.
 The creator writes its fields before the segment becomes valid, and nobody writes them again.
 Every other word begins as zero, as a new file does, so no process initialises a word for another.
-Only doorbells have two writers: libc changes them from both sides with atomic instructions.
+Only DOORBELL_POSTED has several writers: those that post set it, and the one that waits clears it.
 
 Header, the first line of every segment (the creator stores the version last, and the magic number
 just before it):
@@ -41,7 +41,7 @@ CONTROL segment: one per engine; all of its front ends read it.
     | 0x6300 | CONTROL_PRECISION        | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x6380 | CONTROL_SPECULATION      | engine    | 128 bytes UTF-8, NUL-padded    |
     | 0x7000 | CONTROL_HELLO            | client k  | word k: nonce of that client   |
-    | 0x7100 | CONTROL_DOORBELL         | libc      | posted by clients              |
+    | 0x7100 | CONTROL_DOORBELL         | both      | posted by clients              |
     | 0x8000 | CONTROL_HISTOGRAMS       | engine    | 8 of 256 words, by Histogram   |
     | 0xc000 | CONTROL_STEP_COUNT       | engine    | number of logged steps         |
     | 0xd000 | CONTROL_STOP             | operator  | 0, or 1 + drain time in ms     |
@@ -86,7 +86,7 @@ a slot is used. The large slots, which are almost the whole size, come last.
     | 0x000000098 | CLIENT_BELL_NAME     | client   | 96 bytes: its name in the same |
     |             |                      |          | folder, if it has one          |
     | 0x000000100 | CLIENT_PARKED        | client   | Parked                         |
-    | 0x000000180 | CLIENT_DOORBELL      | libc     | posted by the engine           |
+    | 0x000000180 | CLIENT_DOORBELL      | both     | posted by the engine           |
     | 0x000000200 | REQUEST_PUBLISHED    | client   | position                       |
     | 0x000000280 | REQUEST_CONSUMED     | engine   | position                       |
     | 0x000000300 | OUTPUT_PUBLISHED     | engine   | position                       |
@@ -124,7 +124,7 @@ Doorbell, relative to its offset:
 
     +--------+--------------------------+-----------+--------------------------------+
     | +0x000 | DOORBELL_KIND            | creator   | DoorbellKind                   |
-    | +0x010 | DOORBELL_SEM             | libc      | sem_t, process-shared          |
+    | +0x010 | DOORBELL_POSTED          | both      | 0: no post is pending          |
     | +0x040 | DOORBELL_NAME            | creator   | 64 bytes, NUL-padded           |
     +--------+--------------------------+-----------+--------------------------------+
 
@@ -147,7 +147,7 @@ from dataclasses import dataclass
 from shmllm.ipc.states import SegmentKind
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 WORD_BYTES = 8
 LINE_BYTES = 128
@@ -252,7 +252,7 @@ LARGE_SLOT_KEPT_BYTES = 32 * 1024 * 1024
 SLOT_PAGES_STEP_BYTES = 256 * 1024
 
 DOORBELL_KIND_OFFSET = 0x000
-DOORBELL_SEM_OFFSET = 0x010
+DOORBELL_POSTED_OFFSET = 0x010
 DOORBELL_NAME_OFFSET = 0x040
 DOORBELL_NAME_BYTES = 64
 DOORBELL_BYTES = 128

@@ -268,7 +268,7 @@ class Segment:
         mapping.
         """
         is_creator = not self._closed and self._created and os.getpid() == self._pid
-        # A `sem_t` ends with the file. The file may be truncated, so it is not read without need.
+        # A futex ends with the file. The file may be truncated, so it is not read without need.
         if is_creator and choose_kind() is DoorbellKind.NAMED:
             remove_doorbell(self._doorbell_area())
         self._closed = True

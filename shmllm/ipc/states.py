@@ -52,5 +52,5 @@ class Answer(IntEnum):
 class DoorbellKind(IntEnum):
     """The implementation of a doorbell, stored in its first word."""
 
-    SEM = 1
+    FUTEX = 1
     NAMED = 2

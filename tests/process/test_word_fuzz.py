@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 from support.engines import assert_unused, named_engine
@@ -22,10 +23,10 @@ from shmllm.ipc import layout
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
+Engine = tuple[str, int, Path]  # its name, its pid, and the file with all that it writes
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 SEED = 17
 EXTREMES = (1, 2**31, 2**62 + 8, 2**63, 2**64 - 1)
-SEMAPHORE = layout.CONTROL_DOORBELL_OFFSET + layout.DOORBELL_SEM_OFFSET
 
 # It reads "segment offset value" from stdin, and writes how the front end with that fault ended:
 # attached, and then "exit 0", the signal that ended it, or "hung".
@@ -90,9 +91,10 @@ Fault = tuple[str, int, int]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    with named_engine(tmp_path_factory.mktemp("words")) as found:
-        yield found
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    directory = tmp_path_factory.mktemp("words")
+    with named_engine(directory) as (name, pid):
+        yield name, pid, directory / "engine.log"
 
 
 def words(begin: int, end: int) -> range:
@@ -136,14 +138,13 @@ LIVE_WORDS: dict[str, list[int]] = {
     "control": [
         *words(layout.CONTROL_HELLO_OFFSET, layout.CONTROL_HELLO_OFFSET + 0x18),
         layout.CONTROL_DOORBELL_OFFSET,
-        SEMAPHORE,
-        SEMAPHORE + 8,
+        layout.CONTROL_DOORBELL_OFFSET + layout.DOORBELL_POSTED_OFFSET,
     ],
 }
 
 
-def damage(engine: tuple[str, int], faults: Iterable[Fault]) -> None:
-    name, pid = engine
+def damage(engine: Engine, faults: Iterable[Fault]) -> None:
+    name, pid, log = engine
     ends: dict[str, int] = {}
     faulty = subprocess.Popen(
         [sys.executable, "-c", FAULTY, name],
@@ -164,7 +165,7 @@ def damage(engine: tuple[str, int], faults: Iterable[Fault]) -> None:
                 attached, _, end = read_line(faulty).decode().strip().partition(", ")
                 assert attached == "attached", f"{fault}, or the one before: {attached}"
                 ends[end] = ends.get(end, 0) + 1
-                assert is_running(pid), fault
+                assert is_running(pid), f"{fault}: {log.read_text()}"
                 output = other.generate("import os\n", GREEDY, use_tqdm=False)[0].outputs[0]
                 assert output.token_ids == expected, fault
         assert_unused(name)
@@ -181,17 +182,17 @@ def faults(offsets: dict[str, list[int]], values: int, source: random.Random) ->
                 yield where, offset, value
 
 
-def test_damage_to_live_words_ends_only_its_writer(engine: tuple[str, int]) -> None:
+def test_damage_to_live_words_ends_only_its_writer(engine: Engine) -> None:
     damage(engine, faults(LIVE_WORDS, 1, random.Random(SEED)))
 
 
-def test_damage_to_random_words_ends_only_its_writer(engine: tuple[str, int]) -> None:
+def test_damage_to_random_words_ends_only_its_writer(engine: Engine) -> None:
     source = random.Random(SEED)
     sample = {where: source.sample(each, 6) for where, each in ALL_WORDS.items()}
     damage(engine, faults(sample, 1, source))
 
 
 @pytest.mark.stress
-def test_damage_to_every_word_ends_only_its_writer(engine: tuple[str, int]) -> None:
+def test_damage_to_every_word_ends_only_its_writer(engine: Engine) -> None:
     faulthandler.cancel_dump_traceback_later()  # some thousand faults take minutes
     damage(engine, faults(ALL_WORDS, 3, random.Random(SEED)))

@@ -106,7 +106,7 @@ take:					value = LOAD(OUTPUT(received));
 				:: !HAS_ROOM && LOOKS_AT_OUTPUTS && published != received
 				:: else ->
 					if
-					:: atomic { bell[me] > 0 -> bell[me]-- }
+					:: IS_RUNG
 					:: atomic { dead[CORE] -> goto end }
 					fi
 				fi;
@@ -159,7 +159,7 @@ take:			value = LOAD(REQUEST(taken));
 			   (backlog == 0 && taken != published))
 			:: else ->
 				if
-				:: atomic { bell[me] > 0 -> bell[me]-- }
+				:: IS_RUNG
 				:: atomic { dead[CLIENT] -> goto end }
 				fi
 			fi;

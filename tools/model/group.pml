@@ -260,7 +260,7 @@ proctype rank(byte me)
 				:: skip ->
 #endif
 					if
-					:: atomic { bell[me] > 0 -> bell[me]-- }
+					:: IS_RUNG
 					:: LOAD(ENDED)
 					fi
 				fi;

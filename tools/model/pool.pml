@@ -76,7 +76,7 @@ take:			atomic {
 #endif
 			if
 			:: new_first != first || new_second != second
-			:: else -> atomic { bell[me] > 0 -> bell[me]-- }
+			:: else -> IS_RUNG
 			fi;
 			leave_park(PARKED)
 		fi;

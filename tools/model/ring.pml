@@ -108,7 +108,7 @@ claim:			atomic { assert(position - num_read < CAPACITY);
 				:: !is_closed && position - consumed < CAPACITY
 				:: !is_closed && position - consumed >= CAPACITY ->
 					if
-					:: atomic { bell[me] > 0 -> bell[me]-- }
+					:: IS_RUNG
 					:: atomic { dead[READER] -> goto stop }
 					fi
 				fi;
@@ -184,7 +184,7 @@ read:					value = LOAD(HEADER(position));
 				:: published != position || is_closed
 				:: published == position && !is_closed ->
 					if
-					:: atomic { bell[me] > 0 -> bell[me]-- }
+					:: IS_RUNG
 					:: dead[WRITER]
 					:: atomic { is_silent && position == MESSAGES -> goto end }
 					fi

@@ -4,10 +4,11 @@
  * memory. A fence waits until the process's own buffer is empty.
  *
  * A load does not read its process's own buffer, because no process here loads a word that it
- * stores: every shared word has one writing process, which keeps the value in a variable.
+ * stores: every shared word has one writing process, which keeps the value in a variable. Doorbells
+ * are the exception, and a process loads its own one only behind a fence.
  *
- * Semaphore operations are locked instructions and would drain the buffer as well. The
- * models leave that out, so they allow more than the machine does.
+ * A call of the kernel behind a store to a doorbell would empty the buffer as well. The models leave
+ * that out, so they allow more than the machine does.
  *
  * The file that includes this one defines WORDS, and PROCESSES unless there are two.
  */
@@ -19,7 +20,7 @@
 #define PROCESSES 2
 #endif
 
-byte mem[WORDS];
+byte mem[WORDS + PROCESSES];
 chan buffer[PROCESSES] = [DEPTH] of { byte, byte };
 
 #define LOAD(word)         mem[word]
@@ -27,8 +28,11 @@ chan buffer[PROCESSES] = [DEPTH] of { byte, byte };
 #define FENCE              empty(buffer[me])
 #define NO_FENCE           skip
 
-/* Each process has one doorbell: a counting semaphore. */
-byte bell[PROCESSES];
+/* Each process has one doorbell: a word that posters set and its waiter clears. The kernel, which
+ * compares it with 0 before the waiter sleeps and whenever a poster wakes it, reads memory. */
+#define BELL(whom)  (WORDS + (whom))
+#define POST(whom)  STORE(BELL(whom), 1)
+#define IS_RUNG     mem[BELL(me)]
 
 /* kill -9 at any point. `dead` is the pidfd: the kernel sets it after all stores of the process
  * have become visible. */
@@ -57,11 +61,11 @@ proctype killer()
 	fi
 }
 
-/* Waiter._park, last part: parked = 0, take remaining posts; the caller then checks again. */
+/* Waiter._park, last part: parked = 0, Doorbell.drain; the caller then checks again. */
 inline leave_park(parked_word)
 {
 	STORE(parked_word, 0);
-	bell[me] = 0
+	STORE(BELL(me), 0)
 }
 
 /* wait.wake_if_parked, after its fence. Load and post are two steps. */
@@ -69,7 +73,7 @@ inline post_if_parked(parked_word, whom)
 {
 	is_parked = LOAD(parked_word);
 	if
-	:: atomic { is_parked -> is_parked = 0; bell[whom]++ }
+	:: is_parked -> is_parked = 0; POST(whom)
 	:: else
 	fi
 }

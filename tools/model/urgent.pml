@@ -72,14 +72,14 @@ inline wake_client()
 		FENCE_AFTER_PUBLISH;
 		parked = LOAD(CLIENT_PARKED);
 		if
-		:: parked != NO -> bell[CLIENT]++
+		:: parked != NO -> POST(CLIENT)
 		:: else
 		fi
 	:: !is_urgent ->
 		FENCE_AFTER_PUBLISH;
 		parked = LOAD(CLIENT_PARKED);
 		if
-		:: parked != NO && parked != FOR_URGENT -> bell[CLIENT]++
+		:: parked != NO && parked != FOR_URGENT -> POST(CLIENT)
 		:: else
 		fi
 	fi;
@@ -146,7 +146,7 @@ proctype core(byte me)
 		if
 		:: consumed != tried
 		:: consumed == tried ->
-			atomic { bell[me] > 0 -> bell[me]-- }
+			IS_RUNG
 		fi;
 		leave_park(CORE_PARKED);
 		atomic { tried = 0 }
@@ -169,7 +169,7 @@ take:				atomic { assert(published > position); position = published };
 			FENCE;
 			parked = LOAD(CORE_PARKED);
 			if
-			:: parked == FOR_ROOM -> bell[CORE]++
+			:: parked == FOR_ROOM -> POST(CORE)
 			:: else
 			fi;
 			atomic { parked = NO; published = 0 }
@@ -186,7 +186,7 @@ take:				atomic { assert(published > position); position = published };
 			:: published != position && (!urgent_only || HAS_URGENT)
 			:: else ->
 				if
-				:: atomic { bell[me] > 0 -> bell[me]-- }
+				:: IS_RUNG
 				:: atomic { last_end > 0 && position == last_end -> goto end }
 				fi
 			fi;

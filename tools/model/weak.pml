@@ -11,9 +11,10 @@
  * A fence waits until the process's own buffers are empty and its late load is done, and forgets
  * all that was loaded early. It is atomic_thread_fence(seq_cst).
  *
- * The model ignores dependencies between loads, and fences that semaphore operations imply, so it
- * allows more than the machine does. A branch comes before the stores behind it, as on the machine.
- * No process loads a word that it stores.
+ * The model ignores dependencies between loads, and the fence of the kernel's call that follows a
+ * store to a doorbell, so it allows more than the machine does. A branch comes before the stores
+ * behind it, as on the machine. No process loads a word that it stores but its own doorbell, which
+ * is loaded from memory behind a fence.
  *
  * The file that includes this one defines WORDS.
  */
@@ -22,17 +23,18 @@
 #define DEPTH 1
 #endif
 
-byte mem[WORDS];
-chan buffer[2 * WORDS] = [DEPTH] of { byte };
+#define ALL_WORDS (WORDS + 2)
+
+byte mem[ALL_WORDS];
+chan buffer[2 * ALL_WORDS] = [DEPTH] of { byte };
 byte num_buffered[2];
 byte seen[2 * WORDS];
 bool is_late[2];
 byte late_word[2], late_value[2];
-byte bell[2];
 hidden byte each;
 
 #define LOAD(word)         seen[me * WORDS + (word)]
-#define STORE(word, value) atomic { buffer[me * WORDS + (word)]!value; num_buffered[me]++ }
+#define STORE(word, value) atomic { buffer[me * ALL_WORDS + (word)]!value; num_buffered[me]++ }
 #define NO_FENCE           skip
 #define FENCE atomic { \
 	num_buffered[me] == 0 && !is_late[me] -> \
@@ -69,7 +71,7 @@ end:	do
 proctype flusher(byte me; byte word)
 {
 end:	do
-	:: d_step { buffer[me * WORDS + word]?mem[word] -> num_buffered[me]-- }
+	:: d_step { buffer[me * ALL_WORDS + word]?mem[word] -> num_buffered[me]-- }
 	od
 }
 
@@ -80,6 +82,11 @@ end:	do
 	od
 }
 
+/* Doorbells, as in tso.pml: each process has one, which both store. */
+#define BELL(whom) (WORDS + (whom))
+#define POST(whom) STORE(BELL(whom), 1)
+#define IS_RUNG    mem[BELL(me)]
+
 /* Inside an atomic block of `init`: what one process stores and the other one loads. */
 inline run_memory(storing, loading)
 {
@@ -88,6 +95,8 @@ inline run_memory(storing, loading)
 		run prefetcher(loading, each)
 	};
 	run late_loader(loading);
+	run flusher(storing, BELL(storing));
+	run flusher(storing, BELL(loading));
 	each = 0
 }
 
@@ -95,14 +104,14 @@ inline run_memory(storing, loading)
 inline leave_park(parked_word)
 {
 	STORE(parked_word, 0);
-	bell[me] = 0
+	STORE(BELL(me), 0)
 }
 
 inline post_if_parked(parked_word, whom)
 {
 	is_parked = LOAD(parked_word);
 	if
-	:: atomic { is_parked -> is_parked = 0; bell[whom]++ }
+	:: is_parked -> is_parked = 0; POST(whom)
 	:: else
 	fi
 }

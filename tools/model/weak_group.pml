@@ -161,7 +161,7 @@ proctype rank_1(byte me)
 		FENCE_IN_PARK;
 		if
 		:: LOAD(STEP) != step
-		:: LOAD(STEP) == step -> atomic { bell[me] > 0 -> bell[me]-- }
+		:: LOAD(STEP) == step -> IS_RUNG
 		fi;
 		leave_park(PARKED)
 	od;
@@ -181,6 +181,8 @@ init
 			run flusher(1, each);
 			run prefetcher(0, each)
 		};
+		run flusher(0, BELL(1));
+		run flusher(1, BELL(1));
 		run late_loader(0);
 		run late_loader(1);
 		each = 0

@@ -91,7 +91,7 @@ proctype writer(byte me)
 			consumed = LOAD(CONSUMED);
 			if
 			:: position - consumed < CAPACITY
-			:: else -> atomic { bell[me] > 0 -> bell[me]-- }
+			:: else -> IS_RUNG
 			fi;
 			leave_park(WRITER_PARKED)
 		fi
@@ -128,7 +128,7 @@ take:				read(RECORD(position), position + 1);
 			published = LOAD(PUBLISHED);
 			if
 			:: published != position
-			:: else -> atomic { bell[me] > 0 -> bell[me]-- }
+			:: else -> IS_RUNG
 			fi;
 			leave_park(READER_PARKED)
 		fi;

@@ -238,7 +238,7 @@ def test_a_damaged_segment_is_refused_and_closed(
     assert list(engine.acceptor.accept_new()) == []
     assert front_end.answer is Answer.NOT_USABLE
     assert len(os.listdir("/proc/self/fd")) == num_descriptors
-    front_end.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.SEM)
+    front_end.store(layout.CLIENT_DOORBELL_OFFSET, DoorbellKind.FUTEX)
 
 
 @pytest.mark.parametrize("pid", [0, 2**22 + 1, 2**40, 2**64 - 1])

@@ -281,7 +281,7 @@ def test_a_connection_works_with_named_doorbells_and_unlinks_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("posix_ipc")
-    monkeypatch.setattr(doorbell, "HAS_CLOCKWAIT", False)
+    monkeypatch.setattr(doorbell, "HAS_FUTEX", False)
     with (
         Segment.create(SegmentKind.CONTROL) as control,
         Segment.create(SegmentKind.CLIENT) as client,

@@ -13,20 +13,19 @@ from support.programs import run_source
 from shmllm.errors import ProtocolMismatchError, SegmentError
 from shmllm.ipc import doorbell as module
 from shmllm.ipc.doorbell import (
-    HAS_CLOCKWAIT,
+    HAS_FUTEX,
     Doorbell,
     choose_kind,
     initialise_doorbell,
     open_doorbell,
     remove_doorbell,
 )
-from shmllm.ipc.layout import DOORBELL_BYTES, DOORBELL_NAME_OFFSET, DOORBELL_SEM_OFFSET
+from shmllm.ipc.layout import DOORBELL_BYTES, DOORBELL_NAME_OFFSET, DOORBELL_POSTED_OFFSET
 from shmllm.ipc.states import DoorbellKind
+from shmllm.ipc.words import Word
 
 KINDS = [
-    pytest.param(
-        DoorbellKind.SEM, marks=pytest.mark.skipif(not HAS_CLOCKWAIT, reason="no sem_clockwait")
-    ),
+    pytest.param(DoorbellKind.FUTEX, marks=pytest.mark.skipif(not HAS_FUTEX, reason="no futex")),
     DoorbellKind.NAMED,
 ]
 
@@ -35,7 +34,7 @@ KINDS = [
 def area(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[memoryview]:
     if request.param is DoorbellKind.NAMED:
         pytest.importorskip("posix_ipc")
-        monkeypatch.setattr(module, "HAS_CLOCKWAIT", False)
+        monkeypatch.setattr(module, "HAS_FUTEX", False)
     memory = memoryview(bytearray(DOORBELL_BYTES))
     initialise_doorbell(memory, f"/shmllm-test-{os.getpid()}", request.param)
     yield memory
@@ -60,7 +59,7 @@ def test_a_post_is_taken_once(bell: Doorbell) -> None:
     assert not bell.try_wait()
 
 
-def test_posts_are_counted_until_drained(bell: Doorbell) -> None:
+def test_a_drained_doorbell_has_no_post(bell: Doorbell) -> None:
     for _ in range(3):
         bell.post()
     assert bell.try_wait()
@@ -131,11 +130,11 @@ def test_a_closed_doorbell_refuses_every_call(bell: Doorbell) -> None:
             call()
 
 
-def test_the_choice_follows_libc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HAS_CLOCKWAIT", False)
+def test_the_choice_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HAS_FUTEX", False)
     assert choose_kind() is DoorbellKind.NAMED
-    monkeypatch.setattr(module, "HAS_CLOCKWAIT", True)
-    assert choose_kind() is DoorbellKind.SEM
+    monkeypatch.setattr(module, "HAS_FUTEX", True)
+    assert choose_kind() is DoorbellKind.FUTEX
 
 
 def test_bytes_that_are_no_doorbell_are_refused() -> None:
@@ -144,13 +143,13 @@ def test_bytes_that_are_no_doorbell_are_refused() -> None:
 
 
 @pytest.fixture
-def no_clockwait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A libc that needs named semaphores."""
+def no_futex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that needs named semaphores."""
     pytest.importorskip("posix_ipc")
-    monkeypatch.setattr(module, "HAS_CLOCKWAIT", False)
+    monkeypatch.setattr(module, "HAS_FUTEX", False)
 
 
-def test_a_name_that_is_taken_is_refused(no_clockwait: None) -> None:
+def test_a_name_that_is_taken_is_refused(no_futex: None) -> None:
     name = f"/shmllm-twice-{os.getpid()}"
     memory = memoryview(bytearray(DOORBELL_BYTES))
     initialise_doorbell(memory, name, DoorbellKind.NAMED)
@@ -165,7 +164,7 @@ def test_a_name_that_is_taken_is_refused(no_clockwait: None) -> None:
 
 
 @pytest.mark.parametrize("name", [b"/a/b/c", b"/" + b"n" * 62, b"/x\0y", b"", b"/shmllm-\xff"])
-def test_what_is_no_name_of_a_doorbell_is_refused(no_clockwait: None, name: bytes) -> None:
+def test_what_is_no_name_of_a_doorbell_is_refused(no_futex: None, name: bytes) -> None:
     memory = memoryview(bytearray(DOORBELL_BYTES))
     memory[0] = DoorbellKind.NAMED
     memory[DOORBELL_NAME_OFFSET : DOORBELL_NAME_OFFSET + len(name)] = name
@@ -174,74 +173,84 @@ def test_what_is_no_name_of_a_doorbell_is_refused(no_clockwait: None, name: byte
 
 
 def test_a_named_doorbell_is_refused_where_none_is_needed() -> None:
-    if not HAS_CLOCKWAIT:
-        pytest.skip("this libc needs named semaphores")
+    if not HAS_FUTEX:
+        pytest.skip("this machine needs named semaphores")
     memory = memoryview(bytearray(DOORBELL_BYTES))
     memory[0] = DoorbellKind.NAMED
     with pytest.raises(ProtocolMismatchError, match="kind 2"):
         open_doorbell(memory)
 
 
-needs_clockwait = pytest.mark.skipif(not HAS_CLOCKWAIT, reason="no sem_clockwait")
+needs_futex = pytest.mark.skipif(not HAS_FUTEX, reason="no futex")
 
 
-@pytest.fixture
-def sem_area() -> memoryview:
-    memory = memoryview(bytearray(DOORBELL_BYTES))
-    initialise_doorbell(memory, "unused", DoorbellKind.SEM)
-    return memory
-
-
-@needs_clockwait
-def test_a_damaged_count_is_made_zero_at_once(
-    sem_area: memoryview, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """2**31 - 1 posts, taken one by one, would take minutes."""
-    bell = open_doorbell(sem_area)
-    count = memoryview(sem_area)[DOORBELL_SEM_OFFSET : DOORBELL_SEM_OFFSET + 4]
-    count[:] = (2**31 - 1).to_bytes(4, "little")
-    assert bell.wait(60)
-    take, num_taken = module._sem_trywait, 0
-
-    def counted(semaphore: object) -> int:
-        nonlocal num_taken
-        num_taken += 1
-        assert num_taken <= 100, "it takes all of them"
-        return int(take(semaphore))
-
-    monkeypatch.setattr(module, "_sem_trywait", counted)
-    bell.drain()
-    assert not bell.try_wait()
-    bell.post()
-    assert bell.try_wait()
-
-
-DAMAGED_FLAGS = """
-import sys
+DAMAGED = """
+import mmap, os, random, signal, time
 from shmllm.ipc.doorbell import initialise_doorbell, open_doorbell
-from shmllm.ipc.layout import DOORBELL_BYTES, DOORBELL_SEM_OFFSET
-from shmllm.ipc.states import DoorbellKind
-memory = memoryview(bytearray(DOORBELL_BYTES))
-initialise_doorbell(memory, "unused", DoorbellKind.SEM)
+from shmllm.ipc.layout import DOORBELL_BYTES
+memory = memoryview(mmap.mmap(-1, DOORBELL_BYTES))
+initialise_doorbell(memory, "unused", 1)
+parent = os.getpid()
+if not (child := os.fork()):
+    source = random.Random(17)
+    while os.getppid() == parent:
+        for garbage in (source.randbytes(DOORBELL_BYTES - 8), bytes(DOORBELL_BYTES - 8)):
+            memory[8:] = garbage
+    os._exit(0)
 bell = open_doorbell(memory)
-begin = DOORBELL_SEM_OFFSET + 8
-for flags in (0, 1, 7, 2**32 - 1, 2**64 - 1, 0x7F80):
-    def damage():
-        memory[begin - 8 : begin] = (1 << 32).to_bytes(8, "little")  # a waiter, so post wakes it
-        memory[begin : begin + 8] = flags.to_bytes(8, "little")
-    damage()
-    bell.post()
-    assert bytes(memory[begin : begin + 8]) == flags.to_bytes(8, "little"), "only the waiter mends"
-    damage()
-    assert not bell.wait(0.001)
-    bell.post()
-    assert bell.wait(60), "the semaphore is new"
-print("whole")
+num_taken = 0
+end = time.monotonic() + 20
+try:
+    while num_taken < 1000 and time.monotonic() < end:
+        num_taken += bell.wait(0.0001)
+        bell.post()
+        bell.drain()
+finally:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+bell.drain()
+assert not bell.wait(0.001)
+bell.post()
+assert bell.wait(60)
+print(num_taken)
 """
 
 
-@needs_clockwait
-def test_damaged_flags_neither_abort_nor_hang_a_process() -> None:
-    """With some of them libc aborts the process, and with 1 its `sem_post` sleeps for ever."""
-    done = run_source(DAMAGED_FLAGS, timeout=20)
-    assert (done.returncode, done.stdout) == (0, b"whole\n"), done.stderr.decode()
+@needs_futex
+def test_a_process_that_damages_a_doorbell_all_the_time_ends_no_other() -> None:
+    done = run_source(DAMAGED, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"1000\n"), done.stderr.decode()
+
+
+@needs_futex
+@pytest.mark.parametrize("value", [1, 2**31, 2**32, 2**63, 2**64 - 1])
+def test_any_value_is_one_post(value: int) -> None:
+    memory = memoryview(bytearray(DOORBELL_BYTES))
+    initialise_doorbell(memory, "unused", DoorbellKind.FUTEX)
+    bell = open_doorbell(memory)
+    Word(memory, DOORBELL_POSTED_OFFSET).store(value)
+    assert bell.wait(60)
+    assert not bell.try_wait()
+
+
+SLEEPER = """
+import mmap, os, signal, time
+from shmllm.ipc.doorbell import initialise_doorbell, open_doorbell
+from shmllm.ipc.layout import DOORBELL_BYTES
+memory = memoryview(mmap.mmap(-1, DOORBELL_BYTES))
+initialise_doorbell(memory, "unused", 1)
+if not (child := os.fork()):
+    os._exit(0 if open_doorbell(memory).wait(60) else 1)
+end = time.monotonic() + 20
+while open(f"/proc/{child}/stat").read().rpartition(")")[2].split()[0] != "S":
+    assert time.monotonic() < end, "it does not sleep"
+    time.sleep(0.001)
+open_doorbell(memory).post()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@needs_futex
+def test_a_post_wakes_a_process_that_sleeps() -> None:
+    done = run_source(SLEEPER, timeout=30)
+    assert (done.returncode, done.stdout) == (0, b"0\n"), done.stderr.decode()
