@@ -67,14 +67,16 @@ class Routed:
         )  # fmt: skip
         assert self.counter.item() == 0, "the counter is not 0 behind the launch"
 
-    def check(self, choice, dtype, *, has_norm=True, existing=None) -> None:
+    def check(self, choice, dtype, *, has_norm=True, existing=None, factor=1.0, other=None) -> None:
         """Compare what a launch with all options has written."""
         read, existing = self.x, len(self.x) if existing is None else existing
         if has_norm:
-            read = torch.empty_like(self.normed)
+            read, stored = (torch.empty_like(self.normed) for _ in range(2))
             rms_norm(read, self.x, self.norm.weight, self.norm.eps, self.norm.offset)
-            assert_close(self.normed, read, *tolerances(dtype))
-            read = self.normed
+            of_experts = self.norm if other is None else other
+            rms_norm(stored, self.x, of_experts.weight, of_experts.eps, of_experts.offset)
+            assert_close(self.normed, stored, *tolerances(dtype))
+            read = read * factor if other is not None else self.normed
         else:
             assert self.normed.isnan().all(), "there was no norm to store"
         logits = read.double() @ self.router.double().T + self.router_bias.double()
@@ -102,6 +104,17 @@ class FewRoutingConformance:
         routed.norm = RowNorm(routed.norm.weight, 1e-5, offset=1.0)
         routed.run(BY_SOFTMAX)
         routed.check(BY_SOFTMAX, dtype)
+
+    @pytest.mark.parametrize("tokens", [1, 4])
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
+    def test_experts_that_read_another_norm(self, draw, dtype, tokens, offset):
+        """The router's rows have a factor."""
+        routed = Routed(draw, dtype, tokens, 8, 2, 100, 1)
+        routed.norm = RowNorm(routed.norm.weight, 1e-5, offset=offset)
+        other = RowNorm(draw.normal(100, dtype=dtype), 1e-5, offset=offset)
+        for _ in range(2):
+            routed.run(BY_SOFTMAX, factor=0.1, experts_norm=other)
+            routed.check(BY_SOFTMAX, dtype, factor=0.1, other=other)
 
     def test_rows_that_have_been_normalised(self, draw, dtype):
         routed = Routed(draw, dtype, 4, 8, 2, 64, 0)

@@ -148,6 +148,30 @@ class FewRowsConformance:
         rows.x = kept
         assert torch.equal(got, rows.run())
 
+    def test_the_factor_of_the_sums_that_are_read(self, draw, dtype):
+        rows = Rows(draw, dtype, 5, 40, 100, None, "rms")
+        weight, factor = draw.normal(100, dtype=dtype), draw.normal(1, dtype=dtype)
+        other = draw.normal(5, 100, dtype=dtype, scale=3.0)
+        kept = poisoned(5, 100, dtype=dtype, device=draw.device)
+        added = AddedNorm(other, RowNorm(weight, EPS), 0.5, kept, factor)
+        got = rows.run(added=added).clone()
+        wanted = rows.x.clone()
+        add_normed(other, wanted, weight, EPS, 0.5, factor=factor)
+        assert_close(kept, wanted, *tolerances(dtype))
+        rows.x = kept
+        assert torch.equal(got, rows.run())
+
+    @pytest.mark.parametrize("kind", [None, "int4"])
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_what_the_activation_is_multiplied_by(self, draw, dtype, kind, activation):
+        rows = Rows(draw, dtype, 5, 21, 256, ACTIVATIONS[activation], "rms")
+        config = SMALL
+        if kind is not None:
+            config = config_of(rows.pack(kind).matrix, dtype, draw.device)
+        factors = draw.normal(5, 64, dtype=dtype)[:, 20:41]
+        want = rows.want().to(dtype) * factors
+        assert_close(rows.run(config, factors=factors), want, *tolerances(dtype))
+
     def test_rows_whose_norm_alone_is_a_number_of_the_dtype(self, draw, dtype):
         rows = Rows(draw, dtype, 2, 20, 64, norm="rms")
         rows.x *= 4096.0

@@ -54,6 +54,22 @@ class RowKernelsConformance:
         norm.add_normed(x, residual, weight, EPS, scale, offset)
         assert_close(residual, want, *tolerances(dtype))
 
+    @pytest.mark.parametrize("has_pair", [False, True])
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
+    def test_the_factor_of_a_sum_and_the_norm_of_two_norms(self, draw, dtype, has_pair, offset):
+        x, other, residual = (draw.normal(5, 72, dtype=dtype)[:, :70] for _ in range(3))
+        weights = [draw.normal(70, dtype=dtype) for _ in range(3)]
+        factor = draw.normal(1, dtype=dtype)
+        read, pair = x, None
+        if has_pair:
+            pair = norm.NormedPair(other, weights[1], weights[2])
+            first = plain_norm.rms_norm(x, weights[2], EPS, offset)
+            read = first + plain_norm.rms_norm(other, weights[1], EPS, offset)
+        normed = plain_norm.rms_norm(read, weights[0], EPS, offset)
+        want = (residual.float() + 0.5 * normed.float()).to(dtype) * factor
+        norm.add_normed(x, residual, weights[0], EPS, 0.5, offset, factor, pair)
+        assert_close(residual, want, *tolerances(dtype))
+
     def test_eps_is_inside_the_root_and_dominates_zeros(self, draw, dtype):
         x = torch.zeros(2, 40, dtype=dtype, device=draw.device)
         x[1] = 1

@@ -112,8 +112,21 @@ class PackedRowConformance:
         wanted = (stream.float() + 0.25 * row.want().float()).to(dtype)
         assert_close(got, wanted, *tolerances(dtype))
 
+    def test_what_the_activation_is_multiplied_by(self, draw, dtype):
+        row = PackedRow(draw, dtype, "q8_0", 9, 128, ACTIVATIONS["alone"], 0.0)
+        factors = draw.normal(1, 30, dtype=dtype)[:, 20:29]
+        want = row.want() * factors
+        assert_close(row.run(factors=factors), want, *tolerances(dtype))
+
 
 class SingleRowConformance:
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_what_the_activation_is_multiplied_by(self, draw, dtype, activation):
+        row = Row(draw, dtype, 21, 100, ACTIVATIONS[activation], 0.0)
+        factors = draw.normal(1, 64, dtype=dtype)[:, 20:41]
+        want = row.want() * factors
+        assert_close(row.run(factors=factors), want, *tolerances(dtype))
+
     @pytest.mark.parametrize("activation", ACTIVATIONS)
     @pytest.mark.parametrize("norm_offset", [None, 0.0, 1.0])
     @pytest.mark.parametrize("has_bias", [False, True])

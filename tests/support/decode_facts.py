@@ -140,11 +140,13 @@ def check_experts(kernel: Kernel, capability: int) -> None:
         assert kernel["loads_before_wait"] >= WORDS_OF_BLOCK
     if capability == 100 and kernel["block_m"] > 16:
         return  # the loops of tcgen05.mma have waits of another kind
-    (loop,), (waits,) = kernel["loops"], kernel["waits"]
+    (loop,) = kernel["loops"]
     assert len(loop["buffers"]) == 2, "one for rows, one for weights"
     assert min(loop["buffers"]) >= kernel["num_stages"] - 1
     assert min(loop["waits"]) >= 2 * (kernel["num_stages"] - 2)
-    assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"
+    if kernel["dtype"] != "torch.float32":  # in PTX, loops are found by their tensor cores
+        (waits,) = kernel["waits"]
+        assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"
     if capability == 90 and kernel["block_m"] == 16:
         assert 5 * (kernel["shared_bytes"] + SYSTEM_BYTES) <= SHARED_BYTES[90] + SYSTEM_BYTES
         assert 5 * kernel["registers"] * 32 * kernel["num_warps"] <= REGISTERS

@@ -147,6 +147,8 @@ def rows(capability: int) -> None:
         norm.rms_norm(x, x, x[0], 1e-5, is_dependent=True)
         norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, is_dependent=True)
     norm.add_normed(x, x.clone(), x[0], 1e-5)
+    pair = norm.NormedPair(x.clone(), x[0], x[0])
+    norm.add_normed(x, x.clone(), x[0], 1e-5, factor=empty(1), pair=pair)
     norm.layer_norm(x, x, x[0], x[0], 1e-5)
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh", "relu_squared"):
@@ -300,11 +302,14 @@ def launch_router(
     facts |= {"is_dependent": is_dependent, "router": str(dtype), "tokens": tokens}
     x, own_ids = empty(tokens, hidden), ids[:tokens]
     norm = RowNorm(empty(hidden), 1e-6)
-    route_rows(
-        own_ids, empty(*own_ids.shape, dtype=torch.float32), empty(tokens, count, dtype=dtype),
-        count, x.clone(), x, norm, empty(count, hidden, dtype=dtype), None, starts,
-        layout.scratch.num_done, choice, bias, None, layout if tokens > 1 else None, is_dependent,
-    )  # fmt: skip
+    apart: dict[str, Any] = {"factor": 0.5, "experts_norm": RowNorm(empty(hidden), 1e-6)}
+    for options in ({}, apart):
+        route_rows(
+            own_ids, empty(*own_ids.shape, dtype=torch.float32), empty(tokens, count, dtype=dtype),
+            count, x.clone(), x, norm, empty(count, hidden, dtype=dtype), None, starts,
+            layout.scratch.num_done, choice, bias, None, layout if tokens > 1 else None,
+            is_dependent, **options,
+        )  # fmt: skip
     facts.clear()
 
 
@@ -764,6 +769,12 @@ def variants_of_few_rows(facts: dict[str, Any], capability: int) -> None:
             norm = RowNorm(own, 1e-5, offset)
             added = AddedNorm(empty(8, 2048, dtype=dtype), norm, 1.0, empty(8, 2048, dtype=dtype))
             launch_few_rows(facts, weight, 2048, capability, dtype, norm=norm, added=added)
+        # The gate of a layer's own input, behind a layer with a factor (Gemma 4).
+        own_input = empty(8, 30 * 256, dtype=dtype)[:, :256]
+        added = replace(added, factor=empty(1, dtype=dtype))
+        options = {"added": added, "activation": Activation("gelu_tanh", False)}
+        gate = empty(256, 2048, dtype=dtype)
+        launch_few_rows(facts, gate, 256, capability, dtype, factors=own_input, **options)
 
 
 def launch_few_rows(

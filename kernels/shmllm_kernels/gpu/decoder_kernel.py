@@ -212,7 +212,7 @@ def decode_layers(
             added = NormedSum(
                 streams.products + tl.where(index == 0, 0, ROWS) * sizes.residual,
                 _pointer(row, 11, x), between, sizes.residual, sizes.residual, norm.eps,
-                norm.offset, scale,
+                norm.offset, scale, None,
             )  # fmt: skip
         rows = NormedRows(
             x, layer.mixer_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
@@ -249,7 +249,7 @@ def decode_layers(
         if HAS_POSTS:
             added = NormedSum(
                 product, layer.mixer_post, x, sizes.residual, sizes.residual, norm.eps, norm.offset,
-                scale,
+                scale, None,
             )  # fmt: skip
         rows = NormedRows(
             between, layer.mlp_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,

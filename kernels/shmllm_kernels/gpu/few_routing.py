@@ -2,8 +2,8 @@
 
 A program multiplies the normalised rows of some tokens with some rows of the router (`kept_rows`).
 The one that ends last chooses by the logits of all, as `routing` does. Other programs store the
-normalised rows, which the experts read. A dependent launch (from compute capability 9.0 on) loads
-the router before it waits for the launch before.
+normalised rows that the experts read, whose norm may be another one. A dependent launch (from
+compute capability 9.0 on) loads the router before it waits for the launch before.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ LEAST_WARPS = 4
 
 
 @triton.jit
-def _row_of(x_ptr, norm, eps, offset, HAS_NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
-            K: tl.constexpr, K_PADDED: tl.constexpr):  # fmt: skip
-    """Returns a token's row, normalised and rounded to its dtype, and 0 behind it."""
+def _row_of(
+    x_ptr, norm, eps, offset, factor, HAS_NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    HAS_FACTOR: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Returns a token's row, normalised, multiplied and rounded to its dtype, and 0 behind it."""
     ks = tl.arange(0, K_PADDED)
     x = tl.load(x_ptr + ks, mask=ks < K, other=0.0)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     if HAS_NORM:
-        dtype: tl.constexpr = x_ptr.dtype.element_ty
         x = normed_row(x.to(tl.float32), norm, K, eps, offset, HAS_OFFSET, dtype)
+    if HAS_FACTOR:
+        x = (x.to(tl.float32) * factor).to(dtype)
     return x
 
 
@@ -60,7 +64,7 @@ def _store_normed(
     ks = tl.arange(0, K_PADDED)
     for token in range(first_token, last_token):
         source = x_ptr + token * x_stride
-        normed = _row_of(source, norm, eps, offset, True, HAS_OFFSET, K, K_PADDED)
+        normed = _row_of(source, norm, eps, offset, 1.0, True, HAS_OFFSET, False, K, K_PADDED)
         tl.store(normed_ptr + token * normed_stride + ks, normed, mask=ks < K)
 
 
@@ -72,6 +76,7 @@ def _route_rows(
     normed_ptr,
     x_ptr,
     norm_ptr,
+    experts_norm_ptr,
     router_ptr,
     router_bias_ptr,
     bias_ptr,
@@ -88,9 +93,11 @@ def _route_rows(
     logits_stride,
     eps,
     offset,
+    factor,
     scale,
     HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
+    HAS_FACTOR: tl.constexpr,
     HAS_ROUTER_BIAS: tl.constexpr,
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
@@ -119,7 +126,10 @@ def _route_rows(
     ks = tl.arange(0, K_PADDED)
     norm = 0.0
     if HAS_NORM:
-        norm = tl.load(norm_ptr + ks, mask=ks < K, other=0.0).to(tl.float32)
+        own_norm_ptr = norm_ptr
+        if experts_norm_ptr is not None:
+            own_norm_ptr = tl.where(program == BLOCKS, experts_norm_ptr, norm_ptr)
+        norm = tl.load(own_norm_ptr + ks, mask=ks < K, other=0.0).to(tl.float32)
     if program == BLOCKS:
         _store_normed(
             normed_ptr, x_ptr, norm, first_token, last_token, normed_stride, x_stride, eps, offset,
@@ -137,8 +147,9 @@ def _route_rows(
         dtype: tl.constexpr = logits_ptr.dtype.element_ty
         for token in range(first_token, last_token):
             row = _row_of(
-                x_ptr + token * x_stride, norm, eps, offset, HAS_NORM, HAS_OFFSET, K, K_PADDED
-            )
+                x_ptr + token * x_stride, norm, eps, offset, factor, HAS_NORM, HAS_OFFSET,
+                HAS_FACTOR, K, K_PADDED,
+            )  # fmt: skip
             logits = multiply(router, row) + router_bias
             target = logits_ptr + token * logits_stride + columns
             tl.store(target, logits.to(dtype), mask=is_column)
@@ -176,6 +187,8 @@ def route_rows(
     scales: Tensor | None = None,
     layout: PairLayout | None = None,
     is_dependent: bool = False,
+    factor: float = 1.0,
+    experts_norm: RowNorm | None = None,
 ) -> None:
     """Computes `norm.rms_norm`, the product with the router, and `routing.route`.
 
@@ -184,8 +197,8 @@ def route_rows(
         logits: [tokens, columns], each row contiguous, the dtype of ``router``: get its product.
         num_experts: how many of the columns are experts, as `takes`; behind them may be the gate of
             a shared one.
-        normed: [tokens, hidden], each row contiguous; gets the norm of ``x``, rounded to x's
-            dtype, if there is one.
+        normed: [tokens, hidden], each row contiguous; gets the norm of ``x`` that experts read,
+            rounded to x's dtype, if there is one.
         x: [tokens, hidden], each row contiguous: float32, float16 or bfloat16. At most MAX_ROWS.
         norm: an RMSNorm; None: ``x`` is read as it is.
         router: [columns, hidden], contiguous; x's dtype or float32.
@@ -193,7 +206,11 @@ def route_rows(
         counter: [1] int32, 0 before and after the launch.
         layout: where the pairs are laid out; None: they are not.
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
-            must have compute capability 9.0. Router and norm must be complete by then.
+            must have compute capability 9.0. Router and norms must be complete by then.
+        factor: what the router's rows are multiplied by, behind their norm; they are rounded before
+            and after that.
+        experts_norm: the RMSNorm of what experts read, with the eps and the offset of ``norm``;
+            None: that is ``norm``.
 
     One launch a layer. For Qwen3-30B-A3B (128 experts, 2,048) 32 programs read 0.5 MB of the router
     before they wait; then the rows arrive in 0.6 us, the sums take 0.3 us, the counter 0.6 us, the
@@ -205,6 +222,10 @@ def route_rows(
     columns, hidden = router.shape
     check_routing(ids, weights, logits[:, :num_experts], choice, scales)
     _check(logits, normed, x, norm, router, router_bias)
+    if experts_norm is not None:
+        assert norm is not None, "what experts read has a norm, and so has what the router reads"
+        assert (experts_norm.eps, experts_norm.offset) == (norm.eps, norm.offset), "one eps"
+        experts_norm.check(x.shape[1])
     assert num_tokens <= MAX_ROWS, f"{num_tokens} tokens; at most {MAX_ROWS}"
     assert takes(num_experts), f"{num_experts} experts; at most {MAX_EXPERTS}"
     if layout is not None:
@@ -225,6 +246,7 @@ def route_rows(
         normed,
         x,
         x if norm is None else norm.weight,
+        None if experts_norm is None else experts_norm.weight,
         router,
         x if router_bias is None else router_bias,
         weights if bias is None else bias,
@@ -241,9 +263,11 @@ def route_rows(
         logits.stride(0),
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.offset,
+        factor,
         choice.scale,
         HAS_NORM=norm is not None,
         HAS_OFFSET=norm is not None and norm.offset != 0,
+        HAS_FACTOR=factor != 1,
         HAS_ROUTER_BIAS=router_bias is not None,
         **constants_of(choice, bias, scales),
         NUM_EXPERTS=num_experts,

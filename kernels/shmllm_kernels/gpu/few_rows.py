@@ -21,6 +21,7 @@ from shmllm_kernels.gpu.row_operands import (
     Activation,
     AddedNorm,
     RowNorm,
+    check_factors,
     check_product,
     is_gated,
 )
@@ -49,6 +50,7 @@ def multiply_rows(
     is_dependent: bool = False,
     adapters: RowAdapters | None = None,
     added: AddedNorm | None = None,
+    factors: Tensor | None = None,
 ) -> None:
     """Computes ``norm(x) @ weight.T + bias`` with what adapters add, and the activation of it.
 
@@ -73,6 +75,8 @@ def multiply_rows(
             must have compute capability 9.0. All weights must be complete by then.
         adapters: what is added to the product, before the activation; None: nothing.
         added: what is added to ``x`` before anything else; None: nothing.
+        factors: [rows, n], each row contiguous, out's dtype, what the activation is multiplied by;
+            None: nothing.
 
     Reads ``weight`` once, and the rows once for each program. The matrices of a layer of
     Llama-3.2-1B in bfloat16, 8 rows, 132 multiprocessors, 4.26 TB/s (to be confirmed or refuted):
@@ -98,6 +102,7 @@ def multiply_rows(
     _check(out, x, weight, bias, norm)
     if added is not None:
         added.check(x)
+    check_factors(factors, out, adds)
     columns = config.block_n // 2 if gated else config.block_n
     programs, operands = triton.cdiv(n, columns), None
     if adapters is not None:
@@ -113,9 +118,11 @@ def multiply_rows(
         _rows_of(x, norm, added),
         *memory,
         x if bias is None else bias,
+        factors,
         operands,
         n,
         out.stride(0),
+        0 if factors is None else factors.stride(0),
         *strides,
         scale,
         **_norm_options(norm, x.dtype),
@@ -145,7 +152,8 @@ def _rows_of(x: Tensor, norm: RowNorm | None, added: AddedNorm | None) -> Normed
     sums: NormedSum | None = None
     if added is not None:
         of, strides = added.norm, (added.x.stride(0), added.kept.stride(0))
-        sums = NormedSum(added.x, of.weight, added.kept, *strides, of.eps, of.offset, added.scale)
+        numbers = of.eps, of.offset, added.scale, added.factor
+        sums = NormedSum(added.x, of.weight, added.kept, *strides, *numbers)
     if norm is None:
         return NormedRows(x, x, x, num_rows, k, x.stride(0), 0.0, 0.0, sums)
     bias = x if norm.bias is None else norm.bias

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.grid_meeting import arrive
 from shmllm_kernels.gpu.row_adapters import added, has_adapters, place_of, store_shrunk
-from shmllm_kernels.gpu.single_row_kernel import finished, load_if
+from shmllm_kernels.gpu.single_row_kernel import finished, load_factors, load_if, multiplied
 from shmllm_kernels.gpu.unpacking import half_run
 
 
@@ -37,6 +37,7 @@ class NormedSum(NamedTuple):
         eps: added to the mean square.
         offset: added to the norm's weight.
         scale: the factor of the norm in the sum.
+        factor: the factor of the sums, or None.
     """
 
     x: Any
@@ -47,6 +48,7 @@ class NormedSum(NamedTuple):
     eps: Any
     offset: Any
     scale: Any
+    factor: Any
 
 
 class NormedRows(NamedTuple):
@@ -148,6 +150,8 @@ def _load_rows(rows, row, ks, mask, factor, is_kept, HAS_OFFSET: tl.constexpr):
         else:
             normed = normed.to(dtype).to(tl.float32) * weight
         x = (x.to(tl.float32) + normed.to(dtype).to(tl.float32) * added.scale).to(dtype)
+        if added.factor is not None:
+            x = (x.to(tl.float32) * tl.load(added.factor).to(tl.float32)).to(dtype)
         tl.store(added.kept + row * added.kept_stride + ks, x, mask=mask & is_kept)
     return x
 
@@ -309,9 +313,11 @@ def multiply_few_rows(
     weight_ptr,
     parameters_ptr,
     bias_ptr,
+    factors_ptr,
     adapters,
     n,
     out_stride,
+    factors_stride,
     weight_stride,
     parameters_stride,
     scale,
@@ -367,6 +373,8 @@ def multiply_few_rows(
     targets = out_ptr + row[None, :] * out_stride + columns[:, None]
     is_target = (row < rows.num_rows)[None, :] & (columns < n)[:, None]
     before = load_if(ADDS, targets, is_target)
+    places_of_factors = row[None, :] * factors_stride + columns[:, None]
+    factors = load_factors(factors_ptr, places_of_factors, is_target)
     product = _multiply_tiles(
         low, high, rows, weight_ptr, parameters_ptr, places, is_place, weight_stride,
         parameters_stride, program == 0, NORM, IS_FIRST, PACKING, IS_WHOLE, HAS_OFFSET, ROWS,
@@ -380,4 +388,5 @@ def multiply_few_rows(
         halves = tl.reshape(product, [2, num_columns, ROWS])
         product, up = tl.split(tl.permute(halves, (1, 2, 0)))
     result = finished(product, up, 0.0, 0.0, before, scale, dtype, NAME, IS_GATED, ADDS, False)
+    result = multiplied(result, factors_ptr, factors, dtype)
     tl.store(targets, result.to(dtype), mask=is_target)

@@ -7,6 +7,9 @@ are float32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,6 +18,31 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
 
 MAX_DIM = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class NormedPair:
+    """What stands for the rows whose norm is added: ``own_norm(rows) + norm(others)``, rounded. All
+    norms have one eps and one offset.
+
+    Attributes:
+        x: [rows, dim], the others, each row contiguous; the rows' dtype.
+        weight: [dim], contiguous, the weight of their norm.
+        own_weight: [dim], contiguous, the weight of the norm of the rows themselves.
+    """
+
+    x: Tensor
+    weight: Tensor
+    own_weight: Tensor
+
+
+class _Pair(NamedTuple):
+    """A `NormedPair` as a kernel takes it."""
+
+    x: Any
+    weight: Any
+    own_weight: Any
+    stride: Any
 
 
 @triton.jit
@@ -72,8 +100,8 @@ def _rms_norm(
 
 @triton.jit
 def _add_normed(
-    x_ptr, residual_ptr, weight_ptr, x_stride, residual_stride, dim, eps, x_scale, offset,
-    HAS_OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, factor_ptr, pair, x_stride, residual_stride, dim, eps, x_scale,
+    offset, HAS_OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -83,9 +111,19 @@ def _add_normed(
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     places = residual_ptr + row * residual_stride + columns
     before = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    if pair is not None:
+        others = pair.x + row * pair.stride + columns
+        other = tl.load(others, mask=inside, other=0.0).to(tl.float32)
+        own_weight = tl.load(pair.own_weight + columns, mask=inside, other=0.0).to(tl.float32)
+        other_weight = tl.load(pair.weight + columns, mask=inside, other=0.0).to(tl.float32)
+        x = normed_row(x, own_weight, dim, eps, offset, HAS_OFFSET, dtype).to(tl.float32)
+        x += normed_row(other, other_weight, dim, eps, offset, HAS_OFFSET, dtype).to(tl.float32)
+        x = x.to(dtype).to(tl.float32)
     normed = normed_row(x, weight, dim, eps, offset, HAS_OFFSET, dtype)
-    total = before + normed.to(tl.float32) * x_scale
-    tl.store(places, total.to(dtype), mask=inside)
+    total = (before + normed.to(tl.float32) * x_scale).to(dtype)
+    if factor_ptr is not None:
+        total = (total.to(tl.float32) * tl.load(factor_ptr).to(tl.float32)).to(dtype)
+    tl.store(places, total, mask=inside)
 
 
 @triton.jit
@@ -183,26 +221,44 @@ def add_rms_norm(
 
 
 def add_normed(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, offset: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    scale: float = 1.0,
+    offset: float = 0.0,
+    factor: Tensor | None = None,
+    pair: NormedPair | None = None,
 ) -> None:
-    """Adds ``scale * rms_norm(x)`` to the residual stream, in place. The norm is rounded before.
+    """Adds ``scale * rms_norm(x)`` to the residual stream, in place. The norm is rounded before the
+    sum, and the sum before its factor.
 
     Args:
         x: [rows, dim], the output of a block, each row contiguous; residual's dtype.
-        residual: [rows, dim], likewise; becomes ``residual + scale * rms_norm(x)``.
+        residual: [rows, dim], likewise; becomes ``(residual + scale * rms_norm(x)) * factor``.
         weight, eps, offset: those of the norm; see `rms_norm`.
         scale: the factor of the norm in the sum.
+        factor: [1], residual's dtype, the factor of the sum; None: it has none.
+        pair: what stands for ``x``, of which ``x`` is one part; None: ``x`` does.
 
-    Moves 3 * rows * dim elements. Two launches a layer of families with norms behind their blocks,
-    in steps of few tokens: 1.5 us each, where a norm and a sum are two launches.
+    Moves 3 * rows * dim elements, 4 with a pair. In steps of few tokens, one launch of 1.5 us where
+    a norm and a sum are two launches; with a pair (one a layer of Gemma 4's mixtures) where three
+    norms, two sums and a product with a factor are six.
     """
     rows, dim = x.shape
     _check(x, x, residual, weight)
+    assert factor is None or (factor.numel() == 1 and factor.dtype is x.dtype), "one factor"
+    operands = None
+    if pair is not None:
+        _check(x, pair.x, residual, pair.weight)
+        _check(x, x, None, pair.own_weight)
+        operands = _Pair(pair.x, pair.weight, pair.own_weight, pair.x.stride(0))
     if rows == 0:
         return
+    num_warps = row_warps(dim if pair is None else 2 * dim)
     _add_normed[(rows,)](
-        x, residual, weight, x.stride(0), residual.stride(0), dim, eps, scale, offset,
-        HAS_OFFSET=offset != 0, BLOCK=next_power_of_two(dim), num_warps=row_warps(dim),
+        x, residual, weight, factor, operands, x.stride(0), residual.stride(0), dim, eps, scale,
+        offset, HAS_OFFSET=offset != 0, BLOCK=next_power_of_two(dim), num_warps=num_warps,
     )  # fmt: skip
 
 

@@ -14,7 +14,9 @@ import triton.language as tl
 from shmllm_kernels.gpu.single_row_kernel import (
     begin,
     finished,
+    load_factors,
     load_if,
+    multiplied,
     rows_of_columns,
     wait,
 )
@@ -58,6 +60,7 @@ def multiply_packed_row(
     bias_ptr,
     norm_ptr,
     ids_ptr,
+    factors_ptr,
     num_experts,
     n,
     k,
@@ -99,6 +102,7 @@ def multiply_packed_row(
     wait(IS_DEPENDENT, HAS_EXPERTS)
 
     before = load_if(ADDS, out_ptr + columns, is_column)
+    factors = load_factors(factors_ptr, columns, is_column)
     total = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
     up_total = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
     squares = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
@@ -125,4 +129,5 @@ def multiply_packed_row(
     result = finished(
         product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )
+    result = multiplied(result, factors_ptr, factors, dtype)
     tl.store(out_ptr + columns, result.to(dtype), mask=is_column)

@@ -42,14 +42,16 @@ class AddedNorm:
         x: [rows, k], the other rows, each contiguous; the rows' dtype.
         norm: their RMSNorm.
         scale: the factor of the norm in the sum.
-        kept: [rows, k], each row contiguous, where the sums are written: ``rows + scale *
-            norm(x)``, as `norm.add_normed` rounds it. Neither the rows nor ``x``.
+        kept: [rows, k], each row contiguous, where the sums are written: ``(rows + scale *
+            norm(x)) * factor``, as `norm.add_normed` rounds it. Neither the rows nor ``x``.
+        factor: [1], the rows' dtype, the factor of the sums; None: they have none.
     """
 
     x: Tensor
     norm: RowNorm
     scale: float
     kept: Tensor
+    factor: Tensor | None = None
 
     def check(self, rows: Tensor) -> None:
         """Asserts that it can be added to some rows."""
@@ -58,6 +60,9 @@ class AddedNorm:
         assert self.x.dtype is self.kept.dtype is rows.dtype, "one dtype"
         assert not self.norm.has_mean, "an RMSNorm"
         self.norm.check(rows.shape[1])
+        if self.factor is not None:
+            assert self.factor.numel() == 1, "one factor"
+            assert self.factor.dtype is rows.dtype, "one dtype"
         starts = {each.data_ptr() for each in (self.x, self.kept, rows)}
         assert len(starts) == 3 or rows.is_meta, "sums go elsewhere"
 
@@ -81,6 +86,15 @@ def is_gated(activation: Activation | None, height: int, columns: int) -> bool:
     found = activation is not None and activation.is_gated
     assert height == (2 * columns if found else columns), "weight: rows for each column of out"
     return found
+
+
+def check_factors(factors: Tensor | None, out: Tensor, adds: bool) -> None:
+    """Asserts that a product can be multiplied by some factors."""
+    if factors is not None:
+        assert factors.shape == out.shape, "factors: one for each element of out"
+        assert factors.dtype is out.dtype, "factors and out have one dtype"
+        assert factors.stride(1) == 1, "rows of factors must be contiguous"
+        assert not adds, "a product with factors is not added to out"
 
 
 def check_product(out: Tensor, x: Tensor, height: int, k: int, bias: Tensor | None) -> None:

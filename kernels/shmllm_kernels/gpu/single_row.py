@@ -17,7 +17,7 @@ from shmllm_kernels.gpu.packed_row_kernel import multiply_packed_row
 from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 from shmllm_kernels.gpu.row_configs import SingleRowConfig, packed_row_config, single_row_config
-from shmllm_kernels.gpu.row_operands import Activation, RowNorm, is_gated
+from shmllm_kernels.gpu.row_operands import Activation, RowNorm, check_factors, is_gated
 from shmllm_kernels.gpu.single_row_kernel import multiply_single_row
 from shmllm_kernels.gpu.unpacking import FLAGS
 
@@ -42,6 +42,7 @@ def multiply_row(
     scale: float = 1.0,
     is_dependent: bool = False,
     ids: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> None:
     """Computes ``norm(x) @ weight.T + bias``, and the activation of it, for one row, or for one row
     of each chosen expert.
@@ -68,6 +69,8 @@ def multiply_row(
             must have compute capability 9.0. All weights must be complete by then.
         ids: [top_k] int32, the experts, which the launch before may choose. One that does not exist
             stands for the first. None: there are no experts.
+        factors: [1, n], contiguous, out's dtype, what the activation is multiplied by; None:
+            nothing.
 
     Reads ``weight`` once: 7.9 us for 8,192 x 2,048 in bfloat16 at 4.26 TB/s, and about 1.5 us more,
     from the end of the launch before until the last result is written; 8 of 128 experts of 2 * 768
@@ -77,6 +80,8 @@ def multiply_row(
     *experts, height, k = weight.shape
     gated = is_gated(activation, height, n)
     _check(out, x, weight, bias, norm, ids)
+    assert factors is None or ids is None, "experts have no factors"
+    check_factors(factors, out, adds)
     if num_rows == 0 or n == 0:
         return
     memory: tuple[Tensor, ...] = memory_of(weight)
@@ -94,6 +99,7 @@ def multiply_row(
         x if bias is None else bias,
         x if norm is None else norm.weight,
         x if ids is None else ids,
+        factors,
         experts[0] if experts else 1,
         n,
         k,

@@ -147,6 +147,23 @@ def _of_expert(product, up_product, NAME: tl.constexpr, IS_GATED: tl.constexpr):
 
 
 @triton.jit
+def load_factors(factors_ptr, places, mask):
+    """Returns what a launch multiplies its activation by, float32, if there is anything."""
+    factors = 1.0
+    if factors_ptr is not None:
+        factors = tl.load(factors_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    return factors
+
+
+@triton.jit
+def multiplied(result, factors_ptr, factors, dtype: tl.constexpr):
+    """Returns a result, which is rounded before, times its factors, if there are any."""
+    if factors_ptr is not None:
+        result = result.to(dtype).to(tl.float32) * factors
+    return result
+
+
+@triton.jit
 def multiply_single_row(
     out_ptr,
     x_ptr,
@@ -154,6 +171,7 @@ def multiply_single_row(
     bias_ptr,
     norm_ptr,
     ids_ptr,
+    factors_ptr,
     num_experts,
     n,
     k,
@@ -192,6 +210,7 @@ def multiply_single_row(
     wait(IS_DEPENDENT, HAS_EXPERTS)
 
     before = load_if(ADDS, out_ptr + columns, is_column)
+    factors = load_factors(factors_ptr, columns, is_column)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up_total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
@@ -220,4 +239,5 @@ def multiply_single_row(
     result = finished(
         product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )
+    result = multiplied(result, factors_ptr, factors, dtype)
     tl.store(out_ptr + columns, result.to(dtype), mask=is_column)

@@ -136,15 +136,24 @@ class ExpertOps:
         return takes(moe.spec.num_experts) and not is_adapted
 
     def route_few(
-        self, x: Tensor, normed: Tensor, norm: Norm | None, query_starts: Tensor, moe: MoE
+        self,
+        x: Tensor,
+        normed: Tensor,
+        norm: Norm | None,
+        query_starts: Tensor,
+        moe: MoE,
+        factor: float = 1.0,
+        experts_norm: Norm | None = None,
     ) -> Routing:
         """Do what `route` does, for few tokens, in one launch.
 
         Args:
             x: [tokens, hidden].
-            normed: as ``x``, where the norm is written that the router reads.
-            norm: the RMSNorm of ``x``; None: the router reads ``x``.
+            normed: as ``x``, where the norm is written that the experts read.
+            norm: the RMSNorm of ``x`` that the router reads; None: it reads ``x``.
             query_starts, moe: see `route`.
+            factor: what the router's rows are multiplied by.
+            experts_norm: the RMSNorm of ``x`` that the experts read; None: the router's.
         """
         logits, routing, layout = self._routing(moe, len(x))
         router = moe.router
@@ -153,7 +162,7 @@ class ExpertOps:
             routing.ids, routing.weights, logits, moe.spec.num_experts, normed, x,
             norm_of_rows(norm), router.weight, router.bias, query_starts,
             self._buffers[moe.spec].scratch.num_done, _choice_of(moe.spec), moe.correction,
-            moe.scale, layout, self._products.is_dependent,
+            moe.scale, layout, self._products.is_dependent, factor, norm_of_rows(experts_norm),
         )  # fmt: skip
         return routing
 

@@ -8,7 +8,6 @@ This module owns what is launched together; `GpuOps` launches what has no such n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -23,82 +22,21 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.ops import GpuOps
+from shmllm.worker.gpu.pending import (
+    Addend,
+    Experts,
+    Normed,
+    NormedPair,
+    NormedProduct,
+    Pair,
+    Product,
+    Read,
+    Route,
+    Stream,
+    reads_norm,
+)
 from shmllm.worker.gpu.row_products import RowProducts, added_norm, is_whole
 from shmllm_kernels.gpu.row_operands import Activation
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """The residual stream.
-
-    Attributes:
-        given: the tensor by which the decoder knows it.
-        now: where it is.
-        spare: where a product may write it with what is added to it.
-        added: the output of a product whose norm has not been added, the norm, and its factor in
-            the sum; or None.
-        deferred: what has not been added since a norm of the stream is still to be read, with the
-            factors; behind `added`.
-    """
-
-    given: Tensor
-    now: Tensor
-    spare: Tensor
-    added: tuple[Tensor, Norm, float] | None = None
-    deferred: list[tuple[Any, float]] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Normed:
-    """A norm of the residual stream that has not been launched, or has been: then it has a value.
-    Until then nothing is added to the stream but what is deferred."""
-
-    stream: _Stream
-    norm: Norm
-    value: Tensor | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Product:
-    """A product that has not been launched."""
-
-    x: Any
-    linear: Linear
-
-
-@dataclass(slots=True, eq=False)
-class _Experts:
-    """The sum of each token's experts, which has not been launched."""
-
-    x: Tensor
-    routing: Routing
-    moe: MoE
-    shared: Tensor | None
-
-
-@dataclass(slots=True, eq=False)
-class _NormedProduct:
-    """An RMSNorm of a product, or of a sum of experts, neither of which has been launched, unless
-    there is a value."""
-
-    product: _Product | _Experts
-    norm: Norm
-    value: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What a product reads.
-
-    Attributes:
-        x: rows.
-        norm: the norm of the rows, or None.
-        stream: the stream if the rows are its, with what is added to it; else None.
-    """
-
-    x: Tensor
-    norm: Norm | None = None
-    stream: _Stream | None = None
 
 
 class FusedOps:
@@ -116,8 +54,8 @@ class FusedOps:
         self._ops = ops
         self._buffers = buffers
         self._products = products
-        self._stream: _Stream | None = None
-        self._normed: _Normed | None = None
+        self._stream: Stream | None = None
+        self._normed: Normed | None = None
         self._unstored: Tensor | None = None
 
     def value(self, x: Any) -> Any:
@@ -126,22 +64,27 @@ class FusedOps:
             self._settle_deferred(self._stream)
             self._add_normed(self._stream)
             return self._stream.now
-        if isinstance(x, _Normed):
+        if isinstance(x, Normed):
             if x.value is None:
                 self._add_normed(x.stream)
                 x.value = self._ops.add_norm(None, x.stream.now, x.norm, 1.0)
+                self._ops.scale(x.value, x.factor)
             return x.value
-        if isinstance(x, _Product):
+        if isinstance(x, Product):
             return self._multiply(x)
-        if isinstance(x, _NormedProduct):
+        if isinstance(x, NormedProduct):
             if x.value is None:
                 x.value = self._ops.norm(self.value(x.product), x.norm)
             return x.value
-        if isinstance(x, _Experts):
+        if isinstance(x, Experts):
             return self._ops.experts(x.x, x.routing, x.moe, x.shared)
+        if isinstance(x, NormedPair):
+            total, second = self.value(x.first), x.second
+            self._ops.add_normed(Addend(self.value(second.product), second.norm, 1.0), total)
+            return total
         return x
 
-    def _settle_deferred(self, stream: _Stream) -> None:
+    def _settle_deferred(self, stream: Stream) -> None:
         """Launch the sums that were deferred. Nobody may be going to read a norm of the stream as
         it was before."""
         deferred, stream.deferred = stream.deferred, []
@@ -149,21 +92,20 @@ class FusedOps:
             self._add_normed(stream)
             self._add(x, stream, scale)
 
-    def _add_normed(self, stream: _Stream) -> None:
+    def _add_normed(self, stream: Stream) -> None:
         """Add the norm of a product to the stream, if there is one, in place."""
         if stream.added is not None:
-            x, norm, scale = stream.added
-            stream.added = None
-            self._ops.add_normed(x, stream.now, norm, scale)
+            added, stream.added = stream.added, None
+            self._ops.add_normed(added, stream.now)
 
-    def _multiply(self, product: _Product, out: Tensor | None = None) -> Tensor:
+    def _multiply(self, product: Product, out: Tensor | None = None) -> Tensor:
         """Launch a product; if it is a part of a sum over ranks, that sum, too. The result goes to
         the buffer of its width, or to another one."""
         linear = product.linear
         if out is None:
             out = self._buffers.product(linear.weight.shape[0])
-        self._keep_added(out)
         read = self._read(product.x)
+        self._keep_added(out)
         out = out[: len(read.x)]
         if self._ops.meetings.is_partial(linear.weight):
             self._multiply_part(read, linear)
@@ -176,38 +118,41 @@ class FusedOps:
         stream = self._stream
         if stream is None or stream.added is None:
             return
-        if stream.added[0].data_ptr() == out.data_ptr():
+        if stream.added.x.data_ptr() == out.data_ptr():
             self._add_normed(stream)
 
-    def _multiply_part(self, read: _Read, linear: Linear) -> None:
+    def _multiply_part(self, read: Read, linear: Linear) -> None:
         part, has_bias = self._ops.meetings.part(len(read.x)), self._ops.meetings.has_rest
         self._launch(part, read, linear, has_bias=has_bias)
 
-    def _launch(self, out: Tensor, read: _Read, linear: Linear, **options: Any) -> None:
+    def _launch(self, out: Tensor, read: Read, linear: Linear, **options: Any) -> None:
         """Launch a product with the norms of what it reads. What is to be added to the stream is
         added by the product, which writes the stream to another place."""
         stream = read.stream
+        if stream is not None and stream.added is not None and stream.added.pair is not None:
+            self._add_normed(stream)  # a product computes one norm of what is added
         if stream is None or stream.added is None:
             self._products.multiply(out, read.x, linear, read.norm, **options)
             return
-        added = added_norm(*stream.added, stream.spare)
+        added = added_norm(stream.added, stream.spare)
         self._products.multiply(out, read.x, linear, read.norm, added=added, **options)
         stream.now, stream.spare, stream.added = stream.spare, stream.now, None
 
-    def _read(self, x: Any) -> _Read:
+    def _read(self, x: Any) -> Read:
         """Return what a product reads, and the norm that it computes before."""
         stream = self._stream
-        if isinstance(x, _Normed) and x.value is None:
-            return _Read(x.stream.now, x.norm, x.stream)
-        if isinstance(x, _NormedProduct) and x.value is None:
-            return _Read(self.value(x.product), x.norm)
-        if stream is not None and x is stream.given and not stream.deferred:
-            return _Read(stream.now, None, stream)
-        return _Read(self.value(x))
+        if isinstance(x, Normed) and x.is_plain:
+            return Read(x.stream.now, x.norm, x.stream)
+        if isinstance(x, NormedProduct) and x.value is None:
+            return Read(self.value(x.product), x.norm)
+        if stream is not None and x is stream.given:
+            self._settle_deferred(stream)
+            return Read(stream.now, None, stream)
+        return Read(self.value(x))
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         out = self._ops.embed(embedding)
-        self._stream, self._normed = _Stream(out, out, self._buffers.spare[: len(out)]), None
+        self._stream, self._normed = Stream(out, out, self._buffers.spare[: len(out)]), None
         return out
 
     def receive(self) -> Tensor:
@@ -216,8 +161,8 @@ class FusedOps:
     def add_norm(self, x: Any, residual: Any, norm: Norm | None, scale: float) -> Any:
         stream, last = self._stream, self._normed
         if stream is None or residual is not stream.given:
-            return self._add_elsewhere(x, self.value(residual), norm, scale)
-        if stream.deferred and _reads_norm(x):
+            return self._add_elsewhere(x, residual, norm, scale)
+        if stream.deferred and reads_norm(x):
             x = self.value(x)  # before the stream changes
         if x is not None and norm is None and last is not None and last.stream is stream:
             stream.deferred.append((x, scale))  # the last norm may still be read
@@ -228,36 +173,51 @@ class FusedOps:
             self._add(x, stream, scale)
         if norm is None:
             return residual
-        self._normed = _Normed(stream, norm)
+        self._normed = Normed(stream, norm)
         return self._normed
 
-    def _add(self, x: Any, stream: _Stream, scale: float) -> None:
+    def _add(self, x: Any, stream: Stream, scale: float) -> None:
         """Add to the stream, which is waiting for no sum: in place, or when it is read next."""
-        if isinstance(x, _Product) and self._is_plain(x.x):
+        if isinstance(x, Product) and self._is_plain(x.x):
             read = self._read(x.x)
             if self._ops.meetings.is_partial(x.linear.weight):
                 self._multiply_part(read, x.linear)
                 self._ops.meetings.add_parts(stream.now, scale)
             else:
                 self._launch(stream.now, read, x.linear, adds=True, scale=scale)
-        elif isinstance(x, _NormedProduct) and x.value is None:
-            stream.added = self.value(x.product), x.norm, scale
-        elif isinstance(x, _Experts):
+        elif isinstance(x, NormedProduct) and x.value is None:
+            stream.added = self._addend(x, scale)
+        elif isinstance(x, Experts):
             self._ops.add_experts(x.x, x.routing, x.moe, x.shared, stream.now, scale)
         else:
             self._ops.add_norm(self.value(x), stream.now, None, scale)
 
-    def _add_elsewhere(self, x: Any, out: Tensor, norm: Norm | None, scale: float) -> Tensor:
+    def _addend(self, x: NormedProduct, scale: float) -> Addend:
+        """Launch the products whose norm is to be added."""
+        if not isinstance(x.product, NormedPair):
+            return Addend(self.value(x.product), x.norm, scale)
+        first, second = x.product.first, x.product.second
+        rows = self.value(first.product)
+        pair = Pair(self.value(second.product), second.norm, first.norm)
+        return Addend(rows, x.norm, scale, pair)
+
+    def _add_elsewhere(self, x: Any, residual: Any, norm: Norm | None, scale: float) -> Any:
         """Add to what is not the stream."""
-        if isinstance(x, _NormedProduct) and x.value is None:
-            self._ops.add_normed(self.value(x.product), out, x.norm, scale)
+        is_normed = isinstance(x, NormedProduct) and x.value is None
+        if is_normed and norm is None and scale == 1 and isinstance(residual, NormedProduct):
+            specs = x.norm.spec, residual.norm.spec
+            if residual.value is None and specs[0] == specs[1]:
+                return NormedPair(residual, x)
+        out = self.value(residual)
+        if is_normed:
+            self._ops.add_normed(Addend(self.value(x.product), x.norm, scale), out)
             x = None
         return self._ops.add_norm(self.value(x), out, norm, scale)
 
     def _is_plain(self, x: Any) -> bool:
         """Return whether a product reads rows that are neither the stream nor a norm."""
         is_stream = self._stream is not None and x is self._stream.given
-        return not is_stream and not isinstance(x, _Normed | _NormedProduct)
+        return not is_stream and not isinstance(x, Normed | NormedProduct)
 
     def add_level(self, residual: Any, level: int) -> None:
         self._ops.add_level(self.value(residual), level)
@@ -267,7 +227,7 @@ class FusedOps:
         return self._ops.norm(self.value(residual), norm)
 
     def linear(self, x: Any, linear: Linear) -> Any:
-        return _Product(x, linear)
+        return Product(x, linear)
 
     def mlp(self, x: Any, mlp: MLP) -> Any:
         if not is_whole(mlp.gate_up_proj.weight):
@@ -282,25 +242,43 @@ class FusedOps:
         return self._ops.join(self.value(embeds), self.value(hidden), norms, projection)
 
     def norm(self, x: Any, norm: Norm) -> Any:
-        if isinstance(x, _Product | _Experts) and norm.spec.kind == "rms":
-            return _NormedProduct(x, norm)
+        if isinstance(x, Product | Experts) and norm.spec.kind == "rms":
+            return NormedProduct(x, norm)
+        if isinstance(x, NormedPair) and norm.spec == x.first.norm.spec:
+            return NormedProduct(x, norm)
         return self._ops.norm(self.value(x), norm)
 
-    def scale(self, x: Any, factor: float, weight: Tensor | None = None) -> Tensor:
+    def scale(self, x: Any, factor: float, weight: Tensor | None = None) -> Any:
+        stream = self._stream
+        if isinstance(x, Normed) and x.value is None and weight is None:
+            return Normed(x.stream, x.norm, x.factor * factor)
+        if stream is not None and x is stream.given and factor == 1 and weight is not None:
+            self._settle_deferred(stream)
+            if stream.added is not None and stream.added.factor is None:
+                stream.added.factor = weight
+                return x
         return self._ops.scale(self.value(x), factor, weight)
 
     def embed_per_layer(self, hidden: Any, inputs: PerLayerInputs) -> None:
         self._ops.embed_per_layer(self.value(hidden), inputs)
 
     def gate_layer_input(self, x: Any, layer: LayerInput) -> Tensor:
-        return self._ops.gate_layer_input(self.value(x), layer)
+        if not isinstance(x, Product) or self._ops.meetings.is_partial(x.linear.weight):
+            return self._ops.gate_layer_input(self.value(x), layer)
+        read, out = self._read(x.x), self._buffers.product(layer.spec.width)
+        self._keep_added(out)
+        out = out[: len(read.x)]
+        factors = self._ops.layer_inputs(len(out), layer)
+        activation = Activation(layer.spec.activation, is_gated=False)
+        self._launch(out, read, x.linear, activation=activation, factors=factors)
+        return out
 
     def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
         return self._ops.attend(self.value(qkv), attention)
 
     def store_latents(self, x: Any, attention: LatentAttention) -> None:
         # They are stored by the launch that projects the queries.
-        assert isinstance(x, _Product), "latents are a product"
+        assert isinstance(x, Product), "latents are a product"
         self._unstored = self._multiply(x, self._buffers.unstored(attention.spec.key_dim))
 
     def attend_to_latents(self, query: Any, attention: LatentAttention) -> Tensor:
@@ -318,22 +296,31 @@ class FusedOps:
     def mamba(self, x: Any, mixer: Mamba) -> Tensor:
         return self._ops.recurrent.mamba(self.value(x), mixer, self._products.linear)
 
-    def route(self, x: Any, moe: MoE) -> Routing:
+    def route(self, x: Any, moe: MoE) -> Any:
         if not self._ops.can_route_few(moe):
             return self._ops.route(self.value(x), moe)
-        if not isinstance(x, _Normed) or x.value is not None or x.norm.spec.kind != "rms":
+        if not isinstance(x, Normed) or x.value is not None or x.norm.spec.kind != "rms":
             rows = self.value(x)
             return self._ops.route_few(rows, rows, None, moe)
+        if x.factor != 1:
+            return Route(x, moe)
         self._add_normed(x.stream)
         x.value = self._buffers.normed[: len(x.stream.now)]
         return self._ops.route_few(x.stream.now, x.value, x.norm, moe)
 
-    def experts(self, x: Any, routing: Routing, moe: MoE, shared: Any) -> Any:
-        return _Experts(self.value(x), routing, moe, self.value(shared))
+    def _route_apart(self, route: Route, x: Any) -> Routing:
+        """Launch a choice of experts, with the norm ``x`` of the stream that the experts read."""
+        read, moe = route.x, route.moe
+        is_pair = isinstance(x, Normed) and x.is_plain and x.stream is read.stream
+        if not is_pair or x.norm.spec != read.norm.spec:
+            rows = self.value(read)
+            return self._ops.route_few(rows, rows, None, moe)
+        stream = read.stream
+        self._add_normed(stream)
+        x.value = self._buffers.normed[: len(stream.now)]
+        return self._ops.route_few(stream.now, x.value, read.norm, moe, read.factor, x.norm)
 
-
-def _reads_norm(x: Any) -> bool:
-    """Return whether a result that has not been launched reads a norm of the stream."""
-    if isinstance(x, _NormedProduct):
-        return x.value is None and _reads_norm(x.product)
-    return isinstance(x, _Product) and isinstance(x.x, _Normed)
+    def experts(self, x: Any, routing: Any, moe: MoE, shared: Any) -> Any:
+        if isinstance(routing, Route):
+            routing = self._route_apart(routing, x)
+        return Experts(self.value(x), routing, moe, self.value(shared))

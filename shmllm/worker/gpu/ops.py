@@ -30,13 +30,14 @@ from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.latent_attention import LatentAttentionOps
 from shmllm.worker.gpu.lora import GpuLora
+from shmllm.worker.gpu.pending import Addend
 from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm.worker.gpu.recurrent import RecurrentOps
 from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
-from shmllm_kernels.gpu.norm import add_normed, add_rms_norm, layer_norm, rms_norm
+from shmllm_kernels.gpu.norm import NormedPair, add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.step import rope_tables
@@ -198,10 +199,14 @@ class GpuOps:
             add_rms_norm(out, x, residual, norm.weight, *with_sum)
         return out
 
-    def add_normed(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> None:
-        """Add ``scale`` times an RMSNorm of ``x`` to the residual stream, in place."""
-        spec = norm.spec
-        add_normed(x, residual, norm.weight, spec.eps, scale, spec.offset)
+    def add_normed(self, added: Addend, residual: Tensor) -> None:
+        """Add an RMSNorm to the residual stream, in place."""
+        spec, pair = added.norm.spec, None
+        if added.pair is not None:
+            weights = added.pair.norm.weight, added.pair.first_norm.weight
+            pair = NormedPair(added.pair.x, *weights)
+        numbers = spec.eps, added.scale, spec.offset
+        add_normed(added.x, residual, added.norm.weight, *numbers, added.factor, pair)
 
     def add_level(self, residual: Tensor, level: int) -> None:
         residual.add_(self._buffers.levels[level, : len(residual)])
@@ -237,6 +242,10 @@ class GpuOps:
 
     def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
         return self._per_layer.gate(x, layer)
+
+    def layer_inputs(self, num_tokens: int, layer: LayerInput) -> Tensor:
+        """Return what `gate_layer_input` multiplies by, [tokens, width]."""
+        return self._per_layer.of_layer(num_tokens, layer)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0])[: len(x)], self.meetings
@@ -281,9 +290,19 @@ class GpuOps:
         """Return whether `route_few` takes a mixture."""
         return self._experts.can_route_few(moe)
 
-    def route_few(self, x: Tensor, normed: Tensor, norm: Norm | None, moe: MoE) -> Routing:
+    def route_few(
+        self,
+        x: Tensor,
+        normed: Tensor,
+        norm: Norm | None,
+        moe: MoE,
+        factor: float = 1.0,
+        experts_norm: Norm | None = None,
+    ) -> Routing:
         """Compute `add_norm` and `route` of few tokens; see `ExpertOps.route_few`."""
-        return self._experts.route_few(x, normed, norm, self._query_starts, moe)
+        return self._experts.route_few(
+            x, normed, norm, self._query_starts, moe, factor, experts_norm
+        )
 
     @property
     def _query_starts(self) -> Tensor:

@@ -42,10 +42,13 @@ class PerLayerOps:
 
     def gate(self, x: Tensor, layer: LayerInput) -> Tensor:
         """Launch `Ops.gate_layer_input`."""
-        width = layer.spec.width
-        own = self._of_layers(len(x))[:, layer.layer * width : (layer.layer + 1) * width]
-        gate_layer_input(x, own, layer.spec.activation)
+        gate_layer_input(x, self.of_layer(len(x), layer), layer.spec.activation)
         return x
+
+    def of_layer(self, num_tokens: int, layer: LayerInput) -> Tensor:
+        """Return the inputs of a layer, [tokens, width]."""
+        width = layer.spec.width
+        return self._of_layers(num_tokens)[:, layer.layer * width : (layer.layer + 1) * width]
 
     def _of_layers(self, num_tokens: int) -> Tensor:
         assert self._buffer is not None, "the model has such inputs"

@@ -14,6 +14,7 @@ from torch import Tensor
 from shmllm.models.layers import Linear, Norm
 from shmllm.models.matrices import Matrix, MixedMatrix, len_of, parts_of
 from shmllm.worker.gpu.lora import GpuLora
+from shmllm.worker.gpu.pending import Addend
 from shmllm.worker.gpu.products import rows_of
 from shmllm_kernels.gpu import few_rows, single_row
 from shmllm_kernels.gpu.configs import has_dependent_launches
@@ -54,6 +55,7 @@ class RowProducts:
         scale: float = 1.0,
         has_bias: bool = True,
         added: AddedNorm | None = None,
+        factors: Tensor | None = None,
     ) -> None:
         """Compute ``norm(x) @ weight.T + bias`` and what follows; see `few_rows.multiply_rows`.
 
@@ -68,6 +70,7 @@ class RowProducts:
             scale: that factor.
             has_bias: whether the bias is added, if there is one.
             added: what is added to the rows before, or None.
+            factors: [rows, out], what the activation is multiplied by, or None.
         """
         assert is_whole(linear.weight) or activation is None or not activation.is_gated, (
             "one format"
@@ -81,13 +84,18 @@ class RowProducts:
             end, weight = begin + len_of(part), rows_of(part)
             own = out if is_whole(linear.weight) else out[:, begin:end]
             of_part = None if bias is None else bias[begin:end]
+            of_columns = None if factors is None else factors[:, begin:end]
             if is_plain and len(x) == 1:
                 config = single_row.config_of(weight, self._device)
-                single_row.multiply_row(own, x, weight, config, of_part, *options)
+                single_row.multiply_row(
+                    own, x, weight, config, of_part, *options, factors=of_columns
+                )
             else:
                 tile = few_rows.config_of(weight, x.dtype, self._device)
                 columns = _columns(adapters, begin, end)
-                few_rows.multiply_rows(own, x, weight, tile, of_part, *options, columns, added)
+                few_rows.multiply_rows(
+                    own, x, weight, tile, of_part, *options, columns, added, of_columns
+                )
             begin = end
 
 
@@ -99,18 +107,17 @@ def norm_of_rows(norm: Norm | None) -> RowNorm | None:
     return RowNorm(norm.weight, spec.eps, spec.offset, spec.kind == "layer", norm.bias)
 
 
-def added_norm(x: Tensor, norm: Norm, scale: float, kept: Tensor) -> AddedNorm:
-    """Return what is added to rows before a product: the norm of other ones, [rows, in].
+def added_norm(added: Addend, kept: Tensor) -> AddedNorm:
+    """Return what is added to rows before a product as kernels take it.
 
     Args:
-        x: the other rows.
-        norm: their norm, an RMSNorm.
-        scale: the factor of the norm in the sum.
-        kept: where the sums are written, as `x`.
+        added: what is added, no pair.
+        kept: [rows, in], where the sums are written.
     """
-    before = norm_of_rows(norm)
+    assert added.pair is None, "one norm"
+    before = norm_of_rows(added.norm)
     assert before is not None, "there is a norm"
-    return AddedNorm(x, before, scale, kept)
+    return AddedNorm(added.x, before, added.scale, kept, added.factor)
 
 
 def _columns(adapters: RowAdapters | None, begin: int, end: int) -> RowAdapters | None:

@@ -217,12 +217,21 @@ def test_the_launches_of_a_layer_with_a_recurrent_state(
     assert launched[: len(layer)] == layer
 
 
-@pytest.mark.slow
-def test_a_norm_behind_experts_is_launched_with_the_sum(gpu_device, models) -> None:
-    launched = launches_of_a_decode(gpu_device, models("gemma4")[1], 1)
-    begin = launched.index("combine_single_row")
-    sums = ["combine_single_row", "_add_normed", "_rms_norm", "aten::add_"]
-    assert launched[begin:][: len(sums)] == sums
+@pytest.mark.parametrize("num_requests", [slow(1), 3])
+def test_an_mlp_beside_experts_and_inputs_of_layers_are_launches_of_their_products(
+    gpu_device, models, num_requests
+) -> None:
+    """The router's launch normalises what the experts read, one launch normalises and adds both
+    sums, and the product behind a layer multiplies the stream by the layer's factor. The stream's
+    norms are computed by products of few rows."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    attention = [product, "attend_decodes", product]
+    mixture = ["_route_rows", product, *launches_of_experts(num_requests), "_add_normed"]
+    layer = [*attention, "multiply_few_rows", *mixture, product, product]
+    following = ["multiply_few_rows", *layer[1:]]
+    launched = launches_of_a_decode(gpu_device, models("gemma4")[1], num_requests)
+    begin = launched.index("attend_decodes") - 1
+    assert launched[begin:][: 2 * len(layer)] == [*layer, *following]
 
 
 @pytest.mark.parametrize(
