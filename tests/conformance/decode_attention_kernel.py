@@ -317,6 +317,25 @@ class DecodeAttentionConformance:
             )
             assert torch.equal(alone.run(), whole[tokens])
 
+    @pytest.mark.parametrize("new", [ONE, SEVERAL])
+    @pytest.mark.parametrize("splits", [1, 4])
+    @pytest.mark.parametrize("feature", [*FEATURES, "row norms", "float8"])
+    def test_keys_and_values_of_an_earlier_layer(self, draw, dtype, feature, splits, new):
+        """The bits are those of the launch that has written them, and nothing is written."""
+        others = {"row norms": {"norm": "", "over_row": True}, "float8": {"has_float8": True}}
+        options = {"num_splits": splits, "loads_first": splits > 1, "padding": 2}
+        step = Step(draw, dtype, Decodes(**options, **new, **(FEATURES | others)[feature]))
+        first, cache = step.run()[: step.case.tokens].clone(), step.cache.clone()
+        step.heads = step.heads[:, : step.case.heads]
+        if step.norms is not None:
+            step.norms = step.norms._replace(key=None)
+        step.out.fill_(torch.nan)
+        got = step.run()
+        assert torch.equal(got[: step.case.tokens], first)
+        assert got[step.case.tokens :].isnan().all(), "a padded token was written"
+        integers = torch.uint8 if cache.element_size() == 1 else torch.int16
+        assert torch.equal(step.cache.view(integers), cache.view(integers))
+
     def test_more_tokens_than_rows_are_refused(self, draw, dtype):
         with pytest.raises(AssertionError, match="too small"):
             Step(draw, dtype, Decodes((20,), (9,), 9)).run()

@@ -37,7 +37,7 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
     for kernel in found:
         threads = kernel["threads"]
         programs = 4 if kernel["kernel"] == "multiply_single_row" else 2
-        if kernel.get("tokens", 1) > 1:
+        if kernel.get("tokens", 1) > 1 or has_wide_heads(kernel):
             programs = 1 if kernel["num_warps"] > 4 else 2
         assert programs * kernel["registers"] * threads <= REGISTERS
         assert (kernel["early_loads"] is None) == (capability < 90)
@@ -55,6 +55,11 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
             asks = max(4 // kernel["num_warps"], 1) if kernel["asks_ahead"] else 0
             assert kernel["cache_requests"] == 2 * asks
             assert kernel["requests_after_wait"] == asks
+
+
+def has_wide_heads(kernel: Kernel) -> bool:
+    """Return whether a program of attention has heads of which two fill a multiprocessor."""
+    return "shape" in kernel and kernel["shape"][2] > ONE_PROGRAM_BEYOND
 
 
 def check_few_rows(found: list[Kernel], capability: int) -> None:

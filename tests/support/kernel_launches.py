@@ -525,9 +525,12 @@ VARIANTS = (
 OTHER_DECODES = (
     *itertools.product(((16, 2, 256), (8, 2, 256)), ("gates",), (1, 2)),
     *itertools.product(((32, 32, 128), (40, 8, 128)), ("row norms",), (1, 2, 5, 9)),
+    *itertools.product(((8, 1, 256), (8, 1, 512)), ("no keys",), (1, 2)),
+    *itertools.product(((8, 1, 512),), ("",), (1, 2)),
 )
-"""Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, and with norms of all heads side by
-side, of OLMo-2-7B and 32B: heads, feature, and tokens of a request."""
+"""Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, with norms of all heads side by side,
+of OLMo-2-7B and 32B, and of Gemma 4 E2B, of layers that read the keys and values of another one,
+and of those with heads of 512: heads, feature, and tokens of a request."""
 FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
 
 
@@ -583,7 +586,9 @@ def decodes(
         facts |= {"has_float8": has_float8, "feature": feature}
         rows, angles = empty(4, heads + 2 * kv_heads, dim), empty(4, dim)
         norms = None
-        if feature:
+        if feature == "no keys":
+            rows = rows[:, :heads]
+        elif feature:
             counts_of_heads = (heads, kv_heads) if feature == "row norms" else (1, 1)
             of_queries, of_keys = (empty(each * dim) for each in counts_of_heads)
             norms = HeadNorms(of_queries, of_keys, 1e-6)

@@ -71,6 +71,8 @@ class AttentionConfig:
 # programs with many: 256 decodes of heads of 128 take 281 us with (16, 64, 4, 3), 0.95 of the time
 # of a copy, and 300 and 340 us with 5 and 7 stages. Three programs fit with its 153 registers, so
 # 2,048 are 5.2 waves; four fit with 128, for which the code before the loop spills 56 bytes.
+# With heads of 512 a program that holds a first tile before it waits needs 8 warps: with 4 its loop
+# spills 44 to 64 times.
 # Prompts read tiles from the L2 cache: at 600 TFLOP/s, programs of 128 rows read 4.7 TB/s, and
 # programs of 64 rows would read more than the cache delivers.
 DECODE = TABLE.of("decode", AttentionConfig)

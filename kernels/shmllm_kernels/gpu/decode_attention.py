@@ -79,10 +79,12 @@ def decode_attention(
     Args:
         out: [tokens, num_heads, dim], heads and elements contiguous.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], query, key and value heads, contiguous
-            but for the tokens; float32, float16 or bfloat16.
+            but for the tokens; float32, float16 or bfloat16. Or [tokens, num_heads, dim], query
+            heads, where an earlier layer has written keys and values of these tokens to the cache.
         key_cache, value_cache, block_table, query_starts, context_lens: see `paged_attention`; a
             request has 1 to ``max_tokens`` tokens, or none if it is padding.
-        slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
+        slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written, and
+            not read if they are those of an earlier layer.
         config: tile sizes and numbers of warps, from `configs.attention_config`.
         scale, window, soft_cap, sinks: see `paged_attention`.
         cos: [tokens, rotary_dim], the last dimension contiguous. Only the second half is read.
@@ -142,9 +144,12 @@ def decode_attention(
         assert len(scratch.counters) >= requests * num_kv_heads, "scratch has too few counters"
         memory = PartMemory(scratch.sums, scratch.stats, scratch.counters)
     of_cos, of_sin = (slots, slots) if cos is None or sin is None else (cos, sin)
-    assert norms is None or norms.key is not None, "keys have a norm, too"
+    has_keys = heads.shape[1] > num_heads
+    assert norms is None or norms.key is not None or not has_keys, "keys have a norm, too"
     is_of_head = norms is None or norms.query.shape == (dim,)
     sizes = (dim, dim) if is_of_head else (num_heads * dim, num_kv_heads * dim)
+    if norms is not None and norms.key is None:
+        sizes = sizes[0], sizes[0]  # the queries' weight stands for what is not read
     query_weight, key_weight = weights_of(norms, sizes, heads)
     block_stride, token_stride, kv_head_stride, _ = key_cache.stride()
     attend_decodes[(requests * num_kv_heads, num_splits)](
@@ -192,6 +197,7 @@ def decode_attention(
         NORM_TOKENS=0 if is_of_head else next_power_of_two(max_tokens),
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         BLOCK_SIZE=key_cache.shape[1],
+        HAS_KEYS=has_keys,
         LOADS_FIRST=loads_first,
         IS_DEPENDENT=is_dependent,
         **config.launch_options,
@@ -229,7 +235,8 @@ def constants_of(
 
 def _check(out: Tensor, heads: Tensor, num_kv_heads: int, slots: Tensor) -> None:
     tokens, num_heads, dim = out.shape
-    assert heads.shape == (tokens, num_heads + 2 * num_kv_heads, dim), "heads: query, key, value"
+    with_keys = tokens, num_heads + 2 * num_kv_heads, dim
+    assert heads.shape in (with_keys, out.shape), "heads: query, key, value, or query"
     assert out.stride()[1:] == heads.stride()[1:] == (dim, 1), "heads must be contiguous"
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
     assert slots.shape == (tokens,), "slots: one per token"

@@ -19,7 +19,7 @@ from shmllm_kernels.gpu.attention_kernels import (
     attend_to_tile,
     load_tile,
 )
-from shmllm_kernels.gpu.decode_keys import attend_to_new
+from shmllm_kernels.gpu.decode_keys import attend_to_new, load_cached
 from shmllm_kernels.gpu.decode_parts import (
     OutputRows,
     finish_part,
@@ -54,7 +54,7 @@ class LayerHeads(NamedTuple):
 
     Attributes:
         out: the result.
-        heads: query, key and value heads of the new tokens.
+        heads: query, key and value heads of the new tokens, or query heads.
         key_cache, value_cache: the cache.
         table: the block table.
         slots: where the new keys and values are written.
@@ -180,7 +180,8 @@ def attend_part(
     NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr, MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr,
-    HEADS_AT_ONCE: tl.constexpr, LOADS_FIRST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr, HAS_KEYS: tl.constexpr, LOADS_FIRST: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Computes a part that is not idle.
 
@@ -215,6 +216,8 @@ def attend_part(
         DIM_PADDED,
     )  # fmt: skip
     slot = tl.load(layer.slots + token + new, mask=is_new, other=-1)[:, None]
+    place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token + dims[None, :]
+    is_stored = (dims < DIM)[None, :] & (slot >= 0)
     first_keys = lowest * TILE + tl.arange(0, TILE)
     if LOADS_FIRST:
         first_key, first_value = load_tile(
@@ -227,18 +230,21 @@ def attend_part(
 
     # All loads come before what is computed of them: each round trip takes 0.6 us.
     source = layer.heads + token * strides.heads + kv_head * (HEADS_PER_KV * DIM)
-    own = layer.heads + (token + new) * strides.heads
-    own += (NUM_KV_HEADS * HEADS_PER_KV + kv_head) * DIM
     cos_ptr = layer.cos + token * strides.cos
     sin_ptr = layer.sin + token * strides.sin
     query, other_query = load_heads(
         source + places_of(rows, strides.heads, HEADS_PER_KV, DIM, MAX_TOKENS), is_row,
         partner, ROTARY_HALF, DIM, DIM_PADDED,
     )  # fmt: skip
-    key, other_key = load_heads(own, is_new, partner, ROTARY_HALF, DIM, DIM_PADDED)
-    value_place = own[:, None] + NUM_KV_HEADS * DIM + dims[None, :]
-    is_element = is_new[:, None] & (dims < DIM)[None, :]
-    value = tl.load(value_place, mask=is_element, other=0.0).to(tl.float32)
+    if HAS_KEYS:
+        own = layer.heads + (token + new) * strides.heads
+        own += (NUM_KV_HEADS * HEADS_PER_KV + kv_head) * DIM
+        key, other_key = load_heads(own, is_new, partner, ROTARY_HALF, DIM, DIM_PADDED)
+        value_place = own[:, None] + NUM_KV_HEADS * DIM + dims[None, :]
+        is_element = is_new[:, None] & (dims < DIM)[None, :]
+        value = tl.load(value_place, mask=is_element, other=0.0).to(tl.float32)
+    else:
+        new_key, new_value = load_cached(key_ptr, value_ptr, place, is_stored)
     cos, sin = load_angles(
         cos_ptr, sin_ptr, strides.cos, strides.sin, new, is_new, pair, is_second, ROTARY_HALF,
         DIM_PADDED,
@@ -253,26 +259,26 @@ def attend_part(
     query_scale = scale_of_all_heads(
         first, strides.heads, query_len, rows // HEADS_PER_KV, numbers.eps, width, NORM_TOKENS
     )
-    key_scale = scale_of_all_heads(
-        first + width, strides.heads, query_len, new, numbers.eps, NUM_KV_HEADS * DIM, NORM_TOKENS
-    )
     query = rotated(
         query, other_query, *query_weights, query_scale, *of_rows, numbers.eps, dtype, ROTARY_HALF,
         HAS_NORM, HAS_OFFSET, DIM,
     ).to(dtype)  # fmt: skip
-    key = rotated(
-        key, other_key, *key_weights, key_scale, cos, sin, numbers.eps, dtype, ROTARY_HALF,
-        HAS_NORM, HAS_OFFSET, DIM,
-    )  # fmt: skip
-    cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
-    new_key = stored(key, dtype, cache_dtype)
-    value = normed_value(value, numbers.eps, HAS_VALUE_NORM, DIM)
-    new_value = stored(value, dtype, cache_dtype)
-    place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token + dims[None, :]
     is_first = part.split == 0
-    is_written = (dims < DIM)[None, :] & (slot >= 0) & is_first
-    tl.store(key_ptr + place, new_key, mask=is_written)
-    tl.store(value_ptr + place, new_value, mask=is_written)
+    if HAS_KEYS:
+        key_scale = scale_of_all_heads(
+            first + width, strides.heads, query_len, new, numbers.eps, NUM_KV_HEADS * DIM,
+            NORM_TOKENS,
+        )  # fmt: skip
+        key = rotated(
+            key, other_key, *key_weights, key_scale, cos, sin, numbers.eps, dtype, ROTARY_HALF,
+            HAS_NORM, HAS_OFFSET, DIM,
+        )  # fmt: skip
+        cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
+        new_key = stored(key, dtype, cache_dtype)
+        value = normed_value(value, numbers.eps, HAS_VALUE_NORM, DIM)
+        new_value = stored(value, dtype, cache_dtype)
+        tl.store(key_ptr + place, new_key, mask=is_stored & is_first)
+        tl.store(value_ptr + place, new_value, mask=is_stored & is_first)
 
     sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -359,6 +365,7 @@ def attend_decodes(
     NEW_KEYS: tl.constexpr,
     FEWEST_KEYS: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr,
+    HAS_KEYS: tl.constexpr,
     LOADS_FIRST: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
@@ -378,5 +385,6 @@ def attend_decodes(
         part, layer, strides, numbers, window, memory, gates, ahead, None,
         HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET,
         NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
-        TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, LOADS_FIRST, IS_DEPENDENT,
+        TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, HAS_KEYS, LOADS_FIRST,
+        IS_DEPENDENT,
     )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Kernel functions of a request's new keys, which the rows of decodes attend to in registers."""
+"""Kernel functions of a request's new keys, which the rows of decodes attend to in registers.
+
+They are heads of the step's tokens, which are normalised, rotated and written to the cache, or an
+earlier layer has done so, and they are read from the cache.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,15 @@ def _attend_to_one(
     sums *= shrink[:, None]
     sums += weights.to(dtype).to(tl.float32)[:, None] * value.to(tl.float32)
     return sums, new_peak, total * shrink + weights
+
+
+@triton.jit
+def load_cached(key_ptr, value_ptr, place, is_element):
+    """Returns new keys and values that an earlier layer has written, as the cache stores them, and
+    0 for tokens without a slot."""
+    key = tl.load(key_ptr + place, mask=is_element, other=0.0)
+    value = tl.load(value_ptr + place, mask=is_element, other=0.0)
+    return key, value
 
 
 @triton.jit

@@ -142,7 +142,7 @@ def _attend(
                 part, heads, strides, numbers, window, memory, None, None, meeting,
                 HAS_WINDOW, HAS_CAP, False, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET, 0,
                 False, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
-                DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, False,
+                DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, True, False,
             )  # fmt: skip
     await_arrivals(meeting)  # a program may have had no part
 

@@ -105,7 +105,7 @@ class AttentionOps:
         heads = rows[:, : spec.num_heads + num_stored]
         gates = rows[:, spec.num_heads + num_stored :] if spec.gated else None
         # An item that a request's last known token belongs to does not go on in that step.
-        is_plain = spec.source is None and spec.ahead in (0, WITHIN_ITEMS)
+        is_plain = spec.ahead in (0, WITHIN_ITEMS)
         is_few = self._step.launches[HeadShape.of(spec)].max_tokens > 0
         is_one_launch = is_few and is_plain and not self._rotates_apart
         cos, sin = (None, None) if spec.rope is None else self._buffers.angles[spec.rope]

@@ -232,6 +232,8 @@ def test_an_mlp_beside_experts_and_inputs_of_layers_are_launches_of_their_produc
     launched = launches_of_a_decode(gpu_device, models("gemma4")[1], num_requests)
     begin = launched.index("attend_decodes") - 1
     assert launched[begin:][: 2 * len(layer)] == [*layer, *following]
+    attention = Counter(each for each in launched if each.startswith(("attend", "_rope_write")))
+    assert attention == {"attend_decodes": 4}, "two layers read the keys of earlier ones"
 
 
 @pytest.mark.parametrize(
