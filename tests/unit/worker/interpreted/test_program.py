@@ -10,6 +10,8 @@ import pytest
 import torch
 from conformance.device import no_waits
 from conformance.gpu_program import (
+    SCALE,
+    SHAPE,
     VARIANTS,
     ProgramConformance,
     _inference_mode,
@@ -20,6 +22,7 @@ from conformance.gpu_program import (
 from support.cache_shapes import cache_shape
 from support.fake_gpu import eager, lazy
 from support.gpu_steps import GpuSteps
+from support.model_helpers import reference_model, save
 from support.variants import slow
 
 from shmllm.config.graphs import CudaGraphMode
@@ -215,6 +218,39 @@ def test_the_launches_of_a_layer_with_a_recurrent_state(
     layer = [product, *(product if each == "product" else each for each in own), product]
     launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
     assert launched[: len(layer)] == layer
+
+
+A4B = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True}
+E2B = {"enable_moe_block": False}
+"""What makes the test's Gemma 4 like 26B-A4B, or like E2B."""
+
+
+@pytest.mark.parametrize(("like", "num_requests"), [(A4B, 1), (E2B, 1), (A4B, 3), (E2B, 3)])
+def test_the_layers_of_gemma4_are_launches_of_their_products(
+    gpu_device, tmp_path, like, num_requests
+) -> None:
+    """And one for attention, for the router, and for the sums behind experts. The products that
+    read the stream with a norm that is added to it are those of few rows."""
+    reference = reference_model("gemma4", SCALE, **SHAPE | VARIANTS["gemma4"] | like)
+    steps = GpuSteps(gpu_device, save(reference, tmp_path))
+    steps.program.warm_up()
+    rows = dict.fromkeys(range(num_requests), 1)
+    add_prompts(steps, dict.fromkeys(rows, 9))
+    steps.step(dict.fromkeys(rows, 8))
+    gpu_device.launched.clear()
+    for row, logits in steps.step(rows).items():
+        assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
+    few = "multiply_few_rows"
+    product = few if num_requests > 1 else "multiply_single_row"
+    layer = ["attend_decodes", product, few]
+    if like is A4B:
+        experts = launches_of_experts(num_requests)
+        layer += ["_route_rows", product, *experts, "_add_normed", product]
+    else:
+        layer += [product, few, product, few]
+    launched = list(gpu_device.launched)
+    begin = launched.index("attend_decodes")
+    assert launched[begin:][: len(layer)] == layer
 
 
 @pytest.mark.parametrize("num_requests", [slow(1), 3])
