@@ -58,6 +58,7 @@ def facts_of(kernel: Any) -> dict[str, Any]:
         "requests_after_wait": ptx.rpartition("griddepcontrol.wait")[2].count("bulk.prefetch"),
         "meetings": meetings(ptx),
         "loads_before_wait": ptx.rpartition("griddepcontrol.wait")[0].count("ld.global"),
+        "is_followed_early": "launch_dependents" in ptx.rpartition("griddepcontrol.wait")[0],
     }
 
 

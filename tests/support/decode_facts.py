@@ -140,9 +140,13 @@ def check_packed_rows(found: list[Kernel], capability: int) -> None:
 def check_experts(kernel: Kernel, capability: int) -> None:
     """Products use tensor cores, and while they wait for one tile, the copies of all others but one
     are in flight. Few rows have so many programs on a multiprocessor of an H100 as the arithmetic
-    says, and a dependent launch has read its block before it waits."""
+    says. The last product, when dependent, has read its block before it waits: so the first one,
+    which waits for the launch that lays out the blocks, lets it begin behind that."""
     if capability >= 90 and kernel["kernel"] == "_down":
         assert kernel["loads_before_wait"] >= WORDS_OF_BLOCK
+    elif capability >= 90:
+        assert not kernel["loads_before_wait"]
+        assert not kernel["is_followed_early"]
     if capability == 100 and kernel["block_m"] > 16:
         return  # the loops of tcgen05.mma have waits of another kind
     (loop,) = kernel["loops"]

@@ -146,7 +146,7 @@ def rows(capability: int) -> None:
     if capability >= 90:
         norm.rms_norm(x, x, x[0], 1e-5, is_dependent=True)
         norm.add_rms_norm(x, x, x.clone(), x[0], 1e-5, is_dependent=True)
-    norm.add_normed(x, x.clone(), x[0], 1e-5)
+    norm.add_normed(x, x.clone(), x[0], 1e-5, is_dependent=capability >= 90)
     pair = norm.NormedPair(x.clone(), x[0], x[0])
     norm.add_normed(x, x.clone(), x[0], 1e-5, factor=empty(1), pair=pair)
     norm.layer_norm(x, x, x[0], x[0], 1e-5)
@@ -331,7 +331,7 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
             )
         sort_pairs(pairs, ids, count, 16)
         rows, x = empty(4, top_k, hidden), empty(4, hidden)
-        combine(WeightedSum(x, weights), rows)
+        combine(WeightedSum(x, weights), rows, is_dependent)
         combine(WeightedSum(x, weights, x.clone(), weights[:, 0], True, 0.5), rows)
         for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):
             config = product_entry(key, most, dtype)
@@ -345,13 +345,16 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
             activated = empty(4 * top_k, inner, dtype=dtype)
             gate_and_up(
                 activated, x.to(dtype), gate_up, biases[0], "silu" if is_silu else "gpt_oss",
-                top_k, pairs, config, is_followed=is_dependent,
+                top_k, pairs, config, is_dependent=is_dependent,
             )  # fmt: skip
             out = rows.to(dtype).flatten(0, 1)
             down(out, activated, last, biases[1], pairs, config, is_dependent=is_dependent)
             if is_silu:
                 up = torch.empty(count, inner, hidden, dtype=dtype)
-                gate_and_up(activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config)
+                gate_and_up(
+                    activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config,
+                    is_dependent=is_dependent,
+                )  # fmt: skip
         facts.clear()
         last = torch.empty(count, hidden, inner, dtype=torch.bfloat16)
         bias = None if is_silu else empty(count, hidden)

@@ -109,7 +109,7 @@ class MixtureCase:
         is_dependent = has_dependent_launches(self.x.device)
         gate_and_up(
             self.activated, self.x, self.gate_up, None, "silu", top_k, self.pairs, config,
-            is_followed=is_dependent,
+            is_dependent=is_dependent,
         )  # fmt: skip
         down(
             self.out, self.activated, self.last, None, self.pairs, config,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
 from shmllm_kernels.gpu.functions import sigmoid
@@ -92,8 +93,12 @@ def _combine(
     scale,
     ADDS: tl.constexpr,
     TOP_K: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < dim
@@ -109,12 +114,14 @@ def _combine(
     store_sum(places, total, shared, before, scale, inside, ADDS)
 
 
-def combine(total: WeightedSum, rows: Tensor) -> None:
+def combine(total: WeightedSum, rows: Tensor, is_dependent: bool = False) -> None:
     """Writes the sums over what each pair's expert returned.
 
     Args:
         total: the sums.
         rows: [tokens, top_k, dim] contiguous, the dtype of ``total.out``.
+        is_dependent: whether the launch may begin before the launch before it has ended, from
+            compute capability 9.0 on.
 
     One launch a layer, which moves (top_k + 1) * tokens * dim elements, or (top_k + 2) with the
     residual stream: 36 KiB for a token with 8 experts and 2,048 columns. It takes 1.8 us for one
@@ -142,6 +149,8 @@ def combine(total: WeightedSum, rows: Tensor) -> None:
         total.scale,
         ADDS=total.adds,
         TOP_K=top_k,
+        IS_DEPENDENT=is_dependent,
         BLOCK=block,
         num_warps=row_warps(block),
+        **({"launch_pdl": True} if is_dependent else {}),
     )

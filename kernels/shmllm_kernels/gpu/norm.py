@@ -101,14 +101,18 @@ def _rms_norm(
 @triton.jit
 def _add_normed(
     x_ptr, residual_ptr, weight_ptr, factor_ptr, pair, x_stride, residual_stride, dim, eps, x_scale,
-    offset, HAS_OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    offset, HAS_OFFSET: tl.constexpr, IS_DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < dim
     dtype = residual_ptr.dtype.element_ty
-    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if IS_DEPENDENT:
+        gdc_wait()
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     places = residual_ptr + row * residual_stride + columns
     before = tl.load(places, mask=inside, other=0.0).to(tl.float32)
     if pair is not None:
@@ -229,6 +233,7 @@ def add_normed(
     offset: float = 0.0,
     factor: Tensor | None = None,
     pair: NormedPair | None = None,
+    is_dependent: bool = False,
 ) -> None:
     """Adds ``scale * rms_norm(x)`` to the residual stream, in place. The norm is rounded before the
     sum, and the sum before its factor.
@@ -240,6 +245,7 @@ def add_normed(
         scale: the factor of the norm in the sum.
         factor: [1], residual's dtype, the factor of the sum; None: it has none.
         pair: what stands for ``x``, of which ``x`` is one part; None: ``x`` does.
+        is_dependent: see `rms_norm`.
 
     Moves 3 * rows * dim elements, 4 with a pair. In steps of few tokens, one launch of 1.5 us where
     a norm and a sum are two launches; with a pair (one a layer of Gemma 4's mixtures) where three
@@ -258,7 +264,8 @@ def add_normed(
     num_warps = row_warps(dim if pair is None else 2 * dim)
     _add_normed[(rows,)](
         x, residual, weight, factor, operands, x.stride(0), residual.stride(0), dim, eps, scale,
-        offset, HAS_OFFSET=offset != 0, BLOCK=next_power_of_two(dim), num_warps=num_warps,
+        offset, HAS_OFFSET=offset != 0, IS_DEPENDENT=is_dependent, BLOCK=next_power_of_two(dim),
+        num_warps=num_warps, **({"launch_pdl": True} if is_dependent else {}),
     )  # fmt: skip
 
 

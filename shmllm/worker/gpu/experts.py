@@ -252,7 +252,7 @@ class ExpertOps:
         down(
             rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last, is_dependent
         )  # fmt: skip
-        combine(total, rows)
+        combine(total, rows, is_dependent)
 
     def _reads_choices(self, num_tokens: int) -> bool:
         """Return whether products read on the device which experts were chosen, unsorted: those of

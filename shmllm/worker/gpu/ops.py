@@ -125,7 +125,7 @@ class GpuOps:
         self.is_fused = descriptor.num_tokens <= MAX_ROWS
         has_many = self.products.has_many(descriptor.num_tokens)
         is_dependent = (self.is_fused or has_many) and self.products.is_dependent
-        self._norms_are_dependent = has_many and is_dependent
+        self._norms_are_dependent = is_dependent
         launches = self._buffers.attention.choose(descriptor, max_query_len)
         step = AttentionStep(descriptor, launches, launch_attention, is_dependent, self.is_fused)
         for mixers in (self._attends, self.latents, self.recurrent):
@@ -206,7 +206,8 @@ class GpuOps:
             weights = added.pair.norm.weight, added.pair.first_norm.weight
             pair = NormedPair(added.pair.x, *weights)
         numbers = spec.eps, added.scale, spec.offset
-        add_normed(added.x, residual, added.norm.weight, *numbers, added.factor, pair)
+        others = added.factor, pair, self.products.is_dependent
+        add_normed(added.x, residual, added.norm.weight, *numbers, *others)
 
     def add_level(self, residual: Tensor, level: int) -> None:
         residual.add_(self._buffers.levels[level, : len(residual)])
