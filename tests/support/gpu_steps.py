@@ -254,7 +254,8 @@ class GpuSteps:
             plan.counts.append(count)
         plan.num_tokens = sum(plan.counts)
         is_decode = len(plan.samples) == plan.num_tokens
-        plan.is_repeat = is_decode and list(work) == self._last_decodes
+        has_new = bool(plan.new_requests)  # a prompt of one token is a decode of another request
+        plan.is_repeat = is_decode and not has_new and list(work) == self._last_decodes
         self._last_decodes = list(work) if is_decode else []
         return plan
 
