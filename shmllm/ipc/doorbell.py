@@ -26,7 +26,7 @@ from shmllm.ipc.layout import (
     DOORBELL_POSTED_OFFSET,
 )
 from shmllm.ipc.states import DoorbellKind
-from shmllm.ipc.words import Word
+from shmllm.ipc.words import PlainWord, Word
 
 MAX_DRAINED_POSTS = 64
 _NAMED_POLL_MIN_S = 0.00005
@@ -62,7 +62,8 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-_FUTEX_NUMBERS = {"x86_64": 202, "AMD64": 202, "aarch64": 98}
+# Little-endian machines, on which the kernel's 32 bits are the low half of a word.
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 HAS_FUTEX = platform.system() == "Linux" and platform.machine() in _FUTEX_NUMBERS
 _FUTEX = _FUTEX_NUMBERS.get(platform.machine(), -1)
 # From <linux/futex.h>. All are without FUTEX_PRIVATE_FLAG, so processes share a futex.
@@ -89,37 +90,38 @@ class FutexDoorbell:
         area: the doorbell's bytes in a segment, as in the diagram in `layout`.
     """
 
-    __slots__ = ("_posted", "_reference")
+    __slots__ = ("_parts",)
 
     def __init__(self, area: memoryview) -> None:
         # A pointer that keeps its target, and so the mapping of the segment. A thread that waits
-        # has a reference to it, so `close` in another thread, or at the end of the interpreter,
-        # does not unmap the memory that the kernel is going to read.
+        # has a reference to both, so `close` in another thread, or at the end of the interpreter,
+        # does not unmap the memory that the thread or the kernel is going to read.
         offset = DOORBELL_POSTED_OFFSET
-        self._reference: Any = ctypes.byref(ctypes.c_char.from_buffer(area, offset))
-        self._posted = Word(area, offset)
+        pointer = ctypes.byref(ctypes.c_char.from_buffer(area, offset))
+        self._parts: tuple[Any, PlainWord] | None = pointer, Word(area, offset)
 
-    def _futex(self) -> Any:
-        if self._reference is None:
+    def _opened(self) -> tuple[Any, PlainWord]:
+        parts = self._parts
+        if parts is None:
             raise SegmentError("this doorbell is closed")
-        return self._reference
+        return parts
 
     def post(self) -> None:
-        futex = self._futex()
-        self._posted.store(1)
+        futex, posted = self._opened()
+        posted.store(1)
         # No wake-up is lost between the two: the kernel puts a waiter to sleep only while the word
         # is 0, which it checks under the lock under which it looks for waiters to wake.
         _wake(_FUTEX, futex, _FUTEX_WAKE, _ALL_WAITERS)
 
     def try_wait(self) -> bool:
-        self._futex()
-        if not self._posted.load():
+        _, posted = self._opened()
+        if not posted.load():
             return False
-        self._posted.store(0)
+        posted.store(0)
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        futex = self._futex()
+        futex, _ = self._opened()
         deadline_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(timeout_s * 1e9)
         deadline = ctypes.byref(_Timespec(*divmod(max(deadline_ns, 0), 1_000_000_000)))
         # Each iteration lets Python run the handler of the signal that interrupted the sleep.
@@ -138,8 +140,7 @@ class FutexDoorbell:
         self.try_wait()
 
     def close(self) -> None:
-        self._reference = None
-        self._posted.close()
+        self._parts = None
 
 
 def _load_posix_ipc() -> Any:

@@ -132,10 +132,6 @@ KEPT_BYTES = {
 }
 """By module: the bytes of the weights, or of the state, that a program keeps in registers."""
 
-PACKED_BYTES = {80: 16}
-"""By capability: the most stack bytes of products with packed weights, outside of their loops. On
-8.0 ptxas gives them 128 or 168 registers, so that one program more fits on a multiprocessor."""
-
 PIPELINED = ("_gate_and_up", "_up", "_down", "_linear")
 """Products whose loop has as many iterations as rows have tiles, so that it must load ahead."""
 
@@ -164,7 +160,7 @@ def check(found: list[Kernel], capability: int) -> None:
         if kernel.get("dtype") == "torch.float32":
             continue
         assert resident_threads(kernel, capability) >= facts.threads
-        assert kernel["stack_bytes"] <= facts.stack_bytes + packed_bytes(kernel, capability)
+        assert kernel["stack_bytes"] <= facts.stack_bytes
         assert kernel["spills_in_loops"] <= spills_allowed(kernel, capability)
         check_instruction(kernel, facts, capability)
         if kernel["kernel"] == "attend":
@@ -177,12 +173,6 @@ def check(found: list[Kernel], capability: int) -> None:
             check_packed(kernel)
         elif kernel["kernel"] in PIPELINED:
             check_products(kernel)
-
-
-def packed_bytes(kernel: Kernel, capability: int) -> int:
-    """Return how many more stack bytes a product may have, because its weights are packed."""
-    is_packed = "kind" in kernel and kernel["kernel"] in PIPELINED
-    return PACKED_BYTES.get(capability, 0) if is_packed else 0
 
 
 def spills_allowed(kernel: Kernel, capability: int) -> int:

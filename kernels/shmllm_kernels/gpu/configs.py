@@ -134,9 +134,7 @@ PRODUCT = TABLE.of("product", ProductConfig)
 PRODUCT_FLOAT32 = TABLE.of("product_float32", ProductConfig)
 
 # A run of 64 weights of 4 bits has 32 bytes: few rows read four runs of each row at once, which are
-# a line of memory. Weights pass through registers, so that the tiles of many rows are smaller. With
-# mma.sync the rows do, too: 128 rows and 64 columns of 8 warps, and 64 rows of 128 elements of 4
-# warps, spill some of 128 registers in their loops; 64 rows of 64 elements spill none.
+# a line of memory. Weights pass through registers, so that the tiles of many rows are smaller.
 PACKED_PRODUCT = TABLE.of("packed_product", ProductConfig)
 """Products with packed weights, by rows; with experts, as PRODUCT."""
 PACKED_PRODUCT_FLOAT32 = TABLE.of("packed_product_float32", ProductConfig)

@@ -83,8 +83,8 @@ def decode_attention(
             heads, where an earlier layer has written keys and values of these tokens to the cache.
         key_cache, value_cache, block_table, query_starts, context_lens: see `paged_attention`; a
             request has 1 to ``max_tokens`` tokens, or none if it is padding.
-        slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written, and
-            not read if they are those of an earlier layer.
+        slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written. If
+            an earlier layer has written them, only padding may have none.
         config: tile sizes and numbers of warps, from `configs.attention_config`.
         scale, window, soft_cap, sinks: see `paged_attention`.
         cos: [tokens, rotary_dim], the last dimension contiguous. Only the second half is read.

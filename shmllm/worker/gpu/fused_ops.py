@@ -26,13 +26,13 @@ from shmllm.worker.gpu.pending import (
     Addend,
     Experts,
     Normed,
-    NormedPair,
     NormedProduct,
     Pair,
     Product,
     Read,
     Route,
     Stream,
+    SumOfNorms,
     reads_norm,
 )
 from shmllm.worker.gpu.row_products import RowProducts, added_norm, is_whole
@@ -78,7 +78,7 @@ class FusedOps:
             return x.value
         if isinstance(x, Experts):
             return self._ops.experts(x.x, x.routing, x.moe, x.shared)
-        if isinstance(x, NormedPair):
+        if isinstance(x, SumOfNorms):
             total, second = self.value(x.first), x.second
             self._ops.add_normed(Addend(self.value(second.product), second.norm, 1.0), total)
             return total
@@ -118,7 +118,7 @@ class FusedOps:
         stream = self._stream
         if stream is None or stream.added is None:
             return
-        if stream.added.x.data_ptr() == out.data_ptr():
+        if out.data_ptr() in stream.added.places:
             self._add_normed(stream)
 
     def _multiply_part(self, read: Read, linear: Linear) -> None:
@@ -194,7 +194,7 @@ class FusedOps:
 
     def _addend(self, x: NormedProduct, scale: float) -> Addend:
         """Launch the products whose norm is to be added."""
-        if not isinstance(x.product, NormedPair):
+        if not isinstance(x.product, SumOfNorms):
             return Addend(self.value(x.product), x.norm, scale)
         first, second = x.product.first, x.product.second
         rows = self.value(first.product)
@@ -207,7 +207,7 @@ class FusedOps:
         if is_normed and norm is None and scale == 1 and isinstance(residual, NormedProduct):
             specs = x.norm.spec, residual.norm.spec
             if residual.value is None and specs[0] == specs[1]:
-                return NormedPair(residual, x)
+                return SumOfNorms(residual, x)
         out = self.value(residual)
         if is_normed:
             self._ops.add_normed(Addend(self.value(x.product), x.norm, scale), out)
@@ -244,7 +244,7 @@ class FusedOps:
     def norm(self, x: Any, norm: Norm) -> Any:
         if isinstance(x, Product | Experts) and norm.spec.kind == "rms":
             return NormedProduct(x, norm)
-        if isinstance(x, NormedPair) and norm.spec == x.first.norm.spec:
+        if isinstance(x, SumOfNorms) and norm.spec == x.first.norm.spec:
             return NormedProduct(x, norm)
         return self._ops.norm(self.value(x), norm)
 

@@ -49,6 +49,12 @@ class Addend:
     pair: Pair | None = None
     factor: Tensor | None = None
 
+    @property
+    def places(self) -> set[int]:
+        """The addresses of the rows, which nothing may overwrite until they are added."""
+        rows = [self.x] if self.pair is None else [self.x, self.pair.x]
+        return {each.data_ptr() for each in rows}
+
 
 @dataclass(slots=True, eq=False)
 class Stream:
@@ -109,13 +115,13 @@ class NormedProduct:
     """An RMSNorm of a product, of a sum of experts, or of a sum of norms of these, neither of which
     has been launched, unless there is a value."""
 
-    product: Product | Experts | NormedPair
+    product: Product | Experts | SumOfNorms
     norm: Norm
     value: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
-class NormedPair:
+class SumOfNorms:
     """The sum of two norms of products, which have not been launched."""
 
     first: NormedProduct
@@ -150,6 +156,6 @@ def reads_norm(x: Any) -> bool:
     """Return whether a result that has not been launched reads a norm of the stream."""
     if isinstance(x, NormedProduct):
         return x.value is None and reads_norm(x.product)
-    if isinstance(x, NormedPair):
+    if isinstance(x, SumOfNorms):
         return reads_norm(x.first) or reads_norm(x.second)
     return isinstance(x, Product) and isinstance(x.x, Normed)
