@@ -2,8 +2,8 @@
 
 This module owns the two implementations and the choice between them. A doorbell is only a hint:
 a post may come without a reason, and a post may be lost. Therefore the waiter checks its
-condition in shared memory again before and after each wait (behind a fence before, see `wait`),
-and gives each wait a time limit. This module must not know the condition.
+condition in shared memory before each wait, behind a fence, and again after it, and gives each wait
+a time limit. This module must not know the condition.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ _FUTEX_BITSET_MATCH_ANY = -1  # all 32 bits
 _ALL_WAITERS = 2**31 - 1
 
 
-# A wake-up never blocks, so PyDLL keeps the GIL and saves the cost of releasing it. All numbers
-# below fit into a C int, which is what ctypes makes of them without `argtypes`, twice as fast.
+# A wake-up never blocks, so PyDLL keeps the GIL and saves the cost of releasing it. All numbers of
+# a call fit into a C int, which is what ctypes makes of them without `argtypes`, twice as fast.
 _wake = ctypes.PyDLL(None).syscall
 _sleep = ctypes.CDLL(None, use_errno=True).syscall
 

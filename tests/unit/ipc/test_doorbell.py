@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
@@ -231,6 +233,19 @@ def test_any_value_is_one_post(value: int) -> None:
     Word(memory, DOORBELL_POSTED_OFFSET).store(value)
     assert bell.wait(60)
     assert not bell.try_wait()
+
+
+@needs_futex
+def test_a_wait_of_a_doorbell_that_another_thread_closes_says_so() -> None:
+    memory = memoryview(bytearray(DOORBELL_BYTES))
+    initialise_doorbell(memory, "unused", DoorbellKind.FUTEX)
+    bell = open_doorbell(memory)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(bell.wait, 0.2)
+        time.sleep(0.05)
+        bell.close()
+        with pytest.raises(SegmentError, match="closed"):
+            waiting.result(60)
 
 
 SLEEPER = """
