@@ -212,11 +212,11 @@ def decode_layers(
             added = NormedSum(
                 streams.products + tl.where(index == 0, 0, ROWS) * sizes.residual,
                 _pointer(row, 11, x), between, sizes.residual, sizes.residual, norm.eps,
-                norm.offset, scale, None,
+                norm.offset, scale,
             )  # fmt: skip
         rows = NormedRows(
             x, layer.mixer_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
-            norm.offset, added,
+            norm.offset, added, None,
         )  # fmt: skip
         multiply_columns(
             Target(streams.heads, sizes.heads, scale), rows, qkv, output,
@@ -236,8 +236,9 @@ def decode_layers(
         arrive(counters)
         arrivals += programs
         rows = NormedRows(
-            streams.attended, x, x, sizes.tokens, sizes.attended, sizes.attended, 0.0, 0.0, None
-        )
+            streams.attended, x, x, sizes.tokens, sizes.attended, sizes.attended, 0.0, 0.0,
+            None, None,
+        )  # fmt: skip
         multiply_columns(
             blocks, rows, output, None, Meeting(counters, arrivals),
             None, False, HAS_OUTPUT_BIAS, not HAS_POSTS, None, False,
@@ -249,11 +250,11 @@ def decode_layers(
         if HAS_POSTS:
             added = NormedSum(
                 product, layer.mixer_post, x, sizes.residual, sizes.residual, norm.eps, norm.offset,
-                scale, None,
+                scale,
             )  # fmt: skip
         rows = NormedRows(
             between, layer.mlp_norm, x, sizes.tokens, sizes.residual, sizes.residual, norm.eps,
-            norm.offset, added,
+            norm.offset, added, None,
         )  # fmt: skip
         multiply_columns(
             Target(streams.activated, sizes.activated, scale), rows, gate_up, down,
@@ -263,8 +264,9 @@ def decode_layers(
         arrive(counters)
         arrivals += programs
         rows = NormedRows(
-            streams.activated, x, x, sizes.tokens, sizes.activated, sizes.activated, 0.0, 0.0, None
-        )
+            streams.activated, x, x, sizes.tokens, sizes.activated, sizes.activated, 0.0, 0.0,
+            None, None,
+        )  # fmt: skip
         is_last = index == sizes.layers - 1
         next_qkv = _pointer(table + tl.where(is_last, index, index + 1) * NUM_COLUMNS, 1, x)
         width = tl.where(is_last, 0, sizes.heads)  # behind the last layer nothing follows

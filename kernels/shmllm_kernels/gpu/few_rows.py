@@ -152,12 +152,12 @@ def _rows_of(x: Tensor, norm: RowNorm | None, added: AddedNorm | None) -> Normed
     sums: NormedSum | None = None
     if added is not None:
         of, strides = added.norm, (added.x.stride(0), added.kept.stride(0))
-        numbers = of.eps, of.offset, added.scale, added.factor
-        sums = NormedSum(added.x, of.weight, added.kept, *strides, *numbers)
+        sums = NormedSum(added.x, of.weight, added.kept, *strides, of.eps, of.offset, added.scale)
+    sizes, factor = (num_rows, k, x.stride(0)), None if added is None else added.factor
     if norm is None:
-        return NormedRows(x, x, x, num_rows, k, x.stride(0), 0.0, 0.0, sums)
+        return NormedRows(x, x, x, *sizes, 0.0, 0.0, sums, factor)
     bias = x if norm.bias is None else norm.bias
-    return NormedRows(x, norm.weight, bias, num_rows, k, x.stride(0), norm.eps, norm.offset, sums)
+    return NormedRows(x, norm.weight, bias, *sizes, norm.eps, norm.offset, sums, factor)
 
 
 def _norm_options(norm: RowNorm | None, dtype: torch.dtype) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class NormedSum(NamedTuple):
         eps: added to the mean square.
         offset: added to the norm's weight.
         scale: the factor of the norm in the sum.
-        factor: the factor of the sums, or None.
     """
 
     x: Any
@@ -48,7 +47,6 @@ class NormedSum(NamedTuple):
     eps: Any
     offset: Any
     scale: Any
-    factor: Any
 
 
 class NormedRows(NamedTuple):
@@ -64,6 +62,8 @@ class NormedRows(NamedTuple):
         eps: added to the mean square, or to the variance.
         offset: added to the norm's weight.
         added: what is added to the rows before, a `NormedSum`, or None.
+        factor: the factor of the sums, or None; here, because Triton 3.6 takes no tuple with a None
+            in another tuple.
     """
 
     x: Any
@@ -75,6 +75,7 @@ class NormedRows(NamedTuple):
     eps: Any
     offset: Any
     added: Any
+    factor: Any
 
 
 @triton.jit
@@ -150,8 +151,8 @@ def _load_rows(rows, row, ks, mask, factor, is_kept, HAS_OFFSET: tl.constexpr):
         else:
             normed = normed.to(dtype).to(tl.float32) * weight
         x = (x.to(tl.float32) + normed.to(dtype).to(tl.float32) * added.scale).to(dtype)
-        if added.factor is not None:
-            x = (x.to(tl.float32) * tl.load(added.factor).to(tl.float32)).to(dtype)
+        if rows.factor is not None:
+            x = (x.to(tl.float32) * tl.load(rows.factor).to(tl.float32)).to(dtype)
         tl.store(added.kept + row * added.kept_stride + ks, x, mask=mask & is_kept)
     return x
 
