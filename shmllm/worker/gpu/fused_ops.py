@@ -98,9 +98,9 @@ class FusedOps:
             added, stream.added = stream.added, None
             self._ops.add_normed(added, stream.now)
 
-    def _multiply(self, product: Product, out: Tensor | None = None) -> Tensor:
+    def _multiply(self, product: Product, out: Tensor | None = None, **options: Any) -> Tensor:
         """Launch a product; if it is a part of a sum over ranks, that sum, too. The result goes to
-        the buffer of its width, or to another one."""
+        the buffer of its width, or to another one; options are those of `RowProducts.multiply`."""
         linear = product.linear
         if out is None:
             out = self._buffers.product(linear.weight.shape[0])
@@ -108,9 +108,10 @@ class FusedOps:
         self._keep_added(out)
         out = out[: len(read.x)]
         if self._ops.meetings.is_partial(linear.weight):
+            assert not options, "of a part of a sum nothing else is computed"
             self._multiply_part(read, linear)
             return self._ops.meetings.sum_parts(out)
-        self._launch(out, read, linear)
+        self._launch(out, read, linear, **options)
         return out
 
     def _keep_added(self, out: Tensor) -> None:
@@ -232,10 +233,9 @@ class FusedOps:
     def mlp(self, x: Any, mlp: MLP) -> Any:
         if not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
-        read, spec = self._read(x), mlp.spec
-        out = self._buffers.activated(spec.inner)[: len(read.x)]
+        product, spec = Product(x, mlp.gate_up_proj), mlp.spec
         activation = Activation(spec.activation, spec.gated)
-        self._launch(out, read, mlp.gate_up_proj, activation=activation)
+        out = self._multiply(product, self._buffers.activated(spec.inner), activation=activation)
         return self.linear(out, mlp.down_proj)
 
     def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:
@@ -265,13 +265,8 @@ class FusedOps:
     def gate_layer_input(self, x: Any, layer: LayerInput) -> Tensor:
         if not isinstance(x, Product) or self._ops.meetings.is_partial(x.linear.weight):
             return self._ops.gate_layer_input(self.value(x), layer)
-        read, out = self._read(x.x), self._buffers.product(layer.spec.width)
-        self._keep_added(out)
-        out = out[: len(read.x)]
-        factors = self._ops.layer_inputs(len(out), layer)
         activation = Activation(layer.spec.activation, is_gated=False)
-        self._launch(out, read, x.linear, activation=activation, factors=factors)
-        return out
+        return self._multiply(x, activation=activation, factors=self._ops.layer_inputs(layer))
 
     def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
         return self._ops.attend(self.value(qkv), attention)

@@ -244,9 +244,9 @@ class GpuOps:
     def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
         return self._per_layer.gate(x, layer)
 
-    def layer_inputs(self, num_tokens: int, layer: LayerInput) -> Tensor:
+    def layer_inputs(self, layer: LayerInput) -> Tensor:
         """Return what `gate_layer_input` multiplies by, [tokens, width]."""
-        return self._per_layer.of_layer(num_tokens, layer)
+        return self._per_layer.of_layer(self._descriptor.num_tokens, layer)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0])[: len(x)], self.meetings
