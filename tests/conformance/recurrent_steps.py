@@ -49,7 +49,7 @@ class Run:
 
 
 def rows_of(x, step):
-    return torch.cat([x[part[0], part[1] : part[2]] for part in step if part])
+    return torch.cat([x[0, :0], *(x[part[0], part[1] : part[2]] for part in step if part)])
 
 
 def put(out, rows, step):

@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shmllm_kernels.gpu import few_delta_net, latent_heads, mamba2
+from shmllm_kernels.gpu import (
+    few_delta_net,
+    few_mamba_inputs,
+    few_mamba_scan,
+    latent_heads,
+    mamba2,
+)
 
 SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """The shared memory of a multiprocessor. The table for 8.0 is that for 8.6, 8.9 and 12.0, too."""
@@ -80,6 +86,8 @@ FACTS = {
     "experts._gate_and_up": TILES,
     "experts._up": TILES,
     "few_delta_net._run_delta_net": Facts(256),
+    "few_mamba_inputs._project_inputs": Facts(384, multiplies=True),
+    "few_mamba_scan._scan_inputs": Facts(256, multiplies=True),
     "few_mamba2._run_mamba2": Facts(256),
     "few_routing._route_rows": Facts(256),
     "group._meet": Facts(32),
@@ -127,6 +135,8 @@ FACTS = {
 
 KEPT_BYTES = {
     "few_delta_net": 4 * few_delta_net.MOST_CELLS,
+    "few_mamba_inputs": 2 * few_mamba_inputs.ROWS * few_mamba_inputs.COLUMNS,
+    "few_mamba_scan": 2 * few_mamba_scan.WEIGHTS,
     "few_mamba2": 4 * mamba2.COLUMNS * 128,
     "latent_heads": 2 * latent_heads.WEIGHTS,
 }

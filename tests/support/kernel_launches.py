@@ -30,7 +30,16 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from shmllm.models.matrices import FORMATS
-from shmllm_kernels.gpu import activation, delta_net, mamba, mamba2, norm, per_layer
+from shmllm_kernels.gpu import (
+    activation,
+    delta_net,
+    few_mamba_inputs,
+    few_mamba_scan,
+    mamba,
+    mamba2,
+    norm,
+    per_layer,
+)
 from shmllm_kernels.gpu import many_rows as many
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.combined_row import combine_products
@@ -214,8 +223,36 @@ def mambas(facts: dict[str, Any], capability: int) -> None:
     for weights in (None, [empty(256), empty(16), empty(16)]):
         mamba.normalise(keys_of, (256, 16, 16), weights, 1e-6)
     mamba.selective_scan(out, gate, keys_of[:, 256:], gate, logs, skips, states, requests)
+    few_mambas(facts, capability, requests)
     many, keys_of = empty(128, inner, dtype=torch.float32), empty(4, 256)
     mamba.selective_scan(out, gate, keys_of, gate, many, skips, states, requests)
+
+
+def few_mambas(facts: dict[str, Any], capability: int, requests: Requests) -> None:
+    """Launch a Mamba of Jamba-1.7-Mini and one of Falcon-Mamba-7B, of few tokens."""
+    channels, rank, state_size, taps = 8192, 256, 16, 4
+    facts["is_dependent"] = is_dependent = capability >= 90
+    for dtype in (*HALVES, torch.float32):
+        facts["dtype"] = str(dtype)
+        width = rank + 2 * state_size
+        x, projected = empty(4, 2 * channels, dtype=dtype), empty(4, width, dtype=dtype)
+        convolution = empty(taps, channels, dtype=dtype), x[0, :channels]
+        states = empty(8, (taps - 1 + state_size) * channels, dtype=torch.float32)
+        logs, skips = states[:, : state_size * channels], states[0, :channels]
+        parts = empty(4, few_mamba_inputs.num_parts(channels), width, dtype=torch.float32)
+        counters = empty(few_mamba_inputs.num_row_blocks(width), dtype=torch.int32)
+        few_mamba_inputs.project_inputs(
+            projected, parts, x, *convolution, empty(width, channels, dtype=dtype), states,
+            counters, requests, is_dependent,
+        )  # fmt: skip
+        steps = empty(channels, rank, dtype=dtype), x[0, :channels]
+        norms = [projected[0, :rank], projected[0, :state_size], projected[0, :state_size]]
+        for weights, eps in ((norms, 1e-6), (None, 1e-6), (None, None)):
+            few_mamba_scan.scan_inputs(
+                x[:, :channels], x, projected, *convolution, *steps, weights, eps,
+                logs[0].view(state_size, channels), skips, states, requests, is_dependent,
+            )  # fmt: skip
+    facts.clear()
 
 
 def step() -> None:

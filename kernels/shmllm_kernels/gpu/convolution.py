@@ -61,7 +61,7 @@ class Channels(NamedTuple):
 
 
 @triton.jit
-def _load_taps(
+def load_taps(
     weights_ptr, bias_ptr, columns, inside, channels, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
     """Returns the `Taps` of some channels. The weights are [TAPS, channels]."""
@@ -85,7 +85,7 @@ def _load_window(state_ptr, columns, inside, channels, TAPS: tl.constexpr):
 
 
 @triton.jit
-def _store_window(state_ptr, window, of, channels, TAPS: tl.constexpr):
+def store_window(state_ptr, window, of, channels, TAPS: tl.constexpr):
     """Stores a `Window` of some `Channels`."""
     columns, inside = of.columns, of.inside
     tl.store(state_ptr + (TAPS - 2) * channels + columns, window.c, mask=inside)
@@ -100,7 +100,7 @@ def load_channels(
 ):  # fmt: skip
     """Returns the `Channels` of some columns, of which the states of a request have ``channels`` at
     their beginning."""
-    taps = _load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
+    taps = load_taps(weights_ptr, bias_ptr, columns, inside, channels, TAPS, HAS_BIAS)
     before = _load_window(state_before(own), columns, inside & (own.start > 0), channels, TAPS)
     return Channels(columns, inside, taps, before)
 
@@ -113,6 +113,15 @@ def load_inputs(row, of):
 
 
 @triton.jit
+def convolved(x, window, taps, dtype: tl.constexpr):
+    """Returns ``silu`` of the convolution of inputs behind a `Window`, rounded to the dtype, in
+    float32."""
+    total = taps.bias + window.a * taps.a + window.b * taps.b + window.c * taps.c + x * taps.newest
+    out = total / (1.0 + tl.exp(-total))
+    return out.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def convolve_next(x, window, of, dtype: tl.constexpr):
     """Returns ``silu`` of the convolution of a token's channels, rounded to the dtype, in float32,
     and the `Window` behind it.
@@ -122,10 +131,7 @@ def convolve_next(x, window, of, dtype: tl.constexpr):
         window: the `Window` before it.
         of: the `Channels`.
     """
-    taps = of.taps
-    total = taps.bias + window.a * taps.a + window.b * taps.b + window.c * taps.c + x * taps.newest
-    out = total / (1.0 + tl.exp(-total))
-    return out.to(dtype).to(tl.float32), Window(window.b, window.c, x)
+    return convolved(x, window, of.taps, dtype), Window(window.b, window.c, x)
 
 
 @triton.jit
@@ -136,7 +142,7 @@ def store_windows(x_ptr, x_stride, of, own, channels, TAPS: tl.constexpr):
         x = load_inputs(x_ptr + (own.first + token).to(tl.int64) * x_stride, of)
         window = Window(window.b, window.c, x)
         if is_kept(own, token):
-            _store_window(state_behind(own, token), window, of, channels, TAPS)
+            store_window(state_behind(own, token), window, of, channels, TAPS)
 
 
 @triton.jit
@@ -174,7 +180,7 @@ def _convolve(
         out, window = convolve_next(load_inputs(row, of), window, of, dtype)
         tl.store(row + columns, out.to(dtype), mask=inside)
         if is_kept(own, token):
-            _store_window(state_behind(own, token), window, of, channels, TAPS)
+            store_window(state_behind(own, token), window, of, channels, TAPS)
 
 
 def convolve(

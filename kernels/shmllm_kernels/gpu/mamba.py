@@ -24,6 +24,20 @@ NUMBERS_PER_WARP = 1024
 
 
 @triton.jit
+def next_state(state, given, key, query, time, rates, AXIS: tl.constexpr):
+    """Returns the state behind a token, and what C reads of it. All are float32, of a shape that
+    broadcasts to that of the state; AXIS are the numbers of a channel."""
+    state = state * tl.exp(rates * time) + key * (given * time)
+    return state, tl.sum(state * query, axis=AXIS)
+
+
+@triton.jit
+def gated_output(read, given, skip, gate):
+    """Returns the output of a token times ``silu(gate)``, float32."""
+    return (read + skip * given) * (gate * sigmoid(gate))
+
+
+@triton.jit
 def _normalise(
     x_ptr, first_ptr, second_ptr, third_ptr, x_stride, eps,
     FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
@@ -123,11 +137,11 @@ def _selective_scan(
         places = keys_ptr + index * keys_stride + rows
         key = tl.load(places, mask=of_keys, other=0.0).to(tl.float32)
         query = tl.load(places + state_size, mask=of_keys, other=0.0).to(tl.float32)
-        state = state * tl.exp(rates * time[None, :]) + key[:, None] * (given * time)[None, :]
         gate = tl.load(gate_ptr + index * gate_stride + columns, mask=of_inputs, other=0.0)
-        gate = gate.to(tl.float32)
-        out = tl.sum(state * query[:, None], axis=0) + skip * given
-        out *= gate * sigmoid(gate)
+        state, read = next_state(
+            state, given[None, :], key[:, None], query[:, None], time[None, :], rates, 0
+        )
+        out = gated_output(read, given, skip, gate.to(tl.float32))
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_inputs)
         if is_kept(own, token):
             tl.store(state_behind(own, token) + cells, state, mask=inside)

@@ -9,12 +9,19 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
-from shmllm.models.mixer_specs import AttentionSpec, DeltaNetSpec, Mamba2Spec, MixerSpec
+from shmllm.models.mixer_specs import (
+    AttentionSpec,
+    DeltaNetSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+)
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm.worker.gpu.many_products import ManyProducts
+from shmllm_kernels.gpu import few_mamba_inputs
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 
@@ -50,7 +57,9 @@ class GpuBuffers:
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
-        counters: int32, those of the launches of attention, delta nets and Mamba 2.
+        mamba_parts: for each Mamba, [MAX_ROWS, parts, projected_width] float32, parts of that of
+            few tokens.
+        counters: int32, those of the launches of attention and recurrent layers.
         many_products: launches products of many rows, for which there is scratch memory.
     """
 
@@ -116,6 +125,13 @@ class GpuBuffers:
         if config.per_layer is not None:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
         self.mambas = {spec: buffer(max_tokens, spec.projected_width) for spec in config.mambas}
+        self.mamba_parts = {
+            spec: allocate(
+                (MAX_ROWS, few_mamba_inputs.num_parts(spec.width), spec.projected_width),
+                torch.float32,
+            )
+            for spec in config.mambas
+        }
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
         self._part_sums, self._part_stats = (
             allocate((size,), torch.float32) for size in self._scratch_sizes
@@ -169,7 +185,8 @@ class GpuBuffers:
 
 
 def _num_counters(mixer: MixerSpec) -> int:
-    """Return how many groups of programs of a request have one that does the work of the last."""
+    """Return how many groups of programs of a request, or of all requests of few tokens, have one
+    that does the work of the last."""
     match mixer:
         case AttentionSpec():
             return mixer.num_kv_heads
@@ -177,4 +194,6 @@ def _num_counters(mixer: MixerSpec) -> int:
             return mixer.key_heads
         case Mamba2Spec():
             return mixer.groups
+        case MambaSpec():
+            return few_mamba_inputs.num_row_blocks(mixer.projected_width)
     return 0

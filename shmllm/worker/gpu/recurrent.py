@@ -12,14 +12,22 @@ from functools import partial
 from torch import Tensor
 
 from shmllm.models.delta_net import DeltaNet
-from shmllm.models.layers import Linear
+from shmllm.models.layers import Linear, Norm
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.worker.gpu.attention import AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.inputs import GpuInputs
-from shmllm_kernels.gpu import delta_net, few_delta_net, few_mamba2, mamba, mamba2
+from shmllm_kernels.gpu import (
+    delta_net,
+    few_delta_net,
+    few_mamba2,
+    few_mamba_inputs,
+    few_mamba_scan,
+    mamba,
+    mamba2,
+)
 from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.states import Requests
 
@@ -87,6 +95,17 @@ class RecurrentOps:
         self._step.launch(partial(self._scan, out, x, projected, mixer))
         return out
 
+    def mamba_of_few(
+        self, x: Tensor, mixer: Mamba, linear: Callable[[Tensor, Tensor, Linear], None]
+    ) -> Tensor:
+        """Compute `mamba` for few tokens; its projections are neither packed nor adapted."""
+        spec = mixer.spec
+        if not few_mamba_scan.takes(spec.rank, spec.state_size):
+            return self.mamba(x, mixer, linear)
+        out = self._buffers.attended(spec.width)[: len(x)]
+        self._step.launch(partial(self._run_mamba_of_few, out, x, mixer))
+        return out
+
     @property
     def _requests(self) -> Requests:
         """What kernels read of the step's requests."""
@@ -144,6 +163,25 @@ class RecurrentOps:
             self._step.is_dependent,
         )  # fmt: skip
 
+    def _run_mamba_of_few(self, out: Tensor, x: Tensor, mixer: Mamba) -> None:
+        spec, x_proj, dt_proj = mixer.spec, mixer.x_proj.weight, mixer.dt_proj.weight
+        assert isinstance(x_proj, Tensor), "it is not packed"
+        assert isinstance(dt_proj, Tensor), "it is not packed"
+        assert mixer.dt_proj.bias is not None, "time steps have one"
+        states, requests = self._cache.states[mixer.layer], self._requests
+        convolution = mixer.convolution, mixer.convolution_bias
+        is_dependent = self._step.is_dependent
+        projected = self._buffers.mambas[spec][: len(x)]
+        few_mamba_inputs.project_inputs(
+            projected, self._buffers.mamba_parts[spec][: len(x)], x, *convolution, x_proj, states,
+            self._buffers.counters, requests, is_dependent,
+        )  # fmt: skip
+        few_mamba_scan.scan_inputs(
+            out, x, projected, *convolution, dt_proj, mixer.dt_proj.bias, _weights_of(mixer.norms),
+            None if spec.norms is None else spec.norm_eps, mixer.logs, mixer.skips, states,
+            requests, is_dependent,
+        )  # fmt: skip
+
     def _convolve(self, x: Tensor, mixer: Mamba) -> None:
         states = self._cache.states[mixer.layer]
         mixed = x[:, : mixer.spec.width]
@@ -155,8 +193,7 @@ class RecurrentOps:
         if spec.norms is None:
             return
         sizes = spec.rank, spec.state_size, spec.state_size
-        weights = [norm.weight for norm in mixer.norms] if mixer.norms else None
-        mamba.normalise(projected, sizes, weights, spec.norm_eps)
+        mamba.normalise(projected, sizes, _weights_of(mixer.norms), spec.norm_eps)
 
     def _scan(self, out: Tensor, x: Tensor, projected: Tensor, mixer: Mamba) -> None:
         """Launch the scan. `out` has the time steps, which the result replaces."""
@@ -166,3 +203,8 @@ class RecurrentOps:
         keys = projected[:, spec.rank :]
         of_channels = mixer.logs, mixer.skips
         mamba.selective_scan(out, mixed, keys, gate, *of_channels, state, self._requests)
+
+
+def _weights_of(norms: tuple[Norm, ...]) -> list[Tensor] | None:
+    """Return the weights of norms; None: they have none."""
+    return [norm.weight for norm in norms] if norms else None

@@ -12,6 +12,7 @@ from conformance.delta_net_kernels import DeltaNetConformance
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.expert_lora_kernels import ExpertLoraConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
+from conformance.few_mamba_kernels import FewMambaConformance
 from conformance.few_recurrent_kernels import FewRecurrentConformance
 from conformance.few_routing_kernel import FewRoutingConformance
 from conformance.few_rows_kernel import FewRowsConformance, RowAdaptersConformance
@@ -69,6 +70,10 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestExpertLora(ExpertLoraConformance):
+    pass
+
+
+class TestFewMamba(FewMambaConformance):
     pass
 
 

@@ -207,15 +207,15 @@ def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models
     [
         ("qwen3_5", ["_run_delta_net"]),
         ("mamba2", ["_run_mamba2", "_gated_norm"]),
-        ("mamba", ["_convolve", "product", "product", "_selective_scan"]),
-        slow("falcon_mamba", ["_convolve", "product", "_normalise", "product", "_selective_scan"]),
+        ("mamba", ["_project_inputs", "_scan_inputs"]),
+        slow("falcon_mamba", ["_project_inputs", "_scan_inputs"]),
     ],
 )
 def test_the_launches_of_a_layer_with_a_recurrent_state(
     gpu_device, models, name, own, num_requests
 ) -> None:
     product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
-    layer = [product, *(product if each == "product" else each for each in own), product]
+    layer = [product, *own, product]
     launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
     assert launched[: len(layer)] == layer
 
