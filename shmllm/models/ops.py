@@ -138,7 +138,8 @@ class Ops(LinearOps, Protocol):
         """
 
     def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
-        """Returns ``act(x)`` times the input of a layer; in place, ``x`` is [tokens, width]."""
+        """Returns ``act(x)`` times the input of a layer, in the place of one of them; ``x`` is
+        [tokens, width]."""
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         """Computes the attention of one layer, over the step's tokens and those before them.

@@ -268,7 +268,7 @@ def step() -> None:
     per_layer.embed_per_layer(
         of_layers, of_layers.clone(), ids, ids, of_layers[0, :256], 1e-6, 0.02, 16.0, 0
     )
-    per_layer.gate_layer_input(empty(4, 256), of_layers[:, 256:512], "gelu_tanh")
+    per_layer.gate_layer_input(of_layers[:, 256:512], empty(4, 256), "gelu_tanh")
     angles = empty(4, 128), empty(4, 128)
     frequencies, axes = empty(64, dtype=torch.float32), empty(64, dtype=torch.int64)
     rope_tables(*angles, ids, frequencies, 1.0)

@@ -75,8 +75,8 @@ def multiply_rows(
             must have compute capability 9.0. All weights must be complete by then.
         adapters: what is added to the product, before the activation; None: nothing.
         added: what is added to ``x`` before anything else; None: nothing.
-        factors: [rows, n], each row contiguous, out's dtype, what the activation is multiplied by;
-            None: nothing.
+        factors: [rows, n], each row contiguous, out's dtype, what the activation is multiplied by,
+            which may be ``out`` itself; None: nothing.
 
     Reads ``weight`` once, and the rows once for each program. The matrices of a layer of
     Llama-3.2-1B in bfloat16, 8 rows, 132 multiprocessors, 4.26 TB/s (to be confirmed or refuted):

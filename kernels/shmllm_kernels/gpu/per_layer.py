@@ -50,14 +50,15 @@ def _embed(
 
 @triton.jit
 def _gate(
-    x_ptr, inputs_ptr, x_stride, inputs_stride, width, NAME: tl.constexpr, BLOCK: tl.constexpr
+    inputs_ptr, x_ptr, inputs_stride, x_stride, width, NAME: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    places = x_ptr + row * x_stride + columns
-    value = active(tl.load(places, mask=inside, other=0.0).to(tl.float32), NAME)
-    inputs = tl.load(inputs_ptr + row * inputs_stride + columns, mask=inside, other=0.0)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    value = active(x.to(tl.float32), NAME)
+    places = inputs_ptr + row * inputs_stride + columns
+    inputs = tl.load(places, mask=inside, other=0.0)
     tl.store(places, (value * inputs.to(tl.float32)).to(x_ptr.dtype.element_ty), mask=inside)
 
 
@@ -111,22 +112,22 @@ def embed_per_layer(
     )
 
 
-def gate_layer_input(x: Tensor, inputs: Tensor, name: str) -> None:
-    """Replaces ``x`` by ``reference.per_layer.gate_layer_input(x, inputs, name)``.
+def gate_layer_input(inputs: Tensor, x: Tensor, name: str) -> None:
+    """Replaces ``inputs`` by ``reference.per_layer.gate_layer_input(x, inputs, name)``.
 
     Args:
-        x: [tokens, width], each row contiguous.
-        inputs: the same shape and dtype, each row contiguous.
+        inputs: [tokens, width], each row contiguous.
+        x: the same shape and dtype, each row contiguous.
         name: "silu", "gelu" or "gelu_tanh".
 
     One launch a layer; 1.5 KB for a token of 256 elements in bfloat16.
     """
-    assert x.shape == inputs.shape, "inputs: x's shape"
+    assert x.shape == inputs.shape, "x: the shape of the inputs"
     assert x.stride(1) == inputs.stride(1) == 1, "rows must be contiguous"
-    assert x.dtype == inputs.dtype, "inputs: x's dtype"
+    assert x.dtype == inputs.dtype, "x: the dtype of the inputs"
     if len(x) == 0:
         return
     width = x.shape[1]
     grid = len(x), triton.cdiv(width, BLOCK)
-    strides = x.stride(0), inputs.stride(0)
-    _gate[grid](x, inputs, *strides, width, NAME=name, BLOCK=BLOCK, num_warps=4)
+    strides = inputs.stride(0), x.stride(0)
+    _gate[grid](inputs, x, *strides, width, NAME=name, BLOCK=BLOCK, num_warps=4)

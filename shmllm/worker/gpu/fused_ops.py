@@ -266,7 +266,8 @@ class FusedOps:
         if not isinstance(x, Product) or self._ops.meetings.is_partial(x.linear.weight):
             return self._ops.gate_layer_input(self.value(x), layer)
         activation = Activation(layer.spec.activation, is_gated=False)
-        return self._multiply(x, activation=activation, factors=self._ops.layer_inputs(layer))
+        out = self._ops.layer_inputs(layer)
+        return self._multiply(x, out, activation=activation, factors=out)
 
     def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
         return self._ops.attend(self.value(qkv), attention)

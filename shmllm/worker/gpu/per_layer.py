@@ -41,12 +41,13 @@ class PerLayerOps:
         )
 
     def gate(self, x: Tensor, layer: LayerInput) -> Tensor:
-        """Launch `Ops.gate_layer_input`."""
-        gate_layer_input(x, self.of_layer(len(x), layer), layer.spec.activation)
-        return x
+        """Launch `Ops.gate_layer_input`. The result replaces the inputs."""
+        out = self.of_layer(len(x), layer)
+        gate_layer_input(out, x, layer.spec.activation)
+        return out
 
     def of_layer(self, num_tokens: int, layer: LayerInput) -> Tensor:
-        """Return the inputs of a layer, [tokens, width]."""
+        """Return the inputs of a layer, [tokens, width], of which each step makes new ones."""
         width = layer.spec.width
         return self._of_layers(num_tokens)[:, layer.layer * width : (layer.layer + 1) * width]
 

@@ -253,6 +253,17 @@ def test_the_layers_of_gemma4_are_launches_of_their_products(
     assert launched[begin:][: len(layer)] == layer
 
 
+def test_inputs_of_layers_may_be_as_wide_as_the_stream(gpu_device, tmp_path) -> None:
+    shape = SHAPE | VARIANTS["gemma4"] | E2B
+    shape["hidden_size_per_layer_input"] = shape["hidden_size"]
+    reference = reference_model("gemma4", SCALE, **shape)
+    steps = GpuSteps(gpu_device, save(reference, tmp_path))
+    add_prompts(steps, {0: 11})
+    for count in (11, 1):
+        logits = steps.step({0: count})
+        assert_equals_transformers(logits[0], reference, steps.tokens[0][:-1])
+
+
 @pytest.mark.parametrize("num_requests", [slow(1), 3])
 def test_an_mlp_beside_experts_and_inputs_of_layers_are_launches_of_their_products(
     gpu_device, models, num_requests
