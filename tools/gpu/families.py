@@ -16,7 +16,7 @@ from gpu.shapes import write_model
 
 @dataclass(frozen=True)
 class Family:
-    """A model with a mixture of experts in most of its layers.
+    """A model of another family, most of which have a mixture of experts in most layers.
 
     Attributes:
         name: its name in tables.
@@ -48,16 +48,20 @@ class Family:
             context: the number of tokens that each request attends to, its own included.
             itemsize: the bytes of one element.
         """
+        weights: float = self.num_parameters - self._unchosen(batch)
+        weights -= self.fields["vocab_size"] * self.fields["hidden_size"]  # the table of embeddings
+        states = 2 * batch * self.state_bytes
+        return (weights + batch * context * self.kv_elements) * itemsize + states
+
+    def _unchosen(self, batch: int) -> float:
+        """Returns the number of parameters of experts that no request chooses."""
+        if self.expert_layers == 0:
+            return 0.0
         fields = self.fields
         experts: float = fields.get("num_experts") or fields["n_routed_experts"]
         an_expert: float = 3 * fields["hidden_size"] * fields["moe_intermediate_size"]
-        others: float = self.num_parameters - self.expert_layers * experts * an_expert
-        others -= fields["vocab_size"] * fields["hidden_size"]  # the table of embeddings
         share: float = fields["num_experts_per_tok"] / experts
-        chosen = experts * (1 - (1 - share) ** batch)
-        weights = others + self.expert_layers * chosen * an_expert
-        states = 2 * batch * self.state_bytes
-        return (weights + batch * context * self.kv_elements) * itemsize + states
+        return self.expert_layers * experts * (1 - share) ** batch * an_expert
 
     def first_layers(self) -> Family:
         """Returns a model of the first layers that are of all kinds."""
@@ -209,5 +213,34 @@ FAMILIES = {
         expert_layers=12,
         kv_elements=3 * 2 * 2 * 256,
         state_bytes=9 * 4 * (32 * 128 * 128 + 3 * 8192),
+    ),
+    "mamba": Family(
+        "Falcon-Mamba-7B",
+        {
+            "architectures": ["FalconMambaForCausalLM"],
+            "model_type": "falcon_mamba",
+            "hidden_size": 4096,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 64,
+            "state_size": 16,
+            "time_step_rank": 256,
+            "conv_kernel": 4,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "vocab_size": 65_024,
+            "layer_norm_epsilon": 1e-5,
+        },
+        {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "time_step_rank": 8,
+            "vocab_size": 4096,
+        },
+        num_parameters=7_272_665_088,
+        num_kinds=1,
+        expert_layers=0,
+        kv_elements=0,
+        state_bytes=64 * 4 * (16 + 3) * 8192,
     ),
 }
