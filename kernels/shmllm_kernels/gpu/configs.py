@@ -134,7 +134,8 @@ PRODUCT = TABLE.of("product", ProductConfig)
 PRODUCT_FLOAT32 = TABLE.of("product_float32", ProductConfig)
 
 # A run of 64 weights of 4 bits has 32 bytes: few rows read four runs of each row at once, which are
-# a line of memory. Weights pass through registers, so that the tiles of many rows are smaller.
+# a line of memory. Weights pass through registers, so that the tiles of many rows are smaller; at
+# 8.0 even more, where some packings spill a few registers in the loop.
 PACKED_PRODUCT = TABLE.of("packed_product", ProductConfig)
 """Products with packed weights, by rows; with experts, as PRODUCT."""
 PACKED_PRODUCT_FLOAT32 = TABLE.of("packed_product_float32", ProductConfig)
