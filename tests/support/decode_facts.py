@@ -36,10 +36,7 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
     check(found, capability)
     for kernel in found:
         threads = kernel["threads"]
-        programs = 4 if kernel["kernel"] == "multiply_single_row" else 2
-        if kernel.get("tokens", 1) > 1 or has_wide_heads(kernel):
-            programs = 1 if kernel["num_warps"] > 4 else 2
-        assert programs * kernel["registers"] * threads <= REGISTERS
+        assert least_programs(kernel) * kernel["registers"] * threads <= REGISTERS
         assert (kernel["early_loads"] is None) == (capability < 90)
         if capability < 90:
             continue
@@ -55,6 +52,14 @@ def check_decodes(found: list[Kernel], capability: int) -> None:
             asks = max(4 // kernel["num_warps"], 1) if kernel["asks_ahead"] else 0
             assert kernel["cache_requests"] == 2 * asks
             assert kernel["requests_after_wait"] == asks
+
+
+def least_programs(kernel: Kernel) -> int:
+    """Return how many programs of a decode a multiprocessor holds at least."""
+    if kernel["kernel"] == "multiply_single_row":
+        return 4
+    is_large = kernel.get("tokens", 1) > 1 or has_wide_heads(kernel)
+    return 1 if is_large and kernel["num_warps"] > 4 else 2
 
 
 def has_wide_heads(kernel: Kernel) -> bool:
@@ -185,12 +190,12 @@ def check_float8(found: list[Kernel], capability: int) -> None:
         if capability >= 90 or not is_wide:
             assert kernel["byte_loads"] <= MASK_LOADS
         assert bool(kernel["from_float8"]) == (capability >= 89)
-        assert kernel["mma"] or kernel["wgmma"]
+        assert kernel["mma"] or kernel["wgmma"] or kernel["tcgen05"]
         if kernel["kernel"] == "attend":
             check_attention(kernel, capability)
             continue
         assert bool(kernel["to_float8"]) == (capability >= 89)
         threads = kernel["threads"]
-        assert 2 * kernel["registers"] * threads <= REGISTERS
-        if kernel["early_loads"] is not None:
+        assert least_programs(kernel) * kernel["registers"] * threads <= REGISTERS
+        if kernel["early_loads"] is not None and kernel["splits"] > 1:
             assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (2 * LOADED * threads)
