@@ -93,9 +93,9 @@ def gguf(name: str, directory: Path) -> Path:
     return directory
 
 
-def compressed(directory: Path, **shape: Any) -> Path:
+def compressed(directory: Path, family: str = "llama", **shape: Any) -> Path:
     """A checkpoint of compressed-tensors: 4 bits, groups of 32, without zeros."""
-    model = reference_model("llama", 4.0, **shape)
+    model = reference_model(family, 4.0, **shape)
     model.save_pretrained(directory)
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -135,6 +135,16 @@ class PackedProgramConformance:
         steps = GpuSteps(gpu_device, directory, dtype=dtype)
         assert steps.model.layers[0].mixer.o_proj.weight.kind == "int4"
         assert_equals_the_values(directory, steps, dtype)
+
+    def test_a_mamba_whose_inner_projections_are_packed(self, gpu_device, tmp_path) -> None:
+        shape = {"hidden_size": 64, "intermediate_size": 128, "time_step_rank": 32}
+        shape |= {"num_hidden_layers": 2, "tie_word_embeddings": False}
+        directory = compressed(tmp_path, "falcon_mamba", **shape)
+        steps = GpuSteps(gpu_device, directory)
+        mixer = steps.model.layers[0].mixer
+        assert not isinstance(mixer.x_proj.weight, torch.Tensor)
+        assert not isinstance(mixer.dt_proj.weight, torch.Tensor)
+        assert_equals_the_values(directory, steps, torch.float32)
 
     @pytest.mark.slow
     def test_replays_equal_launches(self, gpu_device, tmp_path) -> None:

@@ -6,8 +6,8 @@ it to time steps, convolves its inputs again, and changes their states, the toke
 after the other. So the weights are read once, which tensor cores multiply, as in `few_rows_kernel`:
 the bits of a token do not depend on the others.
 
-A dependent launch (from compute capability 9.0 on) loads weights and states before it waits for the
-launch before: no other launch of the step changes them.
+A dependent launch (from compute capability 9.0 on) loads the projection's weights and the states
+before it waits for the launch before: no other launch of the step changes them.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _padded_rank(rank: int) -> int:
 
 
 def _channels(rank: int, state_size: int) -> int:
-    """Returns the channels of a program ."""
+    """Returns the channels of a program."""
     by_states = MOST_CELLS // next_power_of_two(state_size)
     return min(CHANNELS, WEIGHTS // _padded_rank(rank), by_states)
 

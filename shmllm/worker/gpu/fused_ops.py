@@ -290,10 +290,7 @@ class FusedOps:
         return self._ops.recurrent.mamba2_of_few(self.value(x), mixer)
 
     def mamba(self, x: Any, mixer: Mamba) -> Tensor:
-        recurrent, products = self._ops.recurrent, self._products
-        if products.is_plain(mixer.x_proj) and products.is_plain(mixer.dt_proj):
-            return recurrent.mamba_of_few(self.value(x), mixer, products.linear)
-        return recurrent.mamba(self.value(x), mixer, products.linear)
+        return self._ops.recurrent.mamba_of_few(self.value(x), mixer, self._products.linear)
 
     def route(self, x: Any, moe: MoE) -> Any:
         if not self._ops.can_route_few(moe):

@@ -98,9 +98,10 @@ class RecurrentOps:
     def mamba_of_few(
         self, x: Tensor, mixer: Mamba, linear: Callable[[Tensor, Tensor, Linear], None]
     ) -> Tensor:
-        """Compute `mamba` for few tokens; its projections are neither packed nor adapted."""
+        """Compute `mamba` for few tokens. No adapter changes its projections."""
         spec = mixer.spec
-        if not few_mamba_scan.takes(spec.rank, spec.state_size):
+        has_room = few_mamba_scan.takes(spec.rank, spec.state_size)
+        if not has_room or _are_packed(mixer.x_proj, mixer.dt_proj):
             return self.mamba(x, mixer, linear)
         out = self._buffers.attended(spec.width)[: len(x)]
         self._step.launch(partial(self._run_mamba_of_few, out, x, mixer))
@@ -203,6 +204,10 @@ class RecurrentOps:
         keys = projected[:, spec.rank :]
         of_channels = mixer.logs, mixer.skips
         mamba.selective_scan(out, mixed, keys, gate, *of_channels, state, self._requests)
+
+
+def _are_packed(*linears: Linear) -> bool:
+    return not all(isinstance(linear.weight, Tensor) for linear in linears)
 
 
 def _weights_of(norms: tuple[Norm, ...]) -> list[Tensor] | None:

@@ -40,11 +40,6 @@ class RowProducts:
         self._is_dependent = has_dependent_launches(device)
         self._lora = lora
 
-    def is_plain(self, linear: Linear) -> bool:
-        """Return whether a product reads nothing but a tensor: no packed rows, no adapters."""
-        is_adapted = self._lora is not None and self._lora.adapts(linear)
-        return isinstance(linear.weight, Tensor) and not is_adapted
-
     def linear(self, out: Tensor, x: Tensor, linear: Linear) -> None:
         """Compute ``out = x @ weight.T + bias``."""
         self.multiply(out, x, linear)
