@@ -185,8 +185,10 @@ def test_a_reload_that_fails_in_the_middle_leaves_no_weights_and_another_brings_
 def test_pausing_and_sleeping_are_independent(llm: LLM) -> None:
     long = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
     expected = tokens_of(llm, long)
-    llm.pause_generation("keep")
-    llm.enqueue(PROMPT, long)  # behind the pause: it must not end before, on a busy machine either
+    with slow_steps(llm):  # it must not end before the pause, on a busy machine either
+        llm.enqueue(PROMPT, long)
+        run_a_little(llm)
+        llm.pause_generation("keep")
     llm.sleep(1, mode="wait")  # what is frozen is not waited for
     with pytest.raises(RequestError, match="cannot end"):
         llm.pause_generation("wait")
