@@ -59,9 +59,7 @@ def _run_mlp(ops: Ops, x: Tensor, residual: Tensor, mlp: MLP) -> Tensor:
 
 
 def _run_experts(ops: Ops, x: Tensor, residual: Tensor, moe: MoE) -> Tensor:
-    routing = ops.route(x, moe)
-    shared = None if moe.shared is None else _run_mlp(ops, x, residual, moe.shared)
-    return ops.experts(x, routing, moe, shared)
+    return ops.experts(x, ops.route(x, moe), moe)
 
 
 def _run_both(ops: Ops, x: Tensor, residual: Tensor, both: DenseAndExperts) -> Tensor:
@@ -69,7 +67,7 @@ def _run_both(ops: Ops, x: Tensor, residual: Tensor, both: DenseAndExperts) -> T
     read = ops.add_norm(None, residual, both.router_norm, 1.0)
     routing = ops.route(ops.scale(read, both.spec.router_scale), both.experts)
     read = ops.add_norm(None, residual, both.before_experts, 1.0)
-    of_experts = ops.norm(ops.experts(read, routing, both.experts, None), both.after_experts)
+    of_experts = ops.norm(ops.experts(read, routing, both.experts), both.after_experts)
     return ops.add_norm(of_experts, out, None, 1.0)
 
 

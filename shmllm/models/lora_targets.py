@@ -173,7 +173,9 @@ class _Collector:
     def route(self, x: object, moe: MoE) -> object:
         return self._keep(moe.router)
 
-    def experts(self, x: object, routing: object, moe: MoE, shared: object) -> object:
+    def experts(self, x: object, routing: object, moe: MoE) -> object:
+        if moe.shared is not None:
+            self.mlp(x, moe.shared)
         return self._keep(moe.gate_up_proj, moe.down_proj)
 
     def _keep(self, *linears: Computed) -> object:

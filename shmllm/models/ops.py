@@ -250,8 +250,8 @@ class Ops(LinearOps, Protocol):
         a logit that is NaN has weights that are NaN.
         """
 
-    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        """Returns the weighted sum of each token's experts, and of the shared one.
+    def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
+        """Returns the weighted sum of each token's experts, and of the shared one if there is one.
 
         A token's sum is added in ascending order of the experts, the shared one last: it does not
         depend on the other tokens.
@@ -260,7 +260,6 @@ class Ops(LinearOps, Protocol):
             x: [tokens, hidden].
             routing: the result of `route` for these tokens.
             moe: the layer.
-            shared: the output of the shared expert, [tokens, hidden], or None.
 
         Returns:
             [tokens, hidden].

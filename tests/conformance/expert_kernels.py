@@ -270,8 +270,8 @@ class ExpertKernelsConformance:
         sort_pairs(pairs, ids, experts, config.block_m)
         activated = poisoned(tokens * top_k, inner, dtype=dtype, device=draw.device)
         gate_and_up(activated, x, gate_up, gate_up_bias, activation, top_k, pairs, config)
-        rows = poisoned(tokens, top_k, hidden, dtype=dtype, device=draw.device)
-        down(rows.flatten(0, 1), activated, last, last_bias, pairs, config)
+        rows = poisoned(tokens * top_k, hidden, dtype=dtype, device=draw.device)
+        down(rows, activated, last, last_bias, top_k, pairs, config)
         out = poisoned(tokens, hidden, dtype=dtype, device=draw.device)
         combine(WeightedSum(out, weights), rows)
         biases = [None if bias is None else bias.double() for bias in (gate_up_bias, last_bias)]
@@ -288,7 +288,7 @@ class ExpertKernelsConformance:
         extra = draw.normal(3, dim + 2, dtype=dtype)[:, :dim] if shared != "none" else None
         gates = draw.normal(3, 5, dtype=dtype)[:, 4] if shared == "gated" else None
         out = poisoned(3, dim, dtype=dtype, device=draw.device)
-        combine(WeightedSum(out, weights, extra, gates), rows)
+        combine(WeightedSum(out, weights, extra, gates), rows.flatten(0, 1))
         want = (rows.double() * weights.double()[..., None]).sum(1)
         if extra is not None:
             factor = 1.0 if gates is None else gates.double().sigmoid()[:, None]
@@ -297,7 +297,8 @@ class ExpertKernelsConformance:
         before = draw.normal(3, dim, dtype=dtype)
         for scale in (1.0, 0.25):  # their products are exact, whether they are rounded or not
             residual = before.clone()
-            combine(WeightedSum(residual, weights, extra, gates, True, scale), rows)
+            total = WeightedSum(residual, weights, extra, gates, True, scale)
+            combine(total, rows.flatten(0, 1))
             assert torch.equal(residual, before.add(out, alpha=scale))
 
     def test_a_pairs_bits_do_not_depend_on_the_batch(self, draw, dtype, monkeypatch):
@@ -338,4 +339,4 @@ class ExpertKernelsConformance:
         with pytest.raises(AssertionError, match="bias"):
             gate_and_up(out, x, weight, weight[:, :4, 0], "silu", 1, pairs, SMALL)
         with pytest.raises(AssertionError, match="dtype"):
-            down(out, x, weight[:, :6].double(), None, pairs, SMALL)
+            down(out, x, weight[:, :6].double(), None, 1, pairs, SMALL)

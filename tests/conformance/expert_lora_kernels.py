@@ -73,9 +73,9 @@ class Layer:
         gate_and_up(
             activated, x, self.weights[0], None, self.activation, top_k, pairs, config, first
         )
-        rows = memory(tokens, top_k, hidden)
+        rows = memory(tokens * top_k, hidden)
         shrink_pairs(last, activated, pairs, config.block_m, False)
-        down(rows.flatten(0, 1), activated, self.weights[1], None, pairs, config, last)
+        down(rows, activated, self.weights[1], None, top_k, pairs, config, last)
         out = memory(tokens, hidden)
         combine(WeightedSum(out, weights), rows)
         return out

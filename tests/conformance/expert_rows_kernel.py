@@ -132,7 +132,7 @@ class ExpertRowsConformance:
             total = WeightedSum(before.clone(), weights, extra, gates, adds, 0.3)
             apart = replace(total, out=before.clone())
             combine_products(total, x, weight, config, ids, bias)
-            combine(apart, rows)
+            combine(apart, rows[0])
             assert_close(total.out, apart.out, *tolerances(dtype))
             assert draw.device.type != "cpu" or torch.equal(total.out, apart.out)
 

@@ -158,8 +158,8 @@ class PackedKernelsConformance:
         sort_pairs(pairs, ids, experts, ONE_RUN.block_m)
         activated = poisoned(tokens * top_k, inner, dtype=dtype, device=draw.device)
         gate_and_up(activated, x, rows_of(gate_up), biases[0], "silu", top_k, pairs, ONE_RUN)
-        rows = poisoned(tokens, top_k, hidden, dtype=dtype, device=draw.device)
-        down(rows.flatten(0, 1), activated, rows_of(last), biases[1], pairs, ONE_RUN)
+        rows = poisoned(tokens * top_k, hidden, dtype=dtype, device=draw.device)
+        down(rows, activated, rows_of(last), biases[1], top_k, pairs, ONE_RUN)
         out = poisoned(tokens, hidden, dtype=dtype, device=draw.device)
         combine(WeightedSum(out, weights), rows)
         want = plain.experts(

@@ -147,7 +147,7 @@ def check_experts(kernel: Kernel, capability: int) -> None:
     are in flight. Few rows have so many programs on a multiprocessor of an H100 as the arithmetic
     says. The last product, when dependent, has read its block before it waits: so the first one,
     which waits for the launch that lays out the blocks, lets it begin behind that."""
-    if capability >= 90 and kernel["kernel"] == "_down":
+    if capability >= 90 and kernel["kernel"] == "multiply_down":
         assert kernel["loads_before_wait"] >= WORDS_OF_BLOCK
     elif capability >= 90:
         assert not kernel["loads_before_wait"]

@@ -82,9 +82,9 @@ FACTS = {
     "delta_net._gated_norm": ROWS,
     "expert_lora._shrink_pairs": TILES,
     "expert_sums._combine": ROWS,
-    "experts._down": TILES,
-    "experts._gate_and_up": TILES,
-    "experts._up": TILES,
+    "experts_kernel.multiply_down": TILES,
+    "experts_kernel.multiply_gate_and_up": TILES,
+    "experts_kernel.multiply_up": TILES,
     "few_delta_net._run_delta_net": Facts(256),
     "few_mamba_inputs._project_inputs": Facts(384, multiplies=True),
     "few_mamba_scan._scan_inputs": Facts(256, multiplies=True),
@@ -142,7 +142,7 @@ KEPT_BYTES = {
 }
 """By module: the bytes of the weights, or of the state, that a program keeps in registers."""
 
-PIPELINED = ("_gate_and_up", "_up", "_down", "_linear")
+PIPELINED = ("multiply_gate_and_up", "multiply_up", "multiply_down", "_linear")
 """Products whose loop has as many iterations as rows have tiles, so that it must load ahead."""
 
 

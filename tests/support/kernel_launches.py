@@ -88,6 +88,7 @@ from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.row_operands import Activation, AddedNorm, RowNorm
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
+from shmllm_kernels.gpu.shared_expert import SharedExpert, joined, parts_of
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
@@ -367,7 +368,7 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
                 facts, tokens, hidden, torch.bfloat16, choice, ids, None, layout, is_dependent
             )
         sort_pairs(pairs, ids, count, 16)
-        rows, x = empty(4, top_k, hidden), empty(4, hidden)
+        rows, x = empty(4 * top_k, hidden), empty(4, hidden)
         combine(WeightedSum(x, weights), rows, is_dependent)
         combine(WeightedSum(x, weights, x.clone(), weights[:, 0], True, 0.5), rows)
         for dtype, most in itertools.product((torch.bfloat16, torch.float32), (16, 64, 128)):
@@ -384,8 +385,8 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
                 activated, x.to(dtype), gate_up, biases[0], "silu" if is_silu else "gpt_oss",
                 top_k, pairs, config, is_dependent=is_dependent,
             )  # fmt: skip
-            out = rows.to(dtype).flatten(0, 1)
-            down(out, activated, last, biases[1], pairs, config, is_dependent=is_dependent)
+            out = rows.to(dtype)
+            down(out, activated, last, biases[1], top_k, pairs, config, is_dependent=is_dependent)
             if is_silu:
                 up = torch.empty(count, inner, hidden, dtype=dtype)
                 gate_and_up(
@@ -400,6 +401,42 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
         facts.clear()
 
 
+def shared_experts(facts: dict[str, Any], key: str, capability: int) -> None:
+    """Launch the mixture of DeepSeek-V2-Lite with its shared expert, which is as wide as two
+    others, for one token and for four, and also without a gate."""
+    count, top_k, hidden, inner, parts = 64, 6, 2048, 1408, 2
+    is_dependent, tokens = capability >= 90, 4
+    ids, pairs = empty(top_k, dtype=torch.int32), room(tokens * top_k, count)
+    last, own_last = empty(count, hidden, inner), empty(hidden, parts * inner)
+    config = product_entry(key, 1, torch.bfloat16)
+    x, weights = empty(tokens, hidden), empty(tokens, top_k, dtype=torch.float32)
+    gates = empty(tokens, 3)[:, 1]
+    for name, halves in (("silu", 2), ("relu_squared", 1)):
+        gate_up = empty(count, halves * inner, hidden)
+        shared = joined(empty(halves * parts * inner, hidden), own_last, (gate_up, last))
+        assert shared is not None
+        activated = empty(tokens * (top_k + parts), inner)
+        facts |= {"dtype": "torch.bfloat16", "rows": 1, "experts": count} | asdict(config)
+        gate_and_up(
+            activated, x, gate_up, None, name, top_k, pairs, config, None, is_dependent, shared
+        )
+        out = empty(len(activated), hidden)
+        down(out, activated, last, None, top_k, pairs, config, None, is_dependent, shared)
+        facts.clear()
+        combine(WeightedSum(x, weights, None, gates, True), out, is_dependent, parts)
+        of_one = config_of(gate_up, torch.device("cpu"))
+        facts |= {"dtype": "torch.bfloat16", "n": inner, "k": hidden} | asdict(of_one)
+        activation = Activation(name, halves == 2)
+        multiply_row(
+            activated[: top_k + parts], x[:1], gate_up, of_one, None, None, activation,
+            is_dependent=is_dependent, ids=ids, shared=shared,
+        )  # fmt: skip
+        facts.clear()
+        total = WeightedSum(x[:1], weights[:1], None, gates[:1], True)
+        launch_sum_of_one(facts, total, last, ids, None, is_dependent, shared)
+        facts.clear()
+
+
 def launch_sum_of_one(
     facts: dict[str, Any],
     total: WeightedSum,
@@ -407,18 +444,20 @@ def launch_sum_of_one(
     ids: torch.Tensor,
     bias: torch.Tensor | None,
     is_dependent: bool,
+    shared: SharedExpert | None = None,
 ) -> None:
     """Launch the last products of one token's experts with their sum."""
     config, dtype = config_of(weight, torch.device("cpu")), total.out.dtype
     facts |= {"dtype": str(dtype), "k": weight.shape[-1]} | asdict(config)
-    x = empty(len(ids), weight.shape[-1], dtype=dtype)
-    combine_products(total, x, weight, config, ids, bias, is_dependent)
+    x = empty(len(ids) + parts_of(shared), weight.shape[-1], dtype=dtype)
+    combine_products(total, x, weight, config, ids, bias, is_dependent, shared)
 
 
 def mixtures(facts: dict[str, Any], key: str, capability: int, parts: list[str]) -> None:
     """Launch the kernels of mixtures of experts but those of adapters and of packed weights."""
     if {"rows", "some-rows", "experts"} & set(parts):
         experts(facts, key, capability)
+        shared_experts(facts, key, capability)
         routers(facts, capability)
 
 
@@ -443,7 +482,7 @@ def packed(facts: dict[str, Any], key: str, kind: str, dtype: torch.dtype) -> No
         linear(out, x, unwritten(kind, 14_336, 4096, dtype=dtype), None, config)
         activated = empty(8, 2816, dtype=dtype)
         gate_and_up(activated, x, gate_up, None, "silu", 2, pairs, config)
-        down(empty(8, 4096, dtype=dtype), activated, last, None, pairs, config)
+        down(empty(8, 4096, dtype=dtype), activated, last, None, 2, pairs, config)
     of_one = WeightedSum(x[:1], empty(1, 4, dtype=torch.float32), adds=True)
     launch_sum_of_one(facts, of_one, last, ids.int(), None, False)
     facts.clear()
@@ -500,7 +539,7 @@ def adapters_of_experts(facts: dict[str, Any], key: str) -> None:
             gate_and_up(activated, x, weight, None, name, top_k, pairs, config, own)
         shrink_pairs(of_weights[2], activated, pairs, config.block_m, False)
         out = empty(8 * top_k, hidden, dtype=dtype)
-        down(out, activated, last, None, pairs, config, of_weights[2])
+        down(out, activated, last, None, top_k, pairs, config, of_weights[2])
     facts.clear()
 
 

@@ -112,7 +112,7 @@ class MixtureCase:
             is_dependent=is_dependent,
         )  # fmt: skip
         down(
-            self.out, self.activated, self.last, None, self.pairs, config,
+            self.out, self.activated, self.last, None, top_k, self.pairs, config,
             is_dependent=is_dependent,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from shmllm_kernels.gpu.expert_sums import WeightedSum
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 from shmllm_kernels.gpu.row_configs import SingleRowConfig
+from shmllm_kernels.gpu.shared_expert import SharedExpert, parts_of, rows_of_down
 from shmllm_kernels.gpu.single_row import options_of
 
 
@@ -23,6 +24,7 @@ def combine_products(
     ids: Tensor,
     bias: Tensor | None = None,
     is_dependent: bool = False,
+    shared: SharedExpert | None = None,
 ) -> None:
     """Writes the sum over the products of one token's experts: of each row of ``x`` with the matrix
     of its expert, plus the bias, rounded to out's dtype. The bits are those of `multiply_row` and
@@ -30,13 +32,16 @@ def combine_products(
 
     Args:
         total: the sum, of one token.
-        x: [top_k, k], contiguous, a row for each expert; the dtype of ``total.out``.
+        x: [top_k + parts, k], contiguous, a row for each expert, and for each part of the shared
+            one; the dtype of ``total.out``.
         weight: [experts, n, k], contiguous, out's dtype; or packed, and its values are rounded to
             out's dtype.
         config: the tile sizes, from `single_row.config_of`.
         ids: [top_k] int32, as in `multiply_row`.
         bias: [experts, n], contiguous, out's dtype, or None.
         is_dependent: as in `multiply_row`.
+        shared: a shared expert that this launch computes, too, without biases; None: there is none,
+            or ``total`` has its output.
 
     One launch a layer, which reads the matrices of the chosen experts once: 8 of 2,048 x 768 in
     bfloat16 are 25 MB, 5.9 us at 4.26 TB/s. Its 512 programs are 3.9 on each of 132
@@ -46,8 +51,8 @@ def combine_products(
     more, and the sum with the residual stream as a launch of its own another 1.8 us.
     """
     num_experts, n, k = weight.shape
-    top_k = len(ids)
-    _check(total, x, weight, ids, bias)
+    top_k, parts = len(ids), parts_of(shared)
+    _check(total, x, weight, ids, bias, parts)
     memory: tuple[Tensor, ...] = memory_of(weight)
     strides: tuple[int, ...] = strides_of(weight)
     tile = options_of(weight, config)
@@ -69,8 +74,10 @@ def combine_products(
         k,
         *strides,
         total.scale,
+        rows_of_down(shared, 1),
         ADDS=total.adds,
         TOP_K=top_k,
+        PARTS=parts,
         IS_DEPENDENT=is_dependent,
         BLOCK_N=config.block_n,
         num_warps=config.num_warps,
@@ -80,11 +87,15 @@ def combine_products(
     )
 
 
-def _check(total: WeightedSum, x: Tensor, weight: Rows, ids: Tensor, bias: Tensor | None) -> None:
+def _check(
+    total: WeightedSum, x: Tensor, weight: Rows, ids: Tensor, bias: Tensor | None, parts: int
+) -> None:
     (_, n, k), top_k = weight.shape, len(ids)
     total.check(top_k, n)
     assert len(total.out) == 1, "one token"
-    assert x.shape == (top_k, k), "x: a row for each expert"
+    assert x.shape == (top_k + parts, k), "x: a row for each expert"
+    assert not parts or total.shared is None, "the shared expert is computed once"
+    assert not parts or bias is None, "experts beside a shared one have no bias"
     assert x.is_contiguous(), "x must be contiguous"
     assert x.dtype is total.out.dtype, "out and x have one dtype"
     if isinstance(weight, Tensor):

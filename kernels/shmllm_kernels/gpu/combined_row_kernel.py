@@ -5,7 +5,7 @@ A program owns some columns of the sum, and multiplies with the rows of each cho
 in the order of the choices. So no program waits for another one, and no product goes through
 memory. It loads the first tile of an expert before it uses the last one of the expert before.
 Products are rounded as `single_row_kernel` and `packed_row_kernel` store them, and added as
-`expert_sums.combine` adds them.
+`expert_sums.combine` adds them. The parts of a shared expert are behind the choices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.expert_sums import load_addends, store_sum
+from shmllm_kernels.gpu.expert_sums import gate_of, load_addends, store_sum
 from shmllm_kernels.gpu.packed_row_kernel import by_column, half_row, half_tile
 from shmllm_kernels.gpu.single_row_kernel import elements_of, row_of_expert, tile_of
 
@@ -35,6 +35,44 @@ def _weighted(product, bias_ptr, rows, weight, is_column, dtype: tl.constexpr):
 
 
 @triton.jit
+def _factor(weights_ptr, gates_ptr, choice, TOP_K: tl.constexpr, PARTS: tl.constexpr):
+    """Returns the weight of a choice, or, behind the experts, the factor of the shared one."""
+    factor = tl.load(weights_ptr + tl.minimum(choice, TOP_K - 1))
+    if PARTS > 0:
+        factor = tl.where(choice < TOP_K, factor, gate_of(gates_ptr, 0))
+    return factor
+
+
+@triton.jit
+def _first_row(ids_ptr, choice, num_experts, n, TOP_K: tl.constexpr):
+    """Returns the first row of a choice's expert, int64; behind the experts, that of any."""
+    return row_of_expert(ids_ptr, tl.minimum(choice, TOP_K - 1), num_experts, n)
+
+
+@triton.jit
+def _own_rows(
+    choice, rows, columns, weight_ptr, parameters_ptr, stride, parameters_stride, shared_rows,
+    TOP_K: tl.constexpr,
+):  # fmt: skip
+    """Returns the addresses of some rows of a choice's matrix and of their parameters.
+
+    Args:
+        choice: which one; behind the experts are the parts of the shared one.
+        rows: the rows if it is an expert.
+        columns: the columns of the sum that they belong to.
+    """
+    weight = weight_ptr + rows * stride
+    parameters = parameters_ptr + rows * parameters_stride
+    if shared_rows is not None:
+        part, is_part, wide = choice - TOP_K, choice >= TOP_K, columns.to(tl.int64)
+        of_part = shared_rows.weight + part * shared_rows.part_stride
+        weight = tl.where(is_part, of_part + wide * shared_rows.stride, weight)
+        of_part = shared_rows.parameters + part * shared_rows.parameters_part_stride
+        parameters = tl.where(is_part, of_part + wide * shared_rows.parameters_stride, parameters)
+    return weight, parameters
+
+
+@triton.jit
 def combine_single_row(
     out_ptr,
     x_ptr,
@@ -49,8 +87,10 @@ def combine_single_row(
     k,
     weight_stride,
     scale,
+    shared_rows,
     ADDS: tl.constexpr,
     TOP_K: tl.constexpr,
+    PARTS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -68,19 +108,26 @@ def combine_single_row(
         out_ptr + columns, shared_ptr, gates_ptr, 0, 0, 0, columns, is_column, ADDS
     )
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for choice in range(TOP_K):
-        factor = tl.load(weights_ptr + choice)
+    for choice in range(TOP_K + PARTS):
+        factor = _factor(weights_ptr, gates_ptr, choice, TOP_K, PARTS)
         own_x = x_ptr + choice * k
-        places = weight_ptr + rows[:, None] * weight_stride + inner
+        own_rows = _own_rows(
+            choice, rows, columns, weight_ptr, weight_ptr, weight_stride, 0, shared_rows, TOP_K
+        )
+        places = own_rows[0][:, None] + inner
         products = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
         for start in range(BLOCK_K, k, BLOCK_K):
             next_weight = tile_of(places, is_column, start, k, BLOCK_K, IS_WHOLE)
             x, _ = elements_of(own_x, own_x, start - BLOCK_K, k, 0.0, False, BLOCK_K, IS_WHOLE)
             products += weight.to(tl.float32) * x[None, :]
             weight = next_weight
-        following = tl.minimum(choice + 1, TOP_K - 1)
-        next_rows = row_of_expert(ids_ptr, following, num_experts, n) + columns
-        next_places = weight_ptr + next_rows[:, None] * weight_stride + inner
+        following = tl.minimum(choice + 1, TOP_K + PARTS - 1)
+        next_rows = _first_row(ids_ptr, following, num_experts, n, TOP_K) + columns
+        followers = _own_rows(
+            following, next_rows, columns, weight_ptr, weight_ptr, weight_stride, 0, shared_rows,
+            TOP_K,
+        )  # fmt: skip
+        next_places = followers[0][:, None] + inner
         has_next = is_column & (choice < following)
         next_weight = tile_of(next_places, has_next, 0, k, BLOCK_K, False)
         last = (k - 1) // BLOCK_K * BLOCK_K
@@ -108,8 +155,10 @@ def combine_packed_row(
     codes_stride,
     parameters_stride,
     scale,
+    shared_rows,
     ADDS: tl.constexpr,
     TOP_K: tl.constexpr,
+    PARTS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     PACKING: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -132,8 +181,8 @@ def combine_packed_row(
     )
     total = tl.zeros((BLOCK_N,), tl.float32)
     last = (tl.cdiv(k, 64) - 1) // RUNS * RUNS
-    for choice in range(TOP_K):
-        factor = tl.load(weights_ptr + choice)
+    for choice in range(TOP_K + PARTS):
+        factor = _factor(weights_ptr, gates_ptr, choice, TOP_K, PARTS)
         own_x = x_ptr + choice * k
         products = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
         for start in range(0, last, RUNS):
@@ -146,10 +195,12 @@ def combine_packed_row(
             low, high = next_low, next_high
         x_low, _ = half_row(own_x, own_x, last + first, k, 0.0, 0, False)
         x_high, _ = half_row(own_x, own_x, last + first, k, 0.0, 1, False)
-        following = tl.minimum(choice + 1, TOP_K - 1)
-        next_row = row_of_expert(ids_ptr, following, num_experts, n)
-        codes = codes_ptr + (next_row + own) * codes_stride
-        parameters = parameters_ptr + (next_row + own) * parameters_stride
+        following = tl.minimum(choice + 1, TOP_K + PARTS - 1)
+        next_row = _first_row(ids_ptr, following, num_experts, n, TOP_K)
+        codes, parameters = _own_rows(
+            following, next_row + own, own, codes_ptr, parameters_ptr, codes_stride,
+            parameters_stride, shared_rows, TOP_K,
+        )  # fmt: skip
         has_next = is_own & (choice < following)
         next_low = half_tile(codes, parameters, first, has_next, k, 0, PACKING, dtype)
         next_high = half_tile(codes, parameters, first, has_next, k, 1, PACKING, dtype)

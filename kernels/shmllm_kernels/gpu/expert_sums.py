@@ -28,9 +28,9 @@ class WeightedSum:
     Attributes:
         out: [tokens, dim], each row contiguous; float32, float16 or bfloat16.
         weights: [tokens, top_k] float32 contiguous.
-        shared: [tokens, dim], each row contiguous, out's dtype, the output of the shared expert, or
-            None.
-        gates: [tokens], any stride; None: the factor of ``shared`` is 1.
+        shared: [tokens, dim], each row contiguous, out's dtype, the output of the shared expert;
+            None: there is none, or its parts are rows beside those of the experts.
+        gates: [tokens], any stride; None: the factor of the shared expert is 1.
         adds: whether ``scale`` times the sum, which is rounded before, is added to ``out``.
         scale: the factor of the sum then.
     """
@@ -54,6 +54,15 @@ class WeightedSum:
 
 
 @triton.jit
+def gate_of(gates_ptr, place):
+    """Returns the factor of a token's shared expert."""
+    gate = 1.0
+    if gates_ptr is not None:
+        gate = sigmoid(tl.load(gates_ptr + place).to(tl.float32))
+    return gate
+
+
+@triton.jit
 def load_addends(
     places, shared_ptr, gates_ptr, token, shared_stride, gates_stride, columns, inside,
     ADDS: tl.constexpr,
@@ -64,8 +73,7 @@ def load_addends(
     if shared_ptr is not None:
         of_token = shared_ptr + token * shared_stride + columns
         shared = tl.load(of_token, mask=inside, other=0.0).to(tl.float32)
-        if gates_ptr is not None:
-            shared *= sigmoid(tl.load(gates_ptr + token * gates_stride).to(tl.float32))
+        shared *= gate_of(gates_ptr, token * gates_stride)
     return shared, load_if(ADDS, places, inside)
 
 
@@ -79,7 +87,7 @@ def store_sum(places, total, shared, before, scale, inside, ADDS: tl.constexpr):
     tl.store(places, total.to(dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _combine(
     out_ptr,
     rows_ptr,
@@ -91,8 +99,10 @@ def _combine(
     gates_stride,
     dim,
     scale,
+    num_tokens,
     ADDS: tl.constexpr,
     TOP_K: tl.constexpr,
+    PARTS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -111,25 +121,35 @@ def _combine(
         pair = token * TOP_K + choice
         row = tl.load(rows_ptr + pair * dim + columns, mask=inside, other=0.0)
         total += tl.load(weights_ptr + pair) * row.to(tl.float32)
+    if PARTS > 0:
+        gate = gate_of(gates_ptr, token * gates_stride)
+        for part in tl.static_range(PARTS):
+            place = (TOP_K + part) * num_tokens + token
+            row = tl.load(rows_ptr + place * dim + columns, mask=inside, other=0.0)
+            total += gate * row.to(tl.float32)
     store_sum(places, total, shared, before, scale, inside, ADDS)
 
 
-def combine(total: WeightedSum, rows: Tensor, is_dependent: bool = False) -> None:
+def combine(total: WeightedSum, rows: Tensor, is_dependent: bool = False, parts: int = 0) -> None:
     """Writes the sums over what each pair's expert returned.
 
     Args:
         total: the sums.
-        rows: [tokens, top_k, dim] contiguous, the dtype of ``total.out``.
+        rows: [tokens * (top_k + parts), dim] contiguous, the dtype of ``total.out``: those of
+            [tokens, top_k] experts, and then those of [parts, tokens] of the shared one.
         is_dependent: whether the launch may begin before the launch before it has ended, from
             compute capability 9.0 on.
+        parts: the number of parts of the shared expert among the rows.
 
     One launch a layer, which moves (top_k + 1) * tokens * dim elements, or (top_k + 2) with the
     residual stream: 36 KiB for a token with 8 experts and 2,048 columns. It takes 1.8 us for one
     token, 0.8 us until it begins, and two times 0.4 to 0.6 us for loads and stores; 110 us for
     8,192.
     """
-    tokens, top_k, dim = rows.shape
+    (num_rows, dim), (tokens, top_k) = rows.shape, total.weights.shape
     total.check(top_k, dim)
+    assert num_rows == tokens * (top_k + parts), "a row for each pair, and for each part"
+    assert not parts or total.shared is None, "the shared expert is computed once"
     assert rows.is_contiguous(), "rows must be contiguous"
     assert rows.dtype is total.out.dtype, "rows must have out's dtype"
     if tokens == 0:
@@ -147,8 +167,10 @@ def combine(total: WeightedSum, rows: Tensor, is_dependent: bool = False) -> Non
         0 if gates is None else gates.stride(0),
         dim,
         total.scale,
+        tokens,
         ADDS=total.adds,
         TOP_K=top_k,
+        PARTS=parts,
         IS_DEPENDENT=is_dependent,
         BLOCK=block,
         num_warps=row_warps(block),

@@ -9,192 +9,22 @@ experts.
 from __future__ import annotations
 
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.activation import active
 from shmllm_kernels.gpu.configs import ProductConfig
-from shmllm_kernels.gpu.expert_lora import PairAdapters, add_to_block, operands_of
-from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.gpu.expert_lora import PairAdapters, operands_of
+from shmllm_kernels.gpu.experts_kernel import multiply_down, multiply_gate_and_up, multiply_up
 from shmllm_kernels.gpu.packings import Rows
-from shmllm_kernels.gpu.pairs import SortedPairs, block_of, max_blocks
-from shmllm_kernels.gpu.products import check_rows, memory_of, multiply, options, strides_of
+from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks
+from shmllm_kernels.gpu.products import check_rows, memory_of, options, strides_of
+from shmllm_kernels.gpu.shared_expert import (
+    SharedExpert,
+    parts_of,
+    rows_of_down,
+    rows_of_gate_and_up,
+)
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss", "relu_squared")
-
-
-@triton.jit
-def _gate_and_up(
-    out_ptr,
-    x_ptr,
-    pairs_ptr,
-    blocks_ptr,
-    num_blocks_ptr,
-    weight_ptr,
-    parameters_ptr,
-    bias_ptr,
-    x_stride,
-    inner,
-    k,
-    weight_stride,
-    parameters_stride,
-    adapters,
-    TOP_K: tl.constexpr,
-    NAME: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-    PACKING: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    if IS_DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()  # behind the wait: `_down` reads the blocks before its own
-    index = tl.program_id(0)
-    num_blocks = tl.load(num_blocks_ptr)
-    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
-    if index >= num_blocks:
-        return
-    tokens = pairs // TOP_K
-    # Columns of gate and up in turn, so that the tile splits into both.
-    halves = tl.arange(0, BLOCK_N)
-    columns = tl.program_id(1) * (BLOCK_N // 2) + halves // 2
-    is_up = halves % 2
-    weight_columns = columns + is_up * inner if NAME != "gpt_oss" else 2 * columns + is_up
-    places = expert * (2 * inner) + weight_columns
-    is_column = columns < inner
-    x_rows = x_ptr + tokens.to(tl.int64) * x_stride
-    both = multiply(
-        x_rows, is_row, weight_ptr, parameters_ptr, places, is_column,
-        k, weight_stride, parameters_stride, PACKING, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    if HAS_BIAS:
-        both += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if adapters is not None:
-        both = add_to_block(
-            both, adapters, expert, pairs, rows, is_row, weight_columns, is_column, BLOCK_M,
-            BLOCK_N,
-        )  # fmt: skip
-    gate, up = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_N // 2, 2)))
-    if NAME != "gpt_oss":
-        value = active(gate, NAME) * up
-    else:
-        gate = tl.where(gate > 7.0, 7.0, gate)
-        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
-        value = gate * sigmoid(1.702 * gate) * (up + 1.0)
-    columns = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-    targets = out_ptr + rows.to(tl.int64)[:, None] * inner + columns[None, :]
-    mask = is_row[:, None] & (columns < inner)[None, :]
-    tl.store(targets, value.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _up(
-    out_ptr,
-    x_ptr,
-    pairs_ptr,
-    blocks_ptr,
-    num_blocks_ptr,
-    weight_ptr,
-    parameters_ptr,
-    bias_ptr,
-    x_stride,
-    inner,
-    k,
-    weight_stride,
-    parameters_stride,
-    adapters,
-    TOP_K: tl.constexpr,
-    NAME: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-    PACKING: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    if IS_DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()  # behind the wait: `_down` reads the blocks before its own
-    index = tl.program_id(0)
-    num_blocks = tl.load(num_blocks_ptr)
-    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
-    if index >= num_blocks:
-        return
-    tokens = pairs // TOP_K
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_column = columns < inner
-    places = expert * inner + columns
-    x_rows = x_ptr + tokens.to(tl.int64) * x_stride
-    value = multiply(
-        x_rows, is_row, weight_ptr, parameters_ptr, places, is_column,
-        k, weight_stride, parameters_stride, PACKING, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    if HAS_BIAS:
-        value += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if adapters is not None:
-        value = add_to_block(
-            value, adapters, expert, pairs, rows, is_row, columns, is_column, BLOCK_M, BLOCK_N
-        )  # fmt: skip
-    value = active(value, NAME)
-    targets = out_ptr + rows.to(tl.int64)[:, None] * inner + columns[None, :]
-    mask = is_row[:, None] & is_column[None, :]
-    tl.store(targets, value.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _down(
-    out_ptr,
-    x_ptr,
-    pairs_ptr,
-    blocks_ptr,
-    num_blocks_ptr,
-    weight_ptr,
-    parameters_ptr,
-    bias_ptr,
-    num_columns,
-    k,
-    weight_stride,
-    parameters_stride,
-    adapters,
-    HAS_BIAS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-    PACKING: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    if IS_DEPENDENT:
-        gdc_launch_dependents()
-    index = tl.program_id(0)
-    num_blocks = tl.load(num_blocks_ptr)
-    expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
-    if IS_DEPENDENT:
-        gdc_wait()
-    if index >= num_blocks:
-        return
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_column = columns < num_columns
-    places = expert * num_columns + columns
-    x_rows = x_ptr + rows.to(tl.int64) * k
-    result = multiply(
-        x_rows, is_row, weight_ptr, parameters_ptr, places, is_column,
-        k, weight_stride, parameters_stride, PACKING, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    if HAS_BIAS:
-        result += tl.load(bias_ptr + places, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if adapters is not None:
-        result = add_to_block(
-            result, adapters, expert, pairs, rows, is_row, columns, is_column, BLOCK_M, BLOCK_N
-        )  # fmt: skip
-    targets = out_ptr + pairs.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    mask = is_row[:, None] & is_column[None, :]
-    tl.store(targets, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def gate_and_up(
@@ -208,6 +38,7 @@ def gate_and_up(
     config: ProductConfig,
     adapters: PairAdapters | None = None,
     is_dependent: bool = False,
+    shared: SharedExpert | None = None,
 ) -> None:
     """Writes the activation of each pair's product with gate and up of its expert, or, for
     "relu_squared", with up alone.
@@ -216,6 +47,7 @@ def gate_and_up(
 
     Args:
         out: [pairs, inner] contiguous, in the order of the sorted pairs; all pairs of the tokens.
+            Behind these, [parts, tokens, inner] of the shared expert, if there is one.
         x: [tokens, k], each row contiguous, out's dtype.
         weight: [experts, 2 * inner, k], or [experts, inner, k] without gates, contiguous, out's
             dtype; or packed, and the values are rounded to out's dtype.
@@ -227,6 +59,8 @@ def gate_and_up(
         adapters: what is added to gate and up before the activation, or None.
         is_dependent: whether the launch may begin before the launch before it has ended, and the
             next one before this one has; see `down`. The GPU must have compute capability 9.0.
+        shared: a shared expert that this launch computes, too, for at most ``config.block_m``
+            tokens, without biases and adapters; None: there is none, or it is computed elsewhere.
 
     One launch a layer. It reads the weights of the chosen experts once for each block: with 8 of
     128 experts of 2 * 768 x 2048 in bfloat16, 50 MB for one token, 12 us at 4.3 TB/s; 805 MB, 190
@@ -234,15 +68,17 @@ def gate_and_up(
     """
     num_experts, width, k = weight.shape
     num_pairs, is_gated = len(x) * top_k, activation != "relu_squared"
-    inner = width // 2 if is_gated else width
-    assert out.shape == (num_pairs, inner), "out: a row for each pair, as wide as the activation"
+    inner, parts = width // 2 if is_gated else width, parts_of(shared)
+    num_rows = num_pairs + parts * len(x)
+    assert out.shape == (num_rows, inner), "out: a row for each pair, as wide as the activation"
     assert activation in ACTIVATIONS, f"no activation {activation!r}"
     _check(out, x, weight, bias)
     if num_pairs == 0:
         return
     columns_at_once = config.block_n // 2 if is_gated else config.block_n
-    grid = _grid(num_pairs, num_experts, inner, columns_at_once, config.block_m)
-    (_gate_and_up if is_gated else _up)[grid](
+    _check_shared(shared, len(x), bias, adapters, config)
+    blocks, columns = _grid(num_pairs, num_experts, inner, columns_at_once, config.block_m)
+    (multiply_gate_and_up if is_gated else multiply_up)[blocks + parts, columns](
         out,
         x,
         pairs.pairs,
@@ -255,7 +91,9 @@ def gate_and_up(
         k,
         *strides_of(weight),
         operands_of(adapters, x.dtype),
+        rows_of_gate_and_up(shared, len(x)),
         TOP_K=top_k,
+        PARTS=parts,
         NAME=activation,
         HAS_BIAS=bias is not None,
         IS_DEPENDENT=is_dependent,
@@ -269,35 +107,46 @@ def down(
     x: Tensor,
     weight: Rows,
     bias: Tensor | None,
+    top_k: int,
     pairs: SortedPairs,
     config: ProductConfig,
     adapters: PairAdapters | None = None,
     is_dependent: bool = False,
+    shared: SharedExpert | None = None,
 ) -> None:
     """Writes each pair's product with the last projection of its expert.
 
     Args:
-        out: [pairs, columns] contiguous, in the order of the pairs themselves.
-        x: [pairs, k] contiguous, out's dtype, in the order of the sorted pairs.
+        out: [pairs, columns] contiguous, in the order of the pairs themselves. Behind these,
+            [parts, tokens, columns] of the shared expert, if there is one.
+        x: [pairs, k] contiguous, out's dtype, in the order of the sorted pairs, and of the parts.
         weight: [experts, columns, k], as in `gate_and_up`.
         bias: [experts, columns] contiguous, out's dtype, or None.
+        top_k: the number of experts of each token.
         pairs: as in `gate_and_up`. Rows of ``out`` whose pair is not among them stay unchanged.
         config: as in `gate_and_up`.
         adapters: what is added, or None.
         is_dependent: whether the launch may begin before the launch before it has ended. It reads
             the blocks then, and waits. So the launch before must have begun after ``pairs`` were
             complete. The GPU must have compute capability 9.0.
+        shared: as in `gate_and_up`.
 
     One launch a layer, half the bytes and operations of `gate_and_up`. Where it is dependent, the
     0.8 us until it starts and the 0.6 us for its blocks pass while `gate_and_up` ends.
     """
     num_experts, columns, k = weight.shape
+    parts = parts_of(shared)
+    num_tokens, rest = divmod(len(out), top_k + parts)
+    assert rest == 0, "out: rows of whole tokens"
     assert x.shape == (len(out), k), "x: a row for each pair"
     assert out.shape[1:] == (columns,), "out has as many columns as the weights rows"
     _check(out, x, weight, bias)
     if len(out) == 0:
         return
-    _down[_grid(len(out), num_experts, columns, config.block_n, config.block_m)](
+    _check_shared(shared, num_tokens, bias, adapters, config)
+    sizes = num_tokens * top_k, num_experts, columns, config.block_n, config.block_m
+    blocks, tiles = _grid(*sizes)
+    multiply_down[blocks + parts, tiles](
         out,
         x,
         pairs.pairs,
@@ -309,6 +158,9 @@ def down(
         k,
         *strides_of(weight),
         operands_of(adapters, x.dtype),
+        rows_of_down(shared, num_tokens),
+        TOP_K=top_k,
+        PARTS=parts,
         HAS_BIAS=bias is not None,
         IS_DEPENDENT=is_dependent,
         **options(weight, config),
@@ -322,6 +174,20 @@ def _grid(
     """The blocks of one expert follow one another, so that they read the same tile of weights."""
     blocks = max_blocks(num_pairs, num_experts, block_m)
     return blocks, triton.cdiv(columns, columns_at_once)
+
+
+def _check_shared(
+    shared: SharedExpert | None,
+    num_tokens: int,
+    bias: Tensor | None,
+    adapters: PairAdapters | None,
+    config: ProductConfig,
+) -> None:
+    if shared is None:
+        return
+    assert num_tokens <= config.block_m, "a block has all tokens of a part"
+    assert bias is None, "experts beside a shared one have no bias"
+    assert adapters is None, "experts beside a shared one have no adapters"
 
 
 def _check(out: Tensor, x: Tensor, weight: Rows, bias: Tensor | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from shmllm_kernels.gpu.shared_expert import choice_of_part
 from shmllm_kernels.gpu.single_row_kernel import (
     begin,
     finished,
@@ -70,27 +71,32 @@ def multiply_packed_row(
     eps,
     offset,
     scale,
+    shared,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
     NAME: tl.constexpr,
     IS_GATED: tl.constexpr,
     HAS_EXPERTS: tl.constexpr,
+    CHOICES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     PACKING: tl.constexpr,
     BLOCK_N: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS)
+    first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS, CHOICES)
+    codes_ptr, parameters_ptr, first_row, between = choice_of_part(
+        choice, first_row, n, codes_ptr, parameters_ptr, shared, CHOICES
+    )
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     out_ptr += choice * n
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < n
-    rows, up_rows = rows_of_columns(first_row, columns, n, NAME)
+    rows, up_rows = rows_of_columns(first_row, columns, between, NAME)
     pair = tl.arange(0, BLOCK_N * RUNS)
     own = tl.program_id(0) * BLOCK_N + pair // RUNS
     first, is_own = pair % RUNS, own < n
-    own_rows, own_up_rows = rows_of_columns(first_row, own, n, NAME)
+    own_rows, own_up_rows = rows_of_columns(first_row, own, between, NAME)
     codes = codes_ptr + own_rows * codes_stride
     parameters = parameters_ptr + own_rows * parameters_stride
     up_codes = codes_ptr + own_up_rows * codes_stride

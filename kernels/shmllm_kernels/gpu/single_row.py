@@ -18,6 +18,7 @@ from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 from shmllm_kernels.gpu.row_configs import SingleRowConfig, packed_row_config, single_row_config
 from shmllm_kernels.gpu.row_operands import Activation, RowNorm, check_factors, is_gated
+from shmllm_kernels.gpu.shared_expert import SharedExpert, parts_of, rows_of_gate_and_up
 from shmllm_kernels.gpu.single_row_kernel import multiply_single_row
 from shmllm_kernels.gpu.unpacking import FLAGS
 
@@ -43,6 +44,7 @@ def multiply_row(
     is_dependent: bool = False,
     ids: Tensor | None = None,
     factors: Tensor | None = None,
+    shared: SharedExpert | None = None,
 ) -> None:
     """Computes ``norm(x) @ weight.T + bias``, and the activation of it, for one row, or for one row
     of each chosen expert.
@@ -53,8 +55,8 @@ def multiply_row(
     `experts` does.
 
     Args:
-        out: [1, n], or [top_k, n] with ``ids``, contiguous; not ``x``. With a gated activation n is
-            half of the rows of ``weight``.
+        out: [1, n], or [top_k + parts, n] with ``ids``, contiguous; not ``x``. With a gated
+            activation n is half of the rows of ``weight``.
         x: [1, k], contiguous, out's dtype: float32, float16 or bfloat16.
         weight: [n, k], or [2 * n, k] for a gated activation, out's dtype, with any stride between
             rows; or packed, and its values are rounded to out's dtype. With ``ids`` [experts, ...]
@@ -71,6 +73,8 @@ def multiply_row(
             stands for the first. None: there are no experts.
         factors: [1, n], contiguous, out's dtype, what the activation is multiplied by, which may be
             ``out`` itself; None: nothing.
+        shared: a shared expert that this launch computes, too, with ``ids`` and without biases: its
+            parts are further rows of ``out``. None: there is none, or it is computed elsewhere.
 
     Reads ``weight`` once: 7.9 us for 8,192 x 2,048 in bfloat16 at 4.26 TB/s, and about 1.5 us more,
     from the end of the launch before until the last result is written; 8 of 128 experts of 2 * 768
@@ -78,8 +82,8 @@ def multiply_row(
     """
     num_rows, n = out.shape
     *experts, height, k = weight.shape
-    gated = is_gated(activation, height, n)
-    _check(out, x, weight, bias, norm, ids)
+    gated, parts = is_gated(activation, height, n), parts_of(shared)
+    _check(out, x, weight, bias, norm, ids, parts)
     assert factors is None or ids is None, "experts have no factors"
     check_factors(factors, out, adds)
     if num_rows == 0 or n == 0:
@@ -108,12 +112,14 @@ def multiply_row(
         0.0 if norm is None else norm.eps,
         0.0 if norm is None else norm.offset,
         scale,
+        rows_of_gate_and_up(shared, 1),
         HAS_NORM=norm is not None,
         HAS_BIAS=bias is not None,
         ADDS=adds,
         NAME=None if activation is None else activation.name,
         IS_GATED=gated,
         HAS_EXPERTS=ids is not None,
+        CHOICES=num_rows - parts,
         IS_DEPENDENT=is_dependent,
         BLOCK_N=block_n,
         num_warps=config.num_warps,
@@ -138,13 +144,16 @@ def _check(
     bias: Tensor | None,
     norm: RowNorm | None,
     ids: Tensor | None,
+    parts: int,
 ) -> None:
     *experts, _, k = weight.shape
+    assert not parts or bias is None, "experts beside a shared one have no bias"
     if ids is None:
         assert len(out) == 1, "one row"
+        assert not parts, "a shared expert has others beside it"
         assert not experts, "a matrix"
     else:
-        assert ids.shape == (len(out),), "ids: one for each row of out"
+        assert ids.shape == (len(out) - parts,), "ids: one for each row of out"
         assert len(experts) == 1, "weight: a matrix of each expert"
     assert x.shape == (1, k), "x: one row, as long as those of weight"
     assert out.is_contiguous(), "out must be contiguous"

@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.activation import active
 from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.gpu.shared_expert import choice_of_part
 
 
 @triton.jit
@@ -70,14 +71,15 @@ def _activated(x, NAME: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def rows_of_columns(first_row, columns, n, NAME: tl.constexpr):
-    """Returns the rows of a matrix for some columns, and those of their second halves."""
+def rows_of_columns(first_row, columns, between, NAME: tl.constexpr):
+    """Returns the rows of a matrix for some columns, and those of their second halves, so many rows
+    behind them."""
     if NAME == "gpt_oss":
         rows = first_row + 2 * columns
         up_rows = rows + 1
     else:
         rows = first_row + columns
-        up_rows = rows + n
+        up_rows = rows + between
     return rows, up_rows
 
 
@@ -91,9 +93,13 @@ def row_of_expert(ids_ptr, choice, num_experts, height):
 
 
 @triton.jit
-def begin(ids_ptr, num_experts, height, IS_DEPENDENT: tl.constexpr, HAS_EXPERTS: tl.constexpr):
+def begin(
+    ids_ptr, num_experts, height, IS_DEPENDENT: tl.constexpr, HAS_EXPERTS: tl.constexpr,
+    CHOICES: tl.constexpr,
+):  # fmt: skip
     """Returns the first row of the matrix that a program multiplies with, and its number: those of
-    the expert that was chosen for it, which the launch before may have done, or 0."""
+    the expert that was chosen for it, which the launch before may have done, or 0. Behind the
+    choices is a shared expert."""
     choice = tl.program_id(0) * 0
     first_row = choice.to(tl.int64)
     if IS_DEPENDENT:
@@ -102,7 +108,7 @@ def begin(ids_ptr, num_experts, height, IS_DEPENDENT: tl.constexpr, HAS_EXPERTS:
         if IS_DEPENDENT:
             gdc_wait()
         choice = tl.program_id(1)
-        first_row = row_of_expert(ids_ptr, choice, num_experts, height)
+        first_row = row_of_expert(ids_ptr, tl.minimum(choice, CHOICES - 1), num_experts, height)
     return first_row, choice
 
 
@@ -180,23 +186,28 @@ def multiply_single_row(
     eps,
     offset,
     scale,
+    shared,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
     NAME: tl.constexpr,
     IS_GATED: tl.constexpr,
     HAS_EXPERTS: tl.constexpr,
+    CHOICES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS)
+    first_row, choice = begin(ids_ptr, num_experts, height, IS_DEPENDENT, HAS_EXPERTS, CHOICES)
+    weight_ptr, _, first_row, between = choice_of_part(
+        choice, first_row, n, weight_ptr, weight_ptr, shared, CHOICES
+    )
     dtype = out_ptr.dtype.element_ty
     out_ptr += choice * n
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < n
-    rows, up_rows = rows_of_columns(first_row, columns, n, NAME)
+    rows, up_rows = rows_of_columns(first_row, columns, between, NAME)
     inner = tl.arange(0, BLOCK_K)[None, :]
     places = weight_ptr + rows[:, None] * weight_stride + inner
     # An activation without a gate has no second half, which then stands for the first one.

@@ -143,7 +143,12 @@ class ExpertOps:
         return Routing(buffers.ids, buffers.weights, buffers.shared_gates)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        """Record the operation `models.ops.Ops.experts`."""
+        """Record the operation `models.ops.Ops.experts`, but for the shared expert.
+
+        Args:
+            x, routing, moe: as there.
+            shared: the output of the shared expert, [tokens, hidden], or None.
+        """
         spec, buffers, meetings = moe.spec, self._buffers[moe.spec], self._meetings
         is_partial = meetings.is_partial(moe.down_proj.weight)
         out = meetings.part() if is_partial else buffers.out

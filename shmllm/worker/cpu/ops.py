@@ -380,7 +380,8 @@ class CpuOps:
             self._lora.record(self._kernels, x, moe.router, logits)
         return self._experts.route(moe)
 
-    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+    def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
+        shared = None if moe.shared is None else self.mlp(x, moe.shared)
         return self._experts.experts(x, routing, moe, shared)
 
     def _record_rope_tables(self, rope: RopeConfig) -> None:

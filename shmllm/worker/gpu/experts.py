@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator, Norm
+from shmllm.models.matrices import MixedMatrix
 from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
@@ -23,11 +24,13 @@ from shmllm_kernels.gpu.expert_lora import PairAdapters, shrink_pairs
 from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_routing import route_rows, takes
+from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
 from shmllm_kernels.gpu.routing import route
 from shmllm_kernels.gpu.row_operands import Activation
+from shmllm_kernels.gpu.shared_expert import SharedExpert, joined, parts_of
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.reference.moe import Choice
 
@@ -50,8 +53,9 @@ class ExpertBuffers:
         weights: [max_tokens, top_k] float32; see `Routing`.
         sorted: the pairs by their experts.
         scratch: what `route` needs to sort them.
-        activated: [pairs, inner], the output of the activation, by expert.
-        rows: [max_tokens, top_k, hidden], the outputs of the experts.
+        activated: [pairs and parts, inner], the output of the activation, by expert; the parts are
+            those of a shared expert, for few tokens.
+        rows: [pairs and parts, hidden], the outputs of the experts.
         out: [max_tokens, hidden], their sums.
     """
 
@@ -78,8 +82,10 @@ class ExpertBuffers:
         sizes = pairs, experts, SMALLEST_BLOCK, LARGEST_BLOCK
         self.sorted = SortedPairs.allocate(*sizes, integers)
         self.scratch = LayoutScratch.allocate(experts, top_k, integers)
-        self.activated = allocate((pairs, spec.inner), dtype)
-        self.rows = allocate((max_tokens, top_k, hidden), dtype)
+        shared = 0 if spec.shared is None else spec.shared.inner // spec.inner
+        rows = pairs + shared * min(max_tokens, MAX_ROWS)
+        self.activated = allocate((rows, spec.inner), dtype)
+        self.rows = allocate((rows, hidden), dtype)
         self.out = allocate((max_tokens, hidden), dtype)
 
 
@@ -187,8 +193,18 @@ class ExpertOps:
         if self._lora is not None:
             self._lora.add(logits, x, moe.router)
 
+    def joins_shared(self, moe: MoE) -> bool:
+        """Return whether the launches of a mixture compute its shared expert for few tokens."""
+        return self._shared(moe) is not None
+
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        """See `models.ops.Ops.experts`."""
+        """See `models.ops.Ops.experts`.
+
+        Args:
+            x, routing, moe: as there.
+            shared: the output of the shared expert, [tokens, hidden]; None: there is none, or it is
+                computed here, for few tokens, which `joins_shared` allows.
+        """
         out = self._buffers[moe.spec].out[: len(x)]
         if self._meetings.is_partial(moe.down_proj.weight):
             self._sum_part(x, routing, moe, shared)
@@ -231,45 +247,73 @@ class ExpertOps:
         has_bias: bool = True,
     ) -> None:
         """Launch the products of each token's experts and their sums."""
+        shared = self._shared(moe) if total.shared is None else None
         if self._reads_choices(len(x)):
-            self._sum_of_one(total, x, routing, moe)
+            self._sum_of_one(total, x, routing, moe, shared)
             return
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
-        num_pairs, pairs = num_tokens * spec.top_k, buffers.sorted
+        parts, pairs = parts_of(shared), buffers.sorted
+        num_rows = num_tokens * (spec.top_k + parts)
         weights, configs = _weights(moe), self._configs(moe, num_tokens)
         block_m = configs[0].block_m
         if not lays_out(num_tokens, spec.num_experts):
             sort_pairs(pairs, routing.ids, spec.num_experts, block_m)
-        activated, rows = buffers.activated[:num_pairs], buffers.rows[:num_tokens]
+        activated, rows = buffers.activated[:num_rows], buffers.rows[:num_rows]
         is_dependent = self._products.is_dependent
         first = self._shrink(moe.gate_up_proj, x, spec, block_m, by_token=True)
         gate_and_up(
             activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
-            configs[0], first, is_dependent,
+            configs[0], first, is_dependent, shared,
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
         bias = moe.down_proj.bias if has_bias else None
         down(
-            rows.flatten(0, 1), activated, weights[1], bias, pairs, configs[1], last, is_dependent
+            rows, activated, weights[1], bias, spec.top_k, pairs, configs[1], last, is_dependent,
+            shared,
         )  # fmt: skip
-        combine(total, rows, is_dependent)
+        combine(total, rows, is_dependent, parts)
 
     def _reads_choices(self, num_tokens: int) -> bool:
         """Return whether products read on the device which experts were chosen, unsorted: those of
         one token, without adapters and other ranks."""
         return num_tokens == 1 and self._lora is None and not self._meetings.are_needed
 
-    def _sum_of_one(self, total: WeightedSum, x: Tensor, routing: Routing, moe: MoE) -> None:
+    def _shared(self, moe: MoE) -> SharedExpert | None:
+        """Return the shared expert of a mixture, if its products can be computed with the others'.
+        With adapters, and other ranks, they cannot."""
+        spec, shared = moe.spec, moe.shared
+        if shared is None or self._lora is not None or self._meetings.are_needed:
+            return None
+        kinds = (shared.spec.activation, shared.spec.gated), (spec.activation, spec.gated)
+        linears = moe.gate_up_proj, moe.down_proj, shared.gate_up_proj, shared.down_proj
+        if kinds[0] != kinds[1] or any(linear.bias is not None for linear in linears):
+            return None
+        first, last = shared.gate_up_proj.weight, shared.down_proj.weight
+        if isinstance(first, MixedMatrix) or isinstance(last, MixedMatrix):
+            return None
+        gate_up, down = _weights(moe)
+        return joined(rows_of(first), rows_of(last), (gate_up, down))
+
+    def _sum_of_one(
+        self,
+        total: WeightedSum,
+        x: Tensor,
+        routing: Routing,
+        moe: MoE,
+        shared: SharedExpert | None,
+    ) -> None:
         spec, ids, first, last = moe.spec, routing.ids[0], moe.gate_up_proj, moe.down_proj
-        activated = self._buffers[spec].activated[: spec.top_k]
+        activated = self._buffers[spec].activated[: spec.top_k + parts_of(shared)]
         activation = Activation(spec.activation, spec.activation != "relu_squared")
         weights, is_dependent = _weights(moe), self._products.is_dependent
         configs = [config_of(weight, self._products.device) for weight in weights]
         multiply_row(
             activated, x, weights[0], configs[0], first.bias, None, activation,
-            is_dependent=is_dependent, ids=ids,
+            is_dependent=is_dependent, ids=ids, shared=shared,
         )  # fmt: skip
-        combine_products(total, activated, weights[1], configs[1], ids, last.bias, is_dependent)
+        combine_products(
+            total, activated, weights[1], configs[1], ids, last.bias, is_dependent, shared
+        )
 
     def _configs(self, moe: MoE, num_tokens: int) -> list[ProductConfig]:
         """Return the tile sizes of both products of a step of so many tokens."""

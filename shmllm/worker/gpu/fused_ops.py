@@ -77,7 +77,7 @@ class FusedOps:
                 x.value = self._ops.norm(self.value(x.product), x.norm)
             return x.value
         if isinstance(x, Experts):
-            return self._ops.experts(x.x, x.routing, x.moe, x.shared)
+            return self._ops.sum_experts(x.x, x.routing, x.moe, x.shared)
         if isinstance(x, SumOfNorms):
             total, second = self.value(x.first), x.second
             self._ops.add_normed(Addend(self.value(second.product), second.norm, 1.0), total)
@@ -316,7 +316,10 @@ class FusedOps:
         x.value = self._buffers.normed[: len(stream.now)]
         return self._ops.route_few(stream.now, x.value, read.norm, moe, read.factor, x.norm)
 
-    def experts(self, x: Any, routing: Any, moe: MoE, shared: Any) -> Any:
+    def experts(self, x: Any, routing: Any, moe: MoE) -> Any:
         if isinstance(routing, Route):
             routing = self._route_apart(routing, x)
-        return Experts(self.value(x), routing, moe, self.value(shared))
+        shared = None
+        if moe.shared is not None and not self._ops.joins_shared(moe):
+            shared = self.value(self.mlp(x, moe.shared))
+        return Experts(self.value(x), routing, moe, shared)

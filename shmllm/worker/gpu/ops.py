@@ -309,7 +309,16 @@ class GpuOps:
     def _query_starts(self) -> Tensor:
         return self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
 
-    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+    def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
+        shared = None if moe.shared is None else self.mlp(x, moe.shared)
+        return self.sum_experts(x, routing, moe, shared)
+
+    def joins_shared(self, moe: MoE) -> bool:
+        """Return whether the launches of few tokens' experts compute the shared one, too."""
+        return self._experts.joins_shared(moe)
+
+    def sum_experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
+        """Compute `experts`; see `ExpertOps.experts`."""
         return self._experts.experts(x, routing, moe, shared)
 
     def add_experts(

@@ -102,7 +102,12 @@ class Product:
 
 @dataclass(slots=True, eq=False)
 class Experts:
-    """The sum of each token's experts, which has not been launched."""
+    """The sum of each token's experts, which has not been launched.
+
+    Attributes:
+        x, routing, moe: see `models.ops.Ops.experts`.
+        shared: the output of the shared expert; None: there is none, or it is computed with them.
+    """
 
     x: Tensor
     routing: Routing

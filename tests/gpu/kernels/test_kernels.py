@@ -32,6 +32,7 @@ from conformance.packed_kernels import PackedKernelsConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
+from conformance.shared_expert_kernels import SharedExpertConformance
 from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 from conformance.step_kernels import StepConformance
 from conformance.weights_ahead_kernel import WeightsAheadConformance
@@ -114,6 +115,10 @@ class TestSingleRow(SingleRowConformance):
 
 
 class TestExpertRows(ExpertRowsConformance):
+    pass
+
+
+class TestSharedExpert(SharedExpertConformance):
     pass
 
 

@@ -15,7 +15,7 @@ from support.kernel_facts import SHARED_BYTES, check, resident_threads
 
 LOOP: dict[str, Any] = {"buffers": [3, 3], "waits": [4]}
 PRODUCT: dict[str, Any] = {
-    "kernel": "_down", "module": "experts", "dtype": "torch.bfloat16", "block_m": 64,
+    "kernel": "multiply_down", "module": "experts_kernel", "dtype": "torch.bfloat16", "block_m": 64,
     "num_stages": 4, "threads": 128, "registers": 128, "shared_bytes": 50_000, "stack_bytes": 0,
     "spills_in_loops": 0, "is_double": False, "mma": 0, "wgmma": 0, "tcgen05": 8, "sums_stored": 1,
     "loops": [LOOP], "waits": [[4]],

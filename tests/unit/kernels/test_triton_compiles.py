@@ -80,7 +80,7 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
     assert {"_convolve", "_delta_rule", "_gated_norm", "_scan", "_selective_scan"} <= names
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
     assert {"_route", "_sort_pairs", "_combine", "combine_single_row"} <= names
-    assert {"_gate_and_up", "_up", "_down"} <= names
+    assert {"multiply_gate_and_up", "multiply_up", "multiply_down"} <= names
     assert {"_shrink", "_expand", "_shrink_pairs"} <= names
     check(found, 90)
 
@@ -105,8 +105,8 @@ def test_some_kernels_that_read_packed_weights_compile(more_compiled: list[Kerne
     assert {kernel["kernel"] for kernel in found} == {
         "_unpack_rows",
         "_linear",
-        "_gate_and_up",
-        "_down",
+        "multiply_gate_and_up",
+        "multiply_down",
         "combine_packed_row",
     }
     check(found, 90)
@@ -234,7 +234,11 @@ def test_all_kernels_that_read_packed_weights_compile(
 def test_all_kernels_of_mixtures_load_ahead(capability: int, tmp_path: Path) -> None:
     found = launches(capability, tmp_path, "experts")
     products = [kernel for kernel in found if "experts" in kernel]
-    assert {kernel["kernel"] for kernel in products} == {"_gate_and_up", "_up", "_down"}
+    assert {kernel["kernel"] for kernel in products} == {
+        "multiply_gate_and_up",
+        "multiply_up",
+        "multiply_down",
+    }
     check(found, capability)
     for kernel in products:
         check_experts(kernel, capability)

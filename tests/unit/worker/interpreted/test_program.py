@@ -42,7 +42,14 @@ from shmllm_kernels.reference.norm import rms_norm
 
 __all__ = ["_inference_mode", "models"]
 
-MIXTURE = ("_route", "_route_rows", "_sort_pairs", "_gate_and_up", "_down", "_combine")
+MIXTURE = (
+    "_route",
+    "_route_rows",
+    "_sort_pairs",
+    "multiply_gate_and_up",
+    "multiply_down",
+    "_combine",
+)
 """The kernels of a mixture of experts."""
 
 
@@ -88,7 +95,7 @@ def test_the_pairs_of_few_tokens_are_laid_out_by_the_router(
         launched = list(gpu_device.launched)
         first = launched.index(router)
         sort = ["_sort_pairs"] if num_tokens > most_tokens else []
-        of_mixture = [router, *sort, "_gate_and_up", "_down", "_combine"]
+        of_mixture = [router, *sort, "multiply_gate_and_up", "multiply_down", "_combine"]
         assert [each for each in launched[first:] if each in MIXTURE][
             : len(of_mixture)
         ] == of_mixture
@@ -153,24 +160,20 @@ def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
 
 def launches_of_experts(num_requests: int) -> list[str]:
     """What a mixture launches behind its router for a decode of some requests."""
-    few = ["_gate_and_up", "_down", "_combine"]
+    few = ["multiply_gate_and_up", "multiply_down", "_combine"]
     return few if num_requests > 1 else ["multiply_single_row", "combine_single_row"]
 
 
-SHARED = {"mixtral": 0, "qwen3_moe": 0, "gpt_oss": 0, "qwen2_moe": 2}
-"""The launches of a shared expert."""
-
-
-@pytest.mark.parametrize("name", ["mixtral", *(slow(name) for name in SHARED if name != "mixtral")])
+@pytest.mark.parametrize("name", ["qwen2_moe", *map(slow, ("mixtral", "qwen3_moe", "gpt_oss"))])
 @pytest.mark.parametrize("num_requests", [1, 3])
 def test_a_layer_with_a_mixture_of_experts_is_six_launches_for_one_token_and_seven_for_few(
     gpu_device, models, num_requests, name
 ) -> None:
-    """Norm, router and choice are one, and the sum of experts is added to the residual stream in
-    its launch."""
+    """Norm, router and choice are one, the sum of experts is added to the residual stream in its
+    launch, and a shared expert is computed with the others."""
     product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
     layer = [product, "attend_decodes", product, "_route_rows"]
-    layer += [product] * SHARED[name] + launches_of_experts(num_requests)
+    layer += launches_of_experts(num_requests)
     launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
     assert launched[: 2 * len(layer) + 1] == [*layer, *layer, "_rms_norm"]
 
@@ -184,10 +187,21 @@ def test_a_layer_with_latent_attention_is_six_launches_before_its_mlp(
     product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
     downs = [product] * (3 if name == "glm4_moe_lite" else 2)
     attention = [*downs, "_absorb_queries", "attend_latents", "_project_values", product]
-    mixture = ["_route_rows", product, product, *launches_of_experts(num_requests)]
+    mixture = ["_route_rows", *launches_of_experts(num_requests)]
     launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
     expected = [*attention, product, product, *attention, *mixture, "_rms_norm"]
     assert launched[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_a_shared_expert_as_wide_as_no_number_of_others_is_two_launches(
+    gpu_device, models, num_requests
+) -> None:
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    launched = launches_of_a_decode(gpu_device, models("granite_moe_hybrid")[1], num_requests)
+    mixture = ["_route_rows", product, product, *launches_of_experts(num_requests)]
+    first = launched.index("_route_rows")
+    assert launched[first : first + len(mixture)] == mixture
 
 
 def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models) -> None:
