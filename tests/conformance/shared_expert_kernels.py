@@ -127,7 +127,7 @@ def case_of(
 
 
 class SharedExpertConformance:
-    @pytest.mark.parametrize("tokens", [1, 2, 8])
+    @pytest.mark.parametrize("tokens", [1, 8])
     @pytest.mark.parametrize(("kind", "others"), diagonal(KINDS, OTHERS))
     def test_equals_the_reference(self, draw, dtype, tokens, kind, others):
         activation, parts, is_gated = others
