@@ -26,6 +26,16 @@ OPTIONS: list[dict[str, Any]] = [
     {"logprobs": 20, "max_tokens": 2},
 ]
 
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 48,
+    },
+}
+"""The second one has a shared expert."""
+
 
 @pytest.mark.parametrize(
     ("mode", "num_seqs"),
@@ -54,12 +64,13 @@ def test_no_product_with_packed_weights_is_compiled_while_serving(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("name", MIXTURES)
 def test_no_kernel_of_a_mixture_is_compiled_while_serving(
-    gpu_device: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    gpu_device: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, name: str
 ) -> None:
     """The pairs of steps of more than four tokens have a launch of their own here."""
     monkeypatch.setattr(pair_layout, "MOST_TOKENS", 4)
-    made = reference_model("mixtral", 4.0, **SHAPE, num_local_experts=4, num_experts_per_tok=2)
+    made = reference_model(name, 4.0, **SHAPE, **MIXTURES[name], num_experts_per_tok=2)
     config = make_config(save(made, tmp_path), mode=mode, num_seqs=3, budget=20)
     check(config, gpu_device, [number % 60 for number in range(20)])
 
