@@ -20,6 +20,7 @@ from shmllm_kernels.gpu.packings import RUN, Rows
 from shmllm_kernels.gpu.products import check_rows, memory_of, strides_of
 
 MOST_PARTS = 16
+"""The most parts, for each of which `combine` has its own instructions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora
+from shmllm.worker.gpu.pending import Shared
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm.worker.gpu.row_products import norm_of_rows
 from shmllm_kernels.gpu.combined_row import combine_products
@@ -193,24 +194,34 @@ class ExpertOps:
         if self._lora is not None:
             self._lora.add(logits, x, moe.router)
 
-    def joins_shared(self, moe: MoE) -> bool:
-        """Return whether the launches of a mixture compute its shared expert for few tokens."""
-        return self._shared(moe) is not None
+    def joined_shared(self, moe: MoE) -> SharedExpert | None:
+        """Return the shared expert of a mixture, if the launches of few tokens can compute it with
+        the others. With adapters they cannot. Where those are parts of sums over ranks, its own
+        must be, too."""
+        spec, shared = moe.spec, moe.shared
+        if shared is None or self._lora is not None:
+            return None
+        downs = moe.down_proj, shared.down_proj
+        if len({self._meetings.is_partial(each.weight) for each in downs}) > 1:
+            return None
+        kinds = (shared.spec.activation, shared.spec.gated), (spec.activation, spec.gated)
+        linears = moe.gate_up_proj, moe.down_proj, shared.gate_up_proj, shared.down_proj
+        if kinds[0] != kinds[1] or any(linear.bias is not None for linear in linears):
+            return None
+        first, last = shared.gate_up_proj.weight, shared.down_proj.weight
+        if isinstance(first, MixedMatrix) or isinstance(last, MixedMatrix):
+            return None
+        gate_up, down = _weights(moe)
+        return joined(rows_of(first), rows_of(last), (gate_up, down))
 
-    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        """See `models.ops.Ops.experts`.
-
-        Args:
-            x, routing, moe: as there.
-            shared: the output of the shared expert, [tokens, hidden]; None: there is none, or it is
-                computed here, for few tokens, which `joins_shared` allows.
-        """
+    def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Shared) -> Tensor:
+        """See `models.ops.Ops.experts`."""
         out = self._buffers[moe.spec].out[: len(x)]
         if self._meetings.is_partial(moe.down_proj.weight):
             self._sum_part(x, routing, moe, shared)
             return self._meetings.sum_parts(out)
-        total = WeightedSum(out, routing.weights, shared, routing.shared_gates)
-        self._sum(total, x, routing, moe)
+        total = WeightedSum(out, routing.weights, _output_of(shared), routing.shared_gates)
+        self._sum(total, x, routing, moe, shared)
         return out
 
     def add_experts(
@@ -218,7 +229,7 @@ class ExpertOps:
         x: Tensor,
         routing: Routing,
         moe: MoE,
-        shared: Tensor | None,
+        shared: Shared,
         residual: Tensor,
         scale: float,
     ) -> None:
@@ -227,16 +238,16 @@ class ExpertOps:
             self._sum_part(x, routing, moe, shared)
             self._meetings.add_parts(residual, scale)
             return
-        gates = routing.shared_gates
-        total = WeightedSum(residual, routing.weights, shared, gates, adds=True, scale=scale)
-        self._sum(total, x, routing, moe)
+        added, gates = _output_of(shared), routing.shared_gates
+        total = WeightedSum(residual, routing.weights, added, gates, adds=True, scale=scale)
+        self._sum(total, x, routing, moe, shared)
 
-    def _sum_part(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> None:
+    def _sum_part(self, x: Tensor, routing: Routing, moe: MoE, shared: Shared) -> None:
         """Launch this rank's part of the sums."""
         meetings = self._meetings
-        added = shared if meetings.has_rest else None
+        added = _output_of(shared) if meetings.has_rest else None
         part = WeightedSum(meetings.part(len(x)), routing.weights, added, routing.shared_gates)
-        self._sum(part, x, routing, moe, has_bias=meetings.has_rest)
+        self._sum(part, x, routing, moe, shared, has_bias=meetings.has_rest)
 
     def _sum(
         self,
@@ -244,10 +255,12 @@ class ExpertOps:
         x: Tensor,
         routing: Routing,
         moe: MoE,
+        given: Shared,
         has_bias: bool = True,
     ) -> None:
-        """Launch the products of each token's experts and their sums."""
-        shared = self._shared(moe) if total.shared is None else None
+        """Launch the products of each token's experts, and of a shared one that is given as its
+        weights, and their sums."""
+        shared = given if isinstance(given, SharedExpert) else None
         if self._reads_choices(len(x)):
             self._sum_of_one(total, x, routing, moe, shared)
             return
@@ -277,22 +290,6 @@ class ExpertOps:
         """Return whether products read on the device which experts were chosen, unsorted: those of
         one token, without adapters and other ranks."""
         return num_tokens == 1 and self._lora is None and not self._meetings.are_needed
-
-    def _shared(self, moe: MoE) -> SharedExpert | None:
-        """Return the shared expert of a mixture, if its products can be computed with the others'.
-        With adapters, and other ranks, they cannot."""
-        spec, shared = moe.spec, moe.shared
-        if shared is None or self._lora is not None or self._meetings.are_needed:
-            return None
-        kinds = (shared.spec.activation, shared.spec.gated), (spec.activation, spec.gated)
-        linears = moe.gate_up_proj, moe.down_proj, shared.gate_up_proj, shared.down_proj
-        if kinds[0] != kinds[1] or any(linear.bias is not None for linear in linears):
-            return None
-        first, last = shared.gate_up_proj.weight, shared.down_proj.weight
-        if isinstance(first, MixedMatrix) or isinstance(last, MixedMatrix):
-            return None
-        gate_up, down = _weights(moe)
-        return joined(rows_of(first), rows_of(last), (gate_up, down))
 
     def _sum_of_one(
         self,
@@ -331,6 +328,10 @@ class ExpertOps:
         adapters = self._lora.of_experts(linear, spec.top_k)
         shrink_pairs(adapters, x, self._buffers[spec].sorted, block_m, by_token)
         return adapters
+
+
+def _output_of(shared: Shared) -> Tensor | None:
+    return shared if isinstance(shared, Tensor) else None
 
 
 def _choice_of(spec: MoESpec) -> Choice:

@@ -31,6 +31,7 @@ from shmllm.worker.gpu.pending import (
     Product,
     Read,
     Route,
+    Shared,
     Stream,
     SumOfNorms,
     reads_norm,
@@ -319,7 +320,7 @@ class FusedOps:
     def experts(self, x: Any, routing: Any, moe: MoE) -> Any:
         if isinstance(routing, Route):
             routing = self._route_apart(routing, x)
-        shared = None
-        if moe.shared is not None and not self._ops.joins_shared(moe):
+        shared: Shared = self._ops.joined_shared(moe)
+        if moe.shared is not None and shared is None:
             shared = self.value(self.mlp(x, moe.shared))
         return Experts(self.value(x), routing, moe, shared)

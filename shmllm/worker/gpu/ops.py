@@ -30,7 +30,7 @@ from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.latent_attention import LatentAttentionOps
 from shmllm.worker.gpu.lora import GpuLora
-from shmllm.worker.gpu.pending import Addend
+from shmllm.worker.gpu.pending import Addend, Shared
 from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
@@ -40,6 +40,7 @@ from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import NormedPair, add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
 from shmllm_kernels.gpu.row_operands import Activation
+from shmllm_kernels.gpu.shared_expert import SharedExpert
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 from shmllm_kernels.reference.step import LearnedRows
@@ -313,12 +314,12 @@ class GpuOps:
         shared = None if moe.shared is None else self.mlp(x, moe.shared)
         return self.sum_experts(x, routing, moe, shared)
 
-    def joins_shared(self, moe: MoE) -> bool:
-        """Return whether the launches of few tokens' experts compute the shared one, too."""
-        return self._experts.joins_shared(moe)
+    def joined_shared(self, moe: MoE) -> SharedExpert | None:
+        """Return the shared expert of a mixture if `sum_experts` can compute it for few tokens."""
+        return self._experts.joined_shared(moe)
 
-    def sum_experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
-        """Compute `experts`; see `ExpertOps.experts`."""
+    def sum_experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Shared) -> Tensor:
+        """Compute `experts` with the shared one as it is given."""
         return self._experts.experts(x, routing, moe, shared)
 
     def add_experts(
@@ -326,7 +327,7 @@ class GpuOps:
         x: Tensor,
         routing: Routing,
         moe: MoE,
-        shared: Tensor | None,
+        shared: Shared,
         residual: Tensor,
         scale: float,
     ) -> None:

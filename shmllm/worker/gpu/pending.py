@@ -14,6 +14,7 @@ from torch import Tensor
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Linear, Norm
 from shmllm.models.ops import Routing
+from shmllm_kernels.gpu.shared_expert import SharedExpert
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +101,24 @@ class Product:
     linear: Linear
 
 
+Shared = Tensor | SharedExpert | None
+"""A shared expert: its output, [tokens, hidden], or its weights, if it is computed with the others;
+None: there is none."""
+
+
 @dataclass(slots=True, eq=False)
 class Experts:
     """The sum of each token's experts, which has not been launched.
 
     Attributes:
         x, routing, moe: see `models.ops.Ops.experts`.
-        shared: the output of the shared expert; None: there is none, or it is computed with them.
+        shared: the shared one.
     """
 
     x: Tensor
     routing: Routing
     moe: MoE
-    shared: Tensor | None
+    shared: Shared
 
 
 @dataclass(slots=True, eq=False)

@@ -252,6 +252,27 @@ def test_a_step_of_one_token_is_seven_launches_a_layer(
         engine.run()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_shared_expert_is_in_the_sum_over_the_ranks_of_the_others(
+    saved: Callable[[str], Path], make: Any, gpu_device: FakeGpu, num_requests: int
+) -> None:
+    """So a layer with a mixture has as many sums as one with an MLP, two."""
+    engine = make(make_config(saved("qwen2_moe"), mode="NONE"))
+    for number in range(num_requests):
+        engine.add(number, [5 + number])
+    with ended_in_time(engine):
+        engine.step()
+        launched = launches_of_a_step(engine, gpu_device)
+        product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+        attention = [product, "attend_decodes", product, "_sum_parts", "_route_rows"]
+        experts = ["multiply_gate_and_up", "multiply_down", "_combine", "_sum_parts"]
+        layer = [*attention, *experts]
+        first = launched.index("_rope_tables") + 1
+        assert launched[first:][: 2 * len(layer)] == 2 * layer
+        engine.run()
+
+
 @pytest.mark.parametrize("large_bytes", [slow(4 * 32 * 4), slow(group.LARGE_BYTES)])
 def test_four_ranks_equal_transformers(
     llama: Any,
