@@ -34,7 +34,7 @@ EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
 }
 
 

@@ -185,6 +185,9 @@ class SharedExpertConformance:
         assert joined(weights(40, 16), weights(16, 40), of_experts) is None  # without a gate
         other = torch.float32 if dtype is not torch.float32 else torch.float16
         assert joined(weights(80, 16).to(other), weights(16, 40), of_experts) is None
+        assert joined(weights(80, 16), weights(16, 40).to(other), of_experts) is None
+        assert joined(weights(80 * 16, 16), weights(16, 40 * 16), of_experts) is not None
+        assert joined(weights(80 * 17, 16), weights(16, 40 * 17), of_experts) is None
         packed = [rows_of(drawn(draw, "int4", *size, dtype=dtype)) for size in ((80, 16), (16, 80))]
         assert joined(packed[0], weights(16, 40), of_experts) is None
         wide = weights(80, 16), rows_of(drawn(draw, "int4", 3, 16, 40, dtype=dtype))
@@ -196,6 +199,20 @@ class SharedExpertConformance:
         twice = WeightedSum(out, case.weights, out.clone())
         with pytest.raises(AssertionError, match="computed once"):
             case.run(case.shared, twice)
+        pairs = placed(17, TOP_K, EXPERTS, draw.device)
+        (first, _, *_), rows = (
+            case.matrices,
+            poisoned(17 * 4, INNER, dtype=dtype, device=draw.device),
+        )
+        x = draw.normal(17, HIDDEN, dtype=dtype)
+        with pytest.raises(AssertionError, match="all tokens of a part"):
+            gate_and_up(rows, x, first, None, "silu", TOP_K, pairs, SMALL, shared=case.shared)
+        assert isinstance(first, Tensor)
+        with pytest.raises(AssertionError, match="no bias"):
+            gate_and_up(
+                rows[:8], x[:2], first, first[:, :, 0].contiguous(), "silu", TOP_K, pairs, SMALL,
+                shared=case.shared,
+            )  # fmt: skip
         case.x, case.ids = case.x[:1], case.ids[:1]
         of_one = WeightedSum(out[:1], case.weights[:1], out[1:])
         with pytest.raises(AssertionError, match="computed once"):

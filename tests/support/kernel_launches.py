@@ -485,7 +485,35 @@ def packed(facts: dict[str, Any], key: str, kind: str, dtype: torch.dtype) -> No
         down(empty(8, 4096, dtype=dtype), activated, last, None, 2, pairs, config)
     of_one = WeightedSum(x[:1], empty(1, 4, dtype=torch.float32), adds=True)
     launch_sum_of_one(facts, of_one, last, ids.int(), None, False)
+    packed_shared_expert(facts, key, kind, x, (gate_up, last))
     facts.clear()
+
+
+def packed_shared_expert(
+    facts: dict[str, Any], key: str, kind: str, x: torch.Tensor, of_experts: tuple[Rows, Rows]
+) -> None:
+    """Launch products with a packed shared expert that is as wide as two others, of one token and
+    of more."""
+    dtype, inner, parts, top_k = x.dtype, of_experts[1].shape[-1], 2, 2
+    shared = joined(
+        unwritten(kind, 2 * parts * inner, 4096, dtype=dtype),
+        unwritten(kind, 4096, parts * inner, dtype=dtype), of_experts,
+    )  # fmt: skip
+    assert shared is not None
+    config, pairs = packed_entry(key, 1, dtype), room(8, 32)
+    rows = 4 * (top_k + parts)
+    activated, out = empty(rows, inner, dtype=dtype), empty(rows, 4096, dtype=dtype)
+    facts |= {"rows": 1} | asdict(config)
+    gate_and_up(activated, x, of_experts[0], None, "silu", top_k, pairs, config, shared=shared)
+    down(out, activated, of_experts[1], None, top_k, pairs, config, shared=shared)
+    ids, of_one = empty(top_k, dtype=torch.int32), config_of(of_experts[0], torch.device("cpu"))
+    facts |= {"k": 4096} | asdict(of_one)
+    multiply_row(
+        activated[: top_k + parts], x[:1], of_experts[0], of_one, None, None,
+        Activation("silu", True), ids=ids, shared=shared,
+    )  # fmt: skip
+    total = WeightedSum(x[:1], empty(1, top_k, dtype=torch.float32), adds=True)
+    launch_sum_of_one(facts, total, of_experts[1], ids, None, False, shared)
 
 
 def packed_dtypes(kind: str) -> tuple[torch.dtype, ...]:

@@ -35,12 +35,10 @@ def _weighted(product, bias_ptr, rows, weight, is_column, dtype: tl.constexpr):
 
 
 @triton.jit
-def _factor(weights_ptr, gates_ptr, choice, TOP_K: tl.constexpr, PARTS: tl.constexpr):
+def _factor(weights_ptr, choice, gate, TOP_K: tl.constexpr):
     """Returns the weight of a choice, or, behind the experts, the factor of the shared one."""
-    factor = tl.load(weights_ptr + tl.minimum(choice, TOP_K - 1))
-    if PARTS > 0:
-        factor = tl.where(choice < TOP_K, factor, gate_of(gates_ptr, 0))
-    return factor
+    weight = tl.load(weights_ptr + tl.minimum(choice, TOP_K - 1))
+    return tl.where(choice < TOP_K, weight, gate)
 
 
 @triton.jit
@@ -101,20 +99,16 @@ def combine_single_row(
     is_column = columns < n
     inner = tl.arange(0, BLOCK_K)[None, :]
     rows = row_of_expert(ids_ptr, 0, num_experts, n) + columns
-    weight = tile_of(
-        weight_ptr + rows[:, None] * weight_stride + inner, is_column, 0, k, BLOCK_K, IS_WHOLE
-    )
+    places = weight_ptr + rows[:, None] * weight_stride + inner
+    weight = tile_of(places, is_column, 0, k, BLOCK_K, IS_WHOLE)
     shared, before = load_addends(
         out_ptr + columns, shared_ptr, gates_ptr, 0, 0, 0, columns, is_column, ADDS
     )
     total = tl.zeros((BLOCK_N,), tl.float32)
+    gate = gate_of(gates_ptr, 0)
     for choice in range(TOP_K + PARTS):
-        factor = _factor(weights_ptr, gates_ptr, choice, TOP_K, PARTS)
+        factor = _factor(weights_ptr, choice, gate, TOP_K)
         own_x = x_ptr + choice * k
-        own_rows = _own_rows(
-            choice, rows, columns, weight_ptr, weight_ptr, weight_stride, 0, shared_rows, TOP_K
-        )
-        places = own_rows[0][:, None] + inner
         products = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
         for start in range(BLOCK_K, k, BLOCK_K):
             next_weight = tile_of(places, is_column, start, k, BLOCK_K, IS_WHOLE)
@@ -134,7 +128,7 @@ def combine_single_row(
         x, _ = elements_of(own_x, own_x, last, k, 0.0, False, BLOCK_K, IS_WHOLE)
         product = tl.sum(products + weight.to(tl.float32) * x[None, :], axis=1)
         total += _weighted(product, bias_ptr, rows, factor, is_column, out_ptr.dtype.element_ty)
-        weight, rows = next_weight, next_rows
+        weight, rows, places = next_weight, next_rows, next_places
     store_sum(out_ptr + columns, total, shared, before, scale, is_column, ADDS)
 
 
@@ -181,8 +175,9 @@ def combine_packed_row(
     )
     total = tl.zeros((BLOCK_N,), tl.float32)
     last = (tl.cdiv(k, 64) - 1) // RUNS * RUNS
+    gate = gate_of(gates_ptr, 0)
     for choice in range(TOP_K + PARTS):
-        factor = _factor(weights_ptr, gates_ptr, choice, TOP_K, PARTS)
+        factor = _factor(weights_ptr, choice, gate, TOP_K)
         own_x = x_ptr + choice * k
         products = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
         for start in range(0, last, RUNS):

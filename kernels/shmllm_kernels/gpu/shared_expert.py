@@ -68,10 +68,8 @@ def joined(gate_up: Rows, down: Rows, of_experts: tuple[Rows, Rows]) -> SharedEx
         return None
     if _format(gate_up) != _format(of_experts[0]) or _format(down) != _format(of_experts[1]):
         return None
-    if not isinstance(down, Tensor) and parts > 1:
-        widths = [strides_of(rows)[0] for rows in (down, of_experts[1])]
-        if inner % RUN or widths[0] != parts * widths[1]:
-            return None  # a part would begin within a run, or within a block of runs
+    if not isinstance(down, Tensor) and parts > 1 and inner % RUN:
+        return None  # a part would begin within a run
     return SharedExpert(gate_up, down, parts)
 
 
@@ -93,10 +91,9 @@ def rows_of_down(shared: SharedExpert | None, num_tokens: int) -> SharedRows | N
         return None
     check_rows(shared.down)
     strides = strides_of(shared.down)
-    # A parameter of a whole row is that of each part.
-    is_of_row = not isinstance(shared.down, Tensor) and shared.down.packing.stored == "row"
-    steps = strides[0] // shared.parts, 0 if is_of_row else strides[1] // shared.parts
-    return SharedRows(*memory_of(shared.down), *strides, *steps, num_tokens)
+    # If a row has one parameter, that is 0: all parts have it.
+    step, parameters_step = (stride // shared.parts for stride in strides)
+    return SharedRows(*memory_of(shared.down), *strides, step, parameters_step, num_tokens)
 
 
 def parts_of(shared: SharedExpert | None) -> int:

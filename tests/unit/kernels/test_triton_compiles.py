@@ -107,6 +107,7 @@ def test_some_kernels_that_read_packed_weights_compile(more_compiled: list[Kerne
         "_linear",
         "multiply_gate_and_up",
         "multiply_down",
+        "multiply_packed_row",
         "combine_packed_row",
     }
     check(found, 90)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from conformance.decode_attention_kernel import DecodeAttentionConformance
 from conformance.expert_rows_kernel import ExpertRowsConformance
 from conformance.few_rows_kernel import FewRowsConformance, RowAdaptersConformance
-from conformance.shared_expert_kernels import SharedExpertConformance
 from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 from conformance.weights_ahead_kernel import WeightsAheadConformance
 
@@ -23,10 +22,6 @@ class TestRowAdapters(RowAdaptersConformance):
 
 
 class TestExpertRows(ExpertRowsConformance):
-    pass
-
-
-class TestSharedExpert(SharedExpertConformance):
     pass
 
 
