@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
@@ -23,7 +22,6 @@ from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -37,6 +35,7 @@ from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, dtype_name, kind_of, weights_of
+from shmllm.worker.cpu.rope_tables import record_rope_tables
 from shmllm.worker.cpu.states import States
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
@@ -58,7 +57,6 @@ from shmllm_kernels.cpu.rows import (
     GATE,
     GATHER,
     JOIN,
-    ROPE_TABLES,
     SCALE_AND_CAP,
 )
 
@@ -202,7 +200,7 @@ class CpuOps:
         )
         self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer)
         for rope in config.ropes:
-            self._record_rope_tables(rope)
+            record_rope_tables(program, inputs, self._num_tokens, rope, buffers.angles[rope])
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         out, table = self._buffers.embeds, embedding.table
@@ -383,19 +381,6 @@ class CpuOps:
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
         shared = None if moe.shared is None else self.mlp(x, moe.shared)
         return self._experts.experts(x, routing, moe, shared)
-
-    def _record_rope_tables(self, rope: RopeConfig) -> None:
-        frequencies, of_pairs = inverse_frequencies(rope), np.array(axes(rope), np.int64)
-        on_axes = self._inputs.rope_positions if rope.sections else None
-        positions = self._inputs.positions if on_axes is None else on_axes
-        addresses = [positions.ctypes.data, frequencies.data_ptr()]
-        tables = [table.data_ptr() for table in self._buffers.angles[rope]]
-        scale = word_of_float(attention_factor(rope))
-        operands = [self._num_tokens, *addresses, len(frequencies), *tables, scale]
-        if on_axes is not None:
-            operands += [of_pairs.ctypes.data, on_axes.strides[0]]
-        kernel, keep = ROPE_TABLES[on_axes is not None], [frequencies, of_pairs]
-        self._kernels.record(kernel, operands, keep=keep, label="rope_tables")
 
     def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
         self._kernels.record(kernel, [self._num_tokens, *operands], label=label)
