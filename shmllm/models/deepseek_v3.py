@@ -63,8 +63,6 @@ def read_latent_attention(
     rank: int | None = query_rank
     if "q_lora_rank" in fields.values:
         rank = fields.optional_integer("q_lora_rank")
-    if rank == num_heads * (nope_dim + rope_dim):
-        raise fields.error(f"q_lora_rank ({rank}) equals the width of all queries: not supported")
     return LatentAttentionSpec(
         num_heads=num_heads,
         rank=fields.integer("kv_lora_rank", 512),

@@ -25,10 +25,10 @@ class LatentAttention:
     Attributes:
         layer: the index of the layer.
         spec: what it computes.
-        query_down: the projection to `query_rank`, or None.
-        query_norm: the norm of its output, or None.
-        query_up: the projection to queries, of that or of the hidden state.
-        kv_down: the projection to a latent and a key part, side by side.
+        in_proj: the projection to `LatentAttentionSpec.first_widths`, side by side.
+        query_norm: the norm of what queries are a projection of, or None.
+        query_up: the projection to queries, of that or of the hidden state; None: `in_proj` returns
+            them.
         kv_norm: the norm of latents.
         key_up: [heads, rank, nope_dim], the projection of each head's query to a latent's width.
         value_up: [heads, value_dim, rank], the projection of each head's output to a value.
@@ -41,13 +41,11 @@ class LatentAttention:
         self.layer = layer
         self.spec = spec
         hidden, rank = config.hidden_size, spec.query_rank
-        self.query_down: Linear | None = None
-        self.query_norm: Norm | None = None
-        if rank is not None:
-            self.query_down = Linear(hidden, [rank], spec.bias, storage)
-            self.query_norm = Norm(rank, NORM, storage)
-        self.query_up = Linear(hidden if rank is None else rank, [spec.query_width], False, storage)
-        self.kv_down = Linear(hidden, [spec.key_dim], spec.bias, storage)
+        self.in_proj = Linear(hidden, spec.first_widths, spec.bias, storage)
+        self.query_norm = None if rank is None else Norm(rank, NORM, storage)
+        self.query_up: Linear | None = None
+        if spec.projects_queries:
+            self.query_up = Linear(rank or hidden, [spec.query_width], False, storage)
         self.kv_norm = Norm(spec.rank, NORM, storage)
         self.key_up = storage.tensor(spec.num_heads, spec.rank, spec.nope_dim)
         self.value_up = storage.tensor(spec.num_heads, spec.value_dim, spec.rank)
@@ -61,13 +59,13 @@ class LatentAttention:
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
         prefix = f"{prefix}.self_attn"
-        if self.query_down is None or self.query_norm is None:
-            weights = self.query_up.named_weights(f"{prefix}.q_proj")
-        else:
-            weights = self.query_down.named_weights(f"{prefix}.q_a_proj")
+        query, up = ("q_proj", "q_proj") if self.query_norm is None else ("q_a_proj", "q_b_proj")
+        firsts = [f"{prefix}.{query}", f"{prefix}.kv_a_proj_with_mqa"]
+        weights = self.in_proj.named_weights(*firsts[-len(self.spec.first_widths) :])
+        if self.query_norm is not None:
             weights |= self.query_norm.named_weights(f"{prefix}.q_a_layernorm")
-            weights |= self.query_up.named_weights(f"{prefix}.q_b_proj")
-        weights |= self.kv_down.named_weights(f"{prefix}.kv_a_proj_with_mqa")
+        if self.query_up is not None:
+            weights |= self.query_up.named_weights(f"{prefix}.{up}")
         weights |= self.kv_norm.named_weights(f"{prefix}.kv_a_layernorm")
         weights[f"{prefix}.kv_b_proj.weight"] = (self._kv_up(),)
         return weights | self.o_proj.named_weights(f"{prefix}.o_proj")

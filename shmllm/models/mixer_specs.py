@@ -193,6 +193,7 @@ class LatentAttentionSpec:
         rope: the rotation.
         scale: the factor of the scores.
         bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
+            Queries have none.
     """
 
     num_heads: int
@@ -228,16 +229,33 @@ class LatentAttentionSpec:
         return self.rank + self.rope_dim
 
     @property
+    def first_widths(self) -> tuple[int, ...]:
+        """The widths of what one product makes of the hidden state: `query_rank`, or queries if the
+        others have no bias either, and last a latent with its key part."""
+        if self.query_rank is not None:
+            return self.query_rank, self.key_dim
+        return (self.key_dim,) if self.bias else (self.query_width, self.key_dim)
+
+    @property
+    def in_width(self) -> int:
+        """The width of all of these."""
+        return sum(self.first_widths)
+
+    @property
+    def projects_queries(self) -> bool:
+        """Whether queries are a product of their own."""
+        return self.query_rank is not None or self.bias
+
+    @property
     def linear_widths(self) -> tuple[int, ...]:
         """The widths of the outputs of the projections before the attention."""
-        ranks = () if self.query_rank is None else (self.query_rank,)
-        return (*ranks, self.query_width, self.key_dim)
+        return (self.in_width, self.query_width) if self.projects_queries else (self.in_width,)
 
     @property
     def read_widths(self) -> tuple[int, ...]:
         """The widths of what products read, but for the hidden state and `width`."""
         ranks = () if self.query_rank is None else (self.query_rank,)
-        return (*ranks, self.query_width, self.latent_width)
+        return (*ranks, *self.linear_widths, self.latent_width)
 
     @property
     def kv(self) -> KVHeads:

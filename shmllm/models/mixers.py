@@ -59,11 +59,12 @@ def _attend(ops: Ops, x: Tensor, attention: Attention) -> Tensor:
 
 
 def _attend_to_latents(ops: Ops, x: Tensor, attention: LatentAttention) -> Tensor:
-    ops.store_latents(ops.linear(x, attention.kv_down), attention)
-    if attention.query_down is not None and attention.query_norm is not None:
-        x = ops.norm(ops.linear(x, attention.query_down), attention.query_norm)
-    attended = ops.attend_to_latents(ops.linear(x, attention.query_up), attention)
-    return ops.linear(attended, attention.o_proj)
+    query = ops.store_latents(ops.linear(x, attention.in_proj), attention)
+    if attention.query_norm is not None:
+        x = ops.norm(query, attention.query_norm)
+    if attention.query_up is not None:
+        query = ops.linear(x, attention.query_up)
+    return ops.linear(ops.attend_to_latents(query, attention), attention.o_proj)
 
 
 def _run_delta_net(ops: Ops, x: Tensor, net: DeltaNet) -> Tensor:

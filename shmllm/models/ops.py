@@ -120,7 +120,15 @@ class Ops(LinearOps, Protocol):
         """
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Normalises ``x`` [tokens, hidden], in place, and returns it."""
+        """Normalises rows, in place, or elsewhere if they have more columns than the norm.
+
+        Args:
+            x: [tokens, columns]; the first columns are normalised, as many as the norm has.
+            norm: the norm; see `add_norm`.
+
+        Returns:
+            [tokens, columns of the norm].
+        """
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
         """Multiplies ``x`` [tokens, width], in place, by a number, and by a weight [1] unless it is
@@ -157,13 +165,17 @@ class Ops(LinearOps, Protocol):
             [tokens, num_heads * head_dim].
         """
 
-    def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
+    def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
         """Normalises the latents of the step's tokens, rotates their key parts, and stores both in
         the cache.
 
         Args:
-            x: [tokens, rank + rope_dim], latents and key parts side by side; may be overwritten.
+            x: [tokens, in_width], the output of ``in_proj``: latents and key parts are its last
+                columns, and may be overwritten.
             attention: the layer.
+
+        Returns:
+            ``x``.
         """
 
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
@@ -175,7 +187,8 @@ class Ops(LinearOps, Protocol):
         output the weighted sum of latents, which ``value_up`` projects.
 
         Args:
-            query: [tokens, heads * (nope_dim + rope_dim)]; may be overwritten.
+            query: [tokens, columns], of which the first heads * (nope_dim + rope_dim) are queries;
+                may be overwritten.
             attention: the layer.
 
         Returns:

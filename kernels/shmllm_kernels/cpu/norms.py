@@ -63,8 +63,9 @@ def add_rms_norm(operands, begin, end, kind):
     addend, residual, weight = word(operands, 1), word(operands, 2), word(operands, 3)
     out, width, eps = word(operands, 4), word(operands, 5), float_of_word(word(operands, 6))
     scale, offset = float_of_word(word(operands, 7)), float_of_word(word(operands, 8))
+    stride = word(operands, 9)
     for row in range(begin, end):
-        source = residual + row * width * 4
+        source = residual + row * stride
         if addend != 0:
             _add_row(addend + row * width * 4, source, width, scale)
         factor = np.float32(1.0) / np.sqrt(_mean_square(source, width) + eps)
@@ -86,7 +87,7 @@ ADD_RMS_NORM = {kind: Kernel(count_pieces, _add_rms_norm, kind) for kind in KIND
 
 Operands: address of the number of rows; x [rows, width] or 0; residual [rows, width]; weight
 [width]; out [rows, width], which may be residual; width; eps, scale and offset, numbers from
-`word_of_float`.
+`word_of_float`; the bytes from one row of residual to the next.
 """
 
 
@@ -94,10 +95,10 @@ Operands: address of the number of rows; x [rows, width] or 0; residual [rows, w
 def _add_layer_norm(operands, piece, thread, num_threads, kind):
     addend, residual, weight = word(operands, 1), word(operands, 2), word(operands, 3)
     out, width, eps = word(operands, 4), word(operands, 5), float_of_word(word(operands, 6))
-    scale, bias = float_of_word(word(operands, 7)), word(operands, 8)
+    scale, bias, stride = float_of_word(word(operands, 7)), word(operands, 8), word(operands, 9)
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        source = residual + row * width * 4
+        source = residual + row * stride
         if addend != 0:
             _add_row(addend + row * width * 4, source, width, scale)
         mean = _mean(source, width)
@@ -116,7 +117,7 @@ sqrt(variance + eps) * weight + bias`` (Ba et al., 2016).
 
 Operands: address of the number of rows; x [rows, width] or 0; residual [rows, width]; weight
 [width]; out [rows, width], which may be residual; width; eps and scale, numbers from
-`word_of_float`; bias [width] or 0.
+`word_of_float`; bias [width] or 0; the bytes from one row of residual to the next.
 """
 
 

@@ -52,8 +52,8 @@ def _add_rms_norm(operands, piece, thread, num_threads, kind, x_kind):
     begin, end = _rows_of_piece(operands, piece, num_threads)
     add_rms_norm(operands, begin, end, kind)
     _round(
-        operands, begin, end, word(operands, 4), word(operands, 5), word(operands, 9),
-        word(operands, 10), x_kind,
+        operands, begin, end, word(operands, 4), word(operands, 5), word(operands, 10),
+        word(operands, 11), x_kind,
     )  # fmt: skip
 
 

@@ -109,6 +109,7 @@ class CpuBuffers:
         }
         self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
+        self._unprojected = {width: buffer(max_tokens, width) for width in config.query_ranks}
         self.joined: Tensor | None = None
         if config.num_further:
             self.joined = buffer(max_tokens, 2 * hidden)
@@ -138,6 +139,11 @@ class CpuBuffers:
         """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
         place."""
         return self._attended[width]
+
+    def unprojected(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for what queries of latent attention are a
+        projection of."""
+        return self._unprojected[width]
 
     def latents(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the queries of a latent attention, projected to

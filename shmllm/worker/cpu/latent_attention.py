@@ -68,12 +68,12 @@ class LatentAttentionOps:
         self._split_states = torch.empty(states, dtype=torch.uint8)
 
     def store(self, x: Tensor, attention: LatentAttention) -> None:
-        """Record the operation `models.ops.Ops.store_latents`."""
+        """Record the operation `models.ops.Ops.store_latents`, of latents and key parts alone."""
         spec, norm = attention.spec, attention.kv_norm
         cache = self._cache.layers[attention.layer]
         layout = latent_layout(cache)
         operands = [
-            x.data_ptr(), 4 * x.shape[1], spec.rank, *self._rotation(spec),
+            x.data_ptr(), 4 * x.stride(0), spec.rank, *self._rotation(spec),
             norm.weight.data_ptr(), word_of_float(norm.spec.eps),
             self._inputs.slot_mapping[cache.group].ctypes.data, cache.blocks.data_ptr(),
             layout.row_bytes, layout.block_size.bit_length() - 1, cache.blocks.stride(0),
@@ -90,9 +90,9 @@ class LatentAttentionOps:
         ropes = [query.data_ptr() + 4 * spec.nope_dim, 4 * query.shape[1]]
         rotation = [*ropes, spec.num_heads, head_bytes, *self._rotation(spec)]
         self._program.record(ROTATE, [self._num_tokens, *rotation], label="rotate")
-        self._multiply(query, attention.key_up, latents)
+        self._multiply(query, spec.nope_dim + spec.rope_dim, attention.key_up, latents)
         self._attend(latents, [*ropes, head_bytes], attention)
-        self._multiply(latents, attention.value_up, out)
+        self._multiply(latents, spec.rank, attention.value_up, out)
         return out
 
     def _attend(self, latents: Tensor, ropes: list[int], attention: LatentAttention) -> None:
@@ -110,14 +110,14 @@ class LatentAttentionOps:
         self._program.record(kernel, operands, keep=[sizes], label="attend_latents")
         self._program.record(MERGE_LATENTS, operands, label="merge_latents")
 
-    def _multiply(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """Record ``out[:, head] = x[:, head] @ weight[head].T``; x [tokens, heads * ...] may have
-        more than the weight's columns for each head."""
+    def _multiply(self, x: Tensor, width: int, weight: Tensor, out: Tensor) -> None:
+        """Record ``out[:, head] = x[:, head] @ weight[head].T``; a head has ``width`` columns of x
+        [tokens, columns], at least as many as the weight has."""
         heads, columns, k = weight.shape
         x_kind, kind, _ = self._products.kinds(weight, is_grouped=True)
         address, stride = self._products.activations(self._num_tokens, x, x_kind)
         itemsize = 4 if x_kind == "float32" else 2
-        source = [address, stride, itemsize * (x.shape[1] // heads)]
+        source = [address, stride, itemsize * width]
         target = [out.data_ptr(), 4 * out.shape[1], 4 * columns]
         operands = [*source, *target, weight.data_ptr(), heads, columns, k]
         kernel = MULTIPLY_HEADS[x_kind, kind]

@@ -26,9 +26,9 @@ def record_norm(
         program: the program to record in.
         num_rows: the address of an int64, the number of rows.
         x: [rows, width] float32, or None: nothing is added.
-        residual: [rows, width] float32.
+        residual: [rows, width] float32, with any stride between rows.
         norm: the norm.
-        out: [rows, width] float32; it may be `residual`.
+        out: [rows, width] float32; it may be `residual`, whose rows lie one after the other then.
         scale: the factor of `x`.
     """
     added = 0 if x is None else x.data_ptr()
@@ -39,5 +39,5 @@ def record_norm(
     else:
         kernels, last = ADD_LAYER_NORM, 0 if norm.bias is None else norm.bias.data_ptr()
     label = f"{norm.spec.kind}_norm" if x is None else f"add_{norm.spec.kind}_norm"
-    kernel = kernels[kind_of(norm.weight)]
-    program.record(kernel, [num_rows, *addresses, *sizes, last], label=label)
+    kernel, stride = kernels[kind_of(norm.weight)], 4 * residual.stride(0)
+    program.record(kernel, [num_rows, *addresses, *sizes, last, stride], label=label)

@@ -264,8 +264,11 @@ class CpuOps:
         return embeds
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        record_norm(self._kernels, self._num_tokens, None, x, norm, x)
-        return x
+        out, width = x, len(norm.weight)
+        if x.shape[1] > width:
+            out, x = self._buffers.unprojected(width), x[:, :width]
+        record_norm(self._kernels, self._num_tokens, None, x, norm, out)
+        return out
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
         kernel = SCALE["float32" if weight is None else kind_of(weight)]
@@ -339,8 +342,9 @@ class CpuOps:
             self._ones = torch.ones(widest, dtype=attention.dtype)
         return self._ones
 
-    def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
-        self._latents.store(x, attention)
+    def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
+        self._latents.store(x[:, -attention.spec.key_dim :], attention)
+        return x
 
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self._latents.attend(query, attention)

@@ -103,8 +103,9 @@ class GpuBuffers:
         }
         self._unstored = {
             width: buffer(MAX_ROWS, width)
-            for width in {each.key_dim for each in config.latent_attentions}
+            for width in {each.in_width for each in config.latent_attentions}
         }
+        self._unprojected = {width: buffer(max_tokens, width) for width in config.query_ranks}
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
@@ -160,9 +161,14 @@ class GpuBuffers:
         return self._latents[width]
 
     def unstored(self, width: int) -> Tensor:
-        """Return the buffer [MAX_ROWS, width] for latents and key parts of few tokens until they
-        are stored: queries are projected meanwhile."""
+        """Return the buffer [MAX_ROWS, width] for what lies beside latents of few tokens, and for
+        these until they are stored: queries are projected meanwhile."""
         return self._unstored[width]
+
+    def unprojected(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for what queries of latent attention are a
+        projection of."""
+        return self._unprojected[width]
 
     def activated(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the output of an MLP's activation."""

@@ -247,6 +247,9 @@ class FusedOps:
             return NormedProduct(x, norm)
         if isinstance(x, SumOfNorms) and norm.spec == x.first.norm.spec:
             return NormedProduct(x, norm)
+        width = len(norm.weight)
+        if isinstance(x, Tensor) and x.shape[1] > width:
+            return NormedProduct(x[:, :width], norm)
         return self._ops.norm(self.value(x), norm)
 
     def scale(self, x: Any, factor: float, weight: Tensor | None = None) -> Any:
@@ -273,10 +276,11 @@ class FusedOps:
     def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
         return self._ops.attend(self.value(qkv), attention)
 
-    def store_latents(self, x: Any, attention: LatentAttention) -> None:
+    def store_latents(self, x: Any, attention: LatentAttention) -> Tensor:
         # They are stored by the launch that projects the queries.
         assert isinstance(x, Product), "latents are a product"
-        self._unstored = self._multiply(x, self._buffers.unstored(attention.spec.key_dim))
+        self._unstored = self._multiply(x, self._buffers.unstored(attention.spec.in_width))
+        return self._unstored
 
     def attend_to_latents(self, query: Any, attention: LatentAttention) -> Tensor:
         query = self.value(query)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.latent_attention import LatentAttention
+from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.worker.gpu.attention import AttentionStep
 from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -57,7 +58,7 @@ class LatentAttentionOps:
     def attend_few(self, query: Tensor, x: Tensor, attention: LatentAttention) -> Tensor:
         """Compute `store` of ``x`` and `attend` for few tokens."""
         spec = attention.spec
-        heads = query.unflatten(1, (spec.num_heads, -1))
+        heads = _heads_of(query, spec)
         latents = self._buffers.latents(spec.latent_width)[: len(query)]
         latents = latents.unflatten(1, (spec.num_heads, -1))
         absorb_queries(
@@ -79,7 +80,7 @@ class LatentAttentionOps:
         cos, sin = (table[: len(x)] for table in self._buffers.angles[rope])
         return {
             "cache": rows[:, :, 0],
-            "x": x,
+            "x": x[:, -attention.spec.key_dim :],
             "weight": norm.weight,
             "eps": norm.spec.eps,
             "cos": cos,
@@ -92,7 +93,7 @@ class LatentAttentionOps:
         """Return queries projected to the width of a latent, [tokens, heads, rank], and the rotated
         parts of queries, [tokens, heads, rope_dim]."""
         spec, num_tokens = attention.spec, len(query)
-        heads = query.unflatten(1, (spec.num_heads, -1))
+        heads = _heads_of(query, spec)
         rotated = heads[..., spec.nope_dim :]
         _, rows, _ = self._cache.layers[attention.layer]
         unwritten = rows[..., spec.rank :]
@@ -154,6 +155,12 @@ class LatentAttentionOps:
             "num_splits": launch.num_splits,
             "scratch": self._buffers.scratch(heads, num_tokens, launch.num_splits),
         }
+
+
+def _heads_of(query: Tensor, spec: LatentAttentionSpec) -> Tensor:
+    """Return the queries among some columns, [tokens, heads, nope_dim + rope_dim]."""
+    heads: Tensor = query[:, : spec.query_width].unflatten(1, (spec.num_heads, -1))
+    return heads
 
 
 def _multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:

@@ -227,12 +227,14 @@ class GpuOps:
         return embeds
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        spec = norm.spec
+        out, spec, width = x, norm.spec, len(norm.weight)
+        if x.shape[1] > width:
+            out, x = self._buffers.unprojected(width)[: len(x)], x[:, :width]
         if spec.kind == "layer":
-            layer_norm(x, x, norm.weight, norm.bias, spec.eps)
+            layer_norm(out, x, norm.weight, norm.bias, spec.eps)
         else:
-            rms_norm(x, x, norm.weight, spec.eps, spec.offset)
-        return x
+            rms_norm(out, x, norm.weight, spec.eps, spec.offset)
+        return out
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
         if factor != 1:
@@ -262,8 +264,9 @@ class GpuOps:
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         return self._attends.attend(qkv, attention)
 
-    def store_latents(self, x: Tensor, attention: LatentAttention) -> None:
+    def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
         self.latents.store(x, attention)
+        return x
 
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self.latents.attend(query, attention)

@@ -124,9 +124,9 @@ class Experts:
 @dataclass(slots=True, eq=False)
 class NormedProduct:
     """An RMSNorm of a product, of a sum of experts, or of a sum of norms of these, neither of which
-    has been launched, unless there is a value."""
+    has been launched, unless there is a value; or of rows."""
 
-    product: Product | Experts | SumOfNorms
+    product: Product | Experts | SumOfNorms | Tensor
     norm: Norm
     value: Tensor | None = None
 

@@ -30,7 +30,7 @@ def rms_norm(
     kernel = ADD_RMS_NORM[str(weight.dtype).removeprefix("torch.")]
     run_kernel(
         kernel, len(residual), addend, residual, weight, out, width, *numbers,
-        num_threads=num_threads,
+        4 * residual.stride(0), num_threads=num_threads,
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def layer_norm(
     kernel = ADD_LAYER_NORM[str(weight.dtype).removeprefix("torch.")]
     run_kernel(
         kernel, len(residual), addend, residual, weight, out, width, *numbers,
-        0 if bias is None else bias, num_threads=num_threads,
+        0 if bias is None else bias, 4 * residual.stride(0), num_threads=num_threads,
     )  # fmt: skip
 
 
@@ -87,6 +87,20 @@ def test_a_norm_in_place_has_the_bits_of_one_into_another_buffer() -> None:
         layer_norm(None, x, weight, weight, out)
         layer_norm(None, x, weight, weight, x)
         assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_norm_of_some_columns_has_the_bits_of_one_of_these_alone(width: int) -> None:
+    wide, weight = torch.randn(9, width + 7), torch.randn(width)
+    before, some = wide.clone(), wide[:, :width]
+    out, expected = torch.empty(9, width), torch.empty(9, width)
+    rms_norm(None, some, weight, out)
+    rms_norm(None, some.contiguous(), weight, expected)
+    assert torch.equal(out, expected)
+    layer_norm(None, some, weight, weight, out)
+    layer_norm(None, some.contiguous(), weight, weight, expected)
+    assert torch.equal(out, expected)
+    assert torch.equal(wide, before)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -24,6 +24,7 @@ def test_bits_are_those_of_a_norm_and_a_rounding(
     x, residual, weight = torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)
     sums, numbers = residual.clone(), [word_of_float(number) for number in (1e-5, 0.5, 1.0)]
     addend, expected = x if has_x else 0, torch.empty(rows, width)
+    numbers.append(4 * width)
     run_kernel(norms.ADD_RMS_NORM["float32"], rows, addend, sums, weight, expected, width, *numbers)
     out, rounded = torch.empty(rows, width), guarded(rounded_bytes(rows, width, kind))
     run_kernel(
