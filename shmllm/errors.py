@@ -144,6 +144,16 @@ class CallError(ShmLLMError):
         return f"{message}\n{self.remote_traceback}" if self.remote_traceback else message
 
 
+def as_exception(problem: BaseException) -> Exception:
+    """Returns what a function of a caller raised, as an Exception: anything else would end the
+    process that runs it."""
+    if isinstance(problem, Exception):
+        return problem
+    if isinstance(problem, SystemExit):
+        return RuntimeError(f"the function called exit({problem.code!r})")
+    return RuntimeError(f"the function raised {type(problem).__name__}: {problem}")
+
+
 class IpcError(ShmLLMError):
     """Base class of the errors of shared memory."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from shmllm.batch.rows import JsonObject
 from shmllm.errors import RequestError, nearest
+from shmllm.params.template_kwargs import with_template_kwargs
 
 # (prompt, sampling parameters, options of the chat template)
 Request = tuple[Any, JsonObject, JsonObject]
@@ -170,9 +171,4 @@ def _template(body: JsonObject) -> JsonObject:
         options["tool_choice"] = body["tool_choice"]
     if options.get("continue_final_message"):
         options.setdefault("add_generation_prompt", False)
-    more = body.get("chat_template_kwargs", {})
-    if not isinstance(more, dict):
-        raise RequestError("'chat_template_kwargs' must be an object")
-    if "messages" in more:
-        raise RequestError("'chat_template_kwargs' cannot have 'messages'")
-    return options | more
+    return with_template_kwargs(options, body.get("chat_template_kwargs"))

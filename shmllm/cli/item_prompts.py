@@ -28,6 +28,7 @@ def prompt_with_items(
     front_end: FrontEnd,
     prompt: str | dict[str, Any] | list[Any],
     items: Sequence[ReadyItem],
+    /,
     **template: Any,
 ) -> dict[str, Any]:
     """The prompt for the engine.

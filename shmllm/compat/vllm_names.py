@@ -17,6 +17,7 @@ from shmllm.compat.vllm_options import translate
 from shmllm.compat.vllm_tokenization import of_pairs, tokenize, tokenize_for_pooling
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
+from shmllm.params.template_kwargs import with_template_kwargs
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,9 @@ class LLM(shmllm.frontend.llm.LLM):
     ) -> list[RequestOutput]:
         priority = usable_priority(priority, self.facts)
         given = known({"lora_request": lora_request, "priority": priority, **options})
-        variables = dict(chat_template_kwargs or {})
-        variables["chat_template_content_format"] = chat_template_content_format
+        variables = with_template_kwargs(
+            {"chat_template_content_format": chat_template_content_format}, chat_template_kwargs
+        )
         return super().chat(
             messages,
             sampling_params,

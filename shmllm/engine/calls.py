@@ -14,7 +14,7 @@ from typing import Any
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
 from shmllm.engine.sleep import SleepResult, level_of, parts_of
-from shmllm.errors import RequestError
+from shmllm.errors import RequestError, as_exception
 from shmllm.params.lora import LoRARequest
 from shmllm.wire.messages import Call, Method, Reply
 
@@ -181,10 +181,12 @@ def reply_with(number: int, work: Callable[[], str]) -> Reply:
     """The Reply with the JSON text that `work` returns.
 
     If `work` raises an exception, the Reply carries that: a failed call must not end the engine.
+    A signal does not raise KeyboardInterrupt here.
     """
     try:
         return Reply(number, True, work())
-    except Exception as problem:
+    except (Exception, KeyboardInterrupt) as raised:
+        problem = as_exception(raised)
         is_expected = isinstance(problem, RequestError)
         kind = type(problem).__name__
         trace = "" if is_expected else traceback.format_exc()

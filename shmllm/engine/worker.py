@@ -17,7 +17,7 @@ from typing import Any
 
 from shmllm.engine.blocks_elsewhere import WeightsSource
 from shmllm.engine.core import EngineCore
-from shmllm.errors import RequestError, nearest
+from shmllm.errors import RequestError, as_exception, nearest
 from shmllm.params.lora import LoRARequest
 from shmllm.wire.rpc import RpcCall, pickle_call
 
@@ -87,7 +87,8 @@ class Worker:
 
         Raises:
             Exception: any exception of the method or function.
-            RuntimeError: the function called `exit`.
+            RuntimeError: it called `exit`, or raised what is no Exception.
+            KeyboardInterrupt: it raised that, or the process was interrupted.
         """
         self._core.settle()
         version = self.model.weights_version
@@ -98,8 +99,10 @@ class Worker:
             return self._core.runner.everywhere(
                 lambda: function(self, *call.args, **call.kwargs), lambda: pickle_call(call)
             )
-        except SystemExit as problem:
-            raise RuntimeError(f"the function called exit({problem.code!r})") from problem
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as problem:
+            raise as_exception(problem) from problem
         finally:
             if self.model.weights_version != version:
                 source, version_read = self._read

@@ -37,6 +37,7 @@ from shmllm.outputs.request import RequestOutput
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import SamplingParams
+from shmllm.params.template_kwargs import with_template_kwargs
 
 
 @takes_llm_options
@@ -164,11 +165,11 @@ class AsyncLLM(AsyncEngineControls):
             "chat_template": chat_template,
             "tools": tools,
             "tool_choice": tool_choice,
-            **(chat_template_kwargs or {}),
         }
 
         def prepare() -> PreparedRequest:
-            prompt = self._llm.front_end.chat_prompt(messages, **options)
+            given = with_template_kwargs(options, chat_template_kwargs)
+            prompt = self._llm.front_end.chat_prompt(messages, **given)
             return self._prepare(prompt, sampling_params, priority, lora_request)
 
         return self._requests.run(prepare, request_id)

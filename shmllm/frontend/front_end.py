@@ -210,7 +210,7 @@ class FrontEnd:
         return bool(self.dispatcher.call(Method.ADD_LORA, asdict(lora)))
 
     def chat_prompts(
-        self, messages: Messages | Sequence[Messages], **template_options: Any
+        self, messages: Messages | Sequence[Messages], /, **template_options: Any
     ) -> list[TokensPrompt]:
         """Turn one conversation or several into prompts."""
         self.dispatcher.check_open()
@@ -223,6 +223,7 @@ class FrontEnd:
     def chat_prompt(
         self,
         messages: Messages,
+        /,
         *,
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
@@ -235,9 +236,8 @@ class FrontEnd:
         self._check_generates("chat")
         messages, given = take_items(messages, self.items.options.folder)
         marks = {item.modality: self.items.mark(item.modality) for item in given.items}
-        text = self.tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=chat_template, marks=marks, **template_options
-        )
+        options = {**template_options, "tools": tools, "chat_template": chat_template}
+        text = self.tokenizer.render_chat(messages, options, marks)
         prompt: Any = {"prompt": text}
         expanded = text
         if given:

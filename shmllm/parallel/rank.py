@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from shmllm.config.engine import EngineConfig
+from shmllm.errors import as_exception
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
@@ -171,8 +172,8 @@ class RankServer:
         function, args, kwargs = cloudpickle.loads(data)
         try:
             return function(self._worker, *args, **kwargs)
-        except SystemExit as problem:
-            raise RuntimeError(f"the function called exit({problem.code!r})") from problem
+        except BaseException as problem:
+            raise as_exception(problem) from problem
 
     def read_weight(self, name: str) -> Tensor:
         """Return a weight of which this rank has a part, with zeros elsewhere."""

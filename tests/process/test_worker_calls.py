@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -102,6 +103,15 @@ def test_an_exception_comes_back_as_text_and_ends_nothing(llm: LLM) -> None:
     assert "in fail" in caught.value.remote_traceback
     with pytest.raises(CallError, match="RuntimeError: the function called exit"):
         llm.collective_rpc(lambda worker: sys.exit(1))
+
+    def stop(worker: Any, kind: type[BaseException]) -> None:
+        raise kind("mine")
+
+    with pytest.raises(CallError, match="RuntimeError: the function raised CancelledError: mine"):
+        llm.collective_rpc(stop, args=(asyncio.CancelledError,))
+    is_own = llm.engine_pid == os.getpid()  # Ctrl-C interrupts calls of an engine in this process
+    with pytest.raises(KeyboardInterrupt if is_own else CallError, match="mine"):
+        llm.collective_rpc(stop, args=(KeyboardInterrupt,))
     with pytest.raises(CallError, match="TypeError"):
         llm.collective_rpc("get_weight")
     with pytest.raises(RequestError, match="nearest is 'check_health'"):

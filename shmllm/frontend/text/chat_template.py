@@ -76,9 +76,11 @@ def select_template(templates: Mapping[str, str], wanted: str | None, *, has_too
             model has it.
 
     Raises:
-        RequestError: `wanted` is None and the model has no default template.
+        RequestError: `wanted` is None and the model has no default template, or it is no str.
     """
     if wanted is not None:
+        if not isinstance(wanted, str):
+            raise RequestError(f"chat_template must be a str, got {type(wanted).__name__}")
         return templates.get(wanted, wanted)
     name = "tool_use" if has_tools and "tool_use" in templates else "default"
     if name in templates:

@@ -278,13 +278,13 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_content_format: str = "auto",
-        marks: Marks | None = None,
         **kwargs: Any,
     ) -> str:
         """Render a conversation as a prompt text, with the model's chat template.
@@ -302,24 +302,51 @@ class Tokenizer:
             tools: the JSON schemas of tools.
             chat_template_content_format: the form in which the template gets contents: "string",
                 "openai" for lists of parts, or "auto" for lists if the template reads them.
-            marks: what stands for an item, a part of `ITEM_PARTS`, where the template takes texts
-                only, by modality; None: there are no items.
             **kwargs: further variables of the template.
 
         Raises:
             RequestError: the messages are malformed, no template exists, or it fails.
         """
-        source = self.chat_template(chat_template, has_tools=tools is not None)
+        given = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+            "tools": tools,
+            "chat_template_content_format": chat_template_content_format,
+        }
+        return self.render_chat(messages, {**given, **kwargs})
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        marks: Marks | None = None,
+    ) -> str:
+        """Render a conversation, which may have images, sounds and videos.
+
+        Args:
+            messages: as in `apply_chat_template`.
+            options: the keyword arguments of `apply_chat_template`, and further variables of the
+                template.
+            marks: what stands for an item, a part of `ITEM_PARTS`, where the template takes texts
+                only, by modality; None: there are no items.
+
+        Raises:
+            RequestError: as `apply_chat_template`.
+        """
+        variables = dict(options)
+        tools, wanted = variables.pop("tools", None), variables.pop("chat_template", None)
+        source = self.chat_template(wanted, has_tools=tools is not None)
         from shmllm.frontend.text.chat_template import render_chat
 
         return render_chat(
             source,
             messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
+            add_generation_prompt=variables.pop("add_generation_prompt", True),
+            continue_final_message=variables.pop("continue_final_message", False),
             tools=tools,
-            content_format=chat_template_content_format,
-            variables=self.special_tokens | kwargs,
+            content_format=variables.pop("chat_template_content_format", "auto"),
+            variables=self.special_tokens | variables,
             marks=marks,
         )
 

@@ -268,7 +268,9 @@ def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
     if path.is_file():
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # its Rust code may panic, which is no Exception
             raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
         backend = FastBackend(tokenizer, token_types=_has_token_types(directory))
         return backend, _named_special_tokens(directory)

@@ -178,6 +178,10 @@ def test_a_completion_body_becomes_parameters(body, prompt, sampling):
         ),
         ({"chat_template_kwargs": {"thinking": False}}, {"thinking": False}),
         (
+            {"tools": [{}], "chat_template_kwargs": {"tools": None, "self": 1}},
+            {"tools": None, "self": 1},
+        ),
+        (
             {"continue_final_message": True},
             {"continue_final_message": True, "add_generation_prompt": False},
         ),
@@ -196,7 +200,7 @@ BAD_BODIES = [
     (chat(top_logprobs=3), "'top_logprobs' needs 'logprobs' to be true"),
     (chat(messages="hi"), "'messages' must be a list"),
     (chat(response_format={"type": "xml"}), "'response_format' must be"),
-    (chat(chat_template_kwargs=[]), "'chat_template_kwargs' must be an object"),
+    (chat(chat_template_kwargs=[]), "chat_template_kwargs must be a dict, got list"),
     (chat(chat_template_kwargs={"messages": []}), "cannot have 'messages'"),
     (
         chat(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}),

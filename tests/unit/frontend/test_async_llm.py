@@ -107,6 +107,14 @@ CONVERSATION = [{"role": "user", "content": "a"}, {"role": "assistant", "content
     [
         {},
         {"chat_template": "{{ messages[0].content }}{{ x }}", "chat_template_kwargs": {"x": "y"}},
+        {
+            "chat_template": "x",
+            "chat_template_kwargs": {
+                "chat_template": "{{ self }}{{ marks }}",
+                "marks": 2,
+                "self": 1,
+            },
+        },
         {"continue_final_message": True},
         {"add_generation_prompt": False, "tools": [{"type": "function"}]},
     ],

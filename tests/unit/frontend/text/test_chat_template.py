@@ -295,6 +295,12 @@ def test_templates_that_fail(ours, template, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("template", [5, [], {"a": "b"}])
+def test_a_template_that_is_no_text(ours, template):
+    with pytest.raises(RequestError, match="chat_template must be a str, got"):
+        ours.apply_chat_template([USER], chat_template=template)
+
+
 @pytest.mark.parametrize("tools", ["x", ["x"], [print]])
 def test_malformed_tools(ours, tools):
     with pytest.raises(RequestError, match="tools must be a list of dicts"):

@@ -84,11 +84,17 @@ def test_special_tokens_map_and_named_extras(tmp_path, byte_level_model):
     }
 
 
+MERGES = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+PANICS = json.dumps({"model": {"type": "BPE", **MERGES, "continuing_subword_prefix": "######"}})
+"""The library looks for the part of a token behind a prefix that is longer."""
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({}, r"no tokenizer in .*tokenizer\.json, tokenizer\.model"),
         ({"tokenizer.json": "{"}, r"cannot read .*tokenizer\.json"),
+        ({"tokenizer.json": PANICS}, r"cannot read .*tokenizer\.json"),
         ({"tokenizer.json": None, "tokenizer_config.json": "[]"}, "expected a JSON object"),
     ],
 )
