@@ -25,6 +25,8 @@ _FLAGS = {
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "data_parallel_size": "--engines",
 }
+DIVISIONS = (*_FLAGS, "prefill_engines")
+"""The options that divide work between processes."""
 
 
 def divisions(count: int) -> dict[str, dict[str, int]]:

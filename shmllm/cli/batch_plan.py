@@ -124,8 +124,19 @@ def check_output(target: str, rows: Rows) -> None:
         raise click.UsageError(f"{target}: compressed output is not supported; pipe it instead")
     if os.path.isdir(target):
         raise click.UsageError(f"{target} is a directory")
-    if rows.is_file and os.path.exists(target) and os.path.samefile(rows.name, target):
+    check_is_other(target, rows.name if rows.is_file else None)
+
+
+def check_is_other(target: str, source: str | None) -> None:
+    """Raises click.UsageError if the output is the input, a path or None."""
+    if source is not None and os.path.exists(target) and os.path.samefile(source, target):
         raise click.UsageError(f"{target} is also the input")
+
+
+def check_is_new(target: str, overwrite: bool) -> None:
+    """Raises RequestError if an output has a content that may not be replaced."""
+    if not overwrite and os.path.isfile(target) and os.path.getsize(target):
+        raise RequestError(f"{target} is not empty; --overwrite replaces it")
 
 
 def check_incomplete(target: str, mode: Mode) -> None:

@@ -17,7 +17,7 @@ from shmllm.cli.bench_output import (
     progress,
 )
 from shmllm.cli.interrupts import interruptible
-from shmllm.cli.options import bench_engine_options, take_engine_options
+from shmllm.cli.options import bench_engine_options, refuse_options, take_engine_options
 from shmllm.errors import EngineStartError
 from shmllm.version import __version__
 
@@ -66,9 +66,10 @@ def parallel(
     other programs that keep cores busy count, because ranks wait for each other.
     """
     from shmllm.bench.generation import RandomPrompts
-    from shmllm.bench.parallel import ONE, divisions, measure
+    from shmllm.bench.parallel import DIVISIONS, ONE, divisions, measure
     from shmllm.params.sampling import SamplingParams
 
+    refuse_options(DIVISIONS, "is what the command compares; --processes has the number")
     engine = take_engine_options(options)
     count = processes or len(os.sched_getaffinity(0))
     if count < 2:

@@ -20,7 +20,7 @@ from shmllm.cli.bench_output import (
 )
 from shmllm.cli.interrupts import interruptible, uninterrupted
 from shmllm.cli.named import engine_state
-from shmllm.cli.options import bench_engine_options, take_engine_options
+from shmllm.cli.options import bench_engine_options, refuse_options, take_engine_options
 from shmllm.version import __version__
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def startup(
     from shmllm.bench.startup import ATTACH_STAGES, START_STAGES, attach, start
     from shmllm.frontend.model_files import resolve_model
 
+    if num_iters_attach:
+        why = "is for engines without a name: add --num-iters-attach 0, or leave it out"
+        refuse_options(("data_parallel_size", "prefill_engines"), why)
     engine = take_engine_options(options)
     directory = str(resolve_model(engine["model"]))
     total = num_iters_cold + num_iters_warmup + num_iters_warm + num_iters_attach

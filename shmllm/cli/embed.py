@@ -6,9 +6,15 @@ from typing import Any
 
 import click
 
+from shmllm.cli import drafts
 from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
-from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
+from shmllm.cli.options import (
+    engine_options,
+    metrics_port_option,
+    refuse_options,
+    take_engine_options,
+)
 from shmllm.cli.session import CommandSession
 from shmllm.cli.shard import shard_option
 from shmllm.cli.streams import check_stdout
@@ -92,6 +98,7 @@ def run(options: dict[str, Any]) -> int:
     """Runs the command; returns the exit code."""
     from shmllm.cli.embedding import make_plan, options_of_embed, run_embedding
 
+    refuse_options([drafts.OPTION], "is for commands that generate")
     engine = take_engine_options(options)
     session = CommandSession(options["attach"], engine, options["metrics_port"])
     if options["target"] == "-":

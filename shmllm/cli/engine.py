@@ -25,10 +25,9 @@ from shmllm.cli.options import (
     ITEM_OPTIONS,
     Status,
     engine_options,
-    flag_of,
-    given_options,
     metrics_port_option,
     named_engine_options,
+    refuse_options,
     take_engine_options,
 )
 
@@ -95,10 +94,7 @@ def start(
 
     check_metrics_port(metrics_port)
     registry.control_path(name)  # refuses an invalid name before anything uses it
-    if useless := given_options(ITEM_OPTIONS):
-        raise click.UsageError(
-            f"{flag_of(useless[0])} is for commands that send prompts, also with --attach {name}"
-        )
+    refuse_options(ITEM_OPTIONS, f"is for commands that send prompts, also with --attach {name}")
     config = make_engine_config(**take_engine_options(options))
     config.shared_kv.check_role()
     command = named_engine_command(name, config)

@@ -96,7 +96,7 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 )
 @click.option("--ordered", is_flag=True, help="Write records in the order of the input.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-@click.option("--overwrite", is_flag=True, help="Replace the records of an earlier run.")
+@click.option("--overwrite", is_flag=True, help="Replace the output of an earlier run.")
 @shard_option
 @click.option("--token-ids", is_flag=True, help="Add the output's token ids to the records.")
 @click.option("--openai-batch", is_flag=True, help="Read and write OpenAI's batch files.")
@@ -163,12 +163,22 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
             return run_batch(make_plan(found, texts, options), sampling, session, items)
         from shmllm.cli.text import run_text
 
+        check_text_target(target, source, options["overwrite"])
         inputs = read_prompts(prompts, None if found is None else found.lines)
         if options["chat"]:
             inputs = [as_chat(item, options["system"]) for item in inputs]
         template = options["chat_template"]
         return run_text(inputs, sampling, target, options["echo"], session, template, items)
     return 0
+
+
+def check_text_target(target: str | None, source: str | None, overwrite: bool) -> None:
+    """Raises click.UsageError or RequestError if texts cannot be written to a file."""
+    from shmllm.cli.batch_plan import check_is_new, check_is_other
+
+    if target is not None and target != "-":
+        check_is_other(target, None if source == "-" else source)
+        check_is_new(target, overwrite)
 
 
 def _asks_for_chat(options: dict[str, Any], sampling: dict[str, Any]) -> bool:

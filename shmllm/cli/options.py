@@ -178,6 +178,17 @@ def flag_of(name: str) -> str:
     return next(each.flag for each in ENGINE_OPTIONS if each.name == name)
 
 
+def refuse_options(names: Iterable[str], why: str) -> None:
+    """Raises click.UsageError if options of the engine are on the command line.
+
+    Args:
+        names: the options that the command cannot honour.
+        why: the end of the message, behind a flag.
+    """
+    if useless := given_options(names):
+        raise click.UsageError(f"{flag_of(useless[0])} {why}")
+
+
 class Status:
     """A progress line on stderr, shown only if stderr is a terminal."""
 

@@ -28,7 +28,6 @@ _RECORD_OPTIONS = (
     "as_json",
     "ordered",
     "resume",
-    "overwrite",
     "token_ids",
     "openai_batch",
     "shard",

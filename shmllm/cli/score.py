@@ -6,9 +6,15 @@ from typing import Any
 
 import click
 
+from shmllm.cli import drafts
 from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
-from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
+from shmllm.cli.options import (
+    engine_options,
+    metrics_port_option,
+    refuse_options,
+    take_engine_options,
+)
 from shmllm.cli.session import CommandSession
 from shmllm.cli.streams import check_stdout
 from shmllm.cli.texts import input_option
@@ -58,6 +64,7 @@ def run(query: str, options: dict[str, Any]) -> int:
     """Runs the command; returns the exit code."""
     from shmllm.cli.scoring import run_scoring
 
+    refuse_options([drafts.OPTION], "is for commands that generate")
     engine = take_engine_options(options)
     session = CommandSession(options["attach"], engine, options["metrics_port"])
     target = options["target"] or ("-" if options["as_json"] else None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,7 @@ from shmllm.batch.output import Mode, RecordFile
 from shmllm.batch.pieces import Refused, run_in_pieces
 from shmllm.batch.ranking import Ranking, ScoreFormat
 from shmllm.batch.rows import JsonObject, Row, Rows, encode
-from shmllm.cli.batch_plan import NPY, PARQUET, check_output
+from shmllm.cli.batch_plan import NPY, PARQUET, check_is_new, check_output
 from shmllm.cli.listing import print_records
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, WHY_ABORTED
 from shmllm.cli.session import CommandSession
@@ -56,10 +56,14 @@ def run_scoring(
     if num_rows == 0:
         raise click.UsageError(WITHOUT_ROWS)
     with open_target(target, rows, overwrite) as file:
+        found = iter(rows)
+        first = next(found, None)
+        if first is None:
+            raise click.UsageError(WITHOUT_ROWS)
         scoring = Scoring(query, Ranking(most), form)
         with session.open() as llm:
             session.describe_engine(llm)
-            scoring.run(llm, rows, num_rows)
+            scoring.run(llm, chain([first], found), num_rows)
         best = scoring.ranking.best_first()
         if file is None:
             print_table(best)
@@ -83,7 +87,7 @@ class Scoring:
         self._form = form
         self._num_rows = self._num_failed = self._num_lost = 0
 
-    def run(self, llm: LLM, rows: Rows, num_rows: int | None) -> None:
+    def run(self, llm: LLM, rows: Iterable[Row], num_rows: int | None) -> None:
         """Scores the documents of an input.
 
         Args:
@@ -93,7 +97,6 @@ class Scoring:
 
         Raises:
             RequestError: the model cannot read the query.
-            click.UsageError: there are no documents.
         """
         from shmllm.frontend.progress import TextProgress
 
@@ -107,8 +110,6 @@ class Scoring:
             for _, output in run_in_pieces(call, texts):
                 self._finish(in_flight.popleft(), output)
                 progress.finish(None if isinstance(output, Refused) else output)
-        if not self._num_rows:
-            raise click.UsageError(WITHOUT_ROWS)
 
     def report(self) -> int:
         """Says on stderr how many documents have no score; returns the exit code."""
@@ -130,7 +131,7 @@ class Scoring:
             raise RequestError(_QUERY.sub("the query ", str(error))) from error
 
     def _texts(
-        self, rows: Rows, in_flight: deque[Row], on_failure: Callable[[None], None]
+        self, rows: Iterable[Row], in_flight: deque[Row], on_failure: Callable[[None], None]
     ) -> Iterator[str]:
         """The texts of the rows, which are put in flight, but for invalid ones."""
         for row in rows:
@@ -174,8 +175,7 @@ def open_target(target: str | None, rows: Rows, overwrite: bool) -> Iterator[Rec
     check_output(target, rows)
     if target.endswith((PARQUET, NPY)):
         raise click.UsageError(f"{target}: scores are written as JSON lines")
-    if not overwrite and os.path.isfile(target) and os.path.getsize(target):
-        raise RequestError(f"{target} is not empty; --overwrite replaces it")
+    check_is_new(target, overwrite)
     file = RecordFile(target, Mode.OVERWRITE)
     try:
         yield file

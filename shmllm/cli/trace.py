@@ -236,6 +236,9 @@ def _write(
     recordings = read_all(directory.path)
     if not recordings:
         click.echo("nothing was recorded: no front end of shmllm was started", err=True)
+        if target.is_file() and target.stat().st_size:
+            click.echo(f"{target} stays as it was", err=True)
+            return
     num_records = sum(len(recording.records) for recording in recordings)
     if num_records > MANY_RECORDS:
         click.echo(f"merging {num_records:,} records", err=True)

@@ -5,11 +5,14 @@ Without arguments, it prints what `import vllm` finds and what it does not find.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
 
 from shmllm.compat import vllm
 from shmllm.compat.vllm_modules import ABSENT, MODULES, UNUSABLE, VERSION, names_of
@@ -58,10 +61,29 @@ def main() -> None:
     try:
         vllm.install()
     except ShmLLMError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
     del sys.argv[0]
+    _check_module(sys.argv[0])
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _check_module(name: str) -> None:
+    """Ends the process with one line if there is no such module."""
+    if name.endswith(".py") and os.path.isfile(name):
+        _refuse(f"{name} is a file; name its module: python -m shmllm.compat {Path(name).stem}")
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as problem:
+        if problem.name is None or not f"{name}.".startswith(f"{problem.name}."):
+            raise  # a package's own import failed
+        found = None
+    if found is None:
+        _refuse(f"there is no module {name!r} here, nor in sys.path")
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _print(text: str) -> None:

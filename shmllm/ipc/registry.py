@@ -290,7 +290,7 @@ def attach(path: Path, kind: SegmentKind, what: str, access: Access = Access.REA
     if not segment.is_owned():
         segment.close()
         raise SegmentError(
-            f"{what} is dead, only its segment {path} is left; remove it with: shmllm ipc gc"
+            f"{what} is dead, only its segment {path} is left; remove it with: shmllm ipc gc --yes"
         )
     return segment
 

@@ -58,9 +58,9 @@ def no_space(nbytes: int, directory: str, space: os.statvfs_result, error: OSErr
         free += ", but no room for another file,"
     return NoSpaceError(
         f"shared memory is full: {nbytes} bytes needed, {free} in {directory} "
-        f"({error.strerror}). Remove stale files there (shmllm ipc gc; shmllm kv clear), enlarge "
-        "it (docker: --shm-size, Kubernetes: an emptyDir with medium Memory), or raise the file "
-        "size limit (ulimit -f)"
+        f"({error.strerror}). Remove stale files there (shmllm ipc gc --yes; shmllm kv clear), "
+        "enlarge it (docker: --shm-size, Kubernetes: an emptyDir with medium Memory), or raise the "
+        "file size limit (ulimit -f)"
     )
 
 

@@ -50,14 +50,17 @@ def load_object(name: str) -> Any:
     module, colon, path = name.partition(":")
     if not colon:
         module, _, path = name.rpartition(".")
-    if not module or not path:
+    if not path or not all(part.isidentifier() for part in module.split(".")):
         raise EngineStartError(f"{name!r} does not name an object as 'module:name'")
     try:
         found: Any = import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as problem:
-        raise EngineStartError(f"{name} cannot be imported: {in_one_line(problem)}") from problem
+        told = in_one_line(problem)
+        if isinstance(problem, ModuleNotFoundError) and f"{module}.".startswith(f"{problem.name}."):
+            told += "; PYTHONPATH names the folders of modules, and PYTHONPATH=. this one"
+        raise EngineStartError(f"{name} cannot be imported: {told}") from problem
     return found
 
 

@@ -165,6 +165,8 @@ def test_startup(tmp_path: Path, warm: int) -> None:
         (["latency", "--plot", "picture.png"], ".svg or .html"),
         (["latency", "--attach", "x", "--num-threads", "1"], "--num-threads"),
         (["startup", "--model", "nowhere/at/all"], "nowhere/at/all"),
+        (["startup", "--engines", "2"], "--engines is for engines without a name: add --num-iters"),
+        (["parallel", "--tensor-parallel-size", "2"], "is what the command compares; --processes"),
     ],
 )
 def test_wrong_usage_is_explained(arguments: list[str], message: str) -> None:

@@ -373,6 +373,25 @@ def test_stdin_that_is_no_text_is_one_line_and_exit_code_2(attached: tuple[str, 
     assert b"Traceback" not in done.stderr
 
 
+def test_texts_replace_a_file_only_if_that_is_asked_for(
+    attached: tuple[str, str], tmp_path: Path
+) -> None:
+    target, source = tmp_path / "texts.txt", tmp_path / "prompts.txt"
+    target.write_text("of yesterday\n")
+    source.write_text("x\ny\n")
+    forced = ("--choice", "red", *attached)
+    for arguments in (("x",), ("x", "y"), ("-i", str(source))):
+        done = shmllm("generate", *arguments, "-o", str(target), *forced)
+        assert done.returncode == 2
+        assert b"texts.txt is not empty; --overwrite replaces it" in done.stderr
+    assert target.read_text() == "of yesterday\n"
+    onto_itself = ("-i", str(source), "-o", str(source), "--overwrite")
+    assert b"is also the input" in shmllm("generate", *onto_itself, *forced).stderr
+    done = shmllm("generate", "x", "y", "-o", str(target), "--overwrite", *forced)
+    assert (done.returncode, target.read_text()) == (0, "red\n---\nred\n")
+    assert source.read_text() == "x\ny\n"
+
+
 def test_bad_input_leaves_the_output_file_as_it_was(tmp_path: Path) -> None:
     target = tmp_path / "results.jsonl"
     target.write_text("of yesterday\n")

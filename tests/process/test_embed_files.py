@@ -409,6 +409,8 @@ def test_a_terminal_is_no_input(command: tuple[str, ...]) -> None:
 REFUSED_SCORES: dict[str, tuple[list[str], str]] = {
     "missing input": (["q", "-i", "/no/such/file.txt"], "/no/such/file.txt.*No such file"),
     "no text": (["q", "-i", "EMPTY"], "the input holds no text"),
+    "no piped text": (["q", "-m", "no/such/model"], "the input holds no text"),
+    "drafts": (["q", "-i", "IN", "--draft", "ngram"], "--draft is for commands that generate"),
     "output is there": (["q", "-i", "IN", "-o", "FULL"], "is not empty; --overwrite replaces it"),
     "input is output": (["q", "-i", "IN", "-o", "IN", "--overwrite"], "is also the input"),
     "array": (["q", "-i", "IN", "-o", "out.npy"], "out.npy: scores are written as JSON lines"),

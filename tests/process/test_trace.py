@@ -197,6 +197,10 @@ def test_the_exit_code_is_the_command_s(tmp_path: Path) -> None:
     assert done.returncode == 7
     assert b"nothing was recorded" in done.stderr
     assert load(path).events == []
+    path.write_text("a trace")
+    done = traced(path, sys.executable, "-c", "pass")
+    assert b"trace.json stays as it was" in done.stderr
+    assert path.read_text() == "a trace"
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def plan(found, **options):
     [
         ({}, False),
         ({"target": "out.txt"}, False),
+        ({"target": "out.txt", "overwrite": True}, False),
         ({"target": "out.jsonl"}, True),
         ({"target": "out.parquet"}, True),
         ({"as_json": True}, True),

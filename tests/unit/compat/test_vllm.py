@@ -277,6 +277,29 @@ def test_a_program_beside_a_real_vllm_is_not_run(tmp_path: Path, real_vllm: Path
     assert "Traceback" not in done.stderr.decode()
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("client.py", "client.py is a file; name its module: python -m shmllm.compat client"),
+        ("absent", "there is no module 'absent'"),
+        ("absent.part", "there is no module 'absent.part'"),
+    ],
+)
+def test_a_module_that_is_not_there_is_one_line(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(PROGRAM)
+    done = python("-m", "shmllm.compat", name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith(f"error: {message}")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_program_s_own_import_error_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text("import absent\n")
+    done = python("-m", "shmllm.compat", "client", cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"ModuleNotFoundError: No module named 'absent'" in done.stderr
+
+
 def test_without_a_module_it_says_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for argument in ([], ["--help"]):
         sys_argv = ["shmllm.compat", *argument]

@@ -41,7 +41,8 @@ def test_a_class_is_found_by_the_name_of_a_plugin(monkeypatch: pytest.MonkeyPatc
     [
         ("LMCacheConnectorV1", "is not known: .*shmllm.kv_connectors: broken, memory; or pass"),
         ("broken", "kv_connector broken cannot be imported: ModuleNotFoundError"),
-        ("support.absent:Class", "cannot be imported: ModuleNotFoundError"),
+        ("support.absent:Class", "cannot be imported: ModuleNotFoundError.*; PYTHONPATH names"),
+        ("../absent:Class", "does not name an object as 'module:name'"),
         ("support.connectors:Absent", "cannot be imported: AttributeError"),
         ("support.connectors:METHODS", "is no subclass of shmllm.plugins.kv_connector:KVConnector"),
         ("collections:Counter", "is no subclass"),
