@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import deque
 from collections.abc import Iterator
 from itertools import count
@@ -151,7 +152,7 @@ def stream(
             raise EnginePausedError(output.error or "the engine is paused")
         place = output.prompt_index
         if output.error is not None:
-            output.error = output.error.replace(f"prompt {place} ", "the prompt ", 1)
+            output.error = re.sub(rf"\bprompt {place}\b", "the prompt", output.error, count=1)
         is_lost = output.error is None and any(
             one.finish_reason in (None, ABORTED) for one in output.outputs
         )

@@ -73,7 +73,7 @@ def figures(engine: FoundEngine, now: Sample, before: Sample | None) -> Figures:
             "interval": _acceptance_rate(now, before) if before else None,
             "since_start": _acceptance_rate(now, None),
         },
-        "draft_break_even": stats["draft_break_even"] / 1000,
+        "draft_break_even": stats["draft_break_even"] / 1000 or None,
         "mean_acceptance_length": {
             "interval": _acceptance_length(now, before) if before else None,
             "since_start": _acceptance_length(now, None),

@@ -166,7 +166,8 @@ def as_pieces(items: Any, nbytes: int) -> list[Piece]:
 
 def _on_host(tensor: Any) -> tuple[Any, str]:
     """(the tensor as a numpy array in host memory, the name of its dtype in `DTYPES`)."""
-    return as_array(tensor.cpu() if is_torch_tensor(tensor) else tensor)
+    has_values = is_torch_tensor(tensor) and not tensor.is_meta
+    return as_array(tensor.cpu() if has_values else tensor)
 
 
 def _on_device(tensor: Any) -> tuple[Any, str]:

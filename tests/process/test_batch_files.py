@@ -216,7 +216,7 @@ BAD_ROWS: list[tuple[str, str]] = [
     ('{"prompt_token_ids": [99999999]}', "^the prompt has token id 99999999; the vocabulary"),
     ('{"prompt_token_ids": [-1]}', "^the prompt has token id -1"),
     ('{"prompt_token_ids": [1.5]}', "must be a list of whole numbers"),
-    ('{"prompt": "x", "cache_salt": 5}', "'cache_salt' must be a str"),
+    ('{"prompt": "x", "cache_salt": 5}', "^the prompt: 'cache_salt' must be a str"),
     ('{"messages": []}', "messages is empty"),
     ('{"messages": [{"role": "user"}]}', r"messages\[0\] has no content"),
     ('{"messages": [5]}', r"messages\[0\] must be a dict"),

@@ -91,7 +91,15 @@ def test_strided_tensors_gradients_and_arrays_can_be_sent(on_device):
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor"), [(1, torch.ones(1)), ("a", [1.0]), ("a", None), ("a", np.array(["x"]))]
+    ("name", "tensor"),
+    [
+        (1, torch.ones(1)),
+        ("a", [1.0]),
+        ("a", None),
+        ("a", np.array(["x"])),
+        ("a", torch.ones(2, device="meta")),
+        ("a", torch.ones(2).to_sparse()),
+    ],
 )
 def test_an_invalid_weight_is_refused(name, tensor):
     with pytest.raises(RequestError):
