@@ -14,8 +14,6 @@ from typing import Any
 MAX_N = 16_384
 MAX_BAD_WORDS = 1_000
 MAX_SCORED_IDS = 128
-LARGEST = 1e38
-"""The largest number, about as large as float32 has, in which engines compute."""
 MOST_EXTRA_CHARACTERS = 2**16
 """The longest JSON text of `extra_args` that is sent to an engine."""
 
@@ -59,9 +57,7 @@ def _is_text(value: object) -> bool:
 
 def _is_bias(value: object) -> bool:
     return isinstance(value, Mapping) and all(
-        _is_token_id(token)
-        and is_number(bias)
-        and (-LARGEST <= bias <= LARGEST or bias == -math.inf)
+        _is_token_id(token) and is_number(bias) and bias < math.inf and bias == bias
         for token, bias in value.items()
     )
 
@@ -112,8 +108,7 @@ RANGES = {
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
     "repetition_penalty": Range(
-        lambda value: is_number(value) and 1 / LARGEST <= value <= LARGEST,
-        "a finite number above 0: from 1e-38 to 1e+38",
+        lambda value: is_number(value) and 0 < value < math.inf, "a finite number above 0"
     ),
     "temperature": _number(0, 2),
     "top_p": Range(
@@ -148,7 +143,7 @@ RANGES = {
     "spaces_between_special_tokens": _FLAG,
     "stream_interval": _or_none(_whole_number(1, ""), "None or a whole number of at least 1"),
     "logit_bias": _or_none(
-        Range(_is_bias, ""), "None or a dict from token ids to numbers below infinity: up to 1e+38"
+        Range(_is_bias, ""), "None or a dict from token ids to numbers below infinity"
     ),
     "allowed_token_ids": _or_none(
         Range(lambda value: _TOKEN_IDS.allows(value) and len(value) > 0, ""),

@@ -7,6 +7,7 @@ together by flat indices; no array of the vocabulary's size exists per row.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
@@ -141,10 +142,11 @@ class LogitsState:
         self.allowed = _inside(params.allowed_token_ids or (), vocab_size)
         bias = params.logit_bias or {}
         self._biased = _inside(bias, vocab_size)
-        self._biases = np.array([bias[token] for token in self._biased.tolist()], np.float32)
+        biases = [bias[token] for token in self._biased.tolist()]
+        self._biases = np.array([_bounded(each) for each in biases], np.float32)
         self.has_penalties = params.has_penalties
         self.penalties = (
-            params.repetition_penalty,
+            max(_bounded(params.repetition_penalty), 1 / FORCING_BIAS),
             params.frequency_penalty,
             params.presence_penalty,
         )
@@ -310,6 +312,11 @@ def _flatten(indices: Sequence[int], ids: Sequence[LongArray], size: int) -> tor
     """Convert token ids of rows to flat indices into the logits."""
     parts = [index * size + each for index, each in zip(indices, ids, strict=True)]
     return torch.from_numpy(np.concatenate([_NO_IDS, *parts]))
+
+
+def _bounded(number: float) -> float:
+    """Return a finite number with which float32 logits stay finite, or the number -infinity."""
+    return number if number == -math.inf else max(min(number, FORCING_BIAS), -FORCING_BIAS)
 
 
 def _inside(ids: Iterable[int], vocab_size: int) -> LongArray:

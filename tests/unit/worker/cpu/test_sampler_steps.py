@@ -135,6 +135,26 @@ def test_a_parameter_changes_the_logits_as_the_reference_does(options, output):
         assert tokens[0] == expected.argmax()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        ({"logit_bias": {2: 1e308}}, {2}),
+        ({"logit_bias": {2: -1e308, 3: 1e39}, "temperature": 0.01}, {3}),
+        ({"repetition_penalty": 1e39}, set(range(VOCAB_SIZE))),
+        ({"repetition_penalty": 1e-320}, {1, 8}),
+        ({"repetition_penalty": 1e-320, "temperature": 0.01}, {1, 8}),
+    ],
+    ids=str,
+)
+def test_numbers_that_float32_does_not_have_leave_logits_finite(options, best):
+    request = (0, [1, 8], [], params_of(options | {"seed": 3}), [], [])
+    logits = np.abs(logits_of(7))
+    seen, tokens = seen_logits(make([request])[0], logits, [request])
+    assert np.isfinite(seen).all()
+    assert tokens[0] in best
+
+
 @pytest.mark.parametrize(
     ("words", "output", "banned"),
     [
