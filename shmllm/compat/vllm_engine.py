@@ -66,6 +66,11 @@ class LLMEngine:
         known(options)
         front_end = self.llm.front_end
         given = as_list(self.llm.prepare_prompts(prompt, tokenization_kwargs))
+        if len(given) != 1:
+            raise RequestError(
+                f"request {request_id!r} has {len(given)} prompts: add each by itself"
+            )
+        params = front_end.default_sampling_params() if params is None else params
         prepared = front_end.prepare(given, params, [f"request {request_id!r}"])
         priority = usable_priority(priority, self.llm.facts)
         set_adapters(prepared, lora_request, self.llm.facts)

@@ -42,7 +42,11 @@ def read_embeds(name: str, value: Any, hidden_size: int) -> Any:
             f"{type(value).__name__}"
         )
     if hasattr(value, "detach"):
+        if value.is_meta or value.is_sparse:
+            raise RequestError(f"{name}: 'prompt_embeds' is a tensor without a value in each place")
         value = value.detach().cpu()
+    else:
+        value = np.ascontiguousarray(value)
     if value.ndim == 3 and value.shape[0] == 1:
         value = value[0]
     if value.ndim != 2 or value.shape[1] != hidden_size or "float" not in str(value.dtype):
@@ -56,7 +60,8 @@ def read_embeds(name: str, value: Any, hidden_size: int) -> Any:
 
 
 def salt_with(embeds: Any, cache_salt: str) -> str:
-    """A cache salt that only prompts with the same embeddings and `cache_salt` have."""
+    """A cache salt that only prompts with the same embeddings and `cache_salt` have. No caller's
+    salt has its NUL character."""
     digest = sha256(np.ascontiguousarray(_as_float32(embeds)).data).hexdigest()
     return f"{cache_salt}\0prompt_embeds {digest}"
 

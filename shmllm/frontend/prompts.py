@@ -143,6 +143,8 @@ def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:
     if salt is not None and not isinstance(salt, str):
         raise RequestError(f"{name}: 'cache_salt' must be a str, got {type(salt).__name__}")
     require_unicode(f"{name}: 'cache_salt'", salt or "")
+    if salt and "\0" in salt:  # salts of embeddings have one, see `prompt_embeds.salt_with`
+        raise RequestError(f"{name}: 'cache_salt' has a NUL character")
     given = given_items(name, prompt) if prompt.keys() & _ITEM_KEYS else None
     if embeds is not None:
         return ParsedPrompt(text, [], salt or "", embeds, given=given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from shmllm.errors import EngineStartError
 
 _LONGEST_SHOWN = 200
 LARGEST_INTEGER = 2**31 - 1
-_LARGEST_NUMBER = sys.float_info.max
+_LARGEST_NUMBER = 1e38
+"""About the largest number of float32, in which models compute."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Fields:
         return None if self.values.get(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Returns a positive finite number. Without a default the field is required."""
+        """Returns a positive number that float32 has. Without a default the field is required."""
         value = self._required(name, default)
         if type(value) not in (int, float) or not 0 < value <= _LARGEST_NUMBER:
             raise self.error(f"{name!r} must be a positive number, not {_shown(value)}")

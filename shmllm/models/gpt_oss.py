@@ -27,6 +27,15 @@ from shmllm.models.specs import LayerSpec
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The rotation of a file that has no parameters of one."""
 SWIGLU_LIMIT = 7.0
 """The bound of gates and ups that the kernels know."""
 
@@ -35,7 +44,10 @@ def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 131072)
     bias = fields.flag("attention_bias", True)
     attention = read_attention(fields, num_kv_heads=8, head_dim=64, bias=bias, output_bias=bias)
-    rope = RopeConfig.from_fields(fields, positions, attention.head_dim, theta=150000.0)
+    of_rope = fields
+    if fields.values.get("rope_parameters") is None and fields.values.get("rope_scaling") is None:
+        of_rope = Fields({**fields.values, "rope_scaling": ROPE}, fields.where)
+    rope = RopeConfig.from_fields(of_rope, positions, attention.head_dim, theta=150000.0)
     attention = replace(attention, rope=rope, sinks=True)
     limit = fields.number("swiglu_limit", SWIGLU_LIMIT)
     if limit != SWIGLU_LIMIT:

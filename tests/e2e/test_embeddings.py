@@ -270,6 +270,8 @@ BAD_EMBEDS: list[tuple[Any, dict[str, Any], str]] = [
     (torch.full((3, 256), float("nan")), {}, "not finite"),
     (torch.full((3, 256), 1e30), {}, "too large"),
     (np.full((3, 256), np.inf, np.float16), {}, "not finite"),
+    (torch.ones(3, 256, device="meta"), {}, "without a value in each place"),
+    (torch.ones(3, 256).to_sparse(), {}, "without a value in each place"),
     ([[0.0] * 256], {}, "torch tensor or a numpy array, got list"),
     (torch.ones(3, 256), {"prompt_logprobs": 1}, "prompt_logprobs needs token ids"),
     (torch.ones(3, 256), {"repetition_penalty": 1.1}, "repetition_penalty needs token ids"),
@@ -287,6 +289,14 @@ def test_bad_embeddings_are_refused_and_the_engine_lives(
     output = tiny.generate(good, SamplingParams(max_tokens=1), use_tqdm=False)[0]
     assert (output.prompt, output.prompt_token_ids) == ("shown", [0, 0, 0])
     assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_view_of_an_array_is_what_its_copy_is(tiny: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    view = np.random.default_rng(3).normal(0, 0.1, (5, 256)).astype(np.float32)[::-1]
+    prompts: list[Any] = [{"prompt_embeds": each} for each in (view, view.copy())]
+    first, second = tiny.generate(prompts, params, use_tqdm=False)
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
 
 
 def test_embeddings_and_tokens_together_are_refused(tiny: LLM) -> None:

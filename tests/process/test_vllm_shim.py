@@ -225,6 +225,9 @@ def test_an_engine_is_stepped(llm: Any) -> None:
     engine.add_request("c", PROMPTS[0], SamplingParams(max_tokens=1000, ignore_eos=True))
     with pytest.raises(RequestError, match="'a' is in use"):
         engine.add_request("a", PROMPTS[0], params)
+    for prompt, count in ((["x", "y"], 2), ([], 0)):
+        with pytest.raises(RequestError, match=f"'d' has {count} prompts: add each by itself"):
+            engine.add_request("d", prompt, params)
     assert engine.get_num_unfinished_requests() == 3
     engine.abort_request(["c", "unknown"])
     ended, lengths = {}, []

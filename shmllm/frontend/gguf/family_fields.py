@@ -201,11 +201,12 @@ def _gpt_oss(known: Metadata, config: Json) -> Json:
         "sliding_window": known.whole(_WINDOW),
         "layer_types": _layer_types(known, config, period=2),
     }
-    scaling = config.get("rope_scaling", {})
-    if scaling.get("rope_type") == "yarn":
+    # Without the field config.json means yarn; a file without the key means none.
+    scaling = config.get("rope_scaling", {"rope_type": "default"})
+    if scaling["rope_type"] == "yarn":
         # These models do not round the range of yarn, which files have no key for.
-        fields["rope_scaling"] = scaling | {"truncate": False}
-    return fields
+        scaling |= {"truncate": False}
+    return fields | {"rope_scaling": scaling}
 
 
 def _gpt2(known: Metadata, config: Json) -> Json:

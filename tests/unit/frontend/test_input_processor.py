@@ -117,6 +117,7 @@ BAD_PROMPTS = [
     ({"prompt_token_ids": [1.5]}, "'prompt_token_ids' must be a list of whole numbers"),
     ({"prompt_token_ids": 5}, "'prompt_token_ids' must be a list of whole numbers"),
     ({"prompt": "a", "cache_salt": 5}, "'cache_salt' must be a str, got int"),
+    ({"prompt": "a", "cache_salt": "s\0x"}, "'cache_salt' has a NUL character"),
     ([5] * 32, "has 32 tokens; max_model_len is 32, so a prompt may have at most 31"),
     ([5] * 1234, "has 1,234 tokens"),
     ("x" * 4000, r"maximum context length is 32 tokens .* Please reduce the length"),

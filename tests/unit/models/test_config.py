@@ -88,6 +88,18 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     ropes = expected.rope_parameters
     by_type = ropes.values() if "rope_theta" not in ropes else [ropes]
     assert {rope.theta for rope in config.ropes} <= {rope["rope_theta"] for rope in by_type}
+    assert {rope.type for rope in config.ropes} <= {rope["rope_type"] for rope in by_type}
+
+
+@pytest.mark.parametrize("given", [{}, {"rope_scaling": None}, {"rope_theta": 1234.0}])
+def test_gpt_oss_without_parameters_of_a_rotation(given: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {name: value for name, value in MINIMAL.items() if name != "architectures"}
+    every = CONFIGS["gpt_oss"](**sizes | given).to_dict()
+    own = ["GptOssForCausalLM"]
+    few = read(tmp_path, architectures=own, **given)
+    whole = read(tmp_path, architectures=own, rope_parameters=every["rope_parameters"])
+    assert few.ropes == whole.ropes
+    assert few.ropes[0].type == "yarn"
 
 
 @pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)
