@@ -278,8 +278,8 @@ class LLM(EngineControls, PoolingCalls):
                 in `tool_calls` of the completions, and reasoning in `reasoning`.
             tool_choice: "auto" or None, "none", "required", or {"type": "function", "function":
                 {"name": ...}}. The last two force a call whose arguments match their schema.
-            chat_template_kwargs: further variables for the template, and any of the arguments
-                above from `add_generation_prompt` on, before which they have precedence.
+            chat_template_kwargs: further variables for the template; also options of a
+                conversation, which replace the arguments of these names.
         """
         options = {
             "add_generation_prompt": add_generation_prompt and not continue_final_message,

@@ -330,12 +330,6 @@ class ModelConfig:
         return tuple(sorted(widths))
 
     @property
-    def query_ranks(self) -> tuple[int, ...]:
-        """The different widths of what latent attentions' queries are a projection of."""
-        ranks = {attention.query_rank for attention in self.latent_attentions}
-        return tuple(sorted(rank for rank in ranks if rank is not None))
-
-    @property
     def linear_widths(self) -> tuple[int, ...]:
         """The different widths of the outputs of the layers' projections, in ascending order."""
         widths = {self.hidden_size}.union(*(mixer.linear_widths for mixer in self.mixers))

@@ -109,7 +109,11 @@ class CpuBuffers:
         }
         self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
-        self._unprojected = {width: buffer(max_tokens, width) for width in config.query_ranks}
+        self._unprojected = {
+            width: buffer(max_tokens, width)
+            for width in {each.query_rank for each in config.latent_attentions}
+            if width is not None
+        }
         self.joined: Tensor | None = None
         if config.num_further:
             self.joined = buffer(max_tokens, 2 * hidden)

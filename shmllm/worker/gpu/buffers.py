@@ -105,7 +105,11 @@ class GpuBuffers:
             width: buffer(MAX_ROWS, width)
             for width in {each.in_width for each in config.latent_attentions}
         }
-        self._unprojected = {width: buffer(max_tokens, width) for width in config.query_ranks}
+        self._unprojected = {
+            width: buffer(max_tokens, width)
+            for width in {each.query_rank for each in config.latent_attentions}
+            if width is not None
+        }
         self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
