@@ -260,7 +260,7 @@ def test_other_tensors_go_through_host_memory_in_the_same_update(dispatcher, sha
     push.update([("a", torch.ones(2)), ("b", np.ones(2, np.float32))])
     assert methods(dispatcher) == ["START_WEIGHTS", ["a", "b"], "FINISH_WEIGHTS"]
     assert caplog.records == []
-    with caplog.at_level(logging.WARNING), pytest.raises(NotImplementedError):
+    with caplog.at_level(logging.WARNING), pytest.raises(RequestError, match="on meta"):
         push.update([("a", torch.ones(2, device="meta"))] * 2)
     assert "they are on GPU another, the engine on fake-gpu" in caplog.text
 
