@@ -163,7 +163,7 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
             return run_batch(make_plan(found, texts, options), sampling, session, items)
         from shmllm.cli.text import run_text
 
-        check_text_target(target, source, options["overwrite"])
+        _check_text_target(target, source, options["overwrite"])
         inputs = read_prompts(prompts, None if found is None else found.lines)
         if options["chat"]:
             inputs = [as_chat(item, options["system"]) for item in inputs]
@@ -172,7 +172,7 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     return 0
 
 
-def check_text_target(target: str | None, source: str | None, overwrite: bool) -> None:
+def _check_text_target(target: str | None, source: str | None, overwrite: bool) -> None:
     """Raises click.UsageError or RequestError if texts cannot be written to a file."""
     from shmllm.cli.batch_plan import check_is_new, check_is_other
 

@@ -37,7 +37,7 @@ from shmllm.outputs.request import RequestOutput
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import SamplingParams
-from shmllm.params.template_kwargs import with_template_kwargs
+from shmllm.params.template_kwargs import chat_options
 
 
 @takes_llm_options
@@ -159,17 +159,11 @@ class AsyncLLM(AsyncEngineControls):
 
         Yields, raises: as `generate`.
         """
-        options = {
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            "continue_final_message": continue_final_message,
-            "chat_template": chat_template,
-            "tools": tools,
-            "tool_choice": tool_choice,
-        }
+        own = add_generation_prompt, continue_final_message, chat_template, tools, tool_choice
 
         def prepare() -> PreparedRequest:
-            given = with_template_kwargs(options, chat_template_kwargs)
-            prompt = self._llm.front_end.chat_prompt(messages, **given)
+            options = chat_options(*own, chat_template_kwargs)
+            prompt = self._llm.front_end.chat_prompt(messages, **options)
             return self._prepare(prompt, sampling_params, priority, lora_request)
 
         return self._requests.run(prepare, request_id)

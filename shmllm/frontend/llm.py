@@ -48,7 +48,7 @@ from shmllm.params.beam_search import BeamSearchParams
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooler_config import PoolerConfig
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
-from shmllm.params.template_kwargs import with_template_kwargs
+from shmllm.params.template_kwargs import chat_options
 
 if TYPE_CHECKING:
     from shmllm.frontend.engine_args import EngineArgs  # which needs the options, not LLM
@@ -278,17 +278,10 @@ class LLM(EngineControls, PoolingCalls):
                 in `tool_calls` of the completions, and reasoning in `reasoning`.
             tool_choice: "auto" or None, "none", "required", or {"type": "function", "function":
                 {"name": ...}}. The last two force a call whose arguments match their schema.
-            chat_template_kwargs: further variables for the template; also options of a
-                conversation, which replace the arguments of these names.
+            chat_template_kwargs: further variables for the template, or the arguments above.
         """
-        options = {
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            "continue_final_message": continue_final_message,
-            "chat_template": chat_template,
-            "tools": tools,
-            "tool_choice": tool_choice,
-        }
-        options = with_template_kwargs(options, chat_template_kwargs)
+        own = add_generation_prompt, continue_final_message, chat_template, tools, tool_choice
+        options = chat_options(*own, chat_template_kwargs)
         prompts = self.front_end.chat_prompts(messages, **options)
         requests = self.front_end.prepare(prompts, sampling_params)
         self._set_adapters(requests, lora_request)

@@ -11,6 +11,26 @@ from shmllm.errors import RequestError
 NAME = "chat_template_kwargs"
 
 
+def chat_options(
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    chat_template: str | None,
+    tools: object,
+    tool_choice: object,
+    given: object,
+) -> dict[str, Any]:
+    """Returns the options of a conversation from the arguments of `LLM.chat`; ``given`` is its
+    `chat_template_kwargs`."""
+    options = {
+        "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        "continue_final_message": continue_final_message,
+        "chat_template": chat_template,
+        "tools": tools,
+        "tool_choice": tool_choice,
+    }
+    return with_template_kwargs(options, given)
+
+
 def with_template_kwargs(options: Mapping[str, Any], given: object) -> dict[str, Any]:
     """Returns options with `chat_template_kwargs`, which have precedence, as in vLLM.
 

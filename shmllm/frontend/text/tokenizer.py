@@ -275,18 +275,7 @@ class Tokenizer:
             self._chat_templates = load_templates(self._directory) if self._directory else {}
         return select_template(self._chat_templates, wanted, has_tools=has_tools)
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        /,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_content_format: str = "auto",
-        **kwargs: Any,
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """Render a conversation as a prompt text, with the model's chat template.
 
         The text contains the special tokens: encode it with add_special_tokens=False.
@@ -294,7 +283,8 @@ class Tokenizer:
         Args:
             messages: dicts with `role` and `content`. The content is a str or a list of
                 {"type": "text", "text": ...} parts.
-            add_generation_prompt: add the beginning of an assistant message at the end.
+            add_generation_prompt: add the beginning of an assistant message at the end; the
+                default.
             continue_final_message: end the prompt directly after the text of the last message,
                 which the model then continues.
             chat_template: the source of a template, or the name of one of the model's
@@ -302,19 +292,12 @@ class Tokenizer:
             tools: the JSON schemas of tools.
             chat_template_content_format: the form in which the template gets contents: "string",
                 "openai" for lists of parts, or "auto" for lists if the template reads them.
-            **kwargs: further variables of the template.
+            **options: these, and further variables of the template.
 
         Raises:
             RequestError: the messages are malformed, no template exists, or it fails.
         """
-        given = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template": chat_template,
-            "tools": tools,
-            "chat_template_content_format": chat_template_content_format,
-        }
-        return self.render_chat(messages, {**given, **kwargs})
+        return self.render_chat(messages, options)
 
     def render_chat(
         self,
