@@ -24,7 +24,7 @@ from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.shares import Division, Share
 from shmllm.models.specs import LayerSpec
 from shmllm.models.towers import make_towers
-from shmllm.models.weight_names import model_name, tower_name
+from shmllm.models.weight_names import LM_HEAD, model_name, tower_name
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
 """Returns the destinations of a family's names, made from those of the default names."""
@@ -183,7 +183,7 @@ class DecoderModel(Model):
     def _name_of_lm_head(self, weights: NamedWeights) -> str:
         """Returns the name of what an LM head has in checkpoints."""
         if not self.config.tie_word_embeddings:
-            return "lm_head.weight"
+            return LM_HEAD
         return next(name for name, (view, *_) in weights.items() if view is self.embedding.table)
 
     def _name_module_weights(self) -> NamedWeights:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+LM_HEAD = "lm_head.weight"
+"""The name of an LM head that does not share the embedding table."""
+
 RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -113,4 +116,4 @@ def model_name(name: str, tied: bool) -> str | None:
     for suffix, meaning in _RENAMED_SUFFIXES.items():
         if name.endswith(suffix):
             name = name.removesuffix(suffix) + meaning
-    return None if tied and name == "lm_head.weight" else name
+    return None if tied and name == LM_HEAD else name

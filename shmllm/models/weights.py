@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.models.build import without_memory
 from shmllm.models.checkpoint import CheckpointFile
 from shmllm.models.checkpoint_formats.quantized_file import find_method, quantized_files
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import NamedWeights
@@ -29,7 +31,7 @@ from shmllm.models.safetensors_file import (
     find_safetensors,
 )
 from shmllm.models.sentence_files import read_sentence_files
-from shmllm.models.weight_names import model_name
+from shmllm.models.weight_names import LM_HEAD, model_name
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes loaded so far and the total number of bytes."""
@@ -73,6 +75,45 @@ def stored_kinds(directory: Path, tied: bool) -> dict[str, str]:
                 if name is not None:
                     found[name] = kind
     return found
+
+
+def has_own_head(directory: Path, config: ModelConfig) -> bool:
+    """Returns whether a checkpoint has an LM head that differs from its embedding table, although
+    its config.json says that they are tied. transformers uses both of them then
+    (``PreTrainedModel.tie_weights``, since version 5).
+
+    Args:
+        directory: see `load_weights`.
+        config: the model's configuration.
+
+    Raises:
+        EngineStartError: a file is missing or damaged.
+    """
+    has_head = config.lm_head or config.classes_are_tokens
+    if not (config.tie_word_embeddings and has_head):
+        return False
+    files: dict[str, tuple[CheckpointFile, str]] = {}
+    for file in _checkpoint_files(Path(directory)):
+        with file:
+            known = ((model_name(stored, tied=False), stored) for stored in file.shapes())
+            files |= {name: (file, stored) for name, stored in known if name is not None}
+    if LM_HEAD not in files:
+        return False
+    model, _ = without_memory(config)
+    weights, table = model.named_weights(), model.embedding.table
+    found = files.get(next(name for name, (view, *_) in weights.items() if view is table))
+    return found is not None and not _are_equal(files[LM_HEAD], found)
+
+
+def _are_equal(one: tuple[CheckpointFile, str], other: tuple[CheckpointFile, str]) -> bool:
+    """Whether two tensors, each a file and a name there, have the same numbers."""
+    with (
+        one[0] as file,
+        other[0] as other_file,
+        file.tensor(one[1]) as tensor,
+        other_file.tensor(other[1]) as other_tensor,
+    ):
+        return torch.equal(tensor, other_tensor)
 
 
 def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | None = None) -> None:

@@ -99,17 +99,24 @@ class Source:
         """Opens the files and lists their tensors, for the time of the `with` block.
 
         Raises:
-            QuantizeError: there are no safetensors files.
+            QuantizeError: there are no safetensors files, or the LM head is not the embedding
+                table, although config.json says so.
             EngineStartError: a file is missing or damaged.
         """
         from contextlib import ExitStack
 
         from shmllm.models.safetensors_file import SINGLE_FILE, find_safetensors
         from shmllm.models.weight_names import model_name
+        from shmllm.models.weights import has_own_head
 
         files = find_safetensors(self.directory)
         if not files:
             raise QuantizeError(f"no weights in {self.directory}: looked for {SINGLE_FILE}")
+        if has_own_head(self.directory, self.config):
+            raise QuantizeError(
+                f"{self.directory} has an LM head that differs from the embeddings, although its "
+                'config.json ties them: write "tie_word_embeddings": false there'
+            )
         tied = self.config.tie_word_embeddings
         with ExitStack() as stack:
             for file in files:

@@ -27,7 +27,7 @@ from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.quantized import QuantizedMatrix
-from shmllm.models.weights import load_dummy_weights, load_weights, stored_kinds
+from shmllm.models.weights import has_own_head, load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 from shmllm.worker.pooling_info import pooling_info
@@ -35,6 +35,9 @@ from shmllm.worker.pooling_info import pooling_info
 MOST_EMBEDS = 16_384
 """How many embeddings of images are kept at least, if a request can have so many: those of the
 largest image that Qwen's settings make by default."""
+
+_TIED = "tie_word_embeddings"
+_OWN_HEAD = "an LM head that differs from the embeddings"
 
 Progress = Callable[[int, int], None]
 Fill = Callable[[Path | None, Progress | None], None]
@@ -57,6 +60,7 @@ class LoadedModel:
         quantization: the format of most of the matrices; empty: floating numbers.
         packed: the kinds of the matrices that the checkpoint has packed and that stay so.
         load: the options that it was loaded with.
+        warning: what is unusual about the checkpoint; empty: nothing.
     """
 
     model: Model
@@ -68,6 +72,7 @@ class LoadedModel:
     packed: frozenset[str]
     load: LoadConfig
     _fill: Fill
+    warning: str = ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,11 +91,22 @@ class LoadedModel:
         """
         self.model.check_awake()
         is_random = directory is None and self.load.load_format == "dummy"
-        self._fill(None if is_random else Path(directory or self.load.directory), None)
+        source = None if is_random else Path(directory or self.load.directory)
+        if source is not None and _has_own_head(source, self.config, self.load):
+            raise EngineStartError(
+                f"{source} has {_OWN_HEAD}, and this engine's model has one matrix for both: "
+                "start another engine with it"
+            )
+        self._fill(source, None)
         self.model.weights_changed(self.model.named_weights())
         if is_random:
             return f"random weights of seed {self.load.seed} (load_format dummy)"
         return f"the weights in {directory or self.load.directory}"
+
+
+def _has_own_head(directory: Path, model: ModelConfig, load: LoadConfig) -> bool:
+    """Return whether the checkpoint has an LM head of its own, and no option ties it."""
+    return not (load.overrides or {}).get(_TIED) and has_own_head(directory, model)
 
 
 def fit_to_model(config: EngineConfig) -> EngineConfig:
@@ -166,7 +182,14 @@ def load_model(
         from shmllm.worker.transformers_loading import load_module
 
         return load_module(load, pool, auto_dtype, check, on_progress)
+    source, warning = first_source(load), ""
     config = read_config(Path(load.directory), _use_of(load))
+    if source is not None and _has_own_head(source, config, load):
+        config = replace(config, tie_word_embeddings=False)
+        warning = (
+            f"{source} has {_OWN_HEAD}, although its config.json says {_TIED}: it is used, as by "
+            f"transformers; {_TIED}=false says so, and true, as one of hf_overrides, ties them"
+        )
     max_model_len = configured_length(load, config)
     config = config.for_length(max_model_len).with_further(load.further_layers)
     if divide is not None:
@@ -185,10 +208,10 @@ def load_model(
     weights = pool.make_arena(counter.num_bytes, "the weights")
     model = create_model(config, dtype, weights.allocate, load.rounding, stored)
     fill = partial(_fill, model, load.seed)
-    fill(first_source(load), on_progress)
+    fill(source, on_progress)
     quantization = load.rounding or _most_common_format(model)
     return LoadedModel(
-        model, config, weights, dtype_name, max_model_len, quantization, packed, load, fill
+        model, config, weights, dtype_name, max_model_len, quantization, packed, load, fill, warning
     )
 
 
@@ -279,7 +302,7 @@ def make_info(
         shared_kv_cache_bytes=config.shared_kv.num_bytes or 0,
         items=item_info(config, model, size.max_model_len),
         pooling=pooling_info(model, Path(config.load.directory), _use_of(config.load)),
-        warnings=(*((size.warning,) if size.warning else ()), *warnings),
+        warnings=(*filter(None, (loaded.warning, size.warning)), *warnings),
     )
 
 

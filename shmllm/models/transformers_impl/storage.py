@@ -5,7 +5,7 @@ Weights are the parameters, and the buffers that checkpoints have if they are fl
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,10 @@ def give_memory(module: Any, allocate: Allocator) -> dict[str, Tensor]:
         memory = allocate(tuple(weight.shape), weight.dtype)
         if not weight.is_meta:
             memory.copy_(weight)
-        stored[name] = of_weight[id(weight)] = memory
+        stored[name] = memory
+        if isinstance(weight, nn.Parameter):
+            memory = nn.Parameter(memory, requires_grad=False)
+        of_weight[id(weight)] = memory
     device = next(iter(stored.values())).device
     for child in module.modules():
         _put(child, of_weight, device)
@@ -52,7 +55,7 @@ def count_memory(module: Any, allocate: Allocator) -> None:
 def _put(child: nn.Module, of_weight: dict[int, Tensor], device: torch.device) -> None:
     for name, parameter in child._parameters.items():
         if parameter is not None:
-            child._parameters[name] = nn.Parameter(of_weight[id(parameter)], requires_grad=False)
+            child._parameters[name] = cast(nn.Parameter, of_weight[id(parameter)])
     for name, buffer in child._buffers.items():
         if buffer is not None:
             child._buffers[name] = of_weight.get(id(buffer), buffer.to(device))

@@ -119,6 +119,12 @@ def open_checkpoint(module: Any, directory: Path) -> Any:
         if faults:
             more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
             raise EngineStartError(sentence.format(directory, faults[0]) + more)
+    untied = sorted(weights_of(loaded).keys() - weights_of(module).keys())
+    if untied:
+        raise EngineStartError(
+            f"the checkpoint in {directory} has {untied[0]}, which differs from what config.json "
+            'ties it to: write "tie_word_embeddings": false there'
+        )
     return loaded
 
 
