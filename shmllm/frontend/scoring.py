@@ -1,8 +1,9 @@
 """Scoring: the log-probabilities of given completions, for `score_tokens`.
 
 A completion is scored as the end of a prompt, by `SamplingParams.prompt_logprobs`. So the numbers
-are those of the weights in force, whichever weights sampled the completion. This module must not
-know how requests are run.
+are those of the weights in force, whichever weights sampled the completion. A prompt leaves room
+for a token behind it: the last token of a whole context is scored in that place, by
+`SamplingParams.logprob_token_ids`. This module must not know how requests are run.
 """
 
 from __future__ import annotations
@@ -39,22 +40,34 @@ def prepare(
         )
     if len(completions) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts and {len(completions)} completions")
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    wholes: list[Any] = [
-        {
-            "prompt_token_ids": [*request.prompt_token_ids, *_token_ids(index, completion)],
-            "cache_salt": request.submitted.cache_salt or None,
-        }
-        for index, (request, completion) in enumerate(
-            zip(front_end.prepare(prompts, params), completions, strict=True)
-        )
-    ]
+    info = front_end.info
+    wholes: list[Any] = []
+    params: list[SamplingParams] = []
+    for index, (request, completion) in enumerate(
+        zip(front_end.prepare(prompts, _params()), completions, strict=True)
+    ):
+        ids = [*request.prompt_token_ids, *_token_ids(index, completion, info.vocab_size)]
+        behind = ids[-1:] if len(ids) == info.max_model_len else []
+        salt = request.submitted.cache_salt or None
+        wholes.append({"prompt_token_ids": ids[: len(ids) - len(behind)], "cache_salt": salt})
+        params.append(_params(behind))
     names = [f"prompt {index} with its completion" for index in range(len(wholes))]
     return front_end.prepare(wholes, params, names)
 
 
+def _params(behind: list[int] | None = None) -> SamplingParams:
+    """The parameters that score a prompt, and the token behind it if there is one."""
+    return SamplingParams(
+        temperature=0,
+        max_tokens=1,
+        prompt_logprobs=0,
+        logprob_token_ids=behind or None,
+        detokenize=False,
+    )
+
+
 def scores_of(state: RequestState, length: int) -> list[float]:
-    """The log-probabilities of the last `length` tokens of the prompt of a request that has ended.
+    """The log-probabilities of the last `length` tokens that a request has scored, and that ended.
 
     Raises:
         RequestError: the engine did not serve the request, or a pause or another call ended it.
@@ -63,12 +76,23 @@ def scores_of(state: RequestState, length: int) -> list[float]:
     store = state.prompt_logprobs
     if store is None or len(store) < len(state.request.prompt_token_ids) - 1:
         raise RequestError("the engine was told to end this request before it was scored")
-    return store.logprobs[len(store) - length :].tolist()
+    scores = store.logprobs
+    if state.logprobs is not None:
+        scores = scores + state.logprobs.top_logprobs
+    return scores[len(scores) - length :].tolist()
 
 
-def _token_ids(index: int, completion: Any) -> Sequence[int]:
+def _token_ids(index: int, completion: Any, vocab_size: int) -> Sequence[int]:
     is_list = isinstance(completion, Sequence) and not isinstance(completion, str | bytes)
     if not is_list or not all(type(token) is int for token in completion):
         raise RequestError(f"completion {index} must be a list of token ids, got {completion!r}")
     ids: Sequence[int] = completion
+    unknown = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if unknown is not None:
+        raise RequestError(
+            f"completion {index} has token id {unknown}; the vocabulary has ids from 0 to "
+            f"{vocab_size - 1}",
+            parameter="completions",
+            value=unknown,
+        )
     return ids

@@ -51,7 +51,7 @@ class ScoringCalls:
         Args:
             prompts: as for `generate`, but no embeddings.
             completions: the token ids of one completion for each prompt; a completion may be empty.
-                Prompt i with completion i has at most `max_model_len - 1` tokens.
+                Prompt i with completion i has at most `max_model_len` tokens.
             use_tqdm: show a progress bar on stderr.
             lora_request: as for `generate`.
 

@@ -54,6 +54,19 @@ def test_scores_of_a_greedy_completion_are_its_logprobs(llm: LLM) -> None:
         assert scores == [entry[token].logprob for entry, token in entries]
 
 
+@pytest.mark.parametrize(
+    "mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+)
+def test_a_whole_context_has_the_scores_of_a_longer_one(mode: str) -> None:
+    prompts, completions = [[5, 7, 11] * 60, [3] * 255], [list(range(76)), [9]]
+    found = []
+    for length in 256, 257:
+        with LLM(**OPTIONS | {"max_model_len": length}, logprobs_mode=mode) as llm:
+            found.append(llm.score_tokens(prompts, completions))
+    assert found[0] == found[1]
+    assert [*map(len, found[0])] == [76, 1]
+
+
 def test_coroutines_get_the_same(llm: LLM) -> None:
     async def main() -> list[list[float]]:
         async with AsyncLLM(**OPTIONS) as engine:
@@ -71,8 +84,9 @@ def test_coroutines_get_the_same(llm: LLM) -> None:
         (["x"], ["text"], "completion 0 must be a list of token ids, got 'text'"),
         (["x"], [[1.5]], r"completion 0 must be a list of token ids, got \[1.5\]"),
         (["x"], "text", "completions must be a list of lists of token ids, got str"),
-        ([[5] * 200], [[5] * 56], "prompt 0 with its completion has 256 tokens"),
-        ([[5]], [[10**8]], "prompt 0 with its completion has token id 100000000"),
+        ([[5] * 200], [[5] * 57], "prompt 0 with its completion has 257 tokens"),
+        ([[5] * 255], [[10**8]], "completion 0 has token id 100000000; the vocabulary has ids"),
+        ([[5], [5]], [[5], [7, -1]], "completion 1 has token id -1; the vocabulary has ids from 0"),
         ([""], [[5]], "the prompt is empty"),
     ],
 )
