@@ -34,7 +34,9 @@ def create_model(
     """
     model, made = allocate_model(config, dtype, allocate, quantization, stored)
     if config.whole is not None:
-        model.divide(find_division(config.whole, config), made)
+        copy = model.embedding.copied_head  # not in the division, which rounds nothing
+        matrices = [each.weight for each in made if each.is_matrix and each.weight is not copy]
+        model.divide(find_division(config.whole, config), matrices)
     return model
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.heads import Head
-from shmllm.models.layers import Allocation, Linear, NamedWeights, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import Linear, NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.matrices import Matrix, addresses, elsewhere_or, parts_of, sharded
 from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.model import Model
@@ -83,15 +83,14 @@ class DecoderModel(Model):
         of_tower = storage.kept_if(stage.is_first and config.shard.rank == 0)
         self.towers = make_towers(config.towers, config.hidden_size, of_tower)
 
-    def divide(self, division: Division, made: Sequence[Allocation]) -> None:
+    def divide(self, division: Division, matrices: Sequence[Matrix]) -> None:
         """Records that this is a rank's part of a model.
 
         Args:
             division: which part.
-            made: its weights, in the order of their allocation.
+            matrices: its matrices of products, in the order of their allocation.
         """
         self._division = division
-        matrices = [each.weight for each in made if each.is_matrix]
         self._matrix_shares = {
             addresses(matrix).start: share
             for matrix, share in zip(matrices, division.matrices, strict=True)

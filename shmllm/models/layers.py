@@ -347,6 +347,12 @@ class TokenEmbedding:
         self.scale = rounded(config.embedding_scale, storage.dtype)
         self.embeds_scale = rounded(config.embeds_scale, storage.dtype)
 
+    @property
+    def copied_head(self) -> Matrix | None:
+        """The rounded copy of the table that the LM head of a tied model has, if it does."""
+        head = self.head.weight if self.head is not None and self.tied else None
+        return None if head is self.table else head
+
     def named_weights(self) -> NamedWeights:
         """Returns the destinations of the matrices, each [rows, hidden].
 
@@ -358,8 +364,8 @@ class TokenEmbedding:
             pass
         elif not self.tied:
             weights |= self.head.named_weights("lm_head")
-        elif self.head.weight is not self.table:
-            weights["model.embed_tokens.weight"] = (self.table, self.head.weight)
+        elif self.copied_head is not None:
+            weights["model.embed_tokens.weight"] = (self.table, self.copied_head)
         if self.positions is not None:
             weights["model.embed_positions.weight"] = (self.positions,)
         if self.token_types is not None:

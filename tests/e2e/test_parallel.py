@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 from support.determinism import ask, ask_one_by_one, ask_shuffled, make_requests
-from support.reference_models import MAX_TOKENS, VARIANTS, ReferenceModel, make_model
+from support.reference_models import (
+    MAX_TOKENS,
+    VARIANTS,
+    ReferenceModel,
+    make_model,
+    make_prompts,
+)
 from support.scoring import SCORED, scores_of
 from support.variants import slow
 
@@ -147,6 +153,16 @@ def test_bits_do_not_depend_on_what_runs_beside_a_request(ranks: LLM) -> None:
     alone = ask_one_by_one(ranks, requests)
     assert ask(ranks, requests) == alone
     assert ask_shuffled(ranks, requests, seed=2) == alone
+
+
+@pytest.mark.parametrize("kind", ["qwen2", slow("gemma3")])
+def test_the_rounded_head_of_a_tied_model_is_divided(kind: str, tmp_path: Path) -> None:
+    make_model(kind, tmp_path, tie_word_embeddings=True, intermediate_size=256)
+    found = []
+    for options in LOCAL, RANKS:
+        with LLM(str(tmp_path), **options, quantization="int8", activation_dtype="float32") as llm:
+            found.append(ask_greedy(llm, make_prompts(4096)[:3]))
+    assert found[0] == found[1]
 
 
 def test_rows_are_not_divided_within_a_group_of_4_bits(tmp_path: Path) -> None:
