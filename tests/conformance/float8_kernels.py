@@ -11,7 +11,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from conformance import decode_attention_kernel, rope_write_kernel
+from conformance import (
+    decode_attention_kernel,
+    latent_heads_kernels,
+    latent_kernels,
+    rope_write_kernel,
+)
 from conformance.attention_kernels import BOTH_WAYS, FEATURES, MIXED, Case, Launch
 from conformance.decode_attention_kernel import Decodes
 from support.kernel_helpers import assert_close, poisoned
@@ -19,8 +24,10 @@ from support.variants import slow
 
 from shmllm_kernels.gpu.configs import DEVICE_KEYS, table_entry
 from shmllm_kernels.gpu.float8 import from_float8, to_float8
+from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.reference.attention import paged_attention
+from shmllm_kernels.reference.latent_write import write_latents as plain_write_latents
 from shmllm_kernels.reference.rope_write import rope_and_write as plain_rope_and_write
 from shmllm_kernels.reference.rope_write import to_float8 as rounded
 
@@ -243,3 +250,69 @@ class Float8DecodeConformance:
         assert torch.equal(first[0], value)
         step.heads[:, 4:] = rounded(step.heads[:, 4:]).to(dtype)
         assert torch.equal(step.run(), first)
+
+
+class Float8LatentConformance:
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_a_mixed_batch(self, draw, dtype, splits):
+        case = latent_kernels.Case(latent_kernels.MIXED, num_splits=splits, padding=2)
+        latent_kernels.Launch(draw, dtype, replace(case, has_float8=True)).check()
+
+    @pytest.mark.parametrize(("rank", "rope_dim"), [(512, 64), (40, 8), (33, 6)])
+    def test_widths(self, draw, dtype, rank, rope_dim):
+        case = latent_kernels.Case(((1, 19), (4, 9)), 20, rank, rope_dim, has_float8=True)
+        latent_kernels.Launch(draw, dtype, case).check()
+
+    def test_more_rows_in_a_program(self, draw, dtype):
+        config = replace(latent_kernels.SMALL, block_m=64)
+        case = latent_kernels.Case(((40, 47), (1, 9)), 12, block_size=32, config=config)
+        latent_kernels.Launch(draw, dtype, replace(case, has_float8=True)).check()
+
+    def test_all_codes(self, draw, dtype):
+        """Latents and key parts have each number once. The latents' weights are equal, so that
+        rounded weights do not hide a wrong number; those of key parts are not."""
+        case = latent_kernels.Case(((3, 254),), 2, 16, 16, block_size=64, has_float8=True)
+        launch = latent_kernels.Launch(draw, dtype, case)
+        blocks = launch.table[0, :4].long()
+        slots = launch.cache[blocks].flatten(0, 1)
+        slots[:254] = rounded(numbers()).to(draw.device)[draw.permutation(254)][:, None]
+        launch.cache[blocks] = slots.view(-1, *launch.cache.shape[1:])
+        launch.query.zero_()
+        launch.rope_query[:2] = 0
+        launch.rope_query[2] *= 2**-6
+        launch.check()
+
+    @pytest.mark.parametrize("interleaved", [True, False])
+    @pytest.mark.parametrize("widths", latent_heads_kernels.WIDTHS)
+    def test_the_cache_has_the_rounded_numbers_of_another(self, draw, dtype, widths, interleaved):
+        """Some are too large, and some are subnormal. Both launches that write latents do so."""
+        case = latent_heads_kernels.Queries(draw, dtype, 5, 3, widths, interleaved)
+        case.weight[: case.rank // 2] *= 1000.0
+        case.weight[case.rank // 2 :] *= 0.01
+        caches = [case.cache.clone() for _ in range(2)]
+        rest = case.x, case.weight, 1e-6, case.cos, case.sin, case.slots, interleaved
+        write_latents(caches[0], *rest)
+        _, _, caches[1] = case.run()
+        for plain in caches:
+            kept = rounded(case.cache)
+            write_latents(kept, *rest)
+            assert_same_numbers(kept, rounded(plain))
+        assert (kept.float().abs() == LARGEST).any()
+        case.cache = rounded(case.cache)
+        assert_same_numbers(case.run()[2], kept)
+
+    def test_the_reference_rounds_alike(self, draw, dtype):
+        case = latent_heads_kernels.Queries(draw, dtype, 4, 2, (32, 8, 8, 8))
+        kept = [rounded(case.cache) for _ in range(2)]
+        rest = case.x, case.weight, 1e-6
+        write_latents(kept[0], *rest, case.cos, case.sin, case.slots)
+        plain_write_latents(kept[1], *rest, case.cos[:, None], case.sin[:, None], case.slots)
+        assert (kept[0].float() - kept[1].float()).abs().nan_to_num().max() <= 0.25
+        share = (kept[0].view(torch.uint8) == kept[1].view(torch.uint8)).float().mean()
+        assert share > 0.9
+
+    def test_caches_of_other_dtypes_are_refused(self, draw, dtype):
+        launch = latent_kernels.Launch(draw, dtype, latent_kernels.Case(((1, 3),)))
+        launch.cache = launch.cache.to(torch.float8_e5m2)
+        with pytest.raises(AssertionError, match="FP8"):
+            launch.run()

@@ -31,7 +31,6 @@ from conformance.gpu_engine import (
     VOCAB,
     Engine,
     check_sleep_and_new_weights,
-    chosen,
     make_config,
     other_model,
 )
@@ -132,9 +131,11 @@ class Float8EngineConformance:
         for number in (0, 1, 3):
             assert_logprobs(engine, number, reference, prompts[number])
 
-    @pytest.mark.parametrize("family", [slow(each) for each in ("gemma3", "qwen3_5", "gemma4")])
+    @pytest.mark.parametrize(
+        "family", ["deepseek_v3", *map(slow, ("deepseek_v2", "gemma3", "qwen3_5", "gemma4"))]
+    )
     def test_other_families(self, gpu_device: Device, family: str, tmp_path: Path) -> None:
-        """Windows, layers beside recurrent ones, and layers that read those of others."""
+        """Latents, windows, layers beside recurrent ones, and layers that read those of others."""
         reference = reference_model(family, SCALE, **PROGRAM_SHAPE | VARIANTS[family])
         directory = save(reference, tmp_path)
         round_keys_and_values(reference)
@@ -142,10 +143,10 @@ class Float8EngineConformance:
         cache = replace(config.cache, memory_bytes=2**21, mamba_block_size=BLOCK_SIZE)
         engine = Engine(replace(config, cache=cache), gpu_device)
         for number, prompt in enumerate(PROMPTS):
-            engine.add(number, prompt)
+            engine.add(number, prompt, logprobs=VOCAB)
         engine.run()
-        wanted = [chosen(reference, prompt, 4) for prompt in PROMPTS]
-        assert [engine.tokens[number] for number in range(len(PROMPTS))] == wanted
+        for number, prompt in enumerate(PROMPTS):
+            assert_logprobs(engine, number, reference, prompt)
 
     @pytest.mark.slow
     def test_a_module_of_transformers(self, model: Any, gpu_device: Device) -> None:
@@ -229,11 +230,8 @@ class Float8EngineConformance:
         assert warning.startswith("the checkpoint's scales of keys and values are not used")
         assert not Engine(config, gpu_device).runner.info.warnings
 
-    def test_what_has_no_kernels_is_refused(self, tmp_path: Path) -> None:
-        shape = PROGRAM_SHAPE | VARIANTS["deepseek_v3"]
-        config = ModelConfig.from_directory(save(reference_model("deepseek_v3", **shape), tmp_path))
-        load = LoadConfig(str(tmp_path), kv_cache_dtype="fp8")
-        with pytest.raises(EngineStartError, match="its cache holds latents, which have no 8-bit"):
-            check_model(config, load, "float32")
+    def test_what_has_no_kernels_is_refused(self, model: Any) -> None:
+        _, directory = model
+        load = LoadConfig(str(directory), kv_cache_dtype="int8")
         with pytest.raises(EngineStartError, match=r"'int8' is for the CPU: .* or 'fp8'"):
-            check_model(config, replace(load, kv_cache_dtype="int8"), "float32")
+            check_model(ModelConfig.from_directory(directory), load, "float32")

@@ -17,6 +17,7 @@ from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.reference.latent_attention import paged_latent_attention as plain_attention
 from shmllm_kernels.reference.latent_write import write_latents as plain_write
+from shmllm_kernels.reference.rope_write import to_float8
 
 SMALL = AttentionConfig(16, 16, 4, 2)
 LONG = AttentionConfig(16, 64, 4, 2)
@@ -26,7 +27,7 @@ MIXED = ((1, 21), (5, 5), (1, 1), (19, 30), (1, 16))
 @dataclass(frozen=True)
 class Case:
     """The shapes of a batch and of a model; lengths: for each request, (tokens in this step,
-    context length)."""
+    context length); has_float8: whether latents are in FP8."""
 
     lengths: tuple[tuple[int, int], ...]
     heads: int = 4
@@ -37,6 +38,7 @@ class Case:
     config: AttentionConfig = SMALL
     padding: int = 0
     in_place: bool = False
+    has_float8: bool = False
 
     @property
     def tokens(self) -> int:
@@ -67,7 +69,7 @@ class Launch:
             positions = torch.arange(context)
             places = ids.long()[positions // case.block_size], positions % case.block_size
             cache[places] = draw.normal(context, width, dtype=dtype).cpu()
-        self.cache = cache.to(device)
+        self.cache = (to_float8(cache) if case.has_float8 else cache).to(device)
         counts = [count for count, _ in case.lengths] + [0] * case.padding
         self.starts = torch.tensor([0, *counts]).cumsum(0).to(device, torch.int32)
         contexts = [context for _, context in case.lengths] + [0] * case.padding

@@ -170,6 +170,7 @@ def check_float8(found: list[Kernel], capability: int) -> None:
     """Nothing spills in a loop but with heads of 512, loads are in flight as for other keys and
     values, and no key is read from shared memory byte by byte. From 8.9 on the hardware converts:
     two numbers at a time, and to bfloat16 by fast instructions."""
+    check_float8_latents([kernel for kernel in found if "heads" in kernel], capability)
     (write,) = (kernel for kernel in found if kernel["kernel"] == "_rope_write")
     of_decodes = [kernel for kernel in found if kernel["kernel"] == "attend_decodes"]
     loading = [*of_decodes, *(kernel for kernel in found if kernel["kernel"] == "attend")]
@@ -199,3 +200,20 @@ def check_float8(found: list[Kernel], capability: int) -> None:
         assert least_programs(kernel) * kernel["registers"] * threads <= REGISTERS
         if kernel["early_loads"] is not None and kernel["splits"] > 1:
             assert kernel["early_loads"] >= 2 * kernel["tile"] * dim // (2 * LOADED * threads)
+
+
+def check_float8_latents(found: list[Kernel], capability: int) -> None:
+    """Latent attention to FP8 has the facts of that to other latents, and converts as
+    `check_float8` says. Both launches that write latents round them."""
+    check(found, capability)
+    assert {"attend_latents", "_write_latents", "_absorb_queries"} <= {
+        kernel["kernel"] for kernel in found
+    }
+    by_hardware = capability >= 89
+    for kernel in found:
+        if kernel["kernel"] == "attend_latents":
+            assert bool(kernel["from_float8"]) == by_hardware
+            assert not kernel["slow_conversions"]
+            assert not kernel["byte_loads"]
+        elif kernel["kernel"] in ("_write_latents", "_absorb_queries"):
+            assert bool(kernel["to_float8"]) == by_hardware

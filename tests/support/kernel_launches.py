@@ -969,16 +969,24 @@ WIDTHS_OF_LATENTS = {16: (128, 128), 20: (192, 256), 128: (128, 128)}
 
 
 def latents(facts: dict[str, Any], key: str, parts: list[str], capability: int) -> None:
+    """Launch latent attention, in the model's dtype and in FP8."""
+    for part in {"some-latents", "all-latents"} & set(parts):
+        launch_latents(facts, key, part == "all-latents", capability, False)
+    for part in {"some-float8", "all-float8"} & set(parts):
+        launch_latents(facts, key, part == "all-float8", capability, True)
+
+
+def launch_latents(
+    facts: dict[str, Any], key: str, takes_all: bool, capability: int, has_float8: bool
+) -> None:
     """Launch latent attention with the shapes of DeepSeek-V2-Lite, or also with those of
     GLM-4.7-Flash and DeepSeek-V3, for decodes and prompts."""
-    if not {"all-latents", "some-latents"} & set(parts):
-        return
-    takes_all = "all-latents" in parts
-    dtypes = (*HALVES, torch.float32) if takes_all else HALVES[:1]
+    dtypes = (*HALVES, torch.float32) if takes_all and not has_float8 else HALVES[:1]
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
     for dtype, heads in itertools.product(dtypes, (16, 20, 128) if takes_all else (16,)):
-        facts |= {"dtype": str(dtype), "heads": heads}
-        cache, query = empty(8, 16, 576, dtype=dtype), empty(4, heads, 512, dtype=dtype)
+        facts |= {"dtype": str(dtype), "heads": heads, "has_float8": has_float8}
+        kept = torch.float8_e4m3fn if has_float8 else dtype
+        cache, query = empty(8, 16, 576, dtype=kept), empty(4, heads, 512, dtype=dtype)
         rope = empty(4, heads, 64, dtype=dtype)
         slots, angles = empty(4, dtype=torch.int64), empty(4, 64, dtype=dtype)
         x, weight = empty(4, 576, dtype=dtype), empty(512, dtype=dtype)

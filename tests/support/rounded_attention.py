@@ -2,11 +2,14 @@
 
 Its attention function is torch's, behind a rounding of all keys and values to e4m3 and back. A
 cache of transformers keeps numbers that are not rounded yet: rounding each of them again at every
-step gives the same numbers.
+step gives the same numbers. A latent attention keeps latents and rotated key parts: they are
+rounded before they become keys and values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,8 +33,17 @@ def _attend(
     return sdpa_attention_forward(module, query, rounded(key), rounded(value), *rest, **named)
 
 
+def _expand(expand: Callable[[Tensor, Tensor], Any], latents: Tensor, keys: Tensor) -> Any:
+    return expand(rounded(latents), rounded(keys))
+
+
 def round_keys_and_values(model: PreTrainedModel) -> PreTrainedModel:
     """Let a model attend so, and return it."""
+    latent: list[Any] = [each for each in model.modules() if hasattr(each, "expand_kv")]
+    for module in latent:
+        module.expand_kv = partial(_expand, module.expand_kv)
+    if latent:
+        return model
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)

@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.configs import next_power_of_two
+from shmllm_kernels.gpu.float8 import as_stored
 from shmllm_kernels.gpu.kept_rows import (
     WEIGHTS_PER_WARP,
     load_rows,
@@ -240,7 +241,7 @@ def absorb_queries(
         latents,
         query,
         key_up,
-        cache,
+        as_stored(cache, x.dtype),
         x,
         weight,
         cos,

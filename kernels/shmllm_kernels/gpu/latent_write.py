@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two, row_warps
+from shmllm_kernels.gpu.float8 import as_stored
 from shmllm_kernels.gpu.rope_write import stored
 
 
@@ -71,6 +72,7 @@ def write_latent(
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:
         dtype: tl.constexpr = x_ptr.dtype.element_ty
+        cache_dtype: tl.constexpr = cache_ptr.dtype.element_ty
         source = x_ptr + token * x_stride
         target = cache_ptr + slot // block_size * block_stride + slot % block_size * token_stride
         elements = tl.arange(0, ELEMENTS)
@@ -79,7 +81,7 @@ def write_latent(
         x = x * tl.rsqrt(tl.sum(x * x, axis=0) / RANK + eps)
         weight = tl.load(weight_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         normed = (x.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
-        tl.store(target + elements, stored(normed, dtype, dtype), mask=inside)
+        tl.store(target + elements, stored(normed, dtype, cache_dtype), mask=inside)
 
         first_place, second_place = pairs_of(HALF, IS_INTERLEAVED, PAIRS)
         first, second = rotated_pairs(
@@ -88,8 +90,8 @@ def write_latent(
         )  # fmt: skip
         inside = tl.arange(0, PAIRS) < HALF
         keys = target + RANK
-        tl.store(keys + first_place, stored(first, dtype, dtype), mask=inside)
-        tl.store(keys + second_place, stored(second, dtype, dtype), mask=inside)
+        tl.store(keys + first_place, stored(first, dtype, cache_dtype), mask=inside)
+        tl.store(keys + second_place, stored(second, dtype, cache_dtype), mask=inside)
 
 
 @triton.jit
@@ -133,7 +135,8 @@ def write_latents(
     """Computes the same as ``reference.latent_write.write_latents``, with float32 intermediates.
 
     Args:
-        cache: [blocks, block_size, rank + rope_dim], rows contiguous, any other strides.
+        cache: [blocks, block_size, rank + rope_dim], rows contiguous, any other strides;
+            float8_e4m3fn or the dtype of ``x``.
         x: [tokens, rank + rope_dim], each row contiguous; float32, float16 or bfloat16, like all
             other tensors but ``slots``.
         weight: [rank], contiguous.
@@ -153,7 +156,7 @@ def write_latents(
     if tokens == 0:
         return
     _write_latents[(tokens,)](
-        cache,
+        as_stored(cache, x.dtype),
         x,
         weight,
         cos,
@@ -183,7 +186,8 @@ def check_latents(
     assert rope_dim > 0 == rope_dim % 2, f"{rope_dim} elements have no halves"
     assert cache.shape[2] == width, "the cache has rows of another size"
     assert cos.shape == sin.shape == (tokens, rope_dim), "cos and sin: one row per token"
-    for tensor in (cache, x, weight, cos, sin):
+    assert cache.stride(-1) == 1, "the last dimension must be contiguous"
+    for tensor in (x, weight, cos, sin):
         assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
         assert tensor.dtype is x.dtype, "all floating tensors have one dtype"
     assert slots.shape == (tokens,), "slots: one per token"

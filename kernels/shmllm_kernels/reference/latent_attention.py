@@ -29,7 +29,7 @@ def paged_latent_attention(
     Args:
         query: [tokens, num_heads, rank], projected to the width of a latent.
         rope_query: [tokens, num_heads, rope_dim], rotated.
-        cache: [blocks, block_size, rank + rope_dim].
+        cache: [blocks, block_size, rank + rope_dim], in any dtype.
         block_table, query_starts, context_lens, scale: see `paged_attention`.
 
     Returns:
@@ -38,7 +38,7 @@ def paged_latent_attention(
     """
     rank = query.shape[-1]
     queries = torch.cat([query, rope_query], -1)
-    keys = cache[:, :, None]
+    keys = cache[:, :, None].double()
     values = torch.nn.functional.pad(keys[..., :rank], (0, rope_query.shape[-1]))
     out = paged_attention(
         queries, keys, values, block_table, query_starts, context_lens, scale

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shmllm_kernels.reference.norm import rms_norm
 from shmllm_kernels.reference.rope import rotate
+from shmllm_kernels.reference.rope_write import to_float8
 
 
 def write_latents(
@@ -22,10 +23,10 @@ def write_latents(
     """Normalises latents, rotates key parts, and writes both to the cache.
 
     float16, which can overflow, saturates in the cache: attention would multiply an infinite value
-    by a masked weight of zero, which gives NaN.
+    by a masked weight of zero, which gives NaN. FP8 saturates, too, and keeps NaN.
 
     Args:
-        cache: [blocks, block_size, rank + rope_dim].
+        cache: [blocks, block_size, rank + rope_dim], in the dtype of ``x`` or float8_e4m3fn.
         x: [tokens, rank + rope_dim], a latent and a key part side by side.
         weight: [rank], that of the latents' norm.
         eps: that of the latents' norm.
@@ -39,6 +40,8 @@ def write_latents(
     rows = torch.cat([rms_norm(latents, weight, eps), keys], -1)
     if rows.dtype is torch.float16:
         rows = rows.nan_to_num().clamp(-65504.0, 65504.0)
+    if cache.dtype is torch.float8_e4m3fn:
+        rows = to_float8(rows)
     exists = slots >= 0
     blocks, places = slots[exists] // cache.shape[1], slots[exists] % cache.shape[1]
     cache[blocks, places] = rows[exists]

@@ -12,29 +12,21 @@ import torch
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
-from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_fields
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_NAME = "fp8"
 
 
-def check_kv_dtype(config: ModelConfig, load: LoadConfig, dtype: str) -> None:
+def check_kv_dtype(load: LoadConfig, dtype: str) -> None:
     """Raise EngineStartError if a GPU cannot store keys and values as the options say.
 
     Args:
-        config: the model's configuration.
         load: the options.
         dtype: the dtype name of the weights.
     """
     wanted = load.kv_cache_dtype
-    if load.has_float8_cache:
-        if config.latent_attentions:
-            raise EngineStartError(
-                f"kv_cache_dtype={wanted!r} is not possible for {config.architecture}: its cache "
-                "holds latents, which have no 8-bit kernels; leave it out"
-            )
-    elif wanted not in ("auto", dtype):
+    if not load.has_float8_cache and wanted not in ("auto", dtype):
         raise EngineStartError(
             f"kv_cache_dtype={wanted!r} is for the CPU: on a GPU keys and values have the dtype of "
             f"the weights, or {FLOAT8_NAME!r}"

@@ -69,7 +69,7 @@ def check_model(
             f"activation_dtype={load.activation_dtype!r} is for the CPU: on a GPU activations have "
             "the dtype of the weights"
         )
-    check_kv_dtype(config, load, dtype)
+    check_kv_dtype(load, dtype)
     check_features(config, "the GPU", UNSUPPORTED)
     if config.num_levels and config.shard.size > 1:
         raise EngineStartError(

@@ -20,6 +20,7 @@ from conformance.float8_kernels import (
     Float8AttentionConformance,
     Float8ConversionConformance,
     Float8DecodeConformance,
+    Float8LatentConformance,
     Float8WriteConformance,
 )
 from conformance.group_kernels import GroupConformance
@@ -103,6 +104,10 @@ class TestFloat8Conversion(Float8ConversionConformance):
 
 
 class TestFloat8Decodes(Float8DecodeConformance):
+    pass
+
+
+class TestFloat8Latents(Float8LatentConformance):
     pass
 
 

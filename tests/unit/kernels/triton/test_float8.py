@@ -8,6 +8,7 @@ from conformance.float8_kernels import (
     Float8AttentionConformance,
     Float8ConversionConformance,
     Float8DecodeConformance,
+    Float8LatentConformance,
     Float8WriteConformance,
 )
 
@@ -30,4 +31,8 @@ class TestAttention(Float8AttentionConformance):
 
 
 class TestDecodes(Float8DecodeConformance):
+    pass
+
+
+class TestLatents(Float8LatentConformance):
     pass
