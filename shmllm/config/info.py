@@ -33,6 +33,9 @@ class EngineInfo:
         pipeline_parallel_size: the number of processes that each compute some of the layers.
         max_logprobs: the largest number of alternatives per position that a request may ask for,
             at most vocab_size.
+        logprobs_mode: what log-probabilities are.
+        model_options: the options that change what the model computes, and that no other field
+            shows, as JSON.
         activation_dtype: what matrix products round activations to.
         kv_cache_dtype: what keys and values are stored as.
         quantization: what matrices were rounded to; empty if they have the dtype.
@@ -78,6 +81,8 @@ class EngineInfo:
     max_logprobs: int = 20
     scheduling_policy: SchedulingPolicy = "fcfs"
     hidden_size: int = 0
+    logprobs_mode: str = "raw_logprobs"
+    model_options: str = "{}"
     activation_dtype: str = "float32"
     kv_cache_dtype: str = "float32"
     quantization: str = ""

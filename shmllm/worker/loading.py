@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -283,6 +284,8 @@ def make_info(
         ),
         scheduling_policy=config.scheduler.policy,
         hidden_size=model.hidden_size,
+        logprobs_mode=config.logprobs.mode,
+        model_options=_model_options(config),
         deterministic=deterministic,
         activation_dtype=activation_dtype,
         kv_cache_dtype=kv_cache_dtype,
@@ -304,6 +307,17 @@ def make_info(
         pooling=pooling_info(model, Path(config.load.directory), _use_of(config.load)),
         warnings=(*filter(None, (loaded.warning, size.warning)), *warnings),
     )
+
+
+def _model_options(config: EngineConfig) -> str:
+    load = config.load
+    options = {
+        "seed of random weights": load.seed if load.load_format == "dummy" else None,
+        "model_impl": load.model_impl,
+        "hf_overrides": load.overrides or None,
+        "lora_dtype": config.lora.lora_dtype if config.lora.enable_lora else None,
+    }
+    return json.dumps({name: value for name, value in options.items() if value is not None})
 
 
 def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> ItemInfo:

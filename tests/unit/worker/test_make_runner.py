@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -167,3 +168,22 @@ def test_a_pool_with_too_few_gpus_is_refused_with_the_numbers(machine):
     parallel = ParallelConfig(tensor_parallel_size=2, pool_size=2)
     with pytest.raises(EngineStartError, match=r"needs 4 GPUs from cuda:1 .* 2; possible: 1 to 1"):
         gpu_of_an_engine(parallel, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, {}),
+        ({"load_format": "dummy", "seed": 3}, {"seed of random weights": 3}),
+        ({"hf_overrides": {"rms_norm_eps": 0.5}}, {"hf_overrides": {"rms_norm_eps": 0.5}}),
+        ({"enable_lora": True, "lora_dtype": "bfloat16"}, {"lora_dtype": "bfloat16"}),
+        ({"seed": 3, "logprobs_mode": "raw_logits"}, {}),
+    ],
+    ids=str,
+)
+def test_an_engine_reports_the_options_that_change_its_model(options, shown):
+    small = {"num_threads": 1, "kv_cache_memory_bytes": 2**22, "max_model_len": 64}
+    with LLM("tiny", multiprocess=False, **small, **options) as llm:
+        info = llm.front_end.info
+    assert json.loads(info.model_options) == {"model_impl": "auto"} | shown
+    assert info.logprobs_mode == options.get("logprobs_mode", "raw_logprobs")
