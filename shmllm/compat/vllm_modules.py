@@ -48,6 +48,8 @@ _NCCL = "NCCLTrainerInitInfo NCCLWeightTransferInitInfo NCCLWeightTransferUpdate
 _IPC = "IPCTrainerInitInfo IPCWeightTransferInitInfo IPCWeightTransferUpdateInfo"
 _CONFIGS = "CacheConfig ModelConfig ParallelConfig SchedulerConfig VllmConfig"
 _METRICS = "Counter Gauge Histogram Metric Vector"
+_CLEANUP = "destroy_model_parallel destroy_distributed_environment cleanup_dist_env_and_memory"
+_RANK = "LLM.collective_rpc(function), whose worker has a `rank`"
 
 _PROCESSORS = (
     "LogitsProcessor AdapterLogitsProcessor BatchUpdate MoveDirectionality RequestLogitsProcessor"
@@ -95,6 +97,7 @@ HOMES = {
     "IterationStats": "shmllm.plugins.stat_logger",
     "IOProcessor": "shmllm.plugins.io_processor",
     "init_logger": "logging:getLogger",
+    **_at("shmllm.compat.vllm_cleanup", _CLEANUP),
     **_at("shmllm.compat.vllm_groups", "PyNcclCommunicator StatelessProcessGroup"),
     "process_weights_after_loading": "shmllm.compat.vllm_worker",
     "random_uuid": "shmllm.compat.vllm_names",
@@ -108,8 +111,9 @@ MODULES = {
     "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode KVTransferConfig "
     "WeightTransferConfig",
     "vllm.config.compilation": "CompilationConfig CUDAGraphMode",
+    "vllm.distributed": _CLEANUP,
     "vllm.distributed.device_communicators.pynccl": "PyNcclCommunicator",
-    "vllm.distributed.parallel_state": "",
+    "vllm.distributed.parallel_state": _CLEANUP,
     "vllm.distributed.utils": "StatelessProcessGroup",
     "vllm.config.kv_transfer": "KVTransferConfig",
     "vllm.config.pooler": "PoolerConfig",
@@ -172,6 +176,11 @@ MODULES = {
 _NO_MEDIA = "there are no image, audio or video models"
 _OWN_PROCESSES = "an engine starts its processes by itself; see tensor_parallel_size"
 
+_GROUPS = (
+    "world_group tp_group pp_group dp_group ep_group tensor_model_parallel_rank "
+    "tensor_model_parallel_world_size"
+)
+
 ABSENT = {
     "vllm.assets": _NO_MEDIA,
     "vllm.attention": "each device has its own attention; `attention_config` is accepted",
@@ -179,7 +188,7 @@ ABSENT = {
     "vllm.compilation": "nothing is compiled; `compilation_config` sets CUDA graphs",
     "vllm.distributed.kv_transfer": "shmllm.plugins.kv_connector:KVConnector, which has vLLM's "
     "methods; see docs/plugins.md",
-    "vllm.distributed.parallel_state": "LLM.collective_rpc(function), whose worker has a `rank`",
+    **{f"vllm.distributed.get_{name}": _RANK for name in _GROUPS.split()},
     "vllm.entrypoints.chat_utils": "a message is a dict with `role` and `content`",
     "vllm.entrypoints.openai": _NO_SERVER,
     "vllm.entrypoints.pooling": "LLM.encode, embed, classify and score",

@@ -7,9 +7,11 @@ import importlib.metadata
 import importlib.util
 import pickle
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +108,7 @@ def test_the_version_is_found_in_the_metadata() -> None:
         ("from vllm import SamplingParam", "nearest name is vllm.SamplingParams"),
         ("from vllm import BeamSearchParams", "name is vllm.sampling_params.BeamSearchParams"),
         ("from vllm.distributed.parallel_state import get_tp_group", "whose worker has a `rank`"),
+        ("from vllm.distributed import get_tensor_model_parallel_rank", "worker has a `rank`"),
         ("from vllm.model_executor.layers.linear import QKVParallelLinear", "LLM.apply_model"),
         ("from vllm.model_executor.models.mixtral import MixtralForCausalLM", "nothing here"),
         ("import vllm; vllm.Nonsense", "nothing here corresponds to it"),
@@ -143,6 +146,24 @@ def test_unusable_names_can_be_imported() -> None:
     assert "LlamaForCausalLM" in vllm.ModelRegistry.get_supported_archs()
     with pytest.raises(NotImplementedError, match="shmllm/models"):
         vllm.ModelRegistry.register_model("Own", object)
+
+
+@pytest.mark.usefixtures("installed")
+def test_functions_that_end_groups_leave_nothing_to_collect() -> None:
+    state = importlib.import_module("vllm.distributed.parallel_state")
+    cleanup = importlib.import_module("vllm.distributed").cleanup_dist_env_and_memory
+
+    class Circle:
+        pass
+
+    circle: Any = Circle()
+    circle.own = circle
+    ended = weakref.ref(circle)
+    del circle
+    state.destroy_model_parallel()
+    state.destroy_distributed_environment()
+    cleanup()
+    assert ended() is None
 
 
 @pytest.mark.usefixtures("installed")
