@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Self
 
-from shmllm.compat import vllm_names
+from shmllm.compat import vllm_engine
 from shmllm.compat.external_launcher import BACKEND, SharedLLM, TorchGroup
 from shmllm.compat.trl_adapters import sends_adapters
 from shmllm.outputs.request import RequestOutput
@@ -29,7 +29,7 @@ POLICY = LoRARequest("policy", 1)
 """The adapter of a policy that is sent by itself."""
 
 
-class LLM(vllm_names.LLM):
+class LLM(vllm_engine.LLM):
     """`shmllm.LLM` with the options that TRL passes.
 
     With `tensor_parallel_size` above 1 it is the `SharedLLM` of as many processes.

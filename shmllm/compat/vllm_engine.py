@@ -1,45 +1,198 @@
-"""`LLMEngine`: vLLM's loop of `add_request` and `step`, in the caller's thread.
+"""`LLM` and `LLMEngine` with vLLM's arguments: two faces of one engine.
 
-This module runs the requests of one LLMEngine as one group of the front end of an LLM. The engine
-itself does not wait for `step`: it works on all added requests, and `step` returns what is new.
+`LLM` translates arguments and calls the class of the same name in shmllm. `LLMEngine` is vLLM's
+loop of `add_request` and `step`, in the caller's thread. The engine itself does not wait for
+`step`: it works on all added requests, and `step` returns what is new. `vllm_async` has `AsyncLLM`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Self
 
-from shmllm.compat.vllm_names import LLM, known, usable_priority
+import shmllm.frontend.llm
+from shmllm.compat.vllm_metrics import Metric, as_metrics
+from shmllm.compat.vllm_names import (
+    is_of_engine,
+    known,
+    supported_tasks,
+    usable_priority,
+    without_nones,
+)
+from shmllm.compat.vllm_options import translate
+from shmllm.compat.vllm_tokenization import of_pairs, tokenize, tokenize_for_pooling
 from shmllm.errors import RequestError
-from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S
+from shmllm.frontend.engine_view import EngineView
+from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.prompts import as_list
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_outputs import join_completions, next_output
 from shmllm.frontend.request_state import RequestState
+from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
+from shmllm.params.template_kwargs import with_template_kwargs
+
+logger = logging.getLogger(__name__)
 
 
-class LLMEngine:
+class SteppedRequests:
+    """The requests of `LLMEngine.add_request`, which an LLM keeps.
+
+    Attributes:
+        group: the requests, for the dispatcher.
+        states: the states of each open request, by its id.
+        indexes: the numbers of the next requests.
+    """
+
+    def __init__(self) -> None:
+        self.group = RequestGroup(is_kept=True)
+        self.states: dict[str, list[RequestState]] = {}
+        self.indexes = count()
+
+
+class LLM(shmllm.frontend.llm.LLM):
+    """`shmllm.LLM` with vLLM's options and arguments."""
+
+    def __init__(self, model: str = "tiny", **options: Any) -> None:
+        super().__init__(**translate({"model": model, **options}))
+
+    def generate(
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
+    ) -> list[RequestOutput]:
+        prepared, given = self._translate_call(prompts, **options)
+        return super().generate(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
+
+    def enqueue(
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
+    ) -> list[str]:
+        prepared, given = self._translate_call(prompts, **options)
+        return super().enqueue(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: Any = None,
+        use_tqdm: Any = True,
+        lora_request: Any = None,
+        *,
+        priority: Any = None,
+        chat_template_content_format: Any = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        priority = usable_priority(priority, self.facts)
+        given = known({"lora_request": lora_request, "priority": priority, **options})
+        variables = with_template_kwargs(
+            {"chat_template_content_format": chat_template_content_format}, chat_template_kwargs
+        )
+        return super().chat(
+            messages,
+            sampling_params,
+            use_tqdm=bool(use_tqdm),
+            chat_template_kwargs=variables,
+            **given,
+        )
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: Any = None,
+        *,
+        use_tqdm: Any = True,
+        tokenization_kwargs: Any = None,
+        **options: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        prepared, cut = tokenize_for_pooling(
+            self.front_end, without_nones(prompts), tokenization_kwargs
+        )
+        given = known(options) | cut
+        return super().encode(prepared, pooling_params, use_tqdm=bool(use_tqdm), **given)
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: Any = True,
+        tokenization_kwargs: Any = None,
+        **options: Any,
+    ) -> list[ScoringRequestOutput]:
+        given = known(options) | of_pairs(tokenization_kwargs)
+        return super().score(data_1, data_2, use_tqdm=bool(use_tqdm), **given)
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the engine does: "generate", and pooling tasks."""
+        return supported_tasks(self.facts)
+
+    def _translate_call(
+        self, prompts: Any, tokenization_kwargs: Any = None, priority: Any = None, **options: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
+        return prepared, known(options | {"priority": usable_priority(priority, self.facts)})
+
+    def collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """As `shmllm.LLM.collective_rpc`. The methods in `OF_ENGINES` have one result."""
+        if is_of_engine(method, self.facts):
+            return [getattr(self, method)(*args, **kwargs or {})]
+        return super().collective_rpc(method, timeout, args, kwargs)
+
+    def prepare_prompts(self, prompts: Any, tokenization_kwargs: Any, min_room: int = 1) -> Any:
+        given = without_nones(prompts)
+        return tokenize(self.front_end, given, tokenization_kwargs, min_room=min_room)
+
+    def get_metrics(self) -> list[Metric]:  # type: ignore[override]
+        """The engine's counters and gauges that vLLM has, too."""
+        return as_metrics(super().get_metrics(), self.facts.model_directory)
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine, whose requests this object keeps."""
+        return LLMEngine(self)
+
+    def _use(self, front_end: FrontEnd) -> None:
+        super()._use(front_end)
+        self._stepped = SteppedRequests()
+
+    def _num_unfinished(self) -> int:
+        return super()._num_unfinished() + len(self._stepped.states)
+
+
+class LLMEngine(EngineView):
     """
     Args:
-        llm: the LLM whose engine runs the requests.
+        llm: the LLM whose engine runs the requests, and which keeps them: all LLMEngines of an LLM
+            have the same ones.
 
-    All attributes of `llm.llm_engine` and of `llm` exist as well.
+    All attributes of `llm` exist as well.
     """
 
     def __init__(self, llm: LLM) -> None:
+        super().__init__(llm)
         self.llm = llm
-        self._group = RequestGroup(is_kept=True)
-        self._states: dict[str, list[RequestState]] = {}
-        self._indexes = count()
 
     @classmethod
-    def from_engine_args(cls, engine_args: Any, *arguments: Any, **options: Any) -> Self:
-        """Starts an engine with these options. Other arguments have no effect."""
+    def from_engine_args(
+        cls,
+        engine_args: Any,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+        enable_multiprocessing: bool = False,
+    ) -> Self:
+        """Starts an engine with these options. Other arguments have no effect: the option
+        `stat_loggers` takes loggers, and `multiprocess` says where the engine runs."""
         return cls(LLM(**engine_args.llm_options()))
 
     def add_request(
@@ -52,18 +205,28 @@ class LLMEngine:
         tokenization_kwargs: Any = None,
         trace_headers: Any = None,
         priority: int = 0,
-        **options: Any,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: Any = None,
     ) -> str:
         """Queues a request, and returns its id.
+
+        Args:
+            request_id: a new id.
+            prompt, params, lora_request, tokenization_kwargs, priority: as for `LLM.generate`.
+            arrival_time, trace_headers, prompt_text: ignored: the request arrives now, no spans are
+                sent, and the prompt has its text.
+            session_id, kv_hints: must be None.
 
         Raises:
             RequestError: the prompt or a parameter is wrong, or the id is in use.
         """
+        if session_id is not None or kv_hints is not None:
+            raise RequestError("session_id and kv_hints are not supported: leave them out")
         if not isinstance(request_id, str):
             raise RequestError(f"request_id must be a str, got {type(request_id).__name__}")
-        if request_id in self._states:
+        if request_id in self._requests.states:
             raise RequestError(f"request_id {request_id!r} is in use")
-        known(options)
         front_end = self.llm.front_end
         given = as_list(self.llm.prepare_prompts(prompt, tokenization_kwargs))
         if len(given) != 1:
@@ -73,11 +236,12 @@ class LLMEngine:
         params = front_end.default_sampling_params() if params is None else params
         prepared = front_end.prepare(given, params, [f"request {request_id!r}"])
         priority = usable_priority(priority, self.llm.facts)
-        set_adapters(prepared, lora_request, self.llm.facts)
+        self.llm._set_adapters(prepared, lora_request)
         request = set_priorities(prepared, priority, self.llm.facts)[0]
         streaming = params.output_kind is not RequestOutputKind.FINAL_ONLY
-        self._states[request_id] = front_end.dispatcher.submit(
-            self._group, request, next(self._indexes), streaming=streaming, request_id=request_id
+        own = self._requests
+        own.states[request_id] = front_end.dispatcher.submit(
+            own.group, request, next(own.indexes), streaming=streaming, request_id=request_id
         )
         return request_id
 
@@ -89,29 +253,38 @@ class LLMEngine:
         Raises:
             EngineDeadError: the engine process ended.
         """
-        changed = self.llm.front_end.dispatcher.collect(self._group, POLL_S)
-        open_states = (s for s in changed if s.parent.request_id in self._states)
+        changed = self.llm.front_end.dispatcher.collect(self._requests.group, POLL_S)
+        open_states = (s for s in changed if s.parent.request_id in self._requests.states)
         outputs = join_completions(map(next_output, open_states))
         for state in changed:
             if state.ends_request:
-                self._states.pop(state.parent.request_id, None)
+                self._requests.states.pop(state.parent.request_id, None)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._states)
-
-    def get_num_unfinished_requests(self) -> int:
-        return len(self._states)
+        """Whether `step` has more to return. What `LLM.enqueue` queued is not for `step`."""
+        return bool(self._requests.states)
 
     def abort_request(self, request_ids: str | Sequence[str], internal: bool = False) -> None:
         """Ends requests. No further output comes for them; unknown ids are ignored."""
         for name in [request_ids] if isinstance(request_ids, str) else request_ids:
-            states = self._states.pop(name, None)
+            states = self._requests.states.pop(name, None)
             if states is not None and any(state.finish_reason is None for state in states):
-                self.llm.front_end.dispatcher.discard(self._group, states)
+                self.llm.front_end.dispatcher.discard(self._requests.group, states)
+
+    def do_log_stats(self) -> None:
+        """Writes the counters to the log."""
+        logger.info("engine: %s", self.llm.get_metrics())
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """As `LLM.supported_tasks`."""
+        return self.llm.supported_tasks
+
+    @property
+    def _requests(self) -> SteppedRequests:
+        return self.llm._stepped
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "llm":
             raise AttributeError(f"LLMEngine has no {name}")
-        view = self.llm.llm_engine
-        return getattr(view if hasattr(view, name) else self.llm, name)
+        return getattr(self.llm, name)

@@ -66,14 +66,14 @@ HOMES = {
     "VLLMClientError": "shmllm:RequestError",
     "VLLMValidationError": "shmllm:RequestError",
     "VLLMError": "shmllm:ShmLLMError",
-    **_at("shmllm.compat.vllm_names", "LLM get_tokenizer"),
-    **_at("shmllm.compat.vllm_names", "resolve_chat_template RayPrometheusStatLogger"),
+    **_at("shmllm.compat.vllm_engine", "LLM LLMEngine"),
+    **_at("shmllm.compat.vllm_names", "get_tokenizer resolve_chat_template random_uuid"),
+    "RayPrometheusStatLogger": "shmllm.compat.vllm_names",
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
     **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext"),
     **_at("shmllm.compat.vllm_config", "KVTransferConfig WeightTransferConfig"),
     **_at("shmllm.trainer", f"{_TRAINER} {_REQUESTS} {_NCCL} {_IPC}"),
     "WeightTransferTrainerFactory": "shmllm.trainer",
-    "LLMEngine": "shmllm.compat.vllm_engine",
     "LoRARequest": "shmllm.compat.vllm_lora",
     "FlexibleArgumentParser": "shmllm.compat.vllm_cli_args",
     "PoolingTask": "builtins:str",
@@ -100,7 +100,6 @@ HOMES = {
     **_at("shmllm.compat.vllm_cleanup", _CLEANUP),
     **_at("shmllm.compat.vllm_groups", "PyNcclCommunicator StatelessProcessGroup"),
     "process_weights_after_loading": "shmllm.compat.vllm_worker",
-    "random_uuid": "shmllm.compat.vllm_names",
 }
 """The module that defines each name, as "module", or "module:name" if the names differ."""
 

@@ -1,7 +1,5 @@
-"""`LLM` and some functions with vLLM's arguments; `vllm_async` has `AsyncLLM`.
-
-This module translates arguments and calls the class of the same name in shmllm.
-`shmllm.compat.vllm` lists the module of each name.
+"""Small functions of vLLM's, and what `LLM` and `AsyncLLM` share: options without an effect, and
+prompts and priorities as clients pass them.
 """
 
 from __future__ import annotations
@@ -10,14 +8,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
-
-import shmllm.frontend.llm
-from shmllm.compat.vllm_metrics import Metric, as_metrics
-from shmllm.compat.vllm_options import translate
-from shmllm.compat.vllm_tokenization import of_pairs, tokenize, tokenize_for_pooling
-from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
-from shmllm.outputs.request import RequestOutput
-from shmllm.params.template_kwargs import with_template_kwargs
 
 logger = logging.getLogger(__name__)
 
@@ -31,109 +21,6 @@ _NEUTRAL = {
 
 OF_ENGINES = ("sleep", "wake_up", "add_lora", "remove_lora", "list_loras", "pin_lora")
 """Methods of vLLM's workers that are methods of `LLM` here, which `collective_rpc` calls."""
-
-
-class LLM(shmllm.frontend.llm.LLM):
-    """`shmllm.LLM` with vLLM's options and arguments."""
-
-    def __init__(self, model: str = "tiny", **options: Any) -> None:
-        super().__init__(**translate({"model": model, **options}))
-
-    def generate(
-        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
-    ) -> list[RequestOutput]:
-        prepared, given = self._translate_call(prompts, **options)
-        return super().generate(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
-
-    def enqueue(
-        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
-    ) -> list[str]:
-        prepared, given = self._translate_call(prompts, **options)
-        return super().enqueue(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
-
-    def chat(
-        self,
-        messages: Any,
-        sampling_params: Any = None,
-        use_tqdm: Any = True,
-        lora_request: Any = None,
-        *,
-        priority: Any = None,
-        chat_template_content_format: Any = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> list[RequestOutput]:
-        priority = usable_priority(priority, self.facts)
-        given = known({"lora_request": lora_request, "priority": priority, **options})
-        variables = with_template_kwargs(
-            {"chat_template_content_format": chat_template_content_format}, chat_template_kwargs
-        )
-        return super().chat(
-            messages,
-            sampling_params,
-            use_tqdm=bool(use_tqdm),
-            chat_template_kwargs=variables,
-            **given,
-        )
-
-    def encode(
-        self,
-        prompts: Any,
-        pooling_params: Any = None,
-        *,
-        use_tqdm: Any = True,
-        tokenization_kwargs: Any = None,
-        **options: Any,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        prepared, cut = tokenize_for_pooling(
-            self.front_end, without_nones(prompts), tokenization_kwargs
-        )
-        given = known(options) | cut
-        return super().encode(prepared, pooling_params, use_tqdm=bool(use_tqdm), **given)
-
-    def score(
-        self,
-        data_1: Any,
-        data_2: Any,
-        /,
-        *,
-        use_tqdm: Any = True,
-        tokenization_kwargs: Any = None,
-        **options: Any,
-    ) -> list[ScoringRequestOutput]:
-        given = known(options) | of_pairs(tokenization_kwargs)
-        return super().score(data_1, data_2, use_tqdm=bool(use_tqdm), **given)
-
-    @property
-    def supported_tasks(self) -> tuple[str, ...]:
-        """What the engine does: "generate", and pooling tasks."""
-        return supported_tasks(self.facts)
-
-    def _translate_call(
-        self, prompts: Any, tokenization_kwargs: Any = None, priority: Any = None, **options: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
-        return prepared, known(options | {"priority": usable_priority(priority, self.facts)})
-
-    def collective_rpc(
-        self,
-        method: Any,
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """As `shmllm.LLM.collective_rpc`. The methods in `OF_ENGINES` have one result."""
-        if is_of_engine(method, self.facts):
-            return [getattr(self, method)(*args, **kwargs or {})]
-        return super().collective_rpc(method, timeout, args, kwargs)
-
-    def prepare_prompts(self, prompts: Any, tokenization_kwargs: Any, min_room: int = 1) -> Any:
-        given = without_nones(prompts)
-        return tokenize(self.front_end, given, tokenization_kwargs, min_room=min_room)
-
-    def get_metrics(self) -> list[Metric]:  # type: ignore[override]
-        """The engine's counters and gauges that vLLM has, too."""
-        return as_metrics(super().get_metrics(), self.facts.model_directory)
 
 
 def is_of_engine(method: Any, facts: Any) -> bool:

@@ -245,3 +245,37 @@ def test_an_engine_is_stepped(llm: Any) -> None:
     assert {metric.name for metric in engine.get_metrics()} > {"vllm:num_preemptions"}
     with pytest.raises(AttributeError):
         _ = engine.no_such_thing
+
+
+def test_the_engine_of_an_llm_is_stepped(llm: Any) -> None:
+    from vllm import LLMEngine, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    expected = texts(llm.generate(PROMPTS, params, use_tqdm=False))
+    assert isinstance(llm.llm_engine, LLMEngine)
+    llm.llm_engine.add_request("a", PROMPTS[0], params)
+    queued = llm.enqueue(PROMPTS[1], params)
+    assert llm.llm_engine.get_num_unfinished_requests() == 2
+    ended = {}
+    deadline = time.monotonic() + PATIENCE_S
+    while llm.llm_engine.has_unfinished_requests():
+        assert time.monotonic() < deadline
+        ended |= {each.request_id: each for each in llm.llm_engine.step() if each.finished}
+    assert texts([ended["a"]]) == expected[:1]
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert ([each.request_id for each in outputs], texts(outputs)) == (queued, expected[1:])
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+
+
+def test_an_engine_takes_vllms_arguments_only(llm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    engine = llm.llm_engine
+    with pytest.raises(TypeError, match="bogus"):
+        engine.add_request("a", "x", shmllm.SamplingParams(), bogus=1)
+    for given in ({"session_id": "s"}, {"kv_hints": object()}):
+        with pytest.raises(RequestError, match="session_id and kv_hints are not supported"):
+            engine.add_request("a", "x", shmllm.SamplingParams(), **given)
+    assert not engine.has_unfinished_requests()
+    assert engine.get_supported_tasks() == ("generate", "embed", "token_embed")
+    with caplog.at_level("INFO"):
+        engine.do_log_stats()
+    assert "vllm:num_preemptions" in caplog.text
