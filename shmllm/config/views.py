@@ -23,6 +23,9 @@ class ModelConfigView:
     Attributes:
         model, tokenizer, served_model_name: the model's directory.
         max_model_len: the largest number of prompt and output tokens of one request.
+        max_logprobs: the largest number of alternatives per position.
+        seed: the seed of requests that have none.
+        architecture, architectures: the architecture's name in config.json.
     """
 
     tokenizer_mode = "auto"
@@ -37,6 +40,8 @@ class ModelConfigView:
         self._model_defaults = model_defaults
         self.model = self.tokenizer = self.served_model_name = info.model_directory
         self.max_model_len = info.max_model_len
+        self.max_logprobs, self.seed = info.max_logprobs, info.seed
+        self.architecture, self.architectures = info.model_type, [info.model_type]
 
     @property
     def dtype(self) -> Any:
@@ -52,13 +57,26 @@ class ModelConfigView:
 
     @property
     def hf_text_config(self) -> Any:
-        return self.hf_config
+        """The part of it that describes the language model."""
+        return self.hf_config.get_text_config()
 
     def get_vocab_size(self) -> int:
         return self._info.vocab_size
 
     def get_hidden_size(self) -> int:
-        return int(self.hf_config.hidden_size)
+        return int(self.hf_text_config.hidden_size)
+
+    def get_head_size(self) -> int:
+        config = self.hf_text_config
+        own = getattr(config, "head_dim", None)
+        return int(own or config.hidden_size // config.num_attention_heads)
+
+    def get_total_num_hidden_layers(self) -> int:
+        return int(self.hf_text_config.num_hidden_layers)
+
+    def get_num_layers(self, parallel_config: ParallelConfigView) -> int:
+        """The most layers of a stage, if all have equally many."""
+        return -(-self.get_total_num_hidden_layers() // parallel_config.pipeline_parallel_size)
 
     @property
     def runner_type(self) -> str:

@@ -100,6 +100,11 @@ class WorkerView:
     rank: int = 0
     local_rank: int = 0
 
+    @property
+    def worker(self) -> WorkerView:
+        """The worker itself; in vLLM the driver's worker wraps another one."""
+        return self
+
 
 class ExecutorView:
     """The executor of vLLM's attribute chain. Of several ranks, it has the worker of rank 0."""

@@ -7,6 +7,7 @@ import json
 import torch
 from support.fakes import info
 
+from shmllm.config.views import ParallelConfigView
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.model_files import resolve_model
 
@@ -85,6 +86,13 @@ def test_the_attributes_that_programs_for_vllm_read():
     written = json.loads((resolve_model("tiny") / "config.json").read_text())
     assert config.hf_config is config.hf_text_config
     assert config.get_hidden_size() == config.hf_config.hidden_size == written["hidden_size"]
+    assert (config.max_logprobs, config.seed) == (20, 0)
+    assert (config.architecture, config.architectures) == ("Fake", ["Fake"])
+    num_layers = config.get_total_num_hidden_layers()
+    assert config.get_num_layers(engine.parallel_config) == num_layers
+    assert num_layers == written["num_hidden_layers"]
+    assert config.get_num_layers(ParallelConfigView(pipeline_parallel_size=num_layers)) == 1
+    assert config.get_head_size() * written["num_attention_heads"] == written["hidden_size"]
     assert engine.vllm_config.model_config is config
     assert engine.cache_config.block_size == 4
     assert not engine.vllm_config.cache_config.enable_prefix_caching
@@ -107,6 +115,8 @@ def test_load_weights_at_the_end_of_the_attribute_chain():
     host = Host()
     model = EngineView(host).model_executor.driver_worker.model_runner.model
     assert model.load_weights([("a", torch.ones(2))]) == {"a"}
+    worker = EngineView(host).model_executor.driver_worker.worker
+    assert worker.model_runner.model.load_weights([("c", torch.ones(2))]) == {"c"}
     assert model.load_weights(weights=[("b", torch.ones(2))]) == {"b"}
 
 
