@@ -210,7 +210,7 @@ class Worker:
         """Record steps with torch's profiler.
 
         Args:
-            directory: the directory of the trace; it has to exist.
+            directory: the directory of the trace; it is made if it does not exist.
             prefix: the beginning of the trace's file name.
             delay: the number of steps before the recording begins.
             most: the largest number of steps to record; 0 means all until `stop_profile`.
@@ -232,8 +232,7 @@ class Worker:
                 "a profile takes numbers of steps from 0 and a prefix without slashes, got "
                 f"{delay}, {most}, {prefix!r}"
             )
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise RequestError(f"cannot write a profile to {directory}")
+        _make_writable(directory)
         self._num_profiles += 1
         name = f"{prefix}-{os.getpid()}-{self._num_profiles}{SUFFIX}"
         self._profile = ProfiledRunner(self._core.runner, Path(directory) / name, delay, most)
@@ -290,3 +289,17 @@ METHODS = (
     "start_profile",
     "stop_profile",
 )
+
+
+def _make_writable(directory: str) -> None:
+    """Make a directory for profiles, unless it exists.
+
+    Raises:
+        RequestError: it cannot be made or written to.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"cannot write a profile to {directory}: {error}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise RequestError(f"cannot write a profile to {directory}")

@@ -232,7 +232,7 @@ def test_a_profile_replaces_the_runner_until_it_is_stopped(core, worker, tmp_pat
     [
         ({"prefix": "a/b"}, "slashes"),
         ({"delay": -1}, "from 0"),
-        ({"directory": "/nowhere/at/all"}, "cannot write"),
+        ({"directory": f"{__file__}/below"}, "cannot write a profile to .*/below: "),
     ],
 )
 def test_a_profile_with_invalid_arguments_does_not_begin(core, worker, tmp_path, options, message):
@@ -240,6 +240,12 @@ def test_a_profile_with_invalid_arguments_does_not_begin(core, worker, tmp_path,
     with pytest.raises(RequestError, match=message):
         worker.run(RpcCall("start_profile", (), {"directory": str(tmp_path)} | options))
     assert core.runner is runner
+
+
+def test_a_profile_makes_its_directory(worker, tmp_path):
+    path = worker.run(RpcCall("start_profile", (str(tmp_path / "a" / "b"),)))
+    assert path.startswith(f"{tmp_path}/a/b/")
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 def test_stopping_a_profile_without_steps_is_an_error(core, worker, tmp_path):
