@@ -65,13 +65,13 @@ class LLM(shmllm.frontend.llm.LLM):
         self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
     ) -> list[RequestOutput]:
         prepared, given = self._translate_call(prompts, **options)
-        return super().generate(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
+        return super().generate(prepared, sampling_params, use_tqdm=use_tqdm, **given)
 
     def enqueue(
         self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any
     ) -> list[str]:
         prepared, given = self._translate_call(prompts, **options)
-        return super().enqueue(prepared, sampling_params, use_tqdm=bool(use_tqdm), **given)
+        return super().enqueue(prepared, sampling_params, use_tqdm=use_tqdm, **given)
 
     def chat(
         self,
@@ -93,7 +93,7 @@ class LLM(shmllm.frontend.llm.LLM):
         return super().chat(
             messages,
             sampling_params,
-            use_tqdm=bool(use_tqdm),
+            use_tqdm=use_tqdm,
             chat_template_kwargs=variables,
             **given,
         )
@@ -111,7 +111,7 @@ class LLM(shmllm.frontend.llm.LLM):
             self.front_end, without_nones(prompts), tokenization_kwargs
         )
         given = known(options) | cut
-        return super().encode(prepared, pooling_params, use_tqdm=bool(use_tqdm), **given)
+        return super().encode(prepared, pooling_params, use_tqdm=use_tqdm, **given)
 
     def score(
         self,
@@ -124,7 +124,7 @@ class LLM(shmllm.frontend.llm.LLM):
         **options: Any,
     ) -> list[ScoringRequestOutput]:
         given = known(options) | of_pairs(tokenization_kwargs)
-        return super().score(data_1, data_2, use_tqdm=bool(use_tqdm), **given)
+        return super().score(data_1, data_2, use_tqdm=use_tqdm, **given)
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.progress import BatchProgress
+from shmllm.frontend.progress import Shown, progress_of
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_outputs import request_output
 from shmllm.frontend.request_state import RequestState
@@ -45,11 +45,11 @@ class Enqueued:
             self._dispatcher.discard_from(self._group, len(before))
             raise
 
-    def wait(self, show_progress: bool) -> list[RequestOutput]:
+    def wait(self, show_progress: Shown) -> list[RequestOutput]:
         """Wait for all requests and return their outputs. After an interrupt, it can be called
         again."""
         states, group = self._states, self._group
-        with BatchProgress(len(states), show_progress and bool(states)) as progress:
+        with progress_of(len(states), show_progress) as progress:
             while group.num_open:
                 progress.update(self._dispatcher.collect(group, POLL_S))
         self._states = []

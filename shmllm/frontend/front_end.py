@@ -22,7 +22,7 @@ from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
 from shmllm.frontend.output_processor import OutputProcessor
-from shmllm.frontend.progress import BatchProgress, TextProgress
+from shmllm.frontend.progress import Progress, Shown, progress_of
 from shmllm.frontend.prompt_items import DATA, ItemOptions, PromptItems, by_modality
 from shmllm.frontend.prompts import Prompt, TokensPrompt
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
@@ -300,7 +300,7 @@ class FrontEnd:
         while group.num_open:
             yield collect(group, POLL_S)
 
-    def run(self, requests: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
+    def run(self, requests: list[PreparedRequest], show_progress: Shown) -> list[RequestOutput]:
         """Run requests. Returns their outputs, in their order, when all have ended.
 
         Raises:
@@ -313,7 +313,7 @@ class FrontEnd:
         return [outputs[index] for index in sorted(outputs)]
 
     def run_each(
-        self, requests: list[PreparedRequest], show_progress: bool
+        self, requests: list[PreparedRequest], show_progress: Shown
     ) -> Generator[RequestState, None, None]:
         """Run requests, and yield the last state of each when it ends.
 
@@ -327,16 +327,13 @@ class FrontEnd:
             yield from _ended(served, progress)
 
 
-def _progress(requests: list[PreparedRequest], is_shown: bool) -> BatchProgress | TextProgress:
-    """A progress bar for requests that generate, or for those that do not."""
-    if requests and isinstance(requests[0].submitted.params, Pooling):
-        return TextProgress(len(requests), is_shown, label="reading")
-    return BatchProgress(len(requests), is_shown and bool(requests))
+def _progress(requests: list[PreparedRequest], shown: Shown) -> Progress:
+    """What shows the progress of requests that all generate, or that all do not."""
+    is_pooling = bool(requests) and isinstance(requests[0].submitted.params, Pooling)
+    return progress_of(len(requests), shown, generates=not is_pooling)
 
 
-def _ended(
-    served: Iterable[list[RequestState]], progress: BatchProgress | TextProgress
-) -> Iterator[RequestState]:
+def _ended(served: Iterable[list[RequestState]], progress: Progress) -> Iterator[RequestState]:
     for changed in served:
         progress.update(changed)
         for state in changed:

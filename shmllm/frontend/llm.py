@@ -26,14 +26,11 @@ from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
 from shmllm.frontend.input_processor import Params, Priority
-from shmllm.frontend.io_processing import (
-    is_data,
-    prompts_of,
-    result_of,
-)
+from shmllm.frontend.io_processing import is_data, prompts_of, result_of
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pooling_calls import PoolingCalls
 from shmllm.frontend.priorities import set_priorities
+from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompt_items import ItemOptions
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
@@ -122,7 +119,7 @@ class LLM(EngineControls, PoolingCalls):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
         priority: Priority = None,
         lora_request: Adapters = None,
     ) -> list[RequestOutput]:
@@ -135,7 +132,7 @@ class LLM(EngineControls, PoolingCalls):
                 processor makes prompts. The list then has one output, whose `outputs` is the
                 processor's result.
             sampling_params: one for all prompts or one for each; None takes the defaults.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
             priority: one for all prompts or one for each; lower values run first. It needs an
                 engine with `scheduling_policy="priority"`.
             lora_request: an adapter for all prompts, or for each one or None. It needs an engine
@@ -222,7 +219,7 @@ class LLM(EngineControls, PoolingCalls):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
         priority: Priority = None,
         lora_request: Adapters = None,
     ) -> list[str]:
@@ -243,13 +240,13 @@ class LLM(EngineControls, PoolingCalls):
         return self._enqueued.add(set_priorities(requests, priority, self.facts))
 
     def wait_for_completion(
-        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool = True
+        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Shown = True
     ) -> list[RequestOutput]:
         """Wait for all prompts that `enqueue` queued. Returns their outputs in that order.
 
         Args:
             output_type: accepted for compatibility; the outputs are RequestOutputs.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
         """
         self._dispatcher.check_open()
         return self._enqueued.wait(use_tqdm)
@@ -259,7 +256,7 @@ class LLM(EngineControls, PoolingCalls):
         messages: Messages | Sequence[Messages],
         sampling_params: Params | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
         priority: Priority = None,
         lora_request: Adapters = None,
         add_generation_prompt: bool = True,
@@ -292,7 +289,7 @@ class LLM(EngineControls, PoolingCalls):
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         *,
-        use_tqdm: bool = False,
+        use_tqdm: Shown = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Continue prompts by beam search.

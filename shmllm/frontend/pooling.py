@@ -22,6 +22,7 @@ from shmllm.frontend.late_interaction import KeptQueries
 from shmllm.frontend.named_prompts import named_prompt, num_skipped, with_prompt
 from shmllm.frontend.pooled_model import PooledModel
 from shmllm.frontend.pooling_plan import PoolingPlan
+from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.truncation import AS_MANY_AS_FIT, Side, Truncation
@@ -158,14 +159,14 @@ def adapt(requests: Sequence[PoolingRequest], lora_request: Adapters, info: Engi
 
 
 def run(
-    front_end: FrontEnd, requests: list[PoolingRequest], show_progress: bool, kept: KeptQueries
+    front_end: FrontEnd, requests: list[PoolingRequest], show_progress: Shown, kept: KeptQueries
 ) -> list[Output]:
     """Run pooling requests.
 
     Args:
         front_end: of the engine.
         requests: what `prepare` returned.
-        show_progress: show a progress bar on stderr.
+        show_progress: whether progress is shown.
         kept: the queries of late interaction.
 
     Returns:

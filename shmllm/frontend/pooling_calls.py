@@ -14,6 +14,7 @@ from shmllm.frontend.io_processing import PLUGIN_TASK, is_data, prompts_of, resu
 from shmllm.frontend.late_interaction import KeptQueries
 from shmllm.frontend.pooled_model import PooledModel
 from shmllm.frontend.pooling import Params, TextOptions, adapt, prepare, run
+from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.scoring_calls import ScoringCalls
 from shmllm.frontend.text.truncation import Side
@@ -47,7 +48,7 @@ class PoolingCalls(ScoringCalls):
         prompts: Prompt | Sequence[Prompt],
         pooling_params: Params = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "right",
@@ -59,7 +60,7 @@ class PoolingCalls(ScoringCalls):
         Args:
             prompts: as for `generate`; up to `max_model_len` tokens.
             pooling_params: one for all prompts or one for each.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
             pooling_task: "embed" for a vector, "token_embed" for a vector of each token,
                 "classify" for scores of classes, "token_classify" for such scores of each token;
                 "plugin" for {"data": ...}. None takes the `pooler_config`'s, or the model's.
@@ -101,7 +102,7 @@ class PoolingCalls(ScoringCalls):
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
         pooling_params: Params = None,
         **options: Any,
     ) -> list[EmbeddingRequestOutput]:
@@ -124,7 +125,7 @@ class PoolingCalls(ScoringCalls):
         prompts: Prompt | Sequence[Prompt],
         *,
         pooling_params: Params = None,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
         **options: Any,
     ) -> list[ClassificationRequestOutput]:
         """Compute scores of the classes for each prompt.
@@ -147,7 +148,7 @@ class PoolingCalls(ScoringCalls):
         data_2: Prompt | Sequence[Prompt],
         /,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "right",
@@ -163,7 +164,7 @@ class PoolingCalls(ScoringCalls):
         Args:
             data_1: one prompt, or as many as `data_2` has. A cross-encoder takes texts only.
             data_2: one prompt or several.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
             pooling_params: one for all prompts. Its `extra_kwargs` may have "max_tokens_per_query"
                 and "max_tokens_per_doc", to which texts are cut first, and "chat_template_kwargs".
             truncate_prompt_tokens, truncation_side: as for `encode`; of a pair, the longer text is

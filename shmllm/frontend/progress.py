@@ -1,18 +1,84 @@
 """Progress bars on stderr: BatchProgress for requests that generate tokens, TextProgress for texts
-that are only read.
+that are only read; and CallersProgress for a bar of the caller's own.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.pooling import PoolingRequestOutput
 from shmllm.outputs.request import RequestOutput
 
 REFRESH_PERIOD_S = 0.1
+
+Shown = bool | Callable[..., Any]
+"""Whether progress is shown: True shows a bar on stderr; a function such as `tqdm`, called with
+`total` and `desc`, makes a bar with the methods `update(number)` and `close()`."""
+
+
+class Progress(Protocol):
+    """What shows the progress of a batch, between `__enter__` and `__exit__`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def update(self, changed: list[RequestState]) -> None:
+        """Count what a poll has brought: the states that it changed."""
+
+
+def progress_of(total: int, shown: Shown, *, generates: bool = True) -> Progress:
+    """What shows the progress of a batch.
+
+    Args:
+        total: the number of requests; nothing is shown without any.
+        shown: see `Shown`.
+        generates: whether they generate tokens.
+    """
+    if total and callable(shown):
+        return CallersProgress(total, shown)
+    is_shown = bool(shown and total)
+    if generates:
+        return BatchProgress(total, is_shown)
+    return TextProgress(total, is_shown, label="reading")
+
+
+class CallersProgress:
+    """Shows the number of finished requests by a bar of the caller's.
+
+    Args:
+        total: the number of requests.
+        make_bar: see `Shown`.
+    """
+
+    def __init__(self, total: int, make_bar: Callable[..., Any]) -> None:
+        self._bar = make_bar(total=total, desc="Processed prompts")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.close()
+
+    def update(self, changed: list[RequestState]) -> None:
+        """Count the requests that ended."""
+        num_ended = sum(state.ends_request for state in changed)
+        if num_ended:
+            self._bar.update(num_ended)
 
 
 class _Progress:

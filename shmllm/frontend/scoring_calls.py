@@ -17,6 +17,7 @@ from shmllm.frontend.adapters import Adapters, set_adapters
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.io_processing import make_io_processor
+from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.plugins.io_processor import IOProcessor
 
@@ -43,7 +44,7 @@ class ScoringCalls:
         prompts: Prompt | Sequence[Prompt],
         completions: Sequence[Sequence[int]],
         *,
-        use_tqdm: bool = False,
+        use_tqdm: Shown = False,
         lora_request: Adapters = None,
     ) -> list[list[float]]:
         """Compute the log-probabilities of given completions under the weights in force.
@@ -52,7 +53,7 @@ class ScoringCalls:
             prompts: as for `generate`, but no embeddings.
             completions: the token ids of one completion for each prompt; a completion may be empty.
                 Prompt i with completion i has at most `max_model_len` tokens.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
             lora_request: as for `generate`.
 
         Returns:

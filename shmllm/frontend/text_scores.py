@@ -27,6 +27,7 @@ from shmllm.frontend.pooling import (
     prepare,
     run,
 )
+from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.truncation import Truncation
 from shmllm.outputs.pooling import ScoringOutput, ScoringRequestOutput
@@ -45,7 +46,7 @@ class Scorer:
         front_end: of the engine.
         model: what it computes of prompts.
         kept: the queries of late interaction.
-        show_progress: show a progress bar on stderr.
+        show_progress: whether progress is shown.
         truncation: how prompts that are too long are cut; None refuses them.
         chat_template: see `PairOptions`.
         lora_request: the adapter that all are computed with; None: none.
@@ -54,7 +55,7 @@ class Scorer:
     front_end: FrontEnd
     model: PooledModel
     kept: KeptQueries
-    show_progress: bool
+    show_progress: Shown
     truncation: Truncation | None = None
     chat_template: str | None = None
     lora_request: LoRARequest | None = None
@@ -160,7 +161,7 @@ class Scorer:
         return [ScoringRequestOutput.from_base(output) for output in outputs]
 
     def _pool(
-        self, prompts: Sequence[Prompt], params: PoolingParams, show_progress: bool
+        self, prompts: Sequence[Prompt], params: PoolingParams, show_progress: Shown
     ) -> list[Output]:
         return run(self.front_end, self._prepare(prompts, params), show_progress, self.kept)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.waiting import PATIENCE_S, holds_within
+from tqdm import tqdm
 
 import shmllm
 from shmllm.bench.engine_watch import EngineWatch
@@ -65,7 +66,7 @@ def test_arguments_as_clients_pass_them(llm: Any) -> None:
     for outputs in (
         llm.generate(PROMPTS, params, use_tqdm=False),
         llm.generate(prompts=PROMPTS, sampling_params=[params] * 2, lora_request=None),
-        llm.generate(tokens, sampling_params=params, use_tqdm=lambda *a, **k: None),
+        llm.generate(tokens, sampling_params=params, use_tqdm=tqdm),
         llm.generate(tokens, params, use_tqdm=False, priority=None),
     ):
         assert texts(outputs) == expected
@@ -83,6 +84,25 @@ def test_chat_takes_its_arguments_by_position(llm: Any) -> None:
     assert texts(llm.chat(messages, params, False)) == expected
     outputs = llm.chat([messages] * 2, params, False, None, chat_template_content_format="auto")
     assert texts(outputs) == expected * 2
+
+
+def test_every_method_shows_its_progress_by_a_function_of_the_caller(llm: Any) -> None:
+    made: list[Any] = []
+
+    def make_bar(**options: Any) -> Any:
+        made.append(tqdm(**options, disable=True))
+        return made[-1]
+
+    messages = [{"role": "user", "content": "x"}]
+    params = shmllm.SamplingParams(max_tokens=1)
+    llm.generate(PROMPTS, params, use_tqdm=make_bar)
+    llm.chat(messages, params, make_bar)
+    llm.embed(PROMPTS, use_tqdm=make_bar)
+    llm.score(*PROMPTS, use_tqdm=make_bar)
+    llm.score_tokens(PROMPTS, [[5], [6]], use_tqdm=make_bar)
+    llm.enqueue(PROMPTS, params, use_tqdm=False)
+    llm.wait_for_completion(use_tqdm=make_bar)
+    assert [bar.total for bar in made] == [2, 1, 2, 2, 2, 2]
 
 
 def test_unsupported_options_are_refused_before_anything_runs(llm: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from shmllm.frontend.progress import BatchProgress, TextProgress
@@ -43,3 +45,46 @@ def test_texts_are_counted(capsys):
     assert "8/9" in message
     assert "texts/s" in message
     assert "tokens/s" in message
+
+
+class Bar:
+    """A caller's bar."""
+
+    made: ClassVar[list[Bar]] = []
+
+    def __init__(self, **options):
+        self.options, self.num_done, self.is_closed = options, 0, False
+        Bar.made.append(self)
+
+    def update(self, number):
+        assert not self.is_closed
+        self.num_done += number
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_function_of_the_caller_s_makes_the_bar(make_llm, capsys, is_queued):
+    Bar.made.clear()
+    llm, _ = make_llm()
+    if is_queued:
+        llm.enqueue([[5], [6]])
+        llm.wait_for_completion(use_tqdm=Bar)
+    else:
+        llm.generate([[5], [6]], use_tqdm=Bar)
+    (bar,) = Bar.made
+    assert bar.options == {"total": 2, "desc": "Processed prompts"}
+    assert (bar.num_done, bar.is_closed) == (2, True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_caller_s_bar_is_closed_by_an_error(make_llm):
+    Bar.made.clear()
+    llm, engine = make_llm()
+    engine.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5]], use_tqdm=Bar)
+    assert Bar.made[0].is_closed
+    Bar.made.clear()
+    assert llm.generate([], use_tqdm=Bar) == Bar.made == []
