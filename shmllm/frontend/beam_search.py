@@ -112,18 +112,26 @@ class BeamSearch:
         self._end_ids = frozenset() if params.ignore_eos else model_ends
         self._key: ScoreKey = lambda beam: score_of(beam, model_ends, params.length_penalty)
 
-    def run(
-        self, prompts: Sequence[Prompt], concurrency_limit: int | None
-    ) -> list[BeamSearchOutput]:
-        """Search for the best sequences of each prompt.
+    def prepare(self, prompts: Sequence[Prompt]) -> list[PreparedRequest]:
+        """The requests from which the beams of prompts begin.
 
-        Args:
-            prompts: the prompts.
-            concurrency_limit: the number of prompts to search at a time; None for all.
+        Raises:
+            RequestError: a prompt is wrong, or has embeddings.
         """
         requests = self._front_end.prepare(prompts, self._step_params)
         if any(request.submitted.embeds is not None for request in requests):
             raise RequestError("beam_search needs token ids or text, not prompt_embeds")
+        return requests
+
+    def run(
+        self, requests: Sequence[PreparedRequest], concurrency_limit: int | None
+    ) -> list[BeamSearchOutput]:
+        """Search for the best sequences of each prompt.
+
+        Args:
+            requests: what `prepare` returned.
+            concurrency_limit: the number of prompts to search at a time; None for all.
+        """
         size = len(requests) if concurrency_limit is None else concurrency_limit
         outputs: list[BeamSearchOutput] = []
         for begin in range(0, len(requests), max(size, 1)):

@@ -17,11 +17,7 @@ from shmllm.errors import ShmLLMError
 from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.beam_search import BeamSearch
 from shmllm.frontend.engine_controls import EngineControls
-from shmllm.frontend.engine_options import (
-    read_llm_options,
-    read_profiler_config,
-    takes_llm_options,
-)
+from shmllm.frontend.engine_options import read_llm_options, read_profiler_config, takes_llm_options
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
@@ -291,11 +287,13 @@ class LLM(EngineControls, PoolingCalls):
         *,
         use_tqdm: Shown = False,
         concurrency_limit: int | None = None,
+        priority: Priority = None,
+        lora_request: Adapters = None,
     ) -> list[BeamSearchOutput]:
         """Continue prompts by beam search.
 
         Args:
-            prompts: as for `generate`, but no embeddings.
+            prompts, priority, lora_request: as for `generate`; no prompt has embeddings.
             params: the parameters of all searches.
             use_tqdm: accepted for compatibility; no progress is shown.
             concurrency_limit: how many prompts are searched at a time; None means all at once.
@@ -307,7 +305,10 @@ class LLM(EngineControls, PoolingCalls):
             RequestError: a prompt or parameter is wrong, or the engine's `max_logprobs` is
                 below twice the beam width.
         """
-        return BeamSearch(self.front_end, params).run(as_list(prompts), concurrency_limit)
+        search = BeamSearch(self.front_end, params)
+        requests = search.prepare(as_list(prompts))
+        self._set_adapters(requests, lora_request)
+        return search.run(set_priorities(requests, priority, self.facts), concurrency_limit)
 
     @property
     def llm_engine(self) -> EngineView:

@@ -18,6 +18,7 @@ from support.engines import attached, named_engine
 from shmllm import (
     LLM,
     AsyncLLM,
+    BeamSearchParams,
     EngineDeadError,
     LoRARequest,
     RequestError,
@@ -100,6 +101,20 @@ def test_front_ends_of_a_named_engine_share_its_adapters(
             first.add_lora(LoRARequest("bad", 9, "/nowhere"))
         for number in (1, 3):
             assert first.remove_lora(number)
+
+
+def test_beams_are_searched_with_an_adapter_for_each_prompt(
+    engine: str, loras: list[LoRARequest], expected: list[list[str]]
+) -> None:
+    with attached(engine) as llm:
+        params = BeamSearchParams(1, max_tokens=8, ignore_eos=True)
+        found = llm.beam_search(PROMPTS, params, lora_request=[loras[0], None, loras[2]])
+        wanted = [expected[1][0], expected[0][1], expected[3][2]]
+        for output, text in zip(found, wanted, strict=True):
+            assert output.sequences[0].text.endswith(text)
+        assert llm.list_loras() == {1, 3}
+        for number in (1, 3):
+            assert llm.remove_lora(number)
 
 
 def test_coroutines_take_adapters(
