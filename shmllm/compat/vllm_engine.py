@@ -15,10 +15,12 @@ from typing import Any, Self
 import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_names import (
+    conversation_options,
     is_of_engine,
     known,
     supported_tasks,
     usable_priority,
+    with_processor_kwargs,
     without_nones,
 )
 from shmllm.compat.vllm_options import translate
@@ -32,10 +34,10 @@ from shmllm.frontend.prompts import as_list
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_outputs import join_completions, next_output
 from shmllm.frontend.request_state import RequestState
+from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
-from shmllm.params.template_kwargs import with_template_kwargs
 
 logger = logging.getLogger(__name__)
 
@@ -81,21 +83,51 @@ class LLM(shmllm.frontend.llm.LLM):
         lora_request: Any = None,
         *,
         priority: Any = None,
-        chat_template_content_format: Any = "auto",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        priority = usable_priority(priority, self.facts)
-        given = known({"lora_request": lora_request, "priority": priority, **options})
-        variables = with_template_kwargs(
-            {"chat_template_content_format": chat_template_content_format}, chat_template_kwargs
-        )
-        return super().chat(
-            messages,
+        return super().generate(
+            self._chat_prompts(messages, options),
             sampling_params,
             use_tqdm=use_tqdm,
-            chat_template_kwargs=variables,
-            **given,
+            lora_request=lora_request,
+            priority=usable_priority(priority, self.facts),
+        )
+
+    def enqueue_chat(
+        self,
+        messages: Any,
+        sampling_params: Any = None,
+        use_tqdm: Any = True,
+        lora_request: Any = None,
+        *,
+        priority: Any = None,
+        **options: Any,
+    ) -> list[str]:
+        """Queue conversations, as `enqueue` queues prompts."""
+        return super().enqueue(
+            self._chat_prompts(messages, options),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=usable_priority(priority, self.facts),
+        )
+
+    def beam_search(
+        self,
+        prompts: Any,
+        params: Any,
+        lora_request: Any = None,
+        use_tqdm: Any = False,
+        concurrency_limit: int | None = None,
+        priority: Any = None,
+    ) -> list[BeamSearchOutput]:
+        return super().beam_search(
+            without_nones(prompts),
+            params,
+            lora_request=lora_request,
+            use_tqdm=use_tqdm,
+            concurrency_limit=concurrency_limit,
+            priority=usable_priority(priority, self.facts),
         )
 
     def encode(
@@ -131,10 +163,19 @@ class LLM(shmllm.frontend.llm.LLM):
         """What the engine does: "generate", and pooling tasks."""
         return supported_tasks(self.facts)
 
+    def _chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> Any:
+        return self.front_end.chat_prompts(messages, **conversation_options(**known(options)))
+
     def _translate_call(
-        self, prompts: Any, tokenization_kwargs: Any = None, priority: Any = None, **options: Any
+        self,
+        prompts: Any,
+        tokenization_kwargs: Any = None,
+        priority: Any = None,
+        mm_processor_kwargs: Any = None,
+        **options: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        prepared = self.prepare_prompts(prompts, tokenization_kwargs)
+        given = with_processor_kwargs(prompts, mm_processor_kwargs)
+        prepared = self.prepare_prompts(given, tokenization_kwargs)
         return prepared, known(options | {"priority": usable_priority(priority, self.facts)})
 
     def collective_rpc(

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+from shmllm.frontend.prompts import as_list
+from shmllm.params.template_kwargs import chat_options, with_template_kwargs
+
 logger = logging.getLogger(__name__)
 
 # Options of vLLM that shmllm does not have, with the value that describes shmllm's behaviour.
@@ -69,6 +72,43 @@ def without_nones(prompts: Any) -> Any:
     if is_list and prompts and isinstance(prompts[0], Mapping):
         return [without_nones(prompt) for prompt in prompts]
     return prompts
+
+
+def with_processor_kwargs(prompts: Any, mm_processor_kwargs: Any) -> Any:
+    """Prompts with `mm_processor_kwargs` in place of their own; unchanged if these are None."""
+    if mm_processor_kwargs is None:
+        return prompts
+    extra = {"mm_processor_kwargs": mm_processor_kwargs}
+    return [_as_mapping(prompt) | extra for prompt in as_list(prompts)]
+
+
+def _as_mapping(prompt: Any) -> dict[str, Any]:
+    if isinstance(prompt, Mapping):
+        return dict(prompt)
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+
+
+def conversation_options(
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    chat_template: str | None = None,
+    tools: Any = None,
+    tool_choice: Any = None,
+    chat_template_content_format: str = "auto",
+    chat_template_kwargs: Any = None,
+    mm_processor_kwargs: Any = None,
+) -> dict[str, Any]:
+    """The options of `FrontEnd.chat_prompts` from the arguments of vLLM's `LLM.chat`."""
+    variables = with_template_kwargs(
+        {
+            "chat_template_content_format": chat_template_content_format,
+            "mm_processor_kwargs": mm_processor_kwargs,
+        },
+        chat_template_kwargs,
+    )
+    own = add_generation_prompt, continue_final_message, chat_template, tools, tool_choice
+    return chat_options(*own, variables)
 
 
 def get_tokenizer(

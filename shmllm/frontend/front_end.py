@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -23,7 +23,7 @@ from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import Progress, Shown, progress_of
-from shmllm.frontend.prompt_items import DATA, ItemOptions, PromptItems, by_modality
+from shmllm.frontend.prompt_items import DATA, ItemOptions, PromptItems, by_modality, overrides_of
 from shmllm.frontend.prompts import Prompt, TokensPrompt
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools
@@ -228,6 +228,7 @@ class FrontEnd:
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
         chat_template: str | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **template_options: Any,
     ) -> TokensPrompt:
         """Turn a conversation into a prompt. The template itself writes the special tokens."""
@@ -235,13 +236,14 @@ class FrontEnd:
 
         self._check_generates("chat")
         messages, given = take_items(messages, self.items.options.folder)
+        overrides = overrides_of("the conversation", mm_processor_kwargs)
         marks = {item.modality: self.items.mark(item.modality) for item in given.items}
         options = {**template_options, "tools": tools, "chat_template": chat_template}
         text = self.tokenizer.render_chat(messages, options, marks)
         prompt: Any = {"prompt": text}
         expanded = text
         if given:
-            items = self.items.ready("the conversation", given)
+            items = self.items.ready("the conversation", replace(given, overrides=overrides))
             expanded = self.items.expand_text("the conversation", text, items)
             prompt[DATA] = by_modality(items)
         prompt["prompt_token_ids"] = self.tokenizer.encode(expanded, add_special_tokens=False)

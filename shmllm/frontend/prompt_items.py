@@ -307,15 +307,24 @@ def given_items(name: str, prompt: Mapping[str, Any]) -> GivenItems | None:
         RequestError: one of them is malformed, or has something unknown.
     """
     data, uuids = (_table(name, prompt, key) for key in (DATA, UUIDS))
-    overrides = prompt.get("mm_processor_kwargs") or {}
-    if not isinstance(overrides, Mapping):
-        raise RequestError(f"{name}: 'mm_processor_kwargs' must be a dict, got {overrides!r}")
+    overrides = overrides_of(name, prompt.get("mm_processor_kwargs"))
     found = [
         item
         for modality in dict.fromkeys([*data, *uuids])
         for item in _given_of(name, modality, data.get(modality), uuids.get(modality))
     ]
     return GivenItems(found, overrides) if found else None
+
+
+def overrides_of(name: str, given: Any) -> Mapping[str, Any]:
+    """The `mm_processor_kwargs` of a prompt; None stands for none.
+
+    Raises:
+        RequestError: they are no dict.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise RequestError(f"{name}: 'mm_processor_kwargs' must be a dict, got {given!r}")
+    return given or {}
 
 
 def _given_of(name: str, modality: Modality, data: Any, uuids: Any) -> list[GivenItem]:

@@ -178,6 +178,17 @@ def test_pixels_are_sent_once(llm: LLM, smolvlm: Subject) -> None:
     assert sent.with_pixels == [True] * 20, "each makes room for the next"
 
 
+def test_a_conversation_has_processor_kwargs_of_its_own(llm: LLM) -> None:
+    part = {"type": "image_pil", "image_pil": picture(2)}
+    messages = [{"role": "user", "content": [part]}]
+
+    def length(given: Any) -> int:
+        prompts = llm.front_end.chat_prompts(messages, mm_processor_kwargs=given)
+        return len(prompts[0]["prompt_token_ids"])
+
+    assert length(side(256)) > length(side(64)) == length(None)
+
+
 def test_an_interrupt_while_images_are_sent_leaves_both_ends_agreeing(llm: LLM) -> None:
     known = [(a, b) for a in range(4) for b in range(4)]
     wanted = dict(zip(known, tokens(llm, pairs(*known)), strict=True))

@@ -105,6 +105,45 @@ def test_every_method_shows_its_progress_by_a_function_of_the_caller(llm: Any) -
     assert [bar.total for bar in made] == [2, 1, 2, 2, 2, 2]
 
 
+def test_conversations_are_queued(llm: Any) -> None:
+    params = shmllm.SamplingParams(temperature=0, max_tokens=8)
+    messages = [{"role": "user", "content": "Sort a list."}]
+    options = {"add_generation_prompt": False, "mm_processor_kwargs": {}}
+    expected = llm.chat(messages, params, False, **options)
+    queued = llm.enqueue_chat([messages] * 2, params, False, **options)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == queued
+    assert texts(outputs) == texts(expected) * 2
+    assert outputs[0].prompt == expected[0].prompt
+    for method in (llm.chat, llm.enqueue_chat):
+        with pytest.raises(TypeError, match="bogus"):
+            method(messages, params, bogus=1)
+        with pytest.raises(RequestError, match="'mm_processor_kwargs' must be a dict"):
+            method(messages, params, mm_processor_kwargs=[1])
+
+
+def test_processor_kwargs_are_those_of_each_prompt(llm: Any) -> None:
+    params = shmllm.SamplingParams(temperature=0, max_tokens=4)
+    expected = texts(llm.generate(PROMPTS, params, use_tqdm=False))
+    for given in ({}, {"max_pixels": 9}):
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False, mm_processor_kwargs=given)
+        assert texts(outputs) == expected
+        llm.enqueue(PROMPTS, params, mm_processor_kwargs=given)
+        assert texts(llm.wait_for_completion(use_tqdm=False)) == expected
+    with pytest.raises(RequestError, match="'mm_processor_kwargs' must be a dict"):
+        llm.generate(PROMPTS, params, mm_processor_kwargs=[1])
+
+
+def test_a_beam_search_takes_its_arguments_by_position(
+    llm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = shmllm.BeamSearchParams(2, 4)
+    (expected,) = shmllm.LLM.beam_search(llm, PROMPTS[0], params)
+    (found,) = llm.beam_search(PROMPTS[0], params, None, False, 1, priority=3)
+    assert [each.text for each in found.sequences] == [each.text for each in expected.sequences]
+    assert "priority has no effect" in caplog.text
+
+
 def test_unsupported_options_are_refused_before_anything_runs(llm: Any) -> None:
     from vllm import LLM
 

@@ -274,6 +274,19 @@ def test_keys_that_are_none_are_removed_from_prompts() -> None:
     assert names.without_nones([1, 2]) == [1, 2]
 
 
+def test_processor_kwargs_replace_those_of_prompts() -> None:
+    names = importlib.import_module("shmllm.compat.vllm_names")
+    prompts = ["a", [1, 2], {"prompt": "b", "mm_processor_kwargs": {"fps": 1}}]
+    assert names.with_processor_kwargs(prompts, None) is prompts
+    given = {"max_pixels": 9}
+    assert names.with_processor_kwargs(prompts, given) == [
+        {"prompt": "a", "mm_processor_kwargs": given},
+        {"prompt_token_ids": [1, 2], "mm_processor_kwargs": given},
+        {"prompt": "b", "mm_processor_kwargs": given},
+    ]
+    assert names.with_processor_kwargs("a", {}) == [{"prompt": "a", "mm_processor_kwargs": {}}]
+
+
 PROGRAM = """
 import sys
 from importlib.metadata import version
