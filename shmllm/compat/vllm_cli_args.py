@@ -21,10 +21,31 @@ _COUNT = re.compile(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)")
 _HELP = {each.name: each.help for each in LLM_OPTIONS}
 _TYPES = {each.name: each.annotation.removesuffix(" | None") for each in LLM_OPTIONS}
 _CALLBACKS = ("on_load_progress", "on_capture_progress")
+_SHORT = {
+    "quantization": "-q",
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+    "prefill_context_parallel_size": "-pcp",
+    "decode_context_parallel_size": "-dcp",
+    "enable_expert_parallel": "-ep",
+    "speculative_config": "-sc",
+    "compilation_config": "-cc",
+    "attention_config": "-ac",
+}
+"""vLLM's short names of options."""
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """An ArgumentParser whose options may be written with underscores as well as with dashes."""
+    """An ArgumentParser whose options may be written with underscores as well as with dashes, and
+    not with fewer letters, so that an option of vLLM's never means another one.
+
+    Args:
+        options: those of ArgumentParser.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -55,7 +76,8 @@ def add_arguments(
             how["action"] = argparse.BooleanOptionalAction
         else:
             how["type"] = _converter(name, default)
-        group.add_argument(f"--{name.replace('_', '-')}", **how)
+        short = (_SHORT[name],) if name in _SHORT else ()
+        group.add_argument(f"--{name.replace('_', '-')}", *short, **how)
     return parser
 
 

@@ -43,6 +43,17 @@ def test_without_arguments_all_options_have_their_defaults() -> None:
         (["--attention-backend", "FLASH_ATTN"], "attention_backend", "FLASH_ATTN"),
         (["--quantization", "None"], "quantization", None),
         (["--tensor-parallel-size", "2"], "tensor_parallel_size", 2),
+        (["-tp", "2"], "tensor_parallel_size", 2),
+        (["-tp=2"], "tensor_parallel_size", 2),
+        (["-pp", "2"], "pipeline_parallel_size", 2),
+        (["-dp", "2"], "data_parallel_size", 2),
+        (["-pcp", "1"], "prefill_context_parallel_size", 1),
+        (["-dcp", "1"], "decode_context_parallel_size", 1),
+        (["-ep"], "enable_expert_parallel", True),
+        (["-q", "int8"], "quantization", "int8"),
+        (["-sc", '{"method": "ngram"}'], "speculative_config", {"method": "ngram"}),
+        (["-cc", '{"level": 0}'], "compilation_config", {"level": 0}),
+        (["-ac", '{"backend": "x"}'], "attention_config", {"backend": "x"}),
     ],
 )
 def test_an_argument_sets_its_option(arguments: list[str], name: str, value: object) -> None:
@@ -63,6 +74,13 @@ def test_an_argument_sets_its_option(arguments: list[str], name: str, value: obj
 def test_a_value_of_another_type_is_an_error_of_the_parser(arguments: list[str]) -> None:
     with pytest.raises(argparse.ArgumentError, match=arguments[0]):
         read(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--config", "x.yaml"], ["--max-num-seq", "4"]])
+def test_options_cannot_be_abbreviated(arguments: list[str]) -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    args, unknown = parser.parse_known_args(arguments)
+    assert (EngineArgs.from_cli_args(args), unknown) == (EngineArgs(), arguments)
 
 
 def test_every_option_has_help(capsys: pytest.CaptureFixture[str]) -> None:
