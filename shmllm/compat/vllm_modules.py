@@ -40,12 +40,14 @@ _OUTPUTS = (
     "EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput "
     "ScoringRequestOutput"
 )
+_INPUTS = "TextPrompt TokensPrompt EmbedsPrompt PromptType MultiModalDataDict"
 _LATE_PARAMS = "LateInteractionParams LateChunkingParams"
 _SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig StructuredOutputsConfig"
 _TRAINER = "ModuleSource ParamMeta WeightSource TrainerWeightTransferEngine"
 _REQUESTS = "TrainerInitInfo WeightTransferInitRequest WeightTransferUpdateRequest"
 _NCCL = "NCCLTrainerInitInfo NCCLWeightTransferInitInfo NCCLWeightTransferUpdateInfo"
 _IPC = "IPCTrainerInitInfo IPCWeightTransferInitInfo IPCWeightTransferUpdateInfo"
+_LOGPROBS = "PromptLogprobs SampleLogprobs"
 _CONFIGS = "CacheConfig ModelConfig ParallelConfig SchedulerConfig VllmConfig"
 _METRICS = "Counter Gauge Histogram Metric Vector"
 _CLEANUP = "destroy_model_parallel destroy_distributed_environment cleanup_dist_env_and_memory"
@@ -68,6 +70,9 @@ HOMES = {
     "VLLMError": "shmllm:ShmLLMError",
     **_at("shmllm.compat.vllm_engine", "LLM LLMEngine"),
     **_at("shmllm.compat.vllm_names", "get_tokenizer resolve_chat_template random_uuid"),
+    **_at("shmllm.compat.vllm_names", "get_open_port print_embeddings"),
+    **_at("shmllm.compat.vllm_types", f"FinishReason MultiModalDataDict {_LOGPROBS}"),
+    "TokenizerLike": "transformers:PreTrainedTokenizerBase",
     "RayPrometheusStatLogger": "shmllm.compat.vllm_names",
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
     **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext"),
@@ -91,7 +96,7 @@ HOMES = {
     "AsyncLLMEngine": "shmllm.compat.vllm_async:AsyncLLM",
     "EngineClient": "shmllm.compat.vllm_async:AsyncLLM",
     "StreamingInput": "shmllm:PromptChunk",
-    **_at("shmllm.plugins.logits_processor", _PROCESSORS),
+    **_at("shmllm.plugins.logits_processor", f"{_PROCESSORS} process_dict_updates"),
     "StatLoggerBase": "shmllm.plugins.stat_logger",
     "SchedulerStats": "shmllm.plugins.stat_logger",
     "IterationStats": "shmllm.plugins.stat_logger",
@@ -133,10 +138,10 @@ MODULES = {
     "vllm.entrypoints.openai.api_server": "build_app init_app_state",
     "vllm.entrypoints.openai.parser.harmony_utils": "get_encoding",
     "vllm.exceptions": "VLLMError VLLMClientError VLLMValidationError ProfilerAlreadyActiveError",
-    "vllm.inputs": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
-    "vllm.inputs.llm": "TextPrompt TokensPrompt EmbedsPrompt PromptType",
+    "vllm.inputs": _INPUTS,
+    "vllm.inputs.llm": _INPUTS,
     "vllm.logger": "init_logger",
-    "vllm.logprobs": "Logprob FlatLogprobs",
+    "vllm.logprobs": f"Logprob FlatLogprobs {_LOGPROBS}",
     "vllm.lora.lora_model": "LoRAModel",
     "vllm.lora.request": "LoRARequest",
     "vllm.lora.utils": "get_adapter_absolute_path",
@@ -154,17 +159,20 @@ MODULES = {
     "vllm.sampling_params": "SamplingParams StructuredOutputsParams RequestOutputKind "
     "BeamSearchParams RepetitionDetectionParams",
     "vllm.tasks": "PoolingTask SupportedTask POOLING_TASKS check_removed_pooling_task",
-    "vllm.tokenizers": "get_tokenizer",
+    "vllm.tokenizers": "get_tokenizer TokenizerLike",
     "vllm.usage.usage_lib": "UsageContext",
     "vllm.utils": "random_uuid",
     "vllm.utils.argparse_utils": "FlexibleArgumentParser",
-    "vllm.utils.network_utils": "get_ip",
+    "vllm.utils.network_utils": "get_ip get_open_port",
+    "vllm.utils.print_utils": "print_embeddings",
+    "vllm.v1.engine": "FinishReason",
     "vllm.v1.engine.async_llm": "AsyncLLM",
     "vllm.v1.engine.exceptions": "EngineDeadError",
     "vllm.v1.engine.llm_engine": "LLMEngine",
     "vllm.v1.metrics.loggers": "StatLoggerBase",
     "vllm.v1.metrics.stats": "SchedulerStats IterationStats",
     "vllm.v1.sample.logits_processor": _PROCESSORS,
+    "vllm.v1.sample.logits_processor.builtin": "process_dict_updates",
     "vllm.v1.sample.logits_processor.interface": "LogitsProcessor BatchUpdate MoveDirectionality",
     "vllm.v1.metrics.ray_wrappers": "RayPrometheusStatLogger",
     "vllm.v1.metrics.reader": _METRICS,
@@ -172,7 +180,7 @@ MODULES = {
 }
 """The names of each module, separated by spaces. A module without names can be imported only."""
 
-_NO_MEDIA = "there are no image, audio or video models"
+_MEDIA = "prompts take PIL images, arrays and encoded files; see MultiModalPrompt"
 _OWN_PROCESSES = "an engine starts its processes by itself; see tensor_parallel_size"
 
 _GROUPS = (
@@ -181,7 +189,7 @@ _GROUPS = (
 )
 
 ABSENT = {
-    "vllm.assets": _NO_MEDIA,
+    "vllm.assets": _MEDIA,
     "vllm.attention": "each device has its own attention; `attention_config` is accepted",
     "vllm.benchmarks": "`shmllm bench` measures generation and startup",
     "vllm.compilation": "nothing is compiled; `compilation_config` sets CUDA graphs",
@@ -196,7 +204,7 @@ ABSENT = {
     "vllm.initialize_ray_cluster": _OWN_PROCESSES,
     "vllm.model_executor.layers": "LLM.apply_model gives the model, whose class is shmllm's own",
     "vllm.model_executor.model_loader": "LLM.update_weights replaces weights",
-    "vllm.multimodal": _NO_MEDIA,
+    "vllm.multimodal": _MEDIA,
     "vllm.outputs.RequestError": '`finish_reason` "error" and `error` of an output of LLM.stream',
     "vllm.plugins.load_general_plugins": "engines and front ends load plugins by themselves",
     "vllm.reasoning": "read `outputs[0].reasoning` of a chat; see docs/tools.md",
@@ -205,7 +213,6 @@ ABSENT = {
     "vllm.transformers_utils": "transformers.AutoConfig and AutoTokenizer",
     "vllm.usage": "no usage is reported",
     "vllm.v1.core": "the one scheduler has no interface; LLM.get_metrics shows its state",
-    "vllm.v1.engine.FinishReason": "AsyncLLM.abort ends requests",
     "vllm.v1.executor": _OWN_PROCESSES,
     "vllm.v1.metrics.loggers.PrometheusStatLogger": "`shmllm engine start --metrics-port`",
     "vllm.v1.worker": "LLM.collective_rpc(function), whose first argument is the worker",

@@ -5,6 +5,7 @@ prompts and priorities as clients pass them.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,9 @@ _NEUTRAL = {
 }
 
 
+NUM_PRINTED = 4
+"""How many numbers `print_embeddings` prints."""
+
 OF_ENGINES = ("sleep", "wake_up", "add_lora", "remove_lora", "list_loras", "pin_lora")
 """Methods of vLLM's workers that are methods of `LLM` here, which `collective_rpc` calls."""
 
@@ -34,6 +38,19 @@ def is_of_engine(method: Any, facts: Any) -> bool:
 def supported_tasks(facts: Any) -> tuple[str, ...]:
     """What an engine with these facts does, as vLLM's `supported_tasks`."""
     return (*(("generate",) if facts.pooling.generates else ()), *facts.pooling.tasks)
+
+
+def get_open_port() -> int:
+    """A port of this machine that no program listens on now, for servers of the caller's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:
+    """Prints the first numbers of a vector, and how many it has."""
+    first = ", ".join(map(str, embeds[:NUM_PRINTED]))
+    rest = ", ..." if len(embeds) > NUM_PRINTED else ""
+    print(f"{prefix}: [{first}{rest}] (size={len(embeds)})")
 
 
 def random_uuid() -> str:

@@ -13,13 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from shmllm.params.sampling import SamplingParams
 
 RequestLogitsProcessor = Callable[..., Any]
 """A function of a request's output tokens and its logits, (V,) float32, which returns the logits to
 sample from. With three parameters, it takes the prompt's tokens ahead of the output's."""
+
+
+Entry = TypeVar("Entry")
+"""What a processor keeps of a request."""
 
 
 class MoveDirectionality(Enum):
@@ -102,26 +106,53 @@ class AdapterLogitsProcessor(LogitsProcessor):
         """Return the function for a request with these parameters; None if it needs none."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        if batch_update is None:
-            return
-        for index in batch_update.removed:
-            self.req_info.pop(index, None)
-        for index, params, prompt, output in batch_update.added:
-            self.req_info.pop(index, None)
-            function = self.new_req_logits_processor(params)
-            if function is not None:
-                self.req_info[index] = _bind(function, prompt, output)
-        for begin, end, how in batch_update.moved:
-            moving, other = self.req_info.pop(begin, None), self.req_info.pop(end, None)
-            if moving is not None:
-                self.req_info[end] = moving
-            if other is not None and how is MoveDirectionality.SWAP:
-                self.req_info[begin] = other
+        process_dict_updates(self.req_info, batch_update, self._bound)
+
+    def _bound(
+        self, params: SamplingParams, prompt: list[int] | None, output: list[int]
+    ) -> partial[Any] | None:
+        function = self.new_req_logits_processor(params)
+        return None if function is None else _bind(function, prompt, output)
 
     def apply(self, logits: Any) -> Any:
         for index, function in self.req_info.items():
             apply_to_row(function, logits, index)
         return logits
+
+
+def process_dict_updates(
+    req_entries: dict[int, Entry],
+    batch_update: BatchUpdate | None,
+    new_state: Callable[[SamplingParams, list[int] | None, list[int]], Entry | None],
+) -> bool:
+    """Bring the entries of single requests up to date.
+
+    Args:
+        req_entries: by index, what a processor keeps of a request; it is changed.
+        batch_update: the changes of the batch; None: there are none.
+        new_state: makes the entry of a request that came, from its parameters, the prompt's tokens
+            and the output's; None if it needs none.
+
+    Returns:
+        Whether an entry came, went or moved.
+    """
+    if batch_update is None:
+        return False
+    touched = [req_entries.pop(index, None) for index in batch_update.removed]
+    for index, params, prompt, output in batch_update.added:
+        touched.append(req_entries.pop(index, None))
+        entry = new_state(params, prompt, output)
+        if entry is not None:
+            req_entries[index] = entry
+            touched.append(entry)
+    for begin, end, how in batch_update.moved:
+        moving, other = req_entries.pop(begin, None), req_entries.pop(end, None)
+        touched += [moving, other]
+        if moving is not None:
+            req_entries[end] = moving
+        if other is not None and how is MoveDirectionality.SWAP:
+            req_entries[begin] = other
+    return any(entry is not None for entry in touched)
 
 
 def apply_to_row(function: Callable[[Any], Any], logits: Any, index: int) -> None:

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import pickle
+import socket
 import sys
 import weakref
 from collections.abc import Iterator
@@ -105,6 +106,8 @@ def test_the_version_is_found_in_the_metadata() -> None:
         ("from vllm.entrypoints.openai.protocol import X", "nearest thing is: there is no server"),
         ("from vllm.sampling_params import GuidedDecodingParams", "is: StructuredOutputsParams"),
         ("from vllm import GuidedDecodingParams", "is: StructuredOutputsParams"),
+        ("from vllm.multimodal.utils import fetch_image", "prompts take PIL images, arrays"),
+        ("from vllm.assets.image import ImageAsset", "prompts take PIL images, arrays"),
         ("from vllm import SamplingParam", "nearest name is vllm.SamplingParams"),
         ("from vllm import BeamSearchParams", "name is vllm.sampling_params.BeamSearchParams"),
         ("from vllm.distributed.parallel_state import get_tp_group", "whose worker has a `rank`"),
@@ -183,6 +186,26 @@ def test_the_platform_is_the_device_that_torch_finds() -> None:
     assert (platform.get_device_capability() is not None) == has_gpu
     assert platform.has_device_capability((99, 0)) is False
     assert platform.device_count() == torch.cuda.device_count()
+
+
+@pytest.mark.usefixtures("installed")
+def test_helpers_of_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    vllm = importlib.import_module("vllm")
+    vllm.utils.print_utils.print_embeddings([1.0, 2.0, 3.0, 4.0, 5.0], "Vector")
+    vllm.utils.print_utils.print_embeddings([0.5])
+    assert capsys.readouterr().out == (
+        "Vector: [1.0, 2.0, 3.0, 4.0, ...] (size=5)\nEmbeddings: [0.5] (size=1)\n"
+    )
+    port = vllm.utils.network_utils.get_open_port()
+    with socket.create_server(("127.0.0.1", port)):
+        assert vllm.utils.network_utils.get_open_port() != port
+
+
+@pytest.mark.usefixtures("installed")
+def test_finish_reasons_are_those_of_outputs() -> None:
+    reasons = importlib.import_module("vllm.v1.engine").FinishReason
+    assert [str(each) for each in reasons] == ["stop", "length", "abort", "error", "repetition"]
+    assert (reasons.STOP, reasons.REPETITION) == (0, 4)
 
 
 def test_metrics_have_the_names_of_vllm() -> None:
