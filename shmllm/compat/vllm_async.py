@@ -197,12 +197,6 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
             while self.output_processor.has_unfinished_requests():
                 await asyncio.sleep(PAUSE_POLL_S)
 
-    async def reset_mm_cache(self) -> None:
-        """Does nothing: there are no images, so no cache has any."""
-
-    async def reset_encoder_cache(self) -> None:
-        """Does nothing, as `reset_mm_cache`."""
-
     async def do_log_stats(self) -> None:
         """Writes the counters to the log."""
         logger.info("engine: %s", self.get_metrics())

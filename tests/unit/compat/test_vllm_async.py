@@ -16,6 +16,7 @@ from shmllm.errors import RequestError
 from shmllm.frontend import front_end
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
+from shmllm.wire.messages import Method
 
 LIMIT_S = 30.0
 DELTA = RequestOutputKind.DELTA
@@ -94,10 +95,23 @@ def test_it_waits_until_no_request_is_left(llm: Any, engine: FakeEngineClient) -
         reading = asyncio.ensure_future(collector.get())
         await llm.wait_for_requests_to_drain()
         await reading
-        for reset in (llm.reset_mm_cache, llm.reset_encoder_cache):
-            assert await reset() is None
 
     run(main())
+
+
+def test_caches_of_items_are_reset(
+    llm: Any, engine: FakeEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleared: list[None] = []
+    monkeypatch.setattr(llm._llm.front_end.items, "clear", lambda: cleared.append(None))
+
+    async def main() -> None:
+        await llm.reset_mm_cache()
+        await llm.reset_encoder_cache()
+
+    run(main())
+    assert cleared == [None]
+    assert engine.calls == [(Method.RESET_ENCODER_CACHE, None)]
 
 
 def test_a_collector_has_the_outputs_of_its_request(llm: Any, engine: FakeEngineClient) -> None:
