@@ -58,7 +58,11 @@ class SteppedRequests:
 
 
 class LLM(shmllm.frontend.llm.LLM):
-    """`shmllm.LLM` with vLLM's options and arguments."""
+    """`shmllm.LLM` with vLLM's options and arguments.
+
+    Attributes:
+        request_counter: numbers for the ids of requests that the caller adds to `llm_engine`.
+    """
 
     def __init__(self, model: str = "tiny", **options: Any) -> None:
         super().__init__(**translate({"model": model, **options}))
@@ -199,6 +203,16 @@ class LLM(shmllm.frontend.llm.LLM):
         return as_metrics(super().get_metrics(), self.facts.model_directory)
 
     @property
+    def runner_type(self) -> str:
+        """As `model_config.runner_type`."""
+        return str(self.model_config.runner_type)
+
+    @property
+    def engine_class(self) -> type[LLMEngine]:
+        """The class of `llm_engine`."""
+        return LLMEngine
+
+    @property
     def llm_engine(self) -> LLMEngine:
         """The engine, whose requests this object keeps."""
         return LLMEngine(self)
@@ -206,6 +220,7 @@ class LLM(shmllm.frontend.llm.LLM):
     def _use(self, front_end: FrontEnd) -> None:
         super()._use(front_end)
         self._stepped = SteppedRequests()
+        self.request_counter = count()
 
     def _num_unfinished(self) -> int:
         return super()._num_unfinished() + len(self._stepped.states)

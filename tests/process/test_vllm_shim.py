@@ -312,7 +312,10 @@ def test_the_engine_of_an_llm_is_stepped(llm: Any) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     expected = texts(llm.generate(PROMPTS, params, use_tqdm=False))
     assert isinstance(llm.llm_engine, LLMEngine)
-    llm.llm_engine.add_request("a", PROMPTS[0], params)
+    assert (llm.engine_class, llm.runner_type) == (LLMEngine, "generate")
+    name = str(next(llm.request_counter))
+    assert name != str(next(llm.request_counter))
+    llm.llm_engine.add_request(name, PROMPTS[0], params)
     queued = llm.enqueue(PROMPTS[1], params)
     assert llm.llm_engine.get_num_unfinished_requests() == 2
     ended = {}
@@ -320,7 +323,7 @@ def test_the_engine_of_an_llm_is_stepped(llm: Any) -> None:
     while llm.llm_engine.has_unfinished_requests():
         assert time.monotonic() < deadline
         ended |= {each.request_id: each for each in llm.llm_engine.step() if each.finished}
-    assert texts([ended["a"]]) == expected[:1]
+    assert texts([ended[name]]) == expected[:1]
     outputs = llm.wait_for_completion(use_tqdm=False)
     assert ([each.request_id for each in outputs], texts(outputs)) == (queued, expected[1:])
     assert llm.llm_engine.get_num_unfinished_requests() == 0
