@@ -8,6 +8,7 @@ for a token behind it: the last token of a whole context is scored in that place
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,12 +74,13 @@ def scores_of(state: RequestState, length: int) -> list[float]:
         RequestError: the engine did not serve the request, or a pause or another call ended it.
     """
     state.raise_error()
-    store = state.prompt_logprobs
-    if store is None or len(store) < len(state.request.prompt_token_ids) - 1:
+    prompt, behind = state.prompt_logprobs, state.logprobs
+    scores = array("f") if prompt is None else prompt.logprobs
+    count = len(state.request.prompt_token_ids) - 1
+    if behind is not None:
+        scores, count = scores + behind.top_logprobs, count + 1
+    if len(scores) < count:
         raise RequestError("the engine was told to end this request before it was scored")
-    scores = store.logprobs
-    if state.logprobs is not None:
-        scores = scores + state.logprobs.top_logprobs
     return scores[len(scores) - length :].tolist()
 
 
