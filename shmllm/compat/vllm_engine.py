@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, Self
 
 import shmllm.frontend.llm
+from shmllm.compat.vllm_engine_args import EngineArgs
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_names import (
     conversation_options,
@@ -38,6 +39,7 @@ from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
+from shmllm.params.signatures import takes_fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class SteppedRequests:
         self.indexes = count()
 
 
+@takes_fields_of(EngineArgs, num_positional=1)
 class LLM(shmllm.frontend.llm.LLM):
     """`shmllm.LLM` with vLLM's options and arguments.
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 import shmllm.frontend.engine_args
 from shmllm.compat.vllm_cli_args import add_arguments
 from shmllm.compat.vllm_options import translate
+from shmllm.params.signatures import takes_fields_of
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class VllmConfig:
     parallel_config: ParallelConfig
 
 
+@takes_fields_of(shmllm.frontend.engine_args.EngineArgs)
 class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
     """`shmllm.EngineArgs` with vLLM's options."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from shmllm.frontend.engine_options import LLM_OPTIONS
 from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES, TRANSLATED
+from shmllm.params.signatures import takes_fields_of
 from shmllm.params.unknown_options import reject_unknown_options
 
 _DEFAULTS: dict[str, Any] = (
@@ -24,6 +25,7 @@ _Fields: Any = make_dataclass(
 )
 
 
+@takes_fields_of(_Fields, num_positional=1)
 class EngineArgs(_Fields):  # type: ignore[misc]
     """All options of `LLM`, and the options of vLLM that can have only one value here or have no
     effect; docs/vllm.md lists them. None stands for the default of an option that cannot be None.

@@ -44,6 +44,9 @@ class NoEffect(NamedTuple):
 
 _WHOLE = "ranks divide each layer, stages the layers"
 _KERNELS = "each device has its own kernels"
+_ONE_MACHINE = "all processes are on one machine"
+_STATES = "recurrent states are float32"
+_METRICS = "`get_metrics` and `shmllm top` show what there is"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
     "prefill_context_parallel_size": OnlyValues((1,), _WHOLE),
@@ -62,6 +65,25 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "disable_chunked_mm_input": OnlyValues((False,), "images are divided where the model allows"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
+    "nnodes": OnlyValues((1,), _ONE_MACHINE),
+    "node_rank": OnlyValues((0,), _ONE_MACHINE),
+    "enable_eplb": OnlyValues((False,), "ranks divide each expert"),
+    "offload_group_size": OnlyValues((0,), "weights are never offloaded"),
+    "kv_offloading_size": OnlyValues((None,), "pass shared_kv_cache_bytes instead"),
+    "kv_sharing_fast_prefill": OnlyValues((False,), "all layers compute all tokens"),
+    "mamba_cache_dtype": OnlyValues(("auto", "float32"), _STATES),
+    "mamba_ssm_cache_dtype": OnlyValues(("auto", "float32"), _STATES),
+    "stream_interval": OnlyValues((1,), "the tokens of each step are returned"),
+    "enable_return_routed_experts": OnlyValues((False,), "no choice of experts is returned"),
+    "model_loader_extra_config": OnlyValues((None, {}), "weights are loaded in one way"),
+    "additional_config": OnlyValues((None, {}), "no device has options of its own"),
+    "media_io_kwargs": OnlyValues((None, {}), "pass mm_processor_kwargs instead"),
+    "quantization_config": OnlyValues((None,), "config.json describes quantized weights"),
+    "lora_target_modules": OnlyValues((None,), "adapters name their modules"),
+    "default_mm_loras": OnlyValues((None,), "requests name their adapter"),
+    "kv_events_config": OnlyValues((None,), "no events are published"),
+    "ec_transfer_config": OnlyValues((None,), "an engine encodes its own images"),
+    "otlp_traces_endpoint": OnlyValues((None,), "`shmllm trace` records requests and steps"),
 }
 
 NO_EFFECT: dict[str, NoEffect] = {
@@ -96,6 +118,19 @@ NO_EFFECT: dict[str, NoEffect] = {
     "use_tqdm_on_load": NoEffect(True, "`on_load_progress` is called"),
     "disable_log_stats": NoEffect(False, "`get_metrics` costs nothing"),
     "enable_log_requests": NoEffect(False, "requests are not logged"),
+    "renderer_num_workers": NoEffect(1, "the caller's process reads prompts"),
+    "data_parallel_backend": NoEffect("mp", "processes share memory"),
+    "numa_bind": NoEffect(False, "the operating system places processes"),
+    "safetensors_load_strategy": NoEffect(None, "files are memory-mapped"),
+    "mm_encoder_attn_backend": NoEffect(None, _KERNELS),
+    "gdn_prefill_backend": NoEffect(None, _KERNELS),
+    "performance_mode": NoEffect("balanced", "there is one mode"),
+    "kv_cache_metrics": NoEffect(False, _METRICS),
+    "cudagraph_metrics": NoEffect(False, _METRICS),
+    "enable_mfu_metrics": NoEffect(False, _METRICS),
+    "enable_logging_iteration_details": NoEffect(False, _METRICS),
+    "enable_layerwise_nvtx_tracing": NoEffect(False, "profiler_config has torch's profiler"),
+    "collect_detailed_traces": NoEffect(None, "`shmllm trace` records requests and steps"),
 }
 
 OTHER_NAMES: dict[str, dict[str, str]] = {"model_impl": {"vllm": "shmllm"}}

@@ -12,10 +12,11 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from shmllm.errors import RequestError
 from shmllm.params.ranges import RANGES, is_int, is_number
+from shmllm.params.signatures import takes_fields_of
 from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.params.unknown_options import reject_unknown_options
 
@@ -120,6 +121,7 @@ class _Fields:
 _NAMES = tuple(f.name for f in fields(_Fields))
 
 
+@takes_fields_of(_Fields)
 class SamplingParams(_Fields):
     """Sampling parameters of one request. All arguments are keyword arguments.
 
@@ -216,6 +218,12 @@ class SamplingParams(_Fields):
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in _NAMES)
         return f"SamplingParams({shown})"
+
+    @classmethod
+    def from_optional(cls, **options: Any) -> Self:
+        """Parameters of which None means the default, but for `max_tokens`, which may be None."""
+        given = options.items()
+        return cls(**{k: v for k, v in given if v is not None or k == "max_tokens"})
 
     @property
     def is_greedy(self) -> bool:

@@ -16,6 +16,7 @@ from shmllm.compat.vllm_config import (
     KernelConfig,
     WeightTransferConfig,
 )
+from shmllm.compat.vllm_engine import LLM
 from shmllm.compat.vllm_engine_args import AsyncEngineArgs, EngineArgs
 from shmllm.compat.vllm_options import translate
 from shmllm.config.graphs import CudaGraphMode
@@ -125,3 +126,20 @@ def test_a_weight_transfer_config_has_the_backend_of_vllm() -> None:
     assert given == {"weight_transfer_config": {"backend": "nccl"}}
     assert make_engine_config("tiny", **given).transfer.backend == "nccl"
     assert make_engine_config("tiny").transfer.backend == "shm"
+
+
+@pytest.mark.parametrize("named", [LLM, LLM.__init__, EngineArgs, AsyncEngineArgs])
+def test_signatures_show_all_options_of_vllm(named):
+    parameters = inspect.signature(named).parameters
+    assert {"model", "quantization", "enable_lora", "enable_sleep_mode"} <= set(parameters)
+    assert {"limit_mm_per_prompt", "renderer_num_workers", "max_model_len"} <= set(parameters)
+    assert parameters["max_num_seqs"].default == EngineArgs(model="tiny").max_num_seqs
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"renderer_num_workers": 1}, {"stream_interval": 1}, {"model_loader_extra_config": {}}],
+    ids=str,
+)
+def test_defaults_of_options_without_a_choice_are_accepted(option):
+    assert EngineArgs(model="tiny", **option).llm_options().keys() <= {"model", *option}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import pickle
 
@@ -385,3 +386,18 @@ def test_an_error_has_the_parameter_and_its_value():
     assert (caught.value.parameter, caught.value.value) == ("top_p", 7)
     copied = pickle.loads(pickle.dumps(caught.value))
     assert (str(copied), copied.parameter) == (str(caught.value), "top_p")
+
+
+def test_the_signature_shows_the_fields():
+    parameters = inspect.signature(SamplingParams).parameters
+    assert list(parameters) == list(SamplingParams.__struct_fields__)
+    assert parameters["temperature"].default == 1.0
+    assert parameters["stop"].default == []
+
+
+def test_none_means_the_default_for_from_optional():
+    given = {"temperature": None, "top_k": 7, "stop": None, "max_tokens": None}
+    assert SamplingParams.from_optional(**given) == SamplingParams(top_k=7, max_tokens=None)
+    assert SamplingParams.from_optional() == SamplingParams()
+    with pytest.raises(TypeError, match="nearest option is 'top_k'"):
+        SamplingParams.from_optional(topk=7)
