@@ -137,7 +137,7 @@ class AsyncRequests:
                 before = state.request.prompt_token_ids + state.token_ids[:-1]
             if reader.is_aborted:
                 completion = CompletionOutput(0, "", [], finish_reason=ABORT)
-                yield RequestOutput(request.request_id, None, before, [completion], finished=True)
+                yield RequestOutput(request.request_id, None, before, None, [completion], True)
 
     async def run_task(
         self, function: Callable[[str], Coroutine[Any, Any, Result]], request_id: str | None

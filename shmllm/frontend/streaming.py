@@ -63,6 +63,7 @@ class FailedPrompt:
             request_id=f"prompt-{self.index}",
             prompt=self.prompt if isinstance(self.prompt, str) else None,
             prompt_token_ids=[],
+            prompt_logprobs=None,
             outputs=[CompletionOutput(0, "", [], finish_reason="error")],
             finished=True,
             error=self.error,

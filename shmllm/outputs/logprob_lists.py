@@ -61,8 +61,9 @@ class LogprobStore:
 class LogprobsList(Sequence[Position | None]):
     """A sequence with one dict from token ids to `Logprob` per token.
 
-    The dict of a token contains the token itself first, then the alternatives. The
-    sequence equals a list of the same entries, and pickle and deepcopy convert it to a list.
+    The dict of a token contains the token itself first, then the alternatives. It is made when it
+    is read first, and kept: what a program changes in it stays, in slices, too. The sequence
+    equals a list of the same entries; sums with lists, copies, pickle and deepcopy make it a list.
 
     Args:
         token_ids: the tokens of the store's entries; more tokens may follow.
@@ -74,7 +75,15 @@ class LogprobsList(Sequence[Position | None]):
         span: the positions of the entries that the list contains; None for all.
     """
 
-    __slots__ = ("_context", "_has_none", "_indices", "_store", "_text_of", "_token_ids")
+    __slots__ = (
+        "_context",
+        "_entries",
+        "_has_none",
+        "_indices",
+        "_store",
+        "_text_of",
+        "_token_ids",
+    )
 
     def __init__(
         self,
@@ -90,6 +99,7 @@ class LogprobsList(Sequence[Position | None]):
         self._text_of = text_of
         self._context = context
         self._has_none = begins_with_none
+        self._entries: dict[int, Position] = {}
         self._indices = range(len(store) + begins_with_none) if span is None else span
 
     def __len__(self) -> int:
@@ -103,7 +113,7 @@ class LogprobsList(Sequence[Position | None]):
 
     def __getitem__(self, index: int | slice) -> Position | LogprobsList | None:
         if isinstance(index, slice):
-            return LogprobsList(
+            part = LogprobsList(
                 self._token_ids,
                 self._store,
                 self._text_of,
@@ -111,6 +121,8 @@ class LogprobsList(Sequence[Position | None]):
                 self._has_none,
                 self._indices[index],
             )
+            part._entries = self._entries
+            return part
         return self._entry(self._indices[index])
 
     def __iter__(self) -> Iterator[Position | None]:
@@ -128,6 +140,16 @@ class LogprobsList(Sequence[Position | None]):
     def __repr__(self) -> str:
         return repr(list(self))
 
+    def __add__(self, other: list[Any] | LogprobsList) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def copy(self) -> list[Position | None]:
+        """A list of the same entries."""
+        return list(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)
 
@@ -135,6 +157,11 @@ class LogprobsList(Sequence[Position | None]):
         position = index - self._has_none
         if position < 0:
             return None
+        if position not in self._entries:
+            self._entries[position] = self._made(position)
+        return self._entries[position]
+
+    def _made(self, position: int) -> Position:
         store = self._store
         begin = position * store.k
         entry = {

@@ -137,7 +137,7 @@ class WeightVersionSpan:
     end: int
 
 
-@dataclass(slots=True)
+@dataclass
 class CompletionOutput:
     """One completion of a prompt.
 
@@ -185,47 +185,48 @@ class CompletionOutput:
 
 
 @ignore_unknown_options
-@dataclass(slots=True)
+@dataclass
 class RequestOutput:
-    """The result of one request: the completions of one prompt.
+    """The result of one request: the completions of one prompt. The order of the first fields is
+    vLLM's.
 
     Attributes:
         request_id: the id that the caller gave to the request, or a counter as text.
         prompt: the text of the prompt; None if the prompt was given without a text.
         prompt_token_ids: the token ids of the prompt. A prompt that was given as embeddings
             has token id 0 at each position.
-        outputs: the completions. An output of a stream with DELTA or CUMULATIVE contains only
-            those that changed.
-        finished: whether all completions of the prompt have ended.
-        num_cached_tokens: the number of prompt tokens whose keys and values were prefix-cache
-            hits.
         prompt_logprobs: a LogprobsList with None for the first prompt token and a dict from
             token ids to Logprob for each other one; None unless the parameters have
             `prompt_logprobs`.
+        outputs: the completions. An output of a stream with DELTA or CUMULATIVE contains only
+            those that changed.
+        finished: whether all completions of the prompt have ended.
         metrics: timestamps and counters of the request.
+        lora_request: the LoRARequest of the adapter, or None.
+        num_cached_tokens: the number of prompt tokens whose keys and values were prefix-cache
+            hits.
         error: the error message, if a completion has finish_reason "error".
         prompt_index: the position of the prompt among those given to `generate`, `stream` or
             `enqueue`.
         is_retryable: whether `error` says that the engine was paused or asleep, so that the same
             request can be sent again.
-        lora_request: the LoRARequest of the adapter, or None.
 
-    The fields behind `lora_request` are always None. They exist for programs that were written
-    for vLLM.
+    `encoder_prompt`, `encoder_prompt_token_ids` and `kv_transfer_params` are always None. They
+    exist for programs that were written for vLLM.
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    prompt_logprobs: Any
     outputs: list[CompletionOutput]
     finished: bool
-    num_cached_tokens: int = 0
-    prompt_logprobs: Any = None
     metrics: RequestMetrics | None = field(default=None, repr=False)
-    error: str | None = None
-    prompt_index: int = 0
-    is_retryable: bool = False
     lora_request: Any = field(default=None, repr=False)
     encoder_prompt: None = field(default=None, repr=False)
     encoder_prompt_token_ids: None = field(default=None, repr=False)
+    num_cached_tokens: int = 0
     kv_transfer_params: None = field(default=None, repr=False)
+    error: str | None = None
+    prompt_index: int = 0
+    is_retryable: bool = False

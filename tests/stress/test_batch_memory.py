@@ -46,7 +46,7 @@ class Model:
 
     def answer(self, place, prompt):
         one = CompletionOutput(0, prompt[::-1], [1, 2, 3], finish_reason="stop")
-        output = RequestOutput("", prompt, [1, 2], [one], True)
+        output = RequestOutput("", prompt, [1, 2], None, [one], True)
         output.prompt_index = place
         return output
 

@@ -26,7 +26,7 @@ def answer(prompt: Any, **changes: Any) -> RequestOutput:
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)
     completion = CompletionOutput(0, text[::-1], [ord(c) for c in text], finish_reason="stop")
     values = {"num_cached_tokens": 0, "error": None} | changes
-    return RequestOutput("", text, list(range(len(text))), [completion], True, **values)
+    return RequestOutput("", text, list(range(len(text))), None, [completion], True, **values)
 
 
 class FakeStream:

@@ -13,7 +13,9 @@ from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 def output(num_tokens, num_prompt, num_cached):
     one = CompletionOutput(0, "", [0] * num_tokens, finish_reason="stop")
-    return RequestOutput("", None, [0] * num_prompt, [one], True, num_cached_tokens=num_cached)
+    return RequestOutput(
+        "", None, [0] * num_prompt, None, [one], True, num_cached_tokens=num_cached
+    )
 
 
 @pytest.mark.parametrize(

@@ -119,3 +119,26 @@ def test_text_of_gets_the_preceding_tokens(store):
 
 def test_its_repr_is_that_of_a_list(store):
     assert repr(LogprobsList(TOKENS, store)) == repr(EXPECTED)
+
+
+def test_changes_of_an_entry_stay(store: LogprobStore) -> None:
+    entries = LogprobsList(TOKENS, store)
+    part = entries[-2:]
+    for entry in part:
+        for token in entry:
+            entry[token] = entry[token].logprob
+    assert part[0] is part[0]
+    assert list(part) == [{t: e.logprob for t, e in each.items()} for each in EXPECTED[-2:]]
+    assert entries[-1] is part[-1]
+    assert entries[0] == EXPECTED[0]
+
+
+def test_sums_and_copies_are_lists(store: LogprobStore) -> None:
+    entries = LogprobsList(TOKENS, store)
+    more = [{5: Logprob(-1.0, 1)}]
+    assert entries + more == EXPECTED + more
+    assert more + entries == more + EXPECTED
+    assert entries + entries == EXPECTED + EXPECTED
+    copied = entries.copy()
+    copied.pop()
+    assert len(copied) == len(entries) - 1
