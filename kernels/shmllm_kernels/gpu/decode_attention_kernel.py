@@ -35,7 +35,7 @@ from shmllm_kernels.gpu.decode_rows import (
     query_heads_with_norms,
     scale_of_all_heads,
 )
-from shmllm_kernels.gpu.float8 import from_cache
+from shmllm_kernels.gpu.float8 import converts_slowly, from_cache
 from shmllm_kernels.gpu.grid_meeting import await_arrivals
 from shmllm_kernels.gpu.rope_write import stored
 from shmllm_kernels.gpu.rotated_heads import (
@@ -219,7 +219,9 @@ def attend_part(
     place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token + dims[None, :]
     is_stored = (dims < DIM)[None, :] & (slot >= 0)
     first_keys = lowest * TILE + tl.arange(0, TILE)
-    if LOADS_FIRST:
+    # A first tile that integer operations convert would spill in the loop behind it.
+    HAS_FIRST: tl.constexpr = LOADS_FIRST and not converts_slowly(layer.key_cache.dtype.element_ty)
+    if HAS_FIRST:
         first_key, first_value = load_tile(
             first_keys, part.keys_begin, position, key_ptr, value_ptr, table_ptr, strides.block,
             strides.token, True, BLOCK_SIZE, DIM, DIM_PADDED,
@@ -290,7 +292,7 @@ def attend_part(
         peak = tl.where(is_first, sinks, float("-inf"))
         total = tl.where(is_first, 1.0, total)
     positions = position + rows // HEADS_PER_KV
-    if LOADS_FIRST:
+    if HAS_FIRST:
         sums, peak, total = attend_to_tile(
             sums, peak, total, query, first_key, first_value, first_keys, positions, positions,
             part.keys_begin, position, numbers.scale, numbers.cap, window, True, HAS_WINDOW,

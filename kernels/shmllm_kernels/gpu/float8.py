@@ -67,6 +67,12 @@ def from_float8(code, dtype: tl.constexpr):
 
 
 @constexpr_function
+def converts_slowly(dtype):
+    """Returns whether integer operations convert what a cache with elements of a dtype has."""
+    return _IS_COMPILED and dtype == tl.uint8 and not cuda_capability_geq(8, 9)
+
+
+@constexpr_function
 def _needs_layout(rows, width):
     """Returns whether Triton has to be told where a tile for products with some rows is converted.
     On 9.0 and 10.0 products of 64 rows take it from shared memory, so that it knows. Before, those
