@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import read_text
 
 PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
 
@@ -51,7 +52,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
         EngineStartError: it cannot be read, or is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError, nearest
+from shmllm.formats.text_files import read_text
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +268,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         EngineStartError: the file cannot be read, or contains no JSON object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
+from shmllm.formats.text_files import read_text
 from shmllm.params.items import COUNTED, MODALITIES, MOST_ITEM_BYTES, Item, Modality
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class PromptItems:
         if not self._info.items:
             return {}
         directory = Path(self._info.model_directory)
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_text(directory / "config.json"))
         found = processors_of_model(directory, config)
         return {name: each for name, each in found.items() if name in self._info.items.modalities}
 

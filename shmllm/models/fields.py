@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import read_text
 
 _LONGEST_SHOWN = 200
 LARGEST_INTEGER = 2**31 - 1
@@ -22,7 +23,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         EngineStartError: the file is missing, unreadable, not JSON or not an object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except OSError as error:
         raise EngineStartError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -105,7 +105,8 @@ def _check_activation(fields: Fields, name: str, default: str) -> None:
 
 def _head_dim(fields: Fields, names: Names, heads: int) -> int:
     name, default = names["head_dim"]
-    if fields.values.get(name, default) not in ("auto", None):
+    found = fields.values.get(name)
+    if (default if found is None else found) != "auto":
         return fields.integer(name, default)
     width = fields.integer(*names["expand"]) * fields.integer("hidden_size")
     if width % heads:

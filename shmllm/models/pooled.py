@@ -60,7 +60,7 @@ def read_score_activation(fields: Fields, num_labels: int) -> ScoreActivation:
             "single_label_classification": "softmax",
             "multi_label_classification": "sigmoid",
         }
-        if kind not in of_problems:
+        if not isinstance(kind, str) or kind not in of_problems:
             raise fields.error(f"problem_type {kind!r} is not known; known: {[*of_problems]}")
         return of_problems[kind]
     return "sigmoid" if num_labels == 1 else "softmax"

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import read_text
 
 ARCHITECTURES: dict[str, str] = {
     "BambaForCausalLM": "bamba",
@@ -224,7 +225,7 @@ def is_of_transformers(architecture: str) -> bool:
         return False
     path = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError:
         return False
     table = text.partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")[2].partition("_MAPPING_NAMES")[0]

@@ -215,6 +215,8 @@ def _llama3(rope: Fields, plain: RopeConfig) -> RopeConfig:
 
 
 def _yarn(rope: Fields, plain: RopeConfig, max_positions: int) -> RopeConfig:
+    if plain.theta == 1:
+        raise rope.error("rope_theta must not be 1 with rope type 'yarn'")
     return replace(
         plain,
         factor=rope.number("factor", max_positions / plain.original_max_positions),

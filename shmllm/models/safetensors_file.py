@@ -38,23 +38,41 @@ class SafetensorsFile:
         self.num_bytes = 0
         self.num_bytes_read = 0
         self._file: Any = None
+        self._identity: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:
         try:
+            status = self.path.stat()
             self._file = safe_open(self.path, framework="pt", device="cpu")
-            self.num_bytes, self.num_bytes_read = self.path.stat().st_size, 0
         except OSError as error:
             raise EngineStartError(f"cannot read {self.path}: {error}") from None
         except SafetensorError as error:
-            text = "".join(each if each.isprintable() else "?" for each in str(error))
-            raise EngineStartError(
-                f"{self.path} is damaged or not a safetensors file ({text}); copy or download "
-                "it again"
-            ) from None
+            raise self._damaged(error) from None
+        self.num_bytes, self.num_bytes_read = status.st_size, 0
+        self._identity = self._identity or _identity_of(status)
+        self._check_unchanged()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file = None
+        if not any(error):
+            self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """Checks that the file is the one that was opened first: what was read of its header is
+        wrong of another one."""
+        try:
+            is_same = self._identity == _identity_of(self.path.stat())
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise EngineStartError(f"{self.path} has changed while it was read: load it again")
+
+    def _damaged(self, error: SafetensorError) -> EngineStartError:
+        text = "".join(each if each.isprintable() else "?" for each in str(error))
+        return EngineStartError(
+            f"{self.path} is damaged or not a safetensors file ({text}); copy or download it again"
+        )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         unprintable = [name for name in self._names() if not name.isprintable()]
@@ -88,7 +106,10 @@ class SafetensorsFile:
     @contextmanager
     def component(self, name: str) -> Iterator[Tensor]:
         """Reads a tensor of any dtype, such as the integers of a quantised weight; as `tensor`."""
-        tensor = self._file.get_tensor(name.removeprefix(self._prefix))
+        try:
+            tensor = self._file.get_tensor(name.removeprefix(self._prefix))
+        except SafetensorError as error:
+            raise self._damaged(error) from None
         yield tensor
         self.num_bytes_read += tensor.nbytes
         release_pages(tensor)
@@ -120,6 +141,10 @@ def find_safetensors(directory: Path) -> list[SafetensorsFile]:
         if not file.is_file():
             raise EngineStartError(f"missing shard {file}, which {INDEX_FILE} lists")
     return [SafetensorsFile(file) for file in files]
+
+
+def _identity_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _is_file_name(value: object) -> bool:

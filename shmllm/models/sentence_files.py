@@ -14,6 +14,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import read_text
 from shmllm.models.fields import LARGEST_INTEGER, Fields, read_json_object
 from shmllm.models.sentence_modules import (
     SCORES,
@@ -128,7 +129,7 @@ def _read_modules(path: Path) -> list[tuple[str, Path]]:
     if not path.exists():
         return []
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
+        modules = json.loads(read_text(path))
     except OSError as error:
         raise EngineStartError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -259,8 +259,17 @@ def _read_header(
 
 
 def _check_complete(model: DecoderModel, shards: list[_Shard], directory: Path) -> None:
-    stored = model.written(name for shard in shards for name in shard.names)
-    missing = [name for name in model.named_weights() if name not in stored]
+    """Checks that each weight is stored once."""
+    owners: dict[str, Path] = {}
+    for shard in shards:
+        for name, stored in shard.names.items():
+            if name in owners:
+                raise EngineStartError(
+                    f"{owners[name]} and {shard.file.path} both have {stored}: remove one of them"
+                )
+            owners[name] = shard.file.path
+    written = model.written(owners)
+    missing = [name for name in model.named_weights() if name not in written]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise EngineStartError(f"the checkpoint in {directory} lacks {missing[0]}{more}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import read_text
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
@@ -63,7 +64,7 @@ def _special_texts(path: Path) -> dict[str, str]:
     """The texts of special tokens by their names, such as "image_token". A token may be its text or
     an object with its text."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

@@ -145,7 +145,8 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """Returns the numbers in words [rows, words] int32, from the lowest bits on, as [rows, numbers]
     uint8."""
-    octets = words.contiguous().view(torch.uint8)
+    # `contiguous` keeps the strides of a column, by which no row of bytes can be viewed.
+    octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     if bits == 8:
         return octets
     return torch.stack([octets & 15, octets >> 4], -1).flatten(1)

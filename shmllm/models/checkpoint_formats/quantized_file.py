@@ -70,10 +70,10 @@ class QuantizedFile:
         self._file.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
         self._others.clear()
-        self._file.__exit__()
+        self._file.__exit__(*error)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         stored = self._weights

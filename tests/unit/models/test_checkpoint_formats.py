@@ -21,6 +21,8 @@ from support.quantized_checkpoints import (
     write_checkpoint,
 )
 
+from shmllm.models.checkpoint_formats.components import unpacked
+
 HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
 MODULE = "model.layers.0.mlp.up_proj"
 
@@ -187,3 +189,19 @@ def test_mxfp4(tmp_path: Path) -> None:
         assert kind == "mxfp4"
         assert torch.equal(widened, weight.values)
         assert torch.equal(values, weight.values.to(dtype))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (2, 2), (0, 3)])
+def test_words_of_any_strides_are_unpacked_from_the_lowest_bits_on(
+    bits: int, shape: tuple[int, int]
+) -> None:
+    """Zero points are packed by column, and a row of few of them is a transposed word."""
+    words = torch.arange(1, 1 + 37 * shape[0] * shape[1], 37, dtype=torch.int32) * 7919
+    words = words[: shape[0] * shape[1]].view(shape)
+    for each in (words, words.t()):
+        found = unpacked(each, bits)
+        assert found.shape == (each.shape[0], each.shape[1] * 32 // bits)
+        for row, numbers in zip(each.tolist(), found.tolist(), strict=True):
+            mask = 2**bits - 1
+            assert numbers == [word >> at & mask for word in row for at in range(0, 32, bits)]

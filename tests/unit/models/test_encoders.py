@@ -106,6 +106,7 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "in a model that generates"),
         ("MambaForCausalLM", {"is_causal": False}, "is_causal False is supported with plain"),
         ("Qwen3ForSequenceClassification", {"problem_type": "x"}, "problem_type 'x' is not known"),
+        ("Qwen3ForSequenceClassification", {"problem_type": []}, r"problem_type \[\] is not known"),
         ("Qwen3ForSequenceClassification", {"classifier_from_token": "no"}, "a list of tokens"),
         ("Qwen3ForSequenceClassification", {"classifier_from_token": ["no"]}, "tokenizer.json"),
     ],

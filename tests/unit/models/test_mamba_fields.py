@@ -90,6 +90,11 @@ def test_old_names_of_types_of_layers(tmp_path: Path) -> None:
     )
 
 
+def test_heads_of_null_have_the_default_width(tmp_path: Path) -> None:
+    found = [first_mamba(read(tmp_path, "NemotronH", mamba_head_dim=width)) for width in (None, 64)]
+    assert found[0] == found[1]
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Mamba2", {"head_dim": 24}, "head_dim must be a multiple of 16, not 24"),
     ("Mamba2", {"n_groups": 3}, r"num_heads \(8\) must be a multiple of n_groups \(3\)"),

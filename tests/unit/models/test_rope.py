@@ -144,6 +144,12 @@ def test_longrope_needs_a_factor_for_each_pair(factors: Any) -> None:
         RopeConfig.from_fields(fields, 4096, 24)
 
 
+def test_yarn_needs_a_base_that_is_not_one() -> None:
+    fields = Fields({"rope_parameters": YARN | {"rope_theta": 1.0}}, "config.json")
+    with pytest.raises(EngineStartError, match="rope_theta must not be 1 with rope type 'yarn'"):
+        RopeConfig.from_fields(fields, 4096, 16)
+
+
 def test_parameters_may_differ_by_layer_type() -> None:
     nested = {
         "full_attention": YARN | {"rope_theta": 1e6},

@@ -102,6 +102,28 @@ def test_progress_grows_and_ends_complete(form: str, request: pytest.FixtureRequ
     assert calls[-1] == (size, size)
 
 
+def test_a_tensor_in_two_shards_names_both(shards: Path) -> None:
+    first, second, *_ = sorted(shards.glob("*.safetensors"))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file(load_file(second) | {name: tensor + 1}, second)
+    message = failure(shards)
+    assert message.endswith(f"both have {name}: remove one of them")
+    assert first.name in message
+    assert second.name in message
+
+
+def test_files_that_change_while_they_are_read_are_an_error(shards: Path) -> None:
+    *_, last = sorted(shards.glob("*.safetensors"))
+    model = load(shards)
+
+    def replace_last(done: int, total: int) -> None:
+        save_file({name: each[:1] for name, each in load_file(last).items()}, last)
+
+    with pytest.raises(EngineStartError, match="has changed while it was read: load it again"):
+        load_weights(model, shards, replace_last)
+    assert model.missing == set(model.named_weights())
+
+
 def test_no_weights_names_the_files(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
     message = failure(checkpoint)

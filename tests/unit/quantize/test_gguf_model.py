@@ -178,7 +178,8 @@ def test_what_a_file_cannot_say_is_refused(
 def test_what_llama_cpp_knows_itself_cannot_be_another(
     kind: str, fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    writable_model(kind, tmp_path / "model")
+    tied = {name: value for name, value in fields.items() if name == "tie_word_embeddings"}
+    writable_model(kind, tmp_path / "model", **tied)
     change_config(tmp_path / "model", **fields)
     with pytest.raises(QuantizeError, match=reason):
         quantize(str(tmp_path / "model"), tmp_path / "m.gguf", "gguf-q8_0")

@@ -1,0 +1,35 @@
+"""Small files of a model's directory are regular ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import read_text
+from shmllm.frontend.model_files import read_json_object
+from shmllm.models.fields import read_json_object as read_fields
+from shmllm.models.sentence_files import read_sentence_files
+
+
+def test_a_text_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("\u00e9", encoding="utf-8")
+    assert read_text(tmp_path / "a") == "\u00e9"
+    with pytest.raises(FileNotFoundError):
+        read_text(tmp_path / "b")
+    with pytest.raises(OSError, match="irectory"):
+        read_text(tmp_path)
+
+
+def test_a_pipe_is_an_error_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "modules.json"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_text(pipe)
+    for read in (read_json_object, read_fields):
+        with pytest.raises(EngineStartError, match="not a regular file"):
+            read(pipe)
+    with pytest.raises(EngineStartError, match="not a regular file"):
+        read_sentence_files(tmp_path)
