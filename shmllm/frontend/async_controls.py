@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from shmllm.client.protocol import LoggedError
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.async_weight_controls import AsyncWeightControls
+from shmllm.frontend.cancelled_calls import call_in_thread
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
@@ -41,7 +42,7 @@ class AsyncEngineControls(AsyncWeightControls):
         """See `LLM.collective_rpc`."""
         call = partial(self._llm.collective_rpc, method, timeout, args, kwargs)
         if isinstance(method, str) and method in CALLED_BY_NAME:
-            return await asyncio.to_thread(call)  # it may wait for a trainer
+            return await call_in_thread(call)  # it may wait for a trainer
         return await self._call(call)
 
     async def start_profile(

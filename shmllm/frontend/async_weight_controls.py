@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any, NoReturn
 
+from shmllm.frontend.cancelled_calls import call_in_thread
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
 from shmllm.frontend.weight_transfer import HasUpdateInfo
@@ -24,18 +25,21 @@ class AsyncWeightControls:
         reset_prefix_cache: bool = True,
     ) -> None:
         """See `LLM.update_weights`. Requests and other coroutines continue meanwhile; a generator
-        of weights runs in another thread."""
-        await asyncio.to_thread(
-            self._llm.update_weights,
-            weights,
-            version=version,
-            mode=mode,
-            reset_prefix_cache=reset_prefix_cache,
+        of weights runs in another thread. After a cancellation that thread abandons the update
+        before it takes another tensor, and later calls about weights wait for that."""
+        await call_in_thread(
+            partial(
+                self._llm.update_weights,
+                weights,
+                version=version,
+                mode=mode,
+                reset_prefix_cache=reset_prefix_cache,
+            )
         )
 
     async def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
         """See `LLM.start_weight_update`."""
-        await asyncio.to_thread(self._llm.start_weight_update, is_checkpoint_format)
+        await call_in_thread(partial(self._llm.start_weight_update, is_checkpoint_format))
 
     async def finish_weight_update(
         self,
@@ -46,33 +50,35 @@ class AsyncWeightControls:
         reset_prefix_cache: bool = True,
     ) -> None:
         """See `LLM.finish_weight_update`."""
-        await asyncio.to_thread(
-            self._llm.finish_weight_update,
-            version,
-            weight_version=weight_version,
-            mode=mode,
-            reset_prefix_cache=reset_prefix_cache,
+        await call_in_thread(
+            partial(
+                self._llm.finish_weight_update,
+                version,
+                weight_version=weight_version,
+                mode=mode,
+                reset_prefix_cache=reset_prefix_cache,
+            )
         )
 
     async def abandon_weight_update(self) -> None:
         """See `LLM.abandon_weight_update`."""
-        await asyncio.to_thread(self._llm.abandon_weight_update)
+        await call_in_thread(self._llm.abandon_weight_update)
 
     async def get_weight_version(self) -> Version:
         """See `LLM.get_weight_version`."""
-        return await asyncio.to_thread(self._llm.get_weight_version)
+        return await call_in_thread(self._llm.get_weight_version)
 
     async def update_weight_version(self, new_version: Version) -> None:
         """See `LLM.update_weight_version`."""
-        await asyncio.to_thread(self._llm.update_weight_version, new_version)
+        await call_in_thread(partial(self._llm.update_weight_version, new_version))
 
     async def init_weight_transfer_engine(self, request: Any) -> None:
         """See `LLM.init_weight_transfer_engine`. Requests continue meanwhile."""
-        await asyncio.to_thread(self._llm.init_weight_transfer_engine, request)
+        await call_in_thread(partial(self._llm.init_weight_transfer_engine, request))
 
     async def shutdown_weight_transfer_engine(self) -> None:
         """See `LLM.shutdown_weight_transfer_engine`."""
-        await asyncio.to_thread(self._llm.shutdown_weight_transfer_engine)
+        await call_in_thread(self._llm.shutdown_weight_transfer_engine)
 
     async def start_draft_weight_update(self) -> NoReturn:
         """See `LLM.start_draft_weight_update`."""
@@ -80,7 +86,7 @@ class AsyncWeightControls:
 
     async def compute_weight_checksums(self) -> dict[str, str]:
         """See `LLM.compute_weight_checksums`."""
-        return await asyncio.to_thread(self._llm.compute_weight_checksums)
+        return await call_in_thread(self._llm.compute_weight_checksums)
 
     async def get_world_size(self, include_dp: bool = True) -> int:
         """See `LLM.get_world_size`."""

@@ -4,18 +4,24 @@ This module owns the sequence of calls of an update, and the choice of buckets f
 buckets in memory of the engine's GPU for tensors on that GPU, and buckets in shared memory of the
 host for all others. It copies the tensors of an iterable, each one before it asks for the next. It
 does not import torch: a caller with torch tensors has imported it.
+
+One call at a time is inside of the push, whichever thread makes it: buckets, memory on the GPU and
+the engine's update belong to that call, or to the parts that follow `start`. A call that its
+coroutine has cancelled ends between two tensors and abandons the update.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from shmllm.client.protocol import DeviceSharing
 from shmllm.config.info import EngineInfo
 from shmllm.errors import CallError, CallOrderError, DeviceMemoryError, RequestError, ShmLLMError
+from shmllm.frontend.cancelled_calls import Cancellation, cancellation_of_this_call
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.weight_buckets import DeviceBuckets, HostBuckets, Packer
 from shmllm.wire.messages import Method
@@ -27,6 +33,12 @@ logger = logging.getLogger(__name__)
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 UpdateMode = Literal["keep", "abort"]
 Version = int | str
+Result = TypeVar("Result")
+
+CANCELLED_S = 10.0
+"""The time for which a call waits for the end of a cancelled one, in seconds."""
+PAUSE_S = 0.001
+"""The time between two looks whether it has ended, in seconds."""
 
 
 def finish_options(
@@ -45,9 +57,6 @@ class WeightPush:
         dispatcher: the front end's connection to the engine.
         info: the information that the engine reports.
         sharing: shares memory of a GPU with the engine.
-
-    Attributes:
-        is_open: whether an update was started and has not been finished or abandoned.
     """
 
     def __init__(self, dispatcher: Dispatcher, info: EngineInfo, sharing: DeviceSharing) -> None:
@@ -58,7 +67,14 @@ class WeightPush:
         self._may_share = bool(info.device_uuid)
         self._has_reported = False
         self._is_sending = False
-        self.is_open = False
+        self._inside: dict[str, Cancellation] = {}
+        self._opener: Cancellation | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `start` began an update that has not been finished or abandoned, so that weights
+        are a part of it."""
+        return self._opener is not None and not self._opener.is_requested
 
     def start(self) -> None:
         """Begin an update of several calls.
@@ -66,65 +82,68 @@ class WeightPush:
         Raises:
             CallOrderError: an update has been started already, here or by another front end.
         """
-        try:
-            self._dispatcher.call(Method.START_WEIGHTS)
-            self._close_device()  # it is left if an exception interrupted the end of an update
-            self._may_share = bool(self._info.device_uuid)
-            self.is_open = True
-        except ShmLLMError:
-            raise
-        except BaseException:  # the engine may have begun the update
-            if not self.is_open and not self._is_sending:
-                self._abandon_after_error()
-            raise
+
+        self._alone(lambda: self._begin(in_parts=True))
 
     def add(self, weights: NamedTensors) -> None:
         """Send a part of the weights of the update that `start` began.
 
         Raises:
-            CallOrderError: no update was started.
+            CallOrderError: no update was started, or another call is in progress.
             RequestError: tensors are invalid. The update has ended and changed nothing.
         """
         self.add_by(lambda: self._send(weights, self._info.weight_bytes))
 
     def add_by(self, send: Callable[[], None]) -> None:
         """As `add`, of what a function sends."""
-        self._check_open()
-        try:
-            send()
-            self._dispatcher.call(Method.CHECK_WEIGHTS)
-        except BaseException:
-            self._abandon_after_error()
-            raise
+
+        def add() -> None:
+            self._check_open()
+            try:
+                send()
+                self._dispatcher.call(Method.CHECK_WEIGHTS)
+            except BaseException:
+                self._abandon_after_error()
+                raise
+
+        self._alone(add)
 
     def finish(self, **options: Any) -> set[str]:
         """Replace the model's weights by those that were sent. Returns their names.
 
         `WeightUpdates.finish` documents the options and the errors.
         """
-        self._check_open()
-        try:
-            return set(self._end(Method.FINISH_WEIGHTS, options))
-        except BaseException:
-            self._abandon_after_error()
-            raise
+
+        def finish() -> set[str]:
+            self._check_open()
+            try:
+                return set(self._end(Method.FINISH_WEIGHTS, options))
+            except BaseException:
+                self._abandon_after_error()
+                raise
+
+        return self._alone(finish)
 
     def abandon(self) -> None:
         """End the update without changing the model's weights."""
-        self._end(Method.ABANDON_WEIGHTS)
+        self._alone(lambda: self._end(Method.ABANDON_WEIGHTS))
 
     def update(self, weights: NamedTensors, **options: Any) -> set[str]:
         """A complete update. Returns the names of the weights that it changed.
 
         `WeightUpdates.finish` documents the options and the errors.
         """
-        self.start()
-        try:
-            self._send(weights, _num_bytes(weights, self._info.weight_bytes))
-            return set(self._end(Method.FINISH_WEIGHTS, options))
-        except BaseException:
-            self._abandon_after_error()
-            raise
+
+        def update() -> set[str]:
+            self._begin(in_parts=False)
+            try:
+                self._send(weights, _num_bytes(weights, self._info.weight_bytes))
+                return set(self._end(Method.FINISH_WEIGHTS, options))
+            except BaseException:
+                self._abandon_after_error()
+                raise
+
+        return self._alone(update)
 
     def close(self) -> None:
         """Free the memory on the GPU, after the connection to the engine has ended. If another
@@ -133,10 +152,53 @@ class WeightPush:
         if not self._is_sending:
             self._close_device()
 
+    def _alone(self, function: Callable[[], Result]) -> Result:
+        """Call a function while no other call is inside. A cancelled one is about to leave, so
+        this waits for it.
+
+        Raises:
+            CallOrderError: another call is inside; nothing changed.
+        """
+        me = cancellation_of_this_call()
+        deadline = time.monotonic() + CANCELLED_S
+        try:
+            while (other := self._inside.setdefault("call", me)) is not me:
+                me.check()
+                if not other.is_requested or time.monotonic() >= deadline:
+                    raise CallOrderError(
+                        "another call of this front end updates the weights; call again when it "
+                        "has ended"
+                    )
+                time.sleep(PAUSE_S)
+            me.check()
+            if self._opener is not None and self._opener.is_requested:
+                self._end(Method.ABANDON_WEIGHTS)  # nobody knows of the update that it began
+            return function()
+        finally:
+            # No call may come here, where an exception of a signal handler could end this.
+            if "call" in self._inside and self._inside["call"] is me:
+                del self._inside["call"]
+
+    def _begin(self, in_parts: bool) -> None:
+        """Begin an update in the engine, of one call or of several."""
+        me = cancellation_of_this_call()
+        try:
+            self._dispatcher.call(Method.START_WEIGHTS)
+            self._close_device()  # it is left if an exception interrupted the end of an update
+            self._may_share = bool(self._info.device_uuid)
+            me.check()
+            self._opener = me if in_parts else None
+        except ShmLLMError:
+            raise
+        except BaseException:  # the engine may have begun the update
+            if self._opener is None:
+                self._abandon_after_error()
+            raise
+
     def _end(self, method: Method, options: Mapping[str, object] | None = None) -> Any:
         """Call the method that ends the update, and free the memory on the GPU when the engine has
         answered or died: until then it may read that memory."""
-        self.is_open = False
+        self._opener = None
         try:
             result = self._dispatcher.call(method, options)
         except ShmLLMError:
@@ -154,14 +216,16 @@ class WeightPush:
 
     def _abandon_after_error(self) -> None:
         with contextlib.suppress(ShmLLMError):
-            self.abandon()
+            self._end(Method.ABANDON_WEIGHTS)
 
     def _send(self, weights: NamedTensors, num_bytes: int) -> None:
         """Send tensors. The memory on the GPU gets `num_bytes` bytes, if so many make sense."""
         host = Packer(HostBuckets(self._dispatcher))
+        cancellation = cancellation_of_this_call()
         self._is_sending = True
         try:
             for name, tensor in _pairs(weights):
+                cancellation.check()
                 packer = self._device_packer(tensor, num_bytes)
                 if packer is None:
                     host.put(Source(name, tensor))

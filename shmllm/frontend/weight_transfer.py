@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shmllm.errors import IpcTimeoutError, RequestError
+from shmllm.frontend.cancelled_calls import cancellation_of_this_call
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.transfer.ipc_handle import plain_handles
 from shmllm.transfer.update_info import merged
@@ -119,7 +120,9 @@ class WeightTransfer:
         """Wait until the engine has done what it began for a token. It has a deadline itself."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         last, pause_s = None, SHORTEST_POLL_S
+        cancellation = cancellation_of_this_call()
         while left := self._dispatcher.call(Method.TRANSFER_PROGRESS, token):
+            cancellation.check()
             if deadline is not None and time.monotonic() > deadline:
                 raise IpcTimeoutError(f"the trainer did not answer within {timeout_s:g} s")
             pause_s = min(pause_s * 1.1, LONGEST_POLL_S) if left == last else SHORTEST_POLL_S

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from support.fake_sharing import UUID, FakeSharing
 from support.fakes import info
+from support.waiting import PATIENCE_S, wait_until
 
 from shmllm.errors import (
     CallError,
@@ -18,6 +23,7 @@ from shmllm.errors import (
     RequestError,
     ShmLLMError,
 )
+from shmllm.frontend.cancelled_calls import call_in_thread
 from shmllm.frontend.weight_push import WeightPush
 from shmllm.wire.messages import Method
 from shmllm.wire.weight_bucket import as_pieces, pieces_of
@@ -159,6 +165,104 @@ def test_calls_in_the_wrong_order_are_errors(push):
         with pytest.raises(CallOrderError, match="start_weight_update"):
             call()
     push.abandon()
+
+
+class SlowWeights:
+    """Weights of which the second one comes when it is asked for."""
+
+    def __init__(self):
+        self.is_begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __iter__(self):
+        yield "a", torch.ones(1)
+        self.is_begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+        yield "b", torch.ones(1)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_call_during_another_one_is_refused_and_changes_nothing(dispatcher, push, in_parts):
+    if in_parts:
+        push.start()
+    weights = SlowWeights()
+    thread = threading.Thread(target=push.add if in_parts else push.update, args=(weights,))
+    thread.start()
+    assert weights.is_begun.wait(PATIENCE_S)
+    assert push.is_open == in_parts
+    sent = methods(dispatcher)
+    others = [push.start, push.finish, push.abandon]
+    others += [partial(push.add, {}), partial(push.update, {"c": torch.ones(1)})]
+    for call in others:
+        with pytest.raises(CallOrderError, match="another call"):
+            call()
+    assert methods(dispatcher) == sent
+    weights.go_on.set()
+    thread.join()
+    if in_parts:
+        push.finish()
+    assert dispatcher.values == {"a": [1], "b": [1]}
+    assert methods(dispatcher)[-1] == "FINISH_WEIGHTS"
+
+
+def test_an_update_within_the_generator_of_another_one_is_refused(dispatcher, push):
+    def weights():
+        yield "a", torch.ones(1)
+        push.update([])
+
+    with pytest.raises(CallOrderError, match="another call"):
+        push.update(weights())
+    assert methods(dispatcher) == ["START_WEIGHTS", "ABANDON_WEIGHTS"]
+    push.update([])
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_cancelled_update_is_abandoned_and_the_next_one_waits_for_that(
+    dispatcher, push, in_parts
+):
+    async def main():
+        if in_parts:
+            await call_in_thread(push.start)
+        weights = SlowWeights()
+        first = partial(push.add if in_parts else push.update, weights)
+        task = asyncio.create_task(call_in_thread(first))
+        assert await asyncio.to_thread(weights.is_begun.wait, PATIENCE_S)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        second = asyncio.create_task(call_in_thread(partial(push.update, {"c": torch.ones(1)})))
+        weights.go_on.set()
+        await second
+
+    asyncio.run(main())
+    assert methods(dispatcher) == [
+        "START_WEIGHTS",
+        "ABANDON_WEIGHTS",
+        "START_WEIGHTS",
+        ["c"],
+        "FINISH_WEIGHTS",
+    ]
+
+
+def test_what_a_cancelled_start_began_is_no_update_of_several_calls(dispatcher, push):
+    async def main():
+        task = asyncio.create_task(call_in_thread(push.start))
+        await asyncio.sleep(0)  # the thread starts, and the task does not hear of its end
+        wait_until(lambda: push.is_open and not push._inside, "the update is begun")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not push.is_open
+    push.update({"c": torch.ones(1)})
+    assert methods(dispatcher) == [
+        "START_WEIGHTS",
+        "ABANDON_WEIGHTS",
+        "START_WEIGHTS",
+        ["c"],
+        "FINISH_WEIGHTS",
+    ]
 
 
 @pytest.mark.parametrize("where", [Method.CHECK_WEIGHTS, Method.FINISH_WEIGHTS])
