@@ -198,6 +198,11 @@ class SlotWriter(_SlotEnd):
         return sum(self._is_free(index) for index in range(self.num_slots))
 
     @property
+    def has_published(self) -> bool:
+        """Whether the reader holds a slot of any size, which it is going to release."""
+        return any(map(self._is_published, range(self.num_slots)))
+
+    @property
     def has_excess(self) -> bool:
         """Whether some slot has more pages than a free slot may keep. `reclaim` frees them as
         soon as the reader has released the slot."""
