@@ -177,8 +177,8 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
 
     async def pause_generation(
         self,
-        *,
         mode: PauseMode = "abort",
+        *,
         wait_for_inflight_requests: bool | None = None,
         clear_cache: bool = True,
     ) -> None:

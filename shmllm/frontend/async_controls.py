@@ -89,7 +89,7 @@ class AsyncEngineControls(AsyncWeightControls):
         return await self._call(lambda: self._llm.pin_lora(lora_id))
 
     async def pause_generation(
-        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+        self, mode: PauseMode = "abort", *, clear_cache: bool = True
     ) -> None:
         """Pause the engine until `resume_generation`; see `LLM.pause_generation`. Calls of
         `generate` wait meanwhile."""

@@ -470,7 +470,7 @@ def test_requests_wait_for_the_end_of_a_pause_with_wait(make_llm):
     engine.answers = {Method.PAUSE: 0, Method.RESUME: True, Method.RESET_PREFIX_CACHE: True}
 
     async def main():
-        await llm.pause_generation(mode="wait")
+        await llm.pause_generation("wait")
         task = asyncio.create_task(collect(llm, [5], params(2)))
         await asyncio.sleep(0.02)
         assert engine.added == []
