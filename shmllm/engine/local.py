@@ -1,6 +1,8 @@
 """An engine in the caller's own process, for debugging and where no process can be started.
 
-It has the same EngineCore as an engine process and no transport: `poll` runs a step.
+It has the same EngineCore as an engine process and no transport: `poll` runs a step. No handler of
+a signal runs within what changes the core, so its exception does not leave half a step behind; it
+comes when the step, or the call, has ended.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import asdict
 from time import monotonic_ns, sleep
 from typing import Any
 
+from shmllm.client.held_signals import call_with_signals_held
 from shmllm.client.protocol import (
     NO_PROGRESS,
     BucketMemory,
@@ -88,32 +91,41 @@ class LocalEngineClient:
     def add(self, request: EngineCoreRequest) -> None:
         if request.embeds is not None:
             request.embeds = _copy(request.embeds)
+        call_with_signals_held(lambda: self._add(request))
+
+    def _add(self, request: EngineCoreRequest) -> None:
         rejected = self._core.add(CLIENT, request)
         if rejected is not None:
             self._events.append(rejected)
 
     def abort(self, numbers: Sequence[int]) -> None:
-        self._events.append(self._core.abort(CLIENT, numbers))
+        call_with_signals_held(lambda: self._events.append(self._core.abort(CLIENT, numbers)))
 
     def poll(self, timeout_s: float, *, urgent_only: bool = False) -> list[EngineOutput]:
-        events = self._events
         if timeout_s > 0:
-            for columns in self._core.step().values():
-                columns.time_ns = monotonic_ns()
-                events += columns.prompt_logprobs
-                if columns.embeddings is not None:
-                    events.append(columns.embeddings)
-                events.append(columns)
-            failures = self._core.take_failures()
-            events += [Rejected(failure.number, failure.message) for failure in failures]
-            if not events:
+            call_with_signals_held(self._step)
+            if not self._events:
                 sleep(min(timeout_s, IDLE_S))
-        return events
+        return self._events
+
+    def _step(self) -> None:
+        events = self._events
+        for columns in self._core.step().values():
+            columns.time_ns = monotonic_ns()
+            events += columns.prompt_logprobs
+            if columns.embeddings is not None:
+                events.append(columns.embeddings)
+            events.append(columns)
+        failures = self._core.take_failures()
+        events += [Rejected(failure.number, failure.message) for failure in failures]
 
     def wake(self) -> None:
         """Do nothing: a `poll` waits at most IDLE_S."""
 
     def call(self, method: Method, argument: Any = None) -> Any:
+        return call_with_signals_held(lambda: self._call(method, argument))
+
+    def _call(self, method: Method, argument: Any) -> Any:
         try:
             return run_method(self._core, CLIENT, method, argument)
         finally:
@@ -122,6 +134,9 @@ class LocalEngineClient:
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
         """See `EngineClient.run_on_worker`. The call runs in the caller's thread, so `timeout_s`
         has no effect, and arguments and result are not copied."""
+        return call_with_signals_held(lambda: self._run_on_worker(call))
+
+    def _run_on_worker(self, call: RpcCall) -> Any:
         try:
             return self._worker.run(call)
         except ShmLLMError:
@@ -140,7 +155,7 @@ class LocalEngineClient:
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
         parts = pieces_of(pieces, len(bucket.buffer))
-        self._core.weights.stage(CLIENT, parts, bucket.buffer)
+        call_with_signals_held(lambda: self._core.weights.stage(CLIENT, parts, bucket.buffer))
 
     def trace(self, recorder: Recorder | None) -> None:
         self._recorder = recorder
