@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.revival import Revival
 from shmllm.client.uninterrupted import call_uninterrupted
-from shmllm.errors import EngineDeadError, RequestError, ShmLLMError
+from shmllm.errors import CallError, EngineDeadError, RequestError, ShmLLMError
 from shmllm.outputs.sleep_report import OwnedBytes, SleepReport
 from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall
@@ -175,11 +175,18 @@ class PoolCalls:
             return client.run_on_worker(call, left_s)
 
         try:
+            if call.method == "reload_weights":
+                # Half of it would leave the engines with different weights.
+                return call_uninterrupted(lambda: self._use_weights(run), FINISH_S)
             results = [result for _, result in self._engines.each(run)]
         finally:
             if self._revival is not None:
                 self._revival.ran(call)
-        return [each for result in results for each in result] if call.is_function else results[0]
+        if call.is_function:
+            return [each for result in results for each in result]
+        if call.method == "compute_weight_checksums" and any(r != results[0] for r in results):
+            raise CallError("the engines of the pool have different weights: update them all")
+        return results[0]
 
     def _at_all(self, method: Method, argument: Any) -> Any:
         """Make a call at every engine. If one refuses, what the others have done is undone."""
@@ -279,18 +286,20 @@ class PoolCalls:
             self._at_all(Method.PAUSE, "keep")
         try:
             self._engines.collect()  # what the weights before have sampled
-            return self._use_weights(argument)
+            return self._use_weights(lambda client: client.call(Method.FINISH_WEIGHTS, argument))
         finally:
             if not is_idle:
                 self._at_all(Method.RESUME, None)
 
-    def _use_weights(self, argument: Any) -> Any:
+    def _use_weights(self, use: Use[Any]) -> Any:
+        """Let all engines use new weights, by a function that does it at one. Those that cannot,
+        or that need too long, are used no more, unless no engine can."""
         problems: dict[int, ShmLLMError] = {}
-        names: Any = None
+        answers: list[Any] = []
 
         def finish(client: ChannelEngineClient) -> Any:
             try:
-                return client.call(Method.FINISH_WEIGHTS, argument)
+                return use(client)
             except EngineDeadError:
                 raise
             except ShmLLMError as problem:
@@ -300,11 +309,11 @@ class PoolCalls:
             if isinstance(answer, ShmLLMError):
                 problems[engine] = answer
             else:
-                names = answer
-        if names is None:
+                answers.append(answer)
+        if not answers:
             raise next(iter(problems.values()))
         if self._revival is not None:
             self._revival.weights_changed()
         for engine, problem in problems.items():
             self._engines.drop(engine, f"it could not use new weights: {problem}")
-        return names
+        return answers[-1]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from support.fake_members import REFUSAL, FakeMember, FakeWaiter, report
 
 from shmllm.client.pool_calls import PoolCalls, combined
 from shmllm.client.revival import NEW_WEIGHTS, Revival
-from shmllm.errors import EngineDeadError, RequestError
+from shmllm.errors import CallError, EngineDeadError, IpcTimeoutError, RequestError
 from shmllm.wire.messages import Method
 from shmllm.wire.rpc import RpcCall
 
@@ -218,6 +220,53 @@ def test_functions_give_the_results_of_all_engines_and_methods_of_one(engines, c
         member.run_on_worker = lambda call, timeout_s, index=index: [index]
     assert calls.run_on_worker(RpcCall(len), None) == [0, 1]
     assert calls.run_on_worker(RpcCall("list_weights"), 1.0) == [0]
+
+
+def raising(error):
+    def run(call, timeout_s):
+        raise error
+
+    return run
+
+
+def test_an_engine_that_does_not_reload_weights_in_time_leaves_the_pool(engines):
+    revival = Revival(lambda index: engines.members[index])
+    calls, reload = PoolCalls(engines, revival), RpcCall("reload_weights")
+    engines.members[0].run_on_worker = raising(IpcTimeoutError("too slow"))
+    engines.members[1].run_on_worker = lambda call, timeout_s: "read"
+    assert calls.run_on_worker(reload, 0.1) == "read"
+    assert engines.dropped == [(0, "it could not use new weights: too slow")]
+    assert revival.begin(0) == NEW_WEIGHTS
+
+
+def test_weights_that_no_engine_can_reload_drop_none(engines, calls):
+    for member in engines.members:
+        member.run_on_worker = raising(CallError("no such directory"))
+    with pytest.raises(CallError, match="no such directory"):
+        calls.run_on_worker(RpcCall("reload_weights", ("x",)), None)
+    assert not engines.dropped
+
+
+def test_an_interrupt_does_not_reload_the_weights_of_some_engines(engines, calls):
+    reloaded = []
+
+    def interrupt(call, timeout_s):
+        reloaded.append(0)
+        signal.raise_signal(signal.SIGINT)
+        return "read"
+
+    engines.members[0].run_on_worker = interrupt
+    engines.members[1].run_on_worker = lambda call, timeout_s: reloaded.append(1) or "read"
+    with pytest.raises(KeyboardInterrupt):
+        calls.run_on_worker(RpcCall("reload_weights"), None)
+    assert reloaded == [0, 1]
+
+
+def test_checksums_that_differ_are_an_error(engines, calls):
+    for index, member in enumerate(engines.members):
+        member.run_on_worker = lambda call, timeout_s, index=index: {"a": str(index)}
+    with pytest.raises(CallError, match="engines of the pool have different weights"):
+        calls.run_on_worker(RpcCall("compute_weight_checksums"), None)
 
 
 def test_a_pool_lends_no_memory_of_a_gpu(calls):
