@@ -149,7 +149,8 @@ def check_model(
 def record_of_model(
     name: str, source: str, path: Path, size_bytes: int | None = None
 ) -> ModelRecord:
-    """Describe a model on this machine.
+    """Describe a model on this machine. One whose files cause any exception has that as its
+    problem, so that a list of models always has all of them.
 
     Args:
         name: its name for the user.
@@ -157,6 +158,14 @@ def record_of_model(
         path: its directory or file.
         size_bytes: the space on disk, if it is known already.
     """
+    try:
+        return _record(name, source, path, size_bytes)
+    except Exception as error:
+        problem = f"cannot be described ({type(error).__name__}: {one_line(error)})"
+        return ModelRecord(name, source, str(path), size_bytes=size_bytes, problem=problem)
+
+
+def _record(name: str, source: str, path: Path, size_bytes: int | None) -> ModelRecord:
     found = contents_of(path)
     parameters = None
     try:

@@ -67,6 +67,18 @@ def test_damaged_weights_are_a_problem_of_the_record(model: Path, content: bytes
     assert "model.safetensors is damaged" in (found.problem or "")
 
 
+def test_an_unexpected_exception_is_a_problem_of_the_record(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("expand")
+
+    monkeypatch.setattr("shmllm.models.config.ModelConfig.from_fields", fail)
+    found = record_of_model("m", "local", model)
+    assert (found.name, found.path) == ("m", str(model))
+    assert found.problem == "cannot be described (KeyError: 'expand')"
+
+
 def test_a_known_quantization_is_shown(model: Path) -> None:
     change_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
     found = record_of_model("m", "local", model)
