@@ -195,12 +195,13 @@ def with_dense_layers(
         fields: the fields of config.json.
         mixer: the attention of each layer.
         experts: the experts of the others.
-        default: that of ``first_k_dense_replace``, their number.
+        default: that of ``first_k_dense_replace``, their number. If it is 0, config.json needs no
+            ``intermediate_size``.
     """
-    mlp = read_mlp(fields, bias=fields.flag("mlp_bias", False))
     num_dense = fields.integer("first_k_dense_replace", default, minimum=0)
+    bias = fields.flag("mlp_bias", False)
     return [
-        LayerSpec(mixer=mixer, mlp=mlp if index < num_dense else experts)
+        LayerSpec(mixer=mixer, mlp=read_mlp(fields, bias=bias) if index < num_dense else experts)
         for index in range(read_num_layers(fields))
     ]
 

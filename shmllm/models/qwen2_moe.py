@@ -38,9 +38,8 @@ def configure(fields: Fields) -> ModelConfig:
         top_k=4,
         renormalize=fields.flag("norm_topk_prob", False),
     )
-    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
-    layers = with_experts(fields, with_windows(layer, _windows(fields)), experts)
-    return read_model(fields, layers, positions)
+    layers = with_windows(LayerSpec(mixer=attention, mlp=experts), _windows(fields))
+    return read_model(fields, with_dense_mlps(fields, layers), positions)
 
 
 def read_experts_and_shared(
@@ -72,14 +71,13 @@ def read_experts_and_shared(
     )
 
 
-def with_experts(
-    fields: Fields, layers: Iterable[LayerSpec], experts: MoESpec
-) -> tuple[LayerSpec, ...]:
-    """Returns layers with experts in place of the MLP, except for those in ``mlp_only_layers`` and
-    those that ``decoder_sparse_step`` leaves out."""
+def with_dense_mlps(fields: Fields, layers: Iterable[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """Returns layers with an MLP in place of experts in those that ``mlp_only_layers`` lists and
+    those that ``decoder_sparse_step`` leaves out. Without such layers config.json needs no
+    ``intermediate_size``."""
     dense, step = _dense_layers(fields), fields.integer("decoder_sparse_step", 1)
     return tuple(
-        layer if index in dense or (index + 1) % step else replace(layer, mlp=experts)
+        replace(layer, mlp=read_mlp(fields)) if index in dense or (index + 1) % step else layer
         for index, layer in enumerate(layers)
     )
 

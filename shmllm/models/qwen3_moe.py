@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.qwen2_moe import with_experts
+from shmllm.models.qwen2_moe import with_dense_mlps
 from shmllm.models.readers import (
     read_attention,
     read_experts,
-    read_mlp,
     read_model,
     read_num_layers,
     read_positions,
@@ -31,6 +30,6 @@ def configure(fields: Fields) -> ModelConfig:
     experts = replace(experts, renormalize=fields.flag("norm_topk_prob", False))
     enabled = fields.flag("use_sliding_window", False)
     window = read_window(fields, 4096) if enabled else None
-    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields))
+    layer = LayerSpec(mixer=attention, mlp=experts)
     layers = with_windows(layer, [window] * read_num_layers(fields))
-    return read_model(fields, with_experts(fields, layers, experts), positions)
+    return read_model(fields, with_dense_mlps(fields, layers), positions)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import DeltaNetSpec
-from shmllm.models.qwen2_moe import read_experts_and_shared, with_experts
+from shmllm.models.qwen2_moe import read_experts_and_shared, with_dense_mlps
 from shmllm.models.qwen3_5 import configure_with
-from shmllm.models.readers import read_mlp
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -28,8 +27,8 @@ def configure(fields: Fields) -> ModelConfig:
         top_k=10,
         renormalize=fields.flag("norm_topk_prob", True),
     )
-    model = configure_with(fields, read_mlp(fields))
-    return replace(model, layers=with_experts(fields, model.layers, experts))
+    model = configure_with(fields, experts)
+    return replace(model, layers=with_dense_mlps(fields, model.layers))
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

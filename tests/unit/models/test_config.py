@@ -15,7 +15,7 @@ from support.reference_models import MAMBAS
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -89,6 +89,30 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     by_type = ropes.values() if "rope_theta" not in ropes else [ropes]
     assert {rope.theta for rope in config.ropes} <= {rope["rope_theta"] for rope in by_type}
     assert {rope.type for rope in config.ropes} <= {rope["rope_type"] for rope in by_type}
+
+
+_EXPERTS: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 2}
+_DENSE_MLPS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("Qwen2Moe", {"num_key_value_heads": 8}, {"mlp_only_layers": [1]}),
+    ("Qwen3Moe", {}, {"decoder_sparse_step": 2}),
+    ("Qwen3Next", DELTA_NETS, {"mlp_only_layers": [1]}),
+    ("DeepseekV2", _EXPERTS, {"first_k_dense_replace": 1}),
+    ("Dots1", _EXPERTS | {"num_key_value_heads": 8}, {"first_k_dense_replace": 1}),
+]
+"""Families with experts, fields that they need, and fields that ask for dense layers."""
+
+
+@pytest.mark.parametrize(("family", "fields", "dense"), _DENSE_MLPS)
+def test_only_dense_layers_need_an_intermediate_size(
+    family: str, fields: dict[str, Any], dense: dict[str, Any], tmp_path: Path
+) -> None:
+    values = {"architectures": [f"{family}ForCausalLM"], "intermediate_size": None} | fields
+    config = read(tmp_path, **values)
+    assert all(isinstance(layer.mlp, MoESpec) for layer in config.layers)
+    with pytest.raises(EngineStartError, match="field 'intermediate_size' is missing"):
+        read(tmp_path, **values | dense)
+    config = read(tmp_path, **values | dense | {"intermediate_size": 48})
+    assert MLPSpec(inner=48) in [layer.mlp for layer in config.layers]
 
 
 @pytest.mark.parametrize("given", [{}, {"rope_scaling": None}, {"rope_theta": 1234.0}])
