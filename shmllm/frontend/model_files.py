@@ -19,6 +19,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError, nearest
 from shmllm.formats.text_files import read_text
+from shmllm.params.ranges import RANGES
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,6 @@ _OTHER_FIELDS = {
     "frequency_penalty": "frequency_penalty",
     "max_new_tokens": "max_tokens",
 }
-_INTEGER_FIELDS = {"top_k", "max_new_tokens"}
 
 
 def one_line(cause: object) -> str:
@@ -288,7 +288,8 @@ def generation_defaults(directory: Path) -> dict[str, Any]:
     transformers, they have no effect then.
 
     Raises:
-        EngineStartError: the file contains no JSON object, or one of the values is no number.
+        EngineStartError: the file contains no JSON object, or one of the values is out of the range
+            of SamplingParams.
     """
     path = directory / "generation_config.json"
     config = read_json_object(path)
@@ -300,9 +301,10 @@ def generation_defaults(directory: Path) -> dict[str, Any]:
         value = config.get(source)
         if value is None:
             continue
-        wanted = (int,) if source in _INTEGER_FIELDS else (int, float)
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            kind = "an integer" if source in _INTEGER_FIELDS else "a number"
-            raise EngineStartError(f"cannot read {path}: {source} must be {kind}, found {value!r}")
+        if not RANGES[target].allows(value):
+            raise EngineStartError(
+                f"{path}: {source} must be {RANGES[target].description}, found {value!r}; correct "
+                "it, or start with generation_config='shmllm'"
+            )
         defaults[target] = value
     return defaults

@@ -258,9 +258,13 @@ def test_generation_defaults_are_read(tmp_path, content, expected):
     [
         ("{", "cannot read .*generation_config.json: Expecting"),
         ("[1]", "expected a JSON object, found list"),
-        ('{"temperature": "hot"}', "temperature must be a number, found 'hot'"),
-        ('{"top_k": 1.5}', "top_k must be an integer, found 1.5"),
-        ('{"top_p": true}', "top_p must be a number, found True"),
+        ('{"temperature": "hot"}', "temperature must be a number from 0 to 2, found 'hot'"),
+        ('{"temperature": NaN}', "generation_config.json: temperature must be .* found nan"),
+        ('{"temperature": 1e400}', "generation_config.json: temperature must be .* found inf"),
+        ('{"top_k": 1.5}', "top_k must be .* whole number, found 1.5"),
+        ('{"top_p": true}', "top_p must be a number above 0 and up to 1, found True"),
+        ('{"repetition_penalty": 0}', "repetition_penalty must be a finite number above 0, fou"),
+        ('{"max_new_tokens": 0}', "max_new_tokens must be .* of at least 1, found 0"),
         ("\udcff", "cannot read .*generation_config.json"),
     ],
 )
