@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from shmllm.config.engine import EngineConfig
+from shmllm.parallel.adapters import RankAdapters
 from shmllm.parallel.cores import cores_of, threads_of_a_rank
 from shmllm.parallel.memory import GroupMemory
 from shmllm.tracing.layout import Slice
 from shmllm.worker.arrays import IntArray
-from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.program import CpuProgram
@@ -45,6 +45,7 @@ class CpuRankPart:
         EngineStartError: see `CpuPart`.
     """
 
+    adapters: RankAdapters | None = None
     torch_device = torch.device("cpu")
     traced_as = Slice.RANK_STEP
 
@@ -65,10 +66,6 @@ class CpuRankPart:
         return self._part.loaded
 
     @property
-    def lora(self) -> CpuLora | None:
-        return self._part.lora
-
-    @property
     def shared(self) -> CpuSharedCache | None:
         return self._part.shared
 
@@ -80,6 +77,7 @@ class CpuRankPart:
         num_rows, max_drafts = tables.shape[1], self._config.max_drafts
         part = self._part
         part.build(size, _Tables(tables, num_rows + max_drafts))
+        self.adapters = None if part.lora is None else RankAdapters(part.lora)
         program = part.program
         assert isinstance(program, CpuProgram | CpuPipeline), "the options refuse other models"
         self._program = program

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 
 from shmllm.config.engine import EngineConfig
+from shmllm.parallel.adapters import RankAdapters
 from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.tracing.layout import Slice
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.gpu.device import CudaDevice, Device
 from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.gpu.step_messages import StepMessages, rows_of_slot
@@ -47,7 +49,8 @@ class GpuRankPart:
         memory: the memory of the group.
     """
 
-    lora = shared = None
+    adapters: RankAdapters | None = None
+    shared = None
     traced_as = Slice.RANK_LAUNCH
 
     def __init__(self, part: GpuPart, memory: GpuGroupMemory) -> None:
@@ -66,6 +69,8 @@ class GpuRankPart:
         part = self._part
         self._messages = StepMessages(self._memory, part.resources)
         part.build(size)
+        lora = part.resources.lora
+        self.adapters = None if lora is None else RankAdapters(lora)
         part.device.synchronize()
         loaded, buffers = part.loaded, [part.resources.buffers.arena]
         num_bytes = part.captured.num_bytes
@@ -85,7 +90,15 @@ class GpuRankPart:
         inputs.change_blocks(step.changes)
         part.copy_states(step.state_copies)
         inputs.launch(step.packed, step.descriptor, step.is_repeat)
+        if step.adapters is not None:
+            self._send_adapters(*step.adapters)
         program.run(step.mode, step.descriptor, step.max_query_len)
+
+    def _send_adapters(self, numbers: LongArray, counts: LongArray) -> None:
+        lora = self._part.resources.lora
+        assert lora is not None, "rank 0 has adapters"
+        assert self.adapters is not None, "it is made with the program"
+        lora.send(self.adapters.of(numbers.tolist()), counts)
 
     def observe(self, observe: Observe | None) -> None:
         """Do nothing: torch's profiler records a GPU's kernels by itself."""

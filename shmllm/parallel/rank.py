@@ -27,6 +27,7 @@ from shmllm.errors import as_exception
 from shmllm.ipc.liveness import wait_for_end
 from shmllm.models.fields import Fields
 from shmllm.outputs.sleep_report import OwnedBytes, SleepState
+from shmllm.parallel.adapters import RankAdapters
 from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.rank_tracing import RankTracing
 from shmllm.parallel.replies import pack_failure, pack_result
@@ -42,7 +43,6 @@ from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.profile import Recording, path_of_rank
 
 if TYPE_CHECKING:
-    from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
     from shmllm.worker.cpu.shared_cache import CpuSharedCache
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class RankPart(Protocol):
         loaded: the weights.
         torch_device: where they are.
         traced_as: what a trace calls its part of a step: RANK_STEP or RANK_LAUNCH.
-        lora: what makes and applies low-rank adapters, if the engine has them.
+        adapters: its shares of low-rank adapters, if the engine has them, after `build`.
         shared: its part of the blocks that engines share, if they do.
     """
 
@@ -63,11 +63,9 @@ class RankPart(Protocol):
     def loaded(self) -> LoadedModel: ...
 
     @property
-    def lora(self) -> CpuLora | None: ...
-
-    @property
     def shared(self) -> CpuSharedCache | None: ...
 
+    adapters: RankAdapters | None
     torch_device: torch.device
     traced_as: Slice
 
@@ -123,8 +121,6 @@ class RankServer:
         self._worker = RankWorker(memory.rank, part)
         self._recording: Recording | None = None
         self._tracing = RankTracing(memory, part.traced_as)
-        self._loras: dict[int, CpuAdapter] = {}
-        self._tensors_of_loras: dict[int, dict[str, Tensor]] = {}
 
     def play(self, kind: Kind, slot: int) -> None:
         """Compute this rank's part of a step."""
@@ -184,32 +180,19 @@ class RankServer:
         self._model.write(self._staging.read(batch))
 
     def take_lora(self, number: int, batch: list[StagedTensor]) -> None:
-        """Copy tensors of a low-rank adapter.
-
-        Args:
-            number: the number of the adapter, among those that rank 0 has made.
-            batch: some of its tensors, under the names of adapter_model.safetensors.
-        """
-        taken = self._tensors_of_loras.setdefault(number, {})
-        taken |= {name: tensor.clone() for name, tensor in self._staging.read(batch)}
+        """See `RankAdapters.take`, as for the following."""
+        self._adapters.take(number, self._staging.read(batch))
 
     def make_lora(self, number: int, config: Fields) -> LongArray:
-        """Make this rank's share of an adapter, of its tensors. Returns its `CpuAdapter.entries`.
-
-        Args:
-            number: as for `take_lora`.
-            config: the fields of adapter_config.json.
-        """
-        lora, tensors = self._part.lora, self._tensors_of_loras.pop(number)
-        assert lora is not None, "the engine has adapters"
-        self._loras[number] = lora.adapter_of(config, Fields(tensors, config.where))
-        return self._loras[number].entries
+        return self._adapters.make(number, config)
 
     def drop_loras(self, numbers: list[int]) -> None:
-        """Free this rank's shares of adapters, of which some may not have been made."""
-        for number in numbers:
-            self._loras.pop(number, None)
-            self._tensors_of_loras.pop(number, None)
+        self._adapters.drop(numbers)
+
+    @property
+    def _adapters(self) -> RankAdapters:
+        assert self._part.adapters is not None, "the engine has adapters"
+        return self._part.adapters
 
     def share(self, method: str, *arguments: Any) -> Any:
         """Call a method of this rank's part of the blocks that engines share; see

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,12 +18,9 @@ from shmllm.parallel.memory import GroupMemory
 from shmllm.parallel.owners import GroupOwners
 from shmllm.parallel.rank_process import RankProcess
 from shmllm.parallel.staging import StagingWriter
+from shmllm.worker.adapters import AdapterMaker
 from shmllm.worker.group import Kind
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
-from shmllm.worker.ranks import StepAdapters
-
-if TYPE_CHECKING:
-    from shmllm.worker.cpu.lora import CpuLora
 
 T = TypeVar("T")
 LOOK_S = 0.25
@@ -129,7 +126,7 @@ class RankProcesses:
     def owners(self, own: MemoryOwners) -> OwnedMemory:
         return GroupOwners(own, self.everywhere)
 
-    def adapters(self, own: CpuLora) -> StepAdapters:
+    def adapters(self, own: AdapterMaker) -> GroupAdapters:
         return GroupAdapters(own, self.elsewhere, self._staging)
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from shmllm.params.sampling import SamplingParams
 from shmllm.plugins.kv_connector import KVConnector
 from shmllm.shared_kv.peers import SharedCache
 from shmllm.version import __version__
+from shmllm.worker.adapters import GroupAdapterMaker
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
@@ -59,13 +60,6 @@ class SubmittedStep(Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step, and return its result."""
-
-
-class AdapterMaker(Protocol):
-    """Brings adapters into the form in which a device computes with them."""
-
-    def adapter_of(self, config: Fields, tensors: Fields) -> object:
-        """Return an adapter. Raises EngineStartError if it does not suit the model."""
 
 
 class LoadedRunner(ABC):
@@ -116,7 +110,7 @@ class LoadedRunner(ABC):
         self._ranks = ranks
         if ranks.memory.size > 1:
             loaded.model.followers = ranks
-        self._adapters: AdapterMaker | None = None
+        self._adapters: GroupAdapterMaker | None = None
         self._grammars = GrammarCompiler(directory, loaded.config.eos_token_ids)
         self._prompt_embeds = EmbedsByRow(embeds_scale)
         self.items = make_item_embeds(loaded, send)
@@ -212,6 +206,11 @@ class LoadedRunner(ABC):
         return self._adapters.adapter_of(
             Fields(dict(config), "the adapter's config"), Fields(dict(tensors), "the adapter")
         )
+
+    def _drop_adapters(self) -> None:
+        """Let the other ranks free the adapters that this process has freed."""
+        if self._adapters is not None:
+            self._adapters.drop_unused()
 
     def check(self) -> None:
         """Raise if another rank has ended."""

@@ -101,11 +101,6 @@ def _make_gpu_runner(
         return GpuRunner(fit_to_model(config), CudaDevice(index), on_load, on_capture)
     if config.parallel.pipeline_parallel_size > 1:
         raise EngineStartError(f"{option} is for the CPU: pass device='cpu', or leave it out")
-    if config.lora.enable_lora:
-        raise EngineStartError(
-            f"enable_lora is not possible with {option} on GPUs: pass device='cpu', or leave one "
-            "of the two out"
-        )
     check_gpus(option, index, size)
     config = fit_to_model(config)
     from shmllm.parallel.gpu_memory import GpuGroupMemory

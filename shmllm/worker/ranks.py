@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from shmllm.models.fields import Fields
-from shmllm.worker.arrays import LongArray
+from shmllm.worker.adapters import AdapterMaker, GroupAdapterMaker, OwnAdapters
 from shmllm.worker.group import Alone, Group
 from shmllm.worker.memory_owners import MemoryOwners, OwnedMemory
 
-if TYPE_CHECKING:
-    from shmllm.worker.cpu.lora import CpuAdapter, CpuLora
-
 T = TypeVar("T")
-
-
-class StepAdapters(Protocol):
-    """The low-rank adapters of a step."""
-
-    def adapter_of(self, config: Fields, tensors: Fields) -> CpuAdapter:
-        """See `worker.loaded_runner.AdapterMaker`."""
-
-    def fill(self, adapters: Sequence[CpuAdapter | None], counts: LongArray) -> None:
-        """See `CpuLora.fill`."""
 
 
 class Ranks(Protocol):
@@ -68,8 +54,8 @@ class Ranks(Protocol):
     def owners(self, own: MemoryOwners) -> OwnedMemory:
         """Return the memory of all ranks."""
 
-    def adapters(self, own: CpuLora) -> StepAdapters:
-        """Return the adapters of all ranks."""
+    def adapters(self, own: AdapterMaker) -> GroupAdapterMaker:
+        """Return what makes adapters in all ranks, of what makes them in this one."""
 
     def close(self) -> None:
         """End the others. Idempotent."""
@@ -107,8 +93,8 @@ class NoRanks:
     def owners(self, own: MemoryOwners) -> OwnedMemory:
         return own
 
-    def adapters(self, own: CpuLora) -> StepAdapters:
-        return own
+    def adapters(self, own: AdapterMaker) -> GroupAdapterMaker:
+        return OwnAdapters(own)
 
     def close(self) -> None:
         pass

@@ -18,6 +18,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.layers import Linear
 from shmllm.models.lora import LoraProduct, LoraWeights, make_lora
 from shmllm.models.lora_targets import LoraTargets
+from shmllm.worker.adapters import next_number
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Alone, Group
 from shmllm_kernels.cpu import KernelProgram
@@ -42,12 +43,13 @@ class CpuAdapter:
         num_products: the number of products of the model.
 
     Attributes:
-        digest, num_bytes: as those of `LoraWeights`.
+        number, digest, num_bytes: see `worker.adapters.Adapter`.
         entries: (ranks, products) int64, the addresses of its entries in the memory of each rank;
-            0: it changes nothing there. One rank makes one row.
+            0: it changes nothing there.
     """
 
     def __init__(self, weights: LoraWeights, num_products: int) -> None:
+        self.number = next_number()
         self.digest, self.num_bytes = weights.digest, weights.num_bytes
         self.entries: LongArray = np.zeros((1, num_products), np.int64)
         self._kept: list[object] = []  # the memory at these addresses
@@ -119,11 +121,7 @@ class CpuLora:
         self._adapters: list[CpuAdapter] = []  # keeps those of the step alive
 
     def adapter_of(self, config: Fields, tensors: Fields) -> CpuAdapter:
-        """Return an adapter in the layout of the kernels.
-
-        Raises:
-            EngineStartError: it does not suit the model.
-        """
+        """See `worker.adapters.AdapterMaker`."""
         weights = make_lora(config, tensors, self.targets, self.max_rank, self.dtype)
         return CpuAdapter(weights, len(self.targets.products))
 

@@ -151,7 +151,8 @@ class CpuRunner(LoadedRunner):
         self._shared = None if part.shared is None else GroupSharedCache(part.shared, ranks)
         self.shared_cache = self._shared
         self._connector: WorkerConnector | None = None
-        self._adapters = self._lora = None if part.lora is None else ranks.adapters(part.lora)
+        self._lora = part.lora
+        self._adapters = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
         self._sampler = CpuSampler(self._batch, config.logprobs.mode)
         workspaces: list[Workspace] = [
@@ -286,6 +287,7 @@ class CpuRunner(LoadedRunner):
         program_inputs.fill(inputs)
         if self._lora is not None and not plan.is_repeat:
             self._lora.fill([request.adapter for request in plan.requests], inputs.counts)
+            self._drop_adapters()
         program_inputs.state_copies = plan.state_copies
         self._part.copy_states(program_inputs)
         self._prompt_embeds.update(plan)

@@ -8,7 +8,7 @@ fixed addresses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, count
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.layers import Linear
 from shmllm.models.lora import LoraWeights, make_lora
 from shmllm.models.lora_targets import LoraTargets
+from shmllm.worker.adapters import next_number
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.transfers import Transfers
@@ -28,9 +29,6 @@ from shmllm_kernels.gpu.row_adapters import RowAdapters
 
 _ALIGNMENT = 128
 """Elements; a power of two of bytes for every dtype, to which Triton's kernels are specialised."""
-
-
-_numbers = count()
 
 
 class PlaceLayout:
@@ -123,8 +121,8 @@ class GpuAdapter:
         dtype: the dtype of the matrices.
 
     Attributes:
-        number: identifies it among all that this process has made.
-        digest: as that of `LoraWeights`.
+        number, digest: see `worker.adapters.Adapter`.
+        entries: (ranks, 0) int64: kernels find the shares of all ranks by a step's places.
         place: [size].
         scales: [num_ranks] float32.
         is_used: [products] int32.
@@ -132,7 +130,8 @@ class GpuAdapter:
     """
 
     def __init__(self, weights: LoraWeights, layout: PlaceLayout, dtype: torch.dtype) -> None:
-        self.number, self.digest = next(_numbers), weights.digest
+        self.number, self.digest = next_number(), weights.digest
+        self.entries: LongArray = np.zeros((1, 0), np.int64)
         self.place = torch.zeros(layout.size, dtype=dtype)
         self.scales = torch.zeros(layout.num_ranks)
         self.is_used = torch.zeros(len(layout.ranks), dtype=torch.int32)
@@ -191,11 +190,7 @@ class GpuLora:
         return LoraPlaces(a, b, scales, self._is_used[:, product])
 
     def adapter_of(self, config: Fields, tensors: Fields) -> GpuAdapter:
-        """Return an adapter in the layout of a place.
-
-        Raises:
-            EngineStartError: it does not suit the model.
-        """
+        """See `worker.adapters.AdapterMaker`."""
         weights = make_lora(config, tensors, self._targets, self._max_rank, self._dtype)
         return GpuAdapter(weights, self._layout, self._dtype)
 

@@ -254,12 +254,15 @@ class GpuOps:
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0])[: len(x)], self.meetings
         if meetings.is_partial(linear.weight):
-            self.products.linear(meetings.part(len(x)), x, linear, has_bias=meetings.has_rest)
+            self._multiply(meetings.part(len(x)), x, linear, has_bias=meetings.has_rest)
             return meetings.sum_parts(out)
-        self.products.linear(out, x, linear)
+        self._multiply(out, x, linear)
+        return out
+
+    def _multiply(self, out: Tensor, x: Tensor, linear: Linear, has_bias: bool = True) -> None:
+        self.products.linear(out, x, linear, has_bias=has_bias)
         if self._lora is not None:
             self._lora.add(out, x, linear)
-        return out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         return self._attends.attend(qkv, attention)

@@ -27,10 +27,12 @@ from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.heads import make_head
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
 from shmllm.worker.gpu.kv_dtype import kv_dtype_name
+from shmllm.worker.gpu.lora import GpuAdapter
 from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.gpu.sampler import PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
-from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, slot_of_rows
+from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, numbers_of, slot_of_rows
+from shmllm.worker.gpu.step_timer import StepTimer
 from shmllm.worker.gpu.transfers import PendingArrays, Transfers
 from shmllm.worker.group import Kind
 from shmllm.worker.items import spread_levels
@@ -44,31 +46,6 @@ from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
 from shmllm_kernels.gpu.version import version
-
-
-class StepTimer:
-    """Measures the device's time for a step. It can be reused after `wait_ns`.
-
-    Args:
-        device: the device.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._begun, self._ended = device.event(timing=True), device.event(timing=True)
-
-    def begin(self) -> None:
-        """Record the start: the step's work is launched after this call."""
-        self._begun.record()
-
-    def end(self) -> None:
-        """Record the end: all of the step's work has been launched."""
-        self._ended.record()
-
-    def wait_ns(self) -> int:
-        """Wait for the end, and return the device's time since the start, in ns. This includes
-        gaps in which the device waited for a launch."""
-        self._ended.wait()
-        return round(self._ended.elapsed_ms(self._begun) * 1e6)
 
 
 class GpuStep:
@@ -221,7 +198,8 @@ class GpuRunner(LoadedRunner):
         resources, drafts = part.resources, part.resources.drafts
         self.batch, self.inputs, self.sampler = resources.batch, resources.inputs, resources.sampler
         self._buffers = resources.buffers
-        self._adapters = self._lora = resources.lora
+        self._lora = resources.lora
+        self._adapters = None if self._lora is None else ranks.adapters(self._lora)
         self.kv_groups = resources.shape.groups
         self._is_deterministic = config.load.deterministic
         self._messages = None if group is None else StepMessages(group, resources)
@@ -338,17 +316,20 @@ class GpuRunner(LoadedRunner):
             self.inputs.pack(inputs),
             1 if is_decode else int(inputs.counts.max()),
         )
+        adapters = self._adapters_of(plan)
         if self._messages is not None:
             sizes = mode, descriptor, max_query_len
             told = StepMessage(*sizes, packed, plan.is_repeat, changes, plan.state_copies)
+            if adapters is not None:
+                told.adapters = np.array([numbers_of(adapters), inputs.counts])
             self._ranks.memory.begin(Kind.STEP, self._messages.write(told))
         # Copies may wait for the device, which waits for the other ranks: they know the step now.
         self._program.begin()
         self._prompt_embeds.copy(self._program.embeds, embeds)
         self._copy_items(found, num_tokens)
         self.inputs.launch(packed, descriptor, plan.is_repeat)
-        if self._lora is not None and not plan.is_repeat:
-            self._lora.send([request.adapter for request in plan.requests], inputs.counts)
+        if self._lora is not None and adapters is not None:
+            self._lora.send(adapters, inputs.counts)
         hidden, logits = self._program.run(mode, descriptor, max_query_len)
         scores = [self._score_prompt(hidden, inputs, wanted) for wanted in plan.prompt_scores]
         states = None
@@ -357,6 +338,15 @@ class GpuRunner(LoadedRunner):
         if shared is not None and self._drafter is None:
             shared.save(plan.saves_after)  # the timer ends later
         return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states)
+
+    def _adapters_of(self, plan: StepPlan) -> list[GpuAdapter | None] | None:
+        """Return the adapter of each request; None: those of the step before, or there are none.
+        The others free what they need no more before they are told of the step: in it they may wait
+        for this process."""
+        if self._lora is None or plan.is_repeat:
+            return None
+        self._drop_adapters()
+        return [request.adapter for request in plan.requests]
 
     def _copy_items(self, found: list[FoundEmbeds], num_tokens: int) -> None:
         """Launch the copy of images' embeddings to where the program reads them."""

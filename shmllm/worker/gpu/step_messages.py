@@ -7,12 +7,14 @@ its slot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.worker.adapters import Adapter
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, BlockChanges, PackedStep
@@ -22,11 +24,11 @@ from shmllm_kernels.reference.step import StepSizes
 
 NUM_SCORED_BITS = 31
 _MODES = list(CudaGraphMode)
-NUMBERS = 16
+NUMBERS = 17
 """The number of int64 of a step besides its arrays."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepMessage:
     """A step.
 
@@ -36,6 +38,8 @@ class StepMessage:
         is_repeat: see `GpuInputs.launch`.
         changes: the changed entries of the block tables.
         state_copies: the blocks of states to copy first, each a source and a target.
+        adapters: (2, requests) int64, the numbers of `numbers_of` and how many tokens each request
+            has; None: those of the step before, or the engine has no adapters.
     """
 
     mode: CudaGraphMode
@@ -45,6 +49,7 @@ class StepMessage:
     is_repeat: bool
     changes: BlockChanges
     state_copies: list[tuple[int, int]]
+    adapters: LongArray | None = None
 
 
 class StepMessages:
@@ -69,12 +74,13 @@ class StepMessages:
         self._indices: LongArray = array("changed entries", num_entries)
         self._block_ids: IntArray = array("blocks", num_entries, dtype="int32")
         self._copies: LongArray = array("copied states", 2 * num_rows, 2)
+        self._adapters: LongArray = array("adapters", 2, num_rows)
 
     def write(self, step: StepMessage) -> int:
         """Write a step. Returns its slot."""
         slot, self._next = self._next, (self._next + 1) % MAX_STEPS_IN_FLIGHT
         descriptor, packed, changes = step.descriptor, step.packed, step.changes
-        copies = step.state_copies
+        copies, adapters = step.state_copies, step.adapters
         numbers = [
             _MODES.index(step.mode),
             *(descriptor.num_tokens, descriptor.num_reqs),
@@ -83,6 +89,7 @@ class StepMessages:
             *packed.sizes,
             *(len(packed.numbers), int(packed.has_embeds), int(packed.looks_ahead)),
             *(len(changes.indices), len(copies)),
+            -1 if adapters is None else adapters.shape[1],
         ]
         self._numbers[slot, : len(numbers)] = numbers
         self._packed[slot, : len(packed.numbers)] = packed.numbers
@@ -90,6 +97,8 @@ class StepMessages:
         self._block_ids[slot, : len(changes.indices)] = changes.block_ids
         if copies:
             self._copies[slot, : len(copies)] = copies
+        if adapters is not None:
+            self._adapters[slot, :, : adapters.shape[1]] = adapters
         return slot
 
     def read(self, slot: int) -> StepMessage:
@@ -97,7 +106,7 @@ class StepMessages:
         mode, tokens, requests, uniform, drafts, verified, longest, is_repeat, *rest = (
             self._numbers[slot].tolist()
         )
-        sizes, (num_packed, *flags, num_changes, num_copies) = rest[:3], rest[3:8]
+        sizes, (num_packed, *flags, num_changes, num_copies, num_adapters) = rest[:3], rest[3:9]
         return StepMessage(
             _MODES[mode],
             BatchDescriptor(tokens, requests, bool(uniform), drafts, verified),
@@ -106,7 +115,13 @@ class StepMessages:
             bool(is_repeat),
             BlockChanges(self._indices[slot, :num_changes], self._block_ids[slot, :num_changes]),
             [(source, target) for source, target in self._copies[slot, :num_copies].tolist()],
+            None if num_adapters < 0 else self._adapters[slot, :, :num_adapters],
         )
+
+
+def numbers_of(adapters: Sequence[Adapter | None]) -> list[int]:
+    """Return the number of each request's adapter in rank 0; -1: it has none."""
+    return [-1 if each is None else each.number for each in adapters]
 
 
 def slot_of_rows(first: int, count: int) -> int:

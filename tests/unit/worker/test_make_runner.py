@@ -13,7 +13,6 @@ from shmllm import LLM
 from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.load import LoadConfig
-from shmllm.config.lora import LoraConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.config.plugins import PluginConfig
 from shmllm.config.shared_kv import SharedKVConfig
@@ -90,18 +89,6 @@ def test_a_pipeline_is_for_cpus(machine):
         LoadConfig("m"), device="cuda", parallel=ParallelConfig(pipeline_parallel_size=2)
     )
     with pytest.raises(EngineStartError, match="pipeline_parallel_size 2 is for the CPU"):
-        make_runner(config)
-
-
-def test_gpus_do_not_divide_adapters(machine):
-    machine(2)
-    config = EngineConfig(
-        LoadConfig("m"),
-        device="cuda",
-        parallel=ParallelConfig(tensor_parallel_size=2),
-        lora=LoraConfig(enable_lora=True),
-    )
-    with pytest.raises(EngineStartError, match="enable_lora is not possible with tensor_parallel"):
         make_runner(config)
 
 

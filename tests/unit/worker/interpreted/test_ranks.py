@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -36,75 +34,30 @@ from conformance.gpu_images import ask, make_subject
 from conformance.gpu_images import make_config as make_image_config
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
-from conftest import FAKE_GPU_RANK_MODULE
+from conformance.gpu_ranks import KV_HEADS, compiled_kernels, ended_in_time, fake_ranks, make
 from support.fake_gpu import FakeGpu
-from support.fake_gpu_sharing import FakeGpuSharing
 from support.model_helpers import reference_model, save
 from support.rounded_attention import round_keys_and_values
 from support.variants import slow
-from support.waiting import PATIENCE_S
 from transformers import BertForSequenceClassification
 
-from shmllm.config.engine import EngineConfig
-from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
-from shmllm.parallel import rank_process
-from shmllm.parallel.gpu_memory import GpuGroupMemory
 from shmllm.parallel.rank_process import RankDeadError
 from shmllm.params.pooling import PoolingType
 from shmllm.wire.rpc import RpcCall, pickle_call
-from shmllm.worker import make_runner
-from shmllm.worker.gpu import device, group
+from shmllm.worker.gpu import group
 from shmllm.worker.gpu.part import GpuPart
 from shmllm.worker.memory import CacheSize
 from shmllm.worker.ranks import NoRanks
 from shmllm_kernels.gpu import group as kernels
 
-__all__ = ["encoders"]
-
-TESTS = Path(__file__).resolve().parents[3]
-KV_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-
-
-class RankedEngine(Engine):
-    """An engine whose ranks have fake GPUs."""
-
-    def __init__(self, config: EngineConfig, size: int = 2) -> None:
-        config = replace(config, parallel=ParallelConfig(size))
-        self.use(config, make_runner._make_gpu_runner(config, 0, None, None))
-
-
-@pytest.fixture
-def compiled_kernels() -> None:
-    """`no_leaks` need not compile the kernels of a CPU: no engine here uses them."""
-
-
-@pytest.fixture(autouse=True)
-def _fake_ranks(no_leaks: None, gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_runner, "check_gpus", lambda option, index, size: None)
-    monkeypatch.setattr(device, "CudaDevice", lambda index: gpu_device)
-    monkeypatch.setattr(rank_process, "RANK_MODULE", FAKE_GPU_RANK_MODULE)
-    monkeypatch.setattr(GpuGroupMemory, "make_sharing", FakeGpuSharing)
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+__all__ = ["compiled_kernels", "encoders", "fake_ranks", "make"]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     made = reference_model("llama", SCALE, **SHAPE | KV_HEADS)
     return made, save(made, tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., RankedEngine]]:
-    engines = []
-
-    def start(config: EngineConfig, **options: Any) -> RankedEngine:
-        engines.append(RankedEngine(config, **options))
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +81,6 @@ def ask_everything(engine: Engine) -> None:
     engine.add(2, PROMPTS[2], repetition_penalty=1.7, temperature=1.1, top_k=9, seed=3)
     engine.add(3, [0] * 5, embeds=embeds)
     engine.run()
-
-
-@contextmanager
-def ended_in_time(engine: Engine) -> Iterator[None]:
-    """Ends the group of an engine, whose ranks may wait for each other, after PATIENCE_S."""
-    deadline = threading.Timer(PATIENCE_S, engine.runner._ranks.memory.end)
-    deadline.start()
-    try:
-        yield
-    finally:
-        deadline.cancel()
 
 
 FAMILIES = (
