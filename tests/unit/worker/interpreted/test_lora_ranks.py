@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from functools import cache
@@ -96,7 +97,8 @@ def counts_of(engine: RankedEngine) -> list[int]:
 def test_all_ranks_replace_and_free_what_one_does(
     adapted: Callable[[str], Adapted], make: Any, tmp_path: Path
 ) -> None:
-    model = adapted("llama")
+    model = copy.copy(adapted("llama"))
+    model.loras = [*model.loras]
     engine = make(model.config(1, mode="NONE"))
     before = counts_of(engine)
     with ended_in_time(engine):
@@ -109,6 +111,7 @@ def test_all_ranks_replace_and_free_what_one_does(
         bad = lora_adapters.write(tmp_path / "bad", tensors, r=5)
         with pytest.raises(RequestError, match="has shape"):
             engine.core.adapters.add(LoRARequest("bad", 9, str(bad)))
+        model.loras[0] = other
         model.add(engine, 0)
         engine.run()
     replaced, wanted = engine.tokens[0][COUNT:], model.wanted[0]
