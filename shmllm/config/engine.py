@@ -218,6 +218,11 @@ class EngineConfig(Section):
             self._check_decoder()
         if self.shared_kv.num_bytes is not None:
             self._check_blocks_elsewhere("shared_kv_cache_bytes")
+        if self.shared_kv.reads == "in_place" and self.copies_hits:
+            raise EngineStartError(
+                "shared_kv_cache_reads='in_place' is not possible with a draft model, which writes "
+                "its keys and values into the blocks: pass 'copy', or leave the option out"
+            )
         if self.plugins.kv_connector:
             self._check_blocks_elsewhere("kv_connector")
 
@@ -227,7 +232,7 @@ class EngineConfig(Section):
         impossible = {
             "model_impl='transformers'": self.load.model_impl == "transformers",
             "enable_lora": self.lora.enable_lora and is_pipeline,
-            f"the speculative method {method!r}": method in ("draft_model", "mtp")
+            f"the speculative method {method!r}": method == "mtp"
             or (method is not None and is_pipeline),
             "async_scheduling": self.scheduler.async_scheduling and is_pipeline,
         }
@@ -269,6 +274,12 @@ class EngineConfig(Section):
                 raise EngineStartError(
                     f"{option} is not possible with {name}: leave one of the two out"
                 )
+
+    @property
+    def copies_hits(self) -> bool:
+        """Whether hits in the shared cache are always copied. A draft model computes its keys and
+        values when it drafts first, after the blocks were shared, and writes them there."""
+        return self.shared_kv.reads == "copy" or self.speculative.method == "draft_model"
 
     @property
     def max_drafting(self) -> int:

@@ -51,10 +51,14 @@ class StepCounts:
     run: int = 0
 
 
+KEYS_AND_VALUES, STATE = 0, 1
+"""The sections of a region."""
+
+
 class BlockCopy(NamedTuple):
     """A block that a step copies.
 
-    section: 0 for keys and values, 1 for a state.
+    section: KEYS_AND_VALUES or STATE.
     source, target: the ids.
     """
 

@@ -7,11 +7,26 @@ from dataclasses import replace
 from typing import cast
 
 from shmllm.config.engine import EngineConfig
-from shmllm.config.load import DTypeName
+from shmllm.config.load import DTypeName, LoadConfig
 from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
 from shmllm.worker.arena import Contents
-from shmllm.worker.loading import Check, LoadedModel, load_model
+from shmllm.worker.loading import Check, LoadedModel, load_model, model_config
 from shmllm.worker.memory import MemoryPool
+
+
+def draft_config(config: EngineConfig, target: LoadedModel) -> ModelConfig | None:
+    """Return the configuration of the model that drafts, for whose keys and values all ranks have
+    room; None: the options name none.
+
+    Args:
+        config, target: as for `load_draft`.
+
+    Raises:
+        EngineStartError: it cannot be read.
+    """
+    own = _options(config, target)
+    return None if own is None else model_config(own)
 
 
 def load_draft(
@@ -21,7 +36,8 @@ def load_draft(
     auto_dtype: Callable[[str | None], str],
     check: Check,
 ) -> LoadedModel | None:
-    """Load the model that drafts for another one.
+    """Load the model that drafts for another one. In a group rank 0 alone does so, and computes all
+    of its steps: the others get the drafted tokens with the inputs of the step that verifies them.
 
     Args:
         config: the engine's configuration.
@@ -34,10 +50,27 @@ def load_draft(
     Raises:
         EngineStartError: it cannot be loaded, or does not suit the other model.
     """
+    own = _options(config, target)
+    if own is None:
+        return None
+    directory, loaded = own.directory, load_model(own, pool, auto_dtype, check)
+    sizes = loaded.config.vocab_size, target.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise EngineStartError(
+            f"the draft model {directory} has {sizes[0]:,} token ids and the model {sizes[1]:,}: "
+            "both must have the same tokenizer"
+        )
+    if any(loaded.config.layer_state_bytes):
+        raise EngineStartError(f"the draft model {directory} has recurrent states: take another")
+    return loaded
+
+
+def _options(config: EngineConfig, target: LoadedModel) -> LoadConfig | None:
+    """Return the options by which the model that drafts is loaded; None: there is none."""
     directory = config.speculative.model_directory
     if not directory:
         return None
-    own = replace(
+    return replace(
         config.load,
         directory=directory,
         dtype=cast(DTypeName, target.dtype_name),
@@ -48,16 +81,6 @@ def load_draft(
         decode_kernel="auto",
         language_model_only=True,  # it drafts for text
     )
-    loaded = load_model(own, pool, auto_dtype, check)
-    sizes = loaded.config.vocab_size, target.config.vocab_size
-    if sizes[0] != sizes[1]:
-        raise EngineStartError(
-            f"the draft model {directory} has {sizes[0]:,} token ids and the model {sizes[1]:,}: "
-            "both must have the same tokenizer"
-        )
-    if any(loaded.config.layer_state_bytes):
-        raise EngineStartError(f"the draft model {directory} has recurrent states: take another")
-    return loaded
 
 
 class ReloadedArena:

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from shmllm.core.plan import StepPlan
+from shmllm.core.shared_blocks import KEYS_AND_VALUES
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.step_drafter import PendingDrafts
@@ -91,8 +92,12 @@ class DraftModel:
                 self._num_computed[row] = min(self._num_computed[row], end + count - 1)
 
     def _take_blocks(self, plan: StepPlan) -> None:
-        """Take note of blocks that were allocated, which are empty, and of prefixes that requests
-        share, whose blocks may have been filled before."""
+        """Take note of blocks that were allocated, which are empty, and copies of shared ones, too;
+        and of prefixes that requests share, whose blocks may have been filled before."""
+        copied = [target for section, _, target in plan.loads if section == KEYS_AND_VALUES]
+        if plan.external is not None:
+            copied += plan.external.loaded
+        self._is_filled[copied] = False
         for append in plan.block_appends:
             self._is_filled[append.block_ids[self._group]] = False
         for request in plan.new_requests:

@@ -184,7 +184,7 @@ def load_model(
 
         return load_module(load, pool, auto_dtype, check, on_progress)
     source, warning = first_source(load), ""
-    config = read_config(Path(load.directory), _use_of(load))
+    config = model_config(load)
     if source is not None and _has_own_head(source, config, load):
         config = replace(config, tie_word_embeddings=False)
         warning = (
@@ -192,7 +192,6 @@ def load_model(
             f"transformers; {_TIED}=false says so, and true, as one of hf_overrides, ties them"
         )
     max_model_len = configured_length(load, config)
-    config = config.for_length(max_model_len).with_further(load.further_layers)
     if divide is not None:
         config = divide(config)
     dtype_name = auto_dtype(config.dtype) if load.dtype == "auto" else load.dtype
@@ -214,6 +213,16 @@ def load_model(
     return LoadedModel(
         model, config, weights, dtype_name, max_model_len, quantization, packed, load, fill, warning
     )
+
+
+def model_config(load: LoadConfig) -> ModelConfig:
+    """Return the configuration of a whole model as the options change it.
+
+    Raises:
+        EngineStartError: it cannot be read, or does not suit the options.
+    """
+    config = read_config(Path(load.directory), _use_of(load))
+    return config.for_length(configured_length(load, config)).with_further(load.further_layers)
 
 
 def _use_of(load: LoadConfig) -> ModelUse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ RANKS: dict[str, Any] = {
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "suffix": {"method": "suffix"},
+    "draft_model": {"model": "tiny"},
 }
 DRAFTING = {"adaptive": False, "num_speculative_tokens": 4}
 SUM = r"[1-9]\d{0,2}( \+ [1-9]\d{0,2}){3,9}"
@@ -62,7 +64,7 @@ def plain() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize("drafter", ["ngram", slow("suffix")])
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", slow("suffix")])
 def test_drafts_leave_the_bits_of_ranks(drafter: str, plain: LLM) -> None:
     grammar = {"structured_outputs": StructuredOutputsParams(regex=SUM)}
     prompts = [TEXTS[number % len(TEXTS)] for number in range(12)]
@@ -85,6 +87,28 @@ def test_wrong_drafts_leave_states_and_caches_of_all_ranks(kind: str, tmp_path: 
     with LLM(str(tmp_path), **RANKS, speculative_config=config) as llm:
         assert ask(llm, prompts, params) == expected
         assert stats_of(llm).draft_tokens > stats_of(llm).accepted_tokens
+
+
+@pytest.mark.slow
+def test_another_model_drafts_for_all_ranks(tmp_path: Path) -> None:
+    """It has one head, which no two ranks divide. It is mostly wrong, and is read again after a
+    sleep that has lost its weights."""
+    make_model("llama", tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    shape = {"num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": config["vocab_size"]}
+    make_model("qwen3", tmp_path / "draft", **shape)
+    prompts = [{"prompt_token_ids": [7, 8, 9 + number] * (3 + number)} for number in range(8)]
+    params = [params_of(number, ignore_eos=True) for number in range(8)]
+    with LLM(str(tmp_path / "model"), **RANKS) as llm:
+        expected = ask(llm, prompts, params)
+    drafting = {"model": str(tmp_path / "draft")} | DRAFTING
+    with LLM(str(tmp_path / "model"), **RANKS, speculative_config=drafting) as llm:
+        assert ask(llm, prompts, params) == expected
+        assert stats_of(llm).draft_tokens > stats_of(llm).accepted_tokens
+        llm.sleep(2)
+        llm.wake_up()
+        llm.collective_rpc("reload_weights")
+        assert ask(llm, prompts, params) == expected
 
 
 @pytest.mark.parametrize("temperature", [slow(0.0), 1.0])

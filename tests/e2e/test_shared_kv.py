@@ -101,6 +101,34 @@ def test_salts_and_dtypes_share_nothing(tmp_path: Path) -> None:
         assert num_cached(llm, prompt) == 0
 
 
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_a_draft_model_is_right_behind_copied_hits(ranks: int) -> None:
+    """It has not computed the hits: they lie in blocks that it has filled for other prompts."""
+    options = SHARED | {
+        "tensor_parallel_size": ranks,
+        "num_threads": ranks,
+        "kv_cache_memory_bytes": ranks * 5 * 2**19,
+        "max_model_len": 256,
+        "speculative_config": {"model": "tiny", "adaptive": False},
+    }
+    prompts = [[*range(first, first + 100)] for first in range(1, 900, 100)]
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+
+    def ask_all(llm: LLM, some: list[list[int]]) -> list[Any]:
+        inputs = [{"prompt_token_ids": prompt} for prompt in some]
+        found = llm.generate(inputs, params, use_tqdm=False)
+        metrics = llm.get_metrics()
+        assert 0 < metrics["draft_tokens"] == metrics["accepted_tokens"]
+        return [output.outputs[0].token_ids for output in found]
+
+    with LLM("tiny", **options) as first, LLM("tiny", **options) as second:
+        expected = ask_all(first, prompts)
+        ask_all(second, [prompt[::-1] for prompt in prompts])
+        before = second.get_metrics()["prefix_hit_tokens"]
+        assert ask_all(second, prompts) == expected
+        assert second.get_metrics()["prefix_hit_tokens"] >= before + 96 * len(prompts)
+
+
 @pytest.mark.parametrize("reads", ["in_place", "copy"])
 def test_sleep_and_new_weights(tmp_path: Path, reads: str) -> None:
     """A sleeping engine gives its blocks back; blocks of other weights are never found."""

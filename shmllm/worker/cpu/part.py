@@ -30,9 +30,9 @@ from shmllm.worker.cpu.make_program import (
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
-from shmllm.worker.draft_loading import load_draft
+from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.group import Group
-from shmllm.worker.loading import Progress, load_model
+from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheShape, CacheSize
 
 
@@ -47,7 +47,7 @@ class CpuPart:
     Attributes:
         pool: the memory of this process.
         loaded: the model, or the part of it.
-        draft: the model that drafts, or None.
+        draft: the model that drafts, which rank 0 of a group has; or None.
         kv_cache_dtype: the dtype name of keys and values.
         stored: what they are stored as, see `stored_as`.
         shape: the division of the KV cache.
@@ -85,7 +85,9 @@ class CpuPart:
         load = config.load
         divide = group.divide if group.size > 1 else None
         self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_progress, divide)
-        self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
+        self.draft: LoadedModel | None = None
+        if group.rank == 0:
+            self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
         wanted, block_size = load.kv_cache_dtype, config.cache.block_size
         self.kv_cache_dtype = self.loaded.dtype_name if wanted == "auto" else wanted
         _, in_tiles = arithmetic_of(self.loaded)
@@ -94,7 +96,7 @@ class CpuPart:
             config,
             self.loaded.config,
             lambda heads: layout_of(heads, block_size, self.stored).block_bytes,
-            None if self.draft is None else self.draft.config,
+            draft_config(config, self.loaded),
         )
 
     @property
@@ -137,15 +139,14 @@ class CpuPart:
         )
 
     def _make_shared_cache(self, size: CacheSize, num_bytes: int) -> None:
-        reads = self._config.shared_kv.reads
         arena = None
         try:
-            if reads != "copy":
+            if not self._config.copies_hits:
                 per_id = self.shape.bytes_per_block + self.shape.bytes_per_state
                 arena = RoomyArena(num_bytes, per_id)
                 self._make_cache(size, arena)
         except OSError as problem:
-            if reads == "in_place":
+            if self._config.shared_kv.reads == "in_place":
                 raise EngineStartError(
                     "shared_kv_cache_reads='in_place' is not possible: the system refuses the "
                     f"addresses ({problem.strerror}); pass 'copy', or raise the limit of virtual "

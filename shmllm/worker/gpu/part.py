@@ -11,7 +11,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
-from shmllm.worker.draft_loading import load_draft
+from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.capture import CaptureReport
@@ -24,7 +24,7 @@ from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
 from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.items import item_bytes
-from shmllm.worker.loading import Progress, load_model
+from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheSize
 from shmllm_kernels.gpu.cache_keys import fix_cache_keys
 
@@ -46,7 +46,7 @@ class GpuPart:
         device: as given.
         pool: the device's memory.
         loaded: the model, or the part of it.
-        draft: the model that drafts, or None.
+        draft: the model that drafts, which rank 0 of a group has; or None.
         dispatcher: decides which graphs there are, the same on all ranks.
         resources: the objects that compute steps, after `size_cache`.
         staging: the arena through which shared blocks are copied, or None.
@@ -85,7 +85,10 @@ class GpuPart:
         load = config.load
         self.loaded = load_model(load, self.pool, auto_dtype, check_model, on_load, divide)
         self.dispatcher = _make_dispatcher(config, self.loaded.config.lm_head)
-        self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
+        self._draft_config = draft_config(config, self.loaded)
+        self.draft: LoadedModel | None = None
+        if group is None or group.rank == 0:
+            self.draft = load_draft(config, self.loaded, self.pool, auto_dtype, check_model)
 
     @property
     def warnings(self) -> list[str]:
@@ -98,7 +101,7 @@ class GpuPart:
         ranks of a group do this at the same time."""
         loaded, draft = self.loaded, self.draft
         self.resources = resources = StepResources.allocate(
-            self._config, loaded, draft, self.device, self._group
+            self._config, loaded, draft, self._draft_config, self.device, self._group
         )
         num_captured = len(self.dispatcher.captures()) * loaded.config.num_layers
         if resources.drafts is not None:

@@ -15,6 +15,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.config.load import DecodeKernel
 from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.rope_config import needs_axes
@@ -81,6 +82,7 @@ class StepResources:
         config: EngineConfig,
         loaded: LoadedModel,
         draft: LoadedModel | None,
+        draft_config: ModelConfig | None,
         device: Device,
         group: DeviceGroup | None = None,
     ) -> StepResources:
@@ -89,7 +91,8 @@ class StepResources:
         Args:
             config: the engine's configuration.
             loaded: the model.
-            draft: the model that drafts for it; None: there is none.
+            draft: the model that drafts for it; None: there is none here.
+            draft_config: the configuration of that model, also where rank 0 alone has it.
             device: the device.
             group: the group of which this process is a rank; None: it is alone.
 
@@ -104,7 +107,7 @@ class StepResources:
             config,
             model,
             lambda heads: block_bytes(heads, block_size, kept),
-            None if draft is None else draft.config,
+            draft_config,
         )
         num_groups = len(shape.groups)
         samples, drafts = config.max_samples, config.max_drafts

@@ -131,6 +131,17 @@ def test_what_all_layers_in_one_kernel_cannot_be_together_with_is_refused(option
     EngineConfig(load, graphs=GraphConfig("NONE"))
 
 
+def test_a_draft_model_reads_no_shared_block_in_place() -> None:
+    drafts = SpeculativeConfig("draft_model", model="d")
+    for reads in ("auto", "copy"):
+        shared = SharedKVConfig(2**20, reads)
+        assert EngineConfig(LoadConfig("m"), shared_kv=shared, speculative=drafts).copies_hits
+    with pytest.raises(EngineStartError, match="'in_place' is not possible with a draft model"):
+        EngineConfig(
+            LoadConfig("m"), shared_kv=SharedKVConfig(2**20, "in_place"), speculative=drafts
+        )
+
+
 def test_ranks_share_blocks_and_stages_do_not() -> None:
     shared = SharedKVConfig(2**20)
     EngineConfig(LoadConfig("m"), shared_kv=shared, parallel=RANKS)
@@ -144,7 +155,7 @@ def test_ranks_share_blocks_and_stages_do_not() -> None:
     [
         ({"load": TRANSFORMERS, "parallel": RANKS}, "model_impl='transformers'"),
         ({"load": TRANSFORMERS, "parallel": STAGES}, "model_impl='transformers'"),
-        ({"speculative": DRAFTS, "parallel": RANKS}, "the speculative method 'draft_model'"),
+        ({"speculative": DRAFTS, "parallel": STAGES}, "the speculative method 'draft_model'"),
         ({"speculative": MTP, "parallel": RANKS}, "the speculative method 'mtp'"),
         ({"speculative": NGRAM, "parallel": STAGES}, "the speculative method 'ngram'"),
         ({"lora": LoraConfig(True), "parallel": STAGES}, "enable_lora"),

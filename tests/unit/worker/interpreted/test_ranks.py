@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.gpu_drafting_models import other, with_model
 from conformance.gpu_drafts import MIXED, ScriptedDrafter, draft_with, drafting_config
 from conformance.gpu_encoders import encoder_config, encoders, vectors_of
 from conformance.gpu_engine import (
@@ -51,7 +52,7 @@ from shmllm.worker.memory import CacheSize
 from shmllm.worker.ranks import NoRanks
 from shmllm_kernels.gpu import group as kernels
 
-__all__ = ["compiled_kernels", "encoders", "fake_ranks", "make"]
+__all__ = ["compiled_kernels", "encoders", "fake_ranks", "make", "other"]
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +124,8 @@ def test_two_ranks_encode_as_one(encoders: Any, make: Any, gpu_device: FakeGpu) 
         wanted = vectors_of(alone, normalize=False, **options)
         with ended_in_time(ours):
             found = vectors_of(ours, normalize=False, **options)
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+        for one, second in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, second, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -321,6 +322,34 @@ def test_drafted_tokens_are_verified_by_all_ranks(
         assert engine.core.scheduler.stats.draft_tokens > 0
         found.append(engine.tokens)
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "is_right"), [("FULL_AND_PIECEWISE", False), ("NONE", True)])
+def test_the_first_rank_drafts_for_all(
+    saved: Callable[[str], Path],
+    other: Path,
+    make: Any,
+    gpu_device: FakeGpu,
+    mode: str,
+    is_right: bool,
+) -> None:
+    config = drafting_config(saved("llama"), mode)
+    config = replace(config, cache=replace(config.cache, memory_bytes=2**21))
+    plain = Engine(config, gpu_device)
+    ours = make(with_model(config, saved("llama") if is_right else other))
+    for engine in (plain, ours):
+        for number in (0, 1, 2):
+            options = {"temperature": 0.7 * number, "seed": number, "max_tokens": 9, "logprobs": 2}
+            engine.add(number, PROMPTS[number], **options)
+    plain.run()
+    with ended_in_time(ours):
+        ours.run()
+    assert ours.tokens == plain.tokens
+    assert_same_logprobs(ours, plain)
+    stats = ours.core.scheduler.stats
+    assert stats.draft_tokens > 0
+    assert not is_right or stats.accepted_tokens == stats.draft_tokens
 
 
 @pytest.mark.parametrize("family", ["mamba2", slow("llama")])
