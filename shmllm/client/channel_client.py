@@ -28,6 +28,7 @@ from shmllm.client.protocol import (
     EngineOutput,
     StartProgress,
     death_of,
+    ignore_trace,
 )
 from shmllm.client.request_sender import RequestSender
 from shmllm.client.rpc_client import content_of, pack_call, release_result, unpack_result
@@ -92,7 +93,7 @@ class ChannelEngineClient:
         self._stall_reported = False
         self.sharing: DeviceSharing = CudaSharing()
         self.connection = self.seed = channel.nonce
-        self.on_trace: Callable[[str], None] = _ignore_trace
+        self.on_trace: Callable[[str], None] = ignore_trace
 
     def poll_ready(self, progress: StartProgress = NO_PROGRESS) -> EngineInfo | None:
         """As `wait_ready`, without waiting: go on with the start as far as the engine has come.
@@ -382,7 +383,3 @@ class ChannelEngineClient:
     def _raise_death(self) -> NoReturn:
         """Raise EngineDeadError with the known cause."""
         raise death_of(self._engine, self._channel.last_words())
-
-
-def _ignore_trace(directory: str) -> None:
-    """The default of `on_trace`."""

@@ -34,6 +34,7 @@ from shmllm.client.protocol import (
     EngineOutput,
     StartedOver,
     StartProgress,
+    ignore_trace,
 )
 from shmllm.client.revival import Revival
 from shmllm.client.together import await_all, health_of, stop_all, wait_for_any
@@ -88,7 +89,7 @@ class EnginePool:
         self.sharing: DeviceSharing = clients[0].sharing
         self.connection = clients[0].connection
         self.seed = clients[0].seed
-        self._on_trace: Callable[[str], None] = _ignore_trace
+        self._on_trace: Callable[[str], None] = ignore_trace
 
     @property
     def pid(self) -> int:
@@ -392,7 +393,3 @@ class EnginePool:
         """Use an engine no more."""
         self._bury(engine, EngineDeadError(reason))
         self._clients[engine].stop()
-
-
-def _ignore_trace(directory: str) -> None:
-    """The default of `on_trace`."""

@@ -55,6 +55,10 @@ class StartProgress:
 NO_PROGRESS = StartProgress()
 
 
+def ignore_trace(directory: str) -> None:
+    """The default of `EngineClient.on_trace`."""
+
+
 class BucketMemory(Protocol):
     """The memory of a bucket of new weights, such as an `ipc.slots.Slot`.
 

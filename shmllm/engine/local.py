@@ -22,6 +22,7 @@ from shmllm.client.protocol import (
     DeviceSharing,
     EngineOutput,
     StartProgress,
+    ignore_trace,
 )
 from shmllm.config.engine import EngineConfig
 from shmllm.config.info import EngineInfo
@@ -69,7 +70,7 @@ class LocalEngineClient:
         self._recorder: Recorder | None = None
         self.sharing: DeviceSharing = LocalSharing()
         self.connection = random.getrandbits(48)
-        self.on_trace: Callable[[str], None] = _ignore_trace
+        self.on_trace: Callable[[str], None] = ignore_trace
 
     @property
     def pid(self) -> int:
@@ -210,10 +211,6 @@ class LocalEngineClient:
         self._events += [columns for _, columns in self._core.take_outputs()]
         if (version := self._core.weights.take_new_version()) is not None:
             self._events.append(WeightVersion(version))
-
-
-def _ignore_trace(directory: str) -> None:
-    """The default of `on_trace`."""
 
 
 def _copy(embeds: Any) -> Any:
