@@ -182,8 +182,8 @@ class AttachedEngineClient(ChannelEngineClient):
         if not self._has_unread(call):
             self._check_accepted()
 
-    def _make_room(self) -> None:
-        super()._make_room()
+    def make_room(self) -> None:
+        super().make_room()
         self._check_accepted()
 
     def _check_accepted(self) -> None:

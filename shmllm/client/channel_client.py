@@ -16,7 +16,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 from shmllm.client.client_bucket import ClientBucket
@@ -31,10 +30,11 @@ from shmllm.client.protocol import (
     ignore_trace,
 )
 from shmllm.client.request_sender import RequestSender
-from shmllm.client.rpc_client import content_of, pack_call, release_result, unpack_result
-from shmllm.client.sending import send, transmit, wait_for_slot
+from shmllm.client.rpc_client import content_of, release_result
+from shmllm.client.sending import send
+from shmllm.client.worker_call import WorkerCall
 from shmllm.config.info import EngineInfo
-from shmllm.errors import IpcTimeoutError, ProtocolMismatchError
+from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.client_channel import ClientChannel
 from shmllm.ipc.device_memory import CudaSharing
 from shmllm.ipc.error_log import LoggedError
@@ -62,7 +62,6 @@ from shmllm.wire.messages import (
     Text,
     Trace,
     WeightVersion,
-    Work,
 )
 from shmllm.wire.rpc import RpcCall
 
@@ -75,6 +74,10 @@ class ChannelEngineClient:
     Args:
         channel: the channel to the engine.
         engine: the handle of the engine's process.
+
+    Attributes:
+        open_calls: the numbers of the calls on the worker that the engine has not answered, also of
+            those whose caller has given up.
     """
 
     info: EngineInfo
@@ -90,6 +93,7 @@ class ChannelEngineClient:
         self._bucket = ClientBucket(channel)
         self._sender = RequestSender(channel)
         self._num_calls = 0
+        self.open_calls: set[int] = set()
         self._stall_reported = False
         self.sharing: DeviceSharing = CudaSharing()
         self.connection = self.seed = channel.nonce
@@ -127,6 +131,11 @@ class ChannelEngineClient:
         return self._engine.pid
 
     @property
+    def channel(self) -> ClientChannel:
+        """The channel to the engine."""
+        return self._channel
+
+    @property
     def ring(self) -> RingWriter:
         """The ring of requests, also after the engine's end."""
         return self._channel.requests
@@ -137,7 +146,7 @@ class ChannelEngineClient:
         return self._channel.waiter
 
     def add(self, request: EngineCoreRequest) -> None:
-        self._sender.send(request, self._make_room)
+        self._sender.send(request, self.make_room)
 
     def abort(self, numbers: Sequence[int]) -> None:
         most = self._channel.requests.max_payload_bytes // 8
@@ -181,58 +190,57 @@ class ChannelEngineClient:
         self._report_stall()
 
     def call(self, method: Method, argument: Any = None) -> Any:
-        number = self._next_number(has_slot=False)
+        number = self.next_number(has_slot=False)
         try:
-            self._replies[number] = None
+            self.expect_reply(number)
             message = Call(number, method, json.dumps(argument))
             self._send(RecordKind.CALL, codec.encode_call(message))
-            reply = self._await_reply(number, None)
+            reply = self.await_reply(number, None)
             assert reply is not None  # an engine that lives may take any time
             content = content_of(reply)
-            self._end_call(number)
+            self.end_call(number)
             return content
         except BaseException:
-            self._end_call(number)
+            self.end_call(number)
             raise
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        number = self._next_number(has_slot=True)
+        work = self.worker_call(call, timeout_s)
         try:
-            self._replies[number] = None
-            put = partial(self._work_parts, number, call)
-            transmit(self._channel, RecordKind.WORK, put, self._make_room)
-            deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            reply = self._await_reply(number, deadline)
-            if reply is None:
-                raise IpcTimeoutError(f"the worker did not answer in {timeout_s:g} s")
-            result = unpack_result(self._channel, call, content_of(reply))
-            self._end_call(number)
+            work.prepare()
+            work.send()
+            result = work.result()
+            work.end()
             return result
         except BaseException:
-            self._end_call(number)
+            work.end()
             raise
 
-    def _work_parts(self, number: int, call: RpcCall) -> codec.Parts:
-        wait = partial(wait_for_slot, self._channel, self._make_room)
-        text = pack_call(self._channel, call, wait)
-        return codec.encode_work(Work(number, text))
+    def worker_call(self, call: RpcCall, timeout_s: float | None) -> WorkerCall:
+        """As `run_on_worker`, in the steps of the object that this returns."""
+        return WorkerCall(self, call, timeout_s)
 
     def claim_bucket(self) -> Slot:
-        return self._bucket.claim(self._make_room)
+        return self._bucket.claim(self.make_room)
 
     def send_bucket(self, bucket: BucketMemory, pieces: str) -> None:
-        self._bucket.send(bucket, pieces, self._make_room)
+        self._bucket.send(bucket, pieces, self.make_room)
 
     def discard_bucket(self) -> None:
         self._bucket.discard()
 
-    def _next_number(self, has_slot: bool) -> int:
+    def next_number(self, has_slot: bool) -> int:
         """A number for a call. An odd one says that the content of its reply may name a slot."""
         self._num_calls += 1
         return 2 * self._num_calls + has_slot
 
-    def _await_reply(self, number: int, deadline: float | None) -> Reply | None:
-        """Wait for a reply until a deadline on `time.monotonic()`, or without limit."""
+    def expect_reply(self, number: int) -> None:
+        """Keep the reply to a call, until `end_call`."""
+        self._replies[number] = None
+
+    def await_reply(self, number: int, deadline: float | None) -> Reply | None:
+        """Wait for a reply until a deadline on `time.monotonic()`, which gives None, or without
+        limit."""
         while (reply := self._replies[number]) is None:
             if not self._channel.wait(deadline):
                 self._check_alive(number)
@@ -242,7 +250,7 @@ class ChannelEngineClient:
             self._drain()
         return reply
 
-    def _end_call(self, number: int) -> None:
+    def end_call(self, number: int) -> None:
         """Forget a call and release the slot of its result. A reply that comes later is dropped.
         Idempotent."""
         reply = self._replies.get(number)
@@ -284,9 +292,9 @@ class ChannelEngineClient:
         return self._channel.engine_errors()
 
     def _send(self, kind: RecordKind, parts: codec.Parts) -> None:
-        send(self._channel, kind, parts, self._make_room)
+        send(self._channel, kind, parts, self.make_room)
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
         """Read all outputs. Otherwise this process, which waits for room in the request ring, and
         an engine that waits for room in the output ring could block each other."""
         self._drain()
@@ -325,6 +333,7 @@ class ChannelEngineClient:
             case Trace():
                 self.on_trace(letter.directory)
             case Reply():
+                self.open_calls.discard(letter.number)
                 if letter.number in self._replies:
                     self._replies[letter.number] = letter
                 else:  # its caller has given up

@@ -289,7 +289,7 @@ class EnginePool:
         logger.warning("engine %d of the pool %s: %s%s", engine, what, reason.args[0], plan)
 
     def _take_revived(self, revival: Revival) -> None:
-        for engine, client in revival.ready(self._calls.prepare):
+        for engine, client in revival.ready(self._calls.prepare, self._may_join):
             self._has_losses = True
             if isinstance(client, ShmLLMError):
                 self._start_again(engine, client, "has not started")
@@ -305,6 +305,10 @@ class EnginePool:
             logger.warning("engine %d of the pool runs again", engine)
             if before is not self._first:
                 before.close()
+
+    def _may_join(self) -> bool:
+        """Whether no engine runs a call, which may be writing weights."""
+        return not any(self._clients[engine].open_calls for engine in self._flights.alive)
 
     def _lose_stranded(self) -> None:
         """Tell the front end which requests start over."""

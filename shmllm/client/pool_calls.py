@@ -7,12 +7,12 @@ it. This module owns the tables of both. It must not know how a call is transmit
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from typing import Any, Protocol, TypeVar
 
 from shmllm.client.channel_client import ChannelEngineClient
+from shmllm.client.pool_work import Outcome, outcome_of, results_of, run_on_workers
 from shmllm.client.revival import Revival
 from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.errors import CallError, EngineDeadError, RequestError, ShmLLMError
@@ -168,17 +168,15 @@ class PoolCalls:
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None) -> Any:
         """See `EnginePool.run_on_worker`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
-        def run(client: ChannelEngineClient) -> Any:
-            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.001)
-            return client.run_on_worker(call, left_s)
+        def run() -> dict[int, Outcome]:
+            return run_on_workers(self._engines, call, timeout_s)
 
         try:
             if call.method == "reload_weights":
-                # Half of it would leave the engines with different weights.
-                return call_uninterrupted(lambda: self._use_weights(run), FINISH_S)
-            results = [result for _, result in self._engines.each(run)]
+                # An engine that cannot do it would have other weights.
+                return call_uninterrupted(lambda: self._use_weights(run()), FINISH_S)
+            results = results_of(run())
         finally:
             if self._revival is not None:
                 self._revival.ran(call)
@@ -280,36 +278,26 @@ class PoolCalls:
     def _finish_weights(self, argument: Any) -> Any:
         """Put new weights in force, between the same two tokens of each request. All engines have
         checked them before the first one uses them."""
+
+        def finish(client: ChannelEngineClient) -> Outcome:
+            return outcome_of(lambda: client.call(Method.FINISH_WEIGHTS, argument))
+
         self._at_all(Method.CHECK_WEIGHTS, None)
         is_idle = self.is_idle
         if not is_idle:
             self._at_all(Method.PAUSE, "keep")
         try:
             self._engines.collect()  # what the weights before have sampled
-            return self._use_weights(lambda client: client.call(Method.FINISH_WEIGHTS, argument))
+            return self._use_weights(dict(self._engines.each(finish)))
         finally:
             if not is_idle:
                 self._at_all(Method.RESUME, None)
 
-    def _use_weights(self, use: Use[Any]) -> Any:
-        """Let all engines use new weights, by a function that does it at one. Those that cannot,
-        or that need too long, are used no more, unless no engine can."""
-        problems: dict[int, ShmLLMError] = {}
-        answers: list[Any] = []
-
-        def finish(client: ChannelEngineClient) -> Any:
-            try:
-                return use(client)
-            except EngineDeadError:
-                raise
-            except ShmLLMError as problem:
-                return problem
-
-        for engine, answer in self._engines.each(finish):
-            if isinstance(answer, ShmLLMError):
-                problems[engine] = answer
-            else:
-                answers.append(answer)
+    def _use_weights(self, outcomes: Mapping[int, Outcome]) -> Any:
+        """Engines use new weights, with these outcomes. Those that could not, or that needed too
+        long, are used no more, unless no engine could."""
+        problems = {engine: each.error for engine, each in outcomes.items() if each.error}
+        answers = [each.result for each in outcomes.values() if each.error is None]
         if not answers:
             raise next(iter(problems.values()))
         if self._revival is not None:

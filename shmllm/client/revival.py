@@ -64,17 +64,20 @@ class Revival:
         return ""
 
     def ready(
-        self, prepare: Callable[[PrivateEngineClient], object]
+        self,
+        prepare: Callable[[PrivateEngineClient], object],
+        may_join: Callable[[], bool] = lambda: True,
     ) -> Iterator[tuple[int, PrivateEngineClient | ShmLLMError]]:
         """Yield the engines that have become ready, each with its client, and those that failed,
         with the error.
 
         Args:
             prepare: brings a new engine into the state of the others.
+            may_join: whether the state of the others is known; else a new engine waits.
         """
         for engine, client in [*self._starting.items()]:
             try:
-                if client.poll_ready() is None:
+                if client.poll_ready() is None or not may_join():
                     continue
                 if self.problem:
                     raise ShmLLMError(self.problem)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from shmllm.ipc.client_channel import ClientChannel
+from shmllm.ipc.ring import record_span
 from shmllm.ipc.slots import Slot
 from shmllm.wire import codec
 from shmllm.wire.messages import RecordKind
@@ -50,14 +51,36 @@ def transmit(
     slots, before = channel.slots, channel.requests.position
     slots.begin_message()
     try:
-        parts = put()
-        if _size_of(parts) > channel.requests.max_payload_bytes:
-            kind, parts = RecordKind.IN_SLOT, _put_in_slot(channel, kind, parts, make_room)
+        kind, parts = fill(channel, kind, put, make_room)
         channel.send(kind, *parts, on_full=make_room, deadline=None)
     except BaseException:
         if channel.requests.position == before:
             slots.take_back()
         raise
+
+
+def fill(
+    channel: ClientChannel,
+    kind: RecordKind,
+    put: Callable[[], codec.Parts],
+    make_room: MakeRoom,
+) -> tuple[RecordKind, codec.Parts]:
+    """Fill the slots of a record, as `transmit` does, and return the record without sending it."""
+    parts = put()
+    if _size_of(parts) > channel.requests.max_payload_bytes:
+        return RecordKind.IN_SLOT, _put_in_slot(channel, kind, parts, make_room)
+    return kind, parts
+
+
+def await_room(channel: ClientChannel, parts: codec.Parts, make_room: MakeRoom) -> None:
+    """Wait until the request ring has room for a record, wherever the record begins in it."""
+    # A record that does not fit in front of the ring's end leaves less than its own size there.
+    needed = 2 * record_span(_size_of(parts))
+    while channel.requests.free_bytes < needed:
+        make_room()
+        channel.waiter.wait_for_room(
+            lambda: channel.has_data() or channel.requests.free_bytes >= needed
+        )
 
 
 def claim_slot(channel: ClientChannel, size: int, make_room: MakeRoom) -> Slot:

@@ -17,6 +17,7 @@ from shmllm.outputs.sleep_report import OwnedBytes
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Method, Rejected
+from shmllm.wire.rpc import RpcCall
 
 
 def token_of(number: int, position: int) -> int:
@@ -50,6 +51,38 @@ class FakeWaiter:
         return has_data()
 
 
+class FakeWorkerCall:
+    """A call on the worker of an engine, which runs it when the result is awaited.
+
+    Attributes:
+        events: what happens to the calls of the engine, in words.
+    """
+
+    def __init__(self, member: FakeMember, call: RpcCall, timeout_s: float | None) -> None:
+        self.events = member.events
+        self._member = member
+        self._call = call
+        self._timeout_s = timeout_s
+
+    def prepare(self) -> None:
+        if self._member.is_dead:
+            raise EngineDeadError("it died")
+        self.events.append("prepare")
+        if self._member.problem is not None:
+            raise self._member.problem
+
+    def send(self) -> None:
+        self.events.append("send")
+
+    def result(self) -> Any:
+        if self._member.is_dead:
+            raise EngineDeadError("it died")
+        return self._member.run_on_worker(self._call, self._timeout_s)
+
+    def end(self) -> None:
+        self.events.append("end")
+
+
 class FakeMember:
     """The client of an engine. One poll is one step, which gives each request a token.
 
@@ -65,6 +98,10 @@ class FakeMember:
         answers: to what is asked, or the exception to raise; None to all else.
         counters: what `stats` returns; empty: the number of requests.
         ring: as `ChannelEngineClient.ring`; a request has one byte.
+        run_on_worker: what its worker does.
+        problem: why no call on its worker can be transmitted, or None.
+        events: what happened to those, in words.
+        open_calls: as `ChannelEngineClient.open_calls`.
         refusal: the message with which it refuses requests; None: it takes them.
     """
 
@@ -91,6 +128,10 @@ class FakeMember:
         self.refusal: str | None = None
         self.counters: dict[str, int] = {}
         self.ring = SimpleNamespace(position=0, consumed_position=0)
+        self.run_on_worker: Callable[[RpcCall, float | None], Any] = lambda call, timeout_s: None
+        self.problem: Exception | None = None
+        self.events: list[str] = []
+        self.open_calls: set[int] = set()
         self._inbox: list[EngineOutput] = []
 
     def poll_ready(self, progress: object = None) -> Any:
@@ -171,6 +212,9 @@ class FakeMember:
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def worker_call(self, call: RpcCall, timeout_s: float | None) -> FakeWorkerCall:
+        return FakeWorkerCall(self, call, timeout_s)
 
     def trace(self, recorder: object) -> None:
         self.recorder = recorder

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+from functools import partial
 
 import pytest
 from support.fake_members import REFUSAL, FakeMember, FakeWaiter, report
+from support.interrupting import Moment, raising_handler
 
 from shmllm.client.pool_calls import PoolCalls, combined
 from shmllm.client.revival import NEW_WEIGHTS, Revival
@@ -267,6 +270,70 @@ def test_checksums_that_differ_are_an_error(engines, calls):
         member.run_on_worker = lambda call, timeout_s, index=index: {"a": str(index)}
     with pytest.raises(CallError, match="engines of the pool have different weights"):
         calls.run_on_worker(RpcCall("compute_weight_checksums"), None)
+
+
+@pytest.mark.parametrize("method", [len, "list_weights", "reload_weights"])
+def test_a_call_is_sent_to_all_engines_before_a_result_is_awaited(engines, calls, method):
+    events = []
+    for index, member in enumerate(engines.members):
+        member.events = events
+        member.run_on_worker = lambda call, timeout_s, index=index: events.append(index) or [index]
+    calls.run_on_worker(RpcCall(method), None)
+    assert events == [*["prepare"] * 2, *["send"] * 2, 0, 1, *["end"] * 2]
+
+
+def test_a_call_that_cannot_be_transmitted_to_one_engine_reaches_none(engines, calls):
+    engines.members[1].problem = RequestError("too large")
+    with pytest.raises(RequestError, match=r"^too large$"):
+        calls.run_on_worker(RpcCall(len), None)
+    assert [member.events for member in engines.members] == [["prepare", "end"]] * 2
+
+
+@pytest.mark.parametrize("error", [CallError("no", "trace"), IpcTimeoutError("no"), REFUSAL])
+def test_what_fails_at_some_engines_names_them(engines, calls, error):
+    error = type(error)(*error.args)
+    engines.members[0].run_on_worker = lambda call, timeout_s: [0]
+    engines.members[1].run_on_worker = raising(error)
+    with pytest.raises(type(error)) as caught:
+        calls.run_on_worker(RpcCall("load_weights"), None)
+    assert caught.value is error
+    assert error.args == (
+        "engine 1 of the pool: no; engine 0 of the pool ran the call, so their states may differ",
+    )
+    assert not engines.dropped
+
+
+def test_different_errors_of_all_engines_are_one(engines, calls):
+    engines.members[0].run_on_worker = raising(IpcTimeoutError("too slow"))
+    engines.members[1].run_on_worker = raising(CallError("no"))
+    with pytest.raises(IpcTimeoutError) as caught:
+        calls.run_on_worker(RpcCall(len), None)
+    assert caught.value.args == (
+        "engine 0 of the pool: too slow; engine 1 of the pool: no, so their states may differ",
+    )
+
+
+def test_an_engine_that_ends_in_a_call_has_no_part_in_its_errors(engines, calls):
+    engines.members[0].is_dead = True
+    engines.members[1].run_on_worker = raising(CallError("no"))
+    with pytest.raises(CallError, match=r"^no$"):
+        calls.run_on_worker(RpcCall(len), None)
+
+
+def test_an_interrupt_at_any_line_sends_a_call_to_all_engines_or_none():
+    for number in itertools.count(1):
+        engines = Engines()
+        for member in engines.members:
+            member.run_on_worker = lambda call, timeout_s: [0]
+        calls, moment = PoolCalls(engines, None), Moment(number, ("shmllm/client/",))
+        with raising_handler():
+            moment.call(partial(calls.run_on_worker, RpcCall(len), None))
+        events = [member.events for member in engines.members]
+        assert len({each.count("send") for each in events}) == 1, moment.where
+        assert all("end" in each for each in events if "prepare" in each), moment.where
+        if moment.where is None:
+            break
+    assert number > 100
 
 
 def test_a_pool_lends_no_memory_of_a_gpu(calls):
