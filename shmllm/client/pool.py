@@ -167,8 +167,7 @@ class EnginePool:
         return self._calls.call(method, argument)
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None = None) -> Any:
-        """See `EngineClient.run_on_worker`. A function gives the results of all engines, by
-        engine and rank; a method that of one engine."""
+        """See `PoolCalls.run_on_worker`."""
         return self._calls.run_on_worker(call, timeout_s)
 
     def trace(self, recorder: Recorder | None) -> None:

@@ -1,7 +1,8 @@
 """How a call on a pool of engines is made of calls on each of them.
 
 All engines of a pool do the same, or none: what some have done is undone if another one cannot do
-it. This module owns the tables of both. It must not know how a call is transmitted.
+it. This module owns the tables of both. Calls on workers cannot be undone; `pool_work` sends them
+to all engines. It must not know how a call is transmitted.
 """
 
 from __future__ import annotations
@@ -167,7 +168,12 @@ class PoolCalls:
         )
 
     def run_on_worker(self, call: RpcCall, timeout_s: float | None) -> Any:
-        """See `EnginePool.run_on_worker`."""
+        """See `EngineClient.run_on_worker`. All engines run the call, in the order of all calls.
+
+        Returns:
+            Of a function, the results of all engines, by engine and rank; of a method, that of one
+            engine.
+        """
 
         def run() -> dict[int, Outcome]:
             return run_on_workers(self._engines, call, timeout_s)

@@ -64,7 +64,7 @@ class EngineControls(WeightControls):
                 `model_runner` it may use, and the arguments. Only the process that started the
                 engine can send functions, unless the engine was started with `allow_callables`.
             timeout: how many seconds to wait; None waits as long as the engine lives. A timeout
-                does not undo the call.
+                does not undo the call, and calls after it run behind it.
             args: the positional arguments, after the worker.
             kwargs: the keyword arguments.
 
@@ -77,6 +77,9 @@ class EngineControls(WeightControls):
                 call.
             CallError: the call raised an exception; contains its text and traceback.
             IpcTimeoutError: the result did not arrive in time; also a TimeoutError.
+
+        All engines of a pool run the call, at the same time. If only some of them give an error,
+        its message names them.
         """
         if not isinstance(method, str) and not callable(method):
             raise RequestError(
