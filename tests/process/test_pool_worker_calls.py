@@ -182,6 +182,14 @@ def test_a_call_that_cannot_be_sent_runs_nowhere(pool: LLM, notes: Notes) -> Non
     assert notes.are()
 
 
+def test_large_calls_and_results_cross(pool: LLM) -> None:
+    data = bytes(range(256)) * 2**13
+    found = pool.collective_rpc(lambda worker, data: data[::-1], args=(data,))
+    assert found == [data[::-1]] * 2
+    with pytest.raises(RequestError, match=r"^the model has no weight 'xxx"):
+        pool.collective_rpc("get_weight", args=("x" * 600_000,))
+
+
 def test_a_method_that_one_engine_refuses_names_it(pool: LLM) -> None:
     client = pool._client._clients[1]  # type: ignore[attr-defined]
     client.call(Method.SLEEP, {"level": 1, "mode": "keep"})
