@@ -232,8 +232,7 @@ class EngineConfig(Section):
         impossible = {
             "model_impl='transformers'": self.load.model_impl == "transformers",
             "enable_lora": self.lora.enable_lora and is_pipeline,
-            f"the speculative method {method!r}": method == "mtp"
-            or (method is not None and is_pipeline),
+            f"the speculative method {method!r}": method is not None and is_pipeline,
             "async_scheduling": self.scheduler.async_scheduling and is_pipeline,
         }
         for name, is_asked in impossible.items():

@@ -89,6 +89,10 @@ class CpuRankPart:
             assert self.shared is not None, "the engine shares blocks"
             self.shared.copy()
             return
+        if kind is Kind.FURTHER:
+            assert self._part.further is not None, "the model has a further layer"
+            self._part.further.play()
+            return
         if kind is Kind.STEP:
             self._part.copy_states(self._program.inputs_of(slot))
         self._program.play(kind, slot)

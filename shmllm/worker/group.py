@@ -24,13 +24,15 @@ class Kind(IntEnum):
     """What the ranks do in a step.
 
     STEP: a step of the model. SCORING: logits of some hidden states. COMMAND: something else, which
-    each is told by itself. SHARING: copies of blocks that engines share.
+    each is told by itself. SHARING: copies of blocks that engines share. FURTHER: a step of the
+    layer that predicts a further token.
     """
 
     STEP = 1
     SCORING = 2
     COMMAND = 3
     SHARING = 4
+    FURTHER = 5
 
 
 class SharedArrays(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.determinism import said
+from support.further_layers import make, save_both
 from support.reference_models import make_model
 from support.variants import slow
 
@@ -109,6 +110,30 @@ def test_another_model_drafts_for_all_ranks(tmp_path: Path) -> None:
         llm.wake_up()
         llm.collective_rpc("reload_weights")
         assert ask(llm, prompts, params) == expected
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", slow("glm4_moe")])
+def test_a_layer_behind_drafts_for_all_ranks(family: str, tmp_path: Path) -> None:
+    """Its drafts are those of one process, also in chunks, and behind hits and wrong drafts."""
+    save_both(*make(family, max_position_embeddings=256), tmp_path)
+    prompts = [{"prompt_token_ids": [7, 8, 9 + number] * (3 + 4 * number)} for number in range(8)]
+    params = [params_of(number, ignore_eos=True) for number in range(8)]
+    options = {"skip_tokenizer_init": True, "dtype": "float32"}
+    with LLM(str(tmp_path), **RANKS, **options) as llm:
+        expected = ask(llm, prompts, params)
+    options |= {
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False},
+        "max_num_batched_tokens": 16,
+    }
+    drafted = []
+    for ranks in (RANKS, RANKS | {"tensor_parallel_size": 1}):
+        with LLM(str(tmp_path), **ranks, **options) as llm:
+            found = [ask(llm, prompts, params) for _ in range(2)]
+            if ranks is RANKS:
+                assert found == [expected, expected]
+            drafted.append((stats_of(llm).draft_tokens, stats_of(llm).accepted_tokens))
+    assert drafted[0] == drafted[1]
+    assert drafted[0][1] > 0
 
 
 @pytest.mark.parametrize("temperature", [slow(0.0), 1.0])

@@ -6,11 +6,14 @@ This module owns where a program has sums over the ranks. It must not know proce
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from shmllm.models.matrices import Matrix, addresses
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.group import Group
+from shmllm.worker.group import Group, Kind
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.group import AWAIT, LINE_BYTES, MEET, PUBLISH, SUM_PARTS, TAKE
 
@@ -112,6 +115,28 @@ class Meetings:
         self._num_meetings += 1
         shared = [group.step.ctypes.data, words.ctypes.data, group.shard.rank, size]
         return [num_rows, *shared, group.ended.ctypes.data, group.waits.ctypes.data]
+
+
+@contextmanager
+def played_by_all(group: Group, kind: Kind, meetings: Meetings) -> Iterator[None]:
+    """Let the other ranks compute their parts of a program while the block computes this one's. An
+    exception that has kept the block from that, such as an interrupt, ends the group: the others
+    would wait for it.
+
+    Args:
+        group: the group.
+        kind: by which the others know the program.
+        meetings: those of the program.
+    """
+    with group.turn:
+        try:
+            group.begin(kind)
+            yield
+        except BaseException:
+            if meetings.are_needed and not meetings.have_ended:
+                group.end()
+            raise
+    group.check()
 
 
 class Link:

@@ -28,6 +28,8 @@ from shmllm.worker.cpu.make_program import (
     make_program,
 )
 from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
+from shmllm.worker.cpu.multi_token_prediction import CpuFurtherProgram
+from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.draft_loading import draft_config, load_draft
@@ -56,6 +58,7 @@ class CpuPart:
         shared: this process's part of the blocks that engines share, or None.
         lora: the adapters of a step, or None.
         program: computes steps.
+        further: computes those of the layer that predicts a further token, or None.
 
     Raises:
         EngineStartError: the model cannot be loaded or divided, or does not fit into the memory.
@@ -66,6 +69,7 @@ class CpuPart:
     shared: CpuSharedCache | None = None
     lora: CpuLora | None
     program: Program
+    further: CpuFurtherProgram | None = None
 
     def __init__(
         self,
@@ -131,6 +135,15 @@ class CpuPart:
             self.lora,
             self._group,
         )
+        if self._config.load.further_layers:
+            self.further = self._make_further(batch)
+
+    def _make_further(self, batch: StepTables) -> CpuFurtherProgram:
+        model, program = self.loaded.model, self.program
+        assert isinstance(model, DecoderModel), "the options refuse it for others"
+        assert isinstance(program, CpuProgram), "the options refuse it for others"
+        common = model, self.cache, batch, program, self._num_threads
+        return CpuFurtherProgram(*common, *arithmetic_of(self.loaded), self._group)
 
     def _make_cache(self, size: CacheSize, arena: Arena) -> None:
         self.kv_cache = arena

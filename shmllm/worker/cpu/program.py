@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from shmllm.models.rope_config import needs_axes
 from shmllm.worker.batch import StepInputs, StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.group import Meetings
+from shmllm.worker.cpu.group import Meetings, played_by_all
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.instructions import activation_dtype, uses_tiles
 from shmllm.worker.cpu.lora import CpuLora
@@ -149,25 +148,10 @@ class CpuProgram:
             The hidden states of the step's tokens after the final norm, [T, hidden], and the
             logits of its samples, [N, vocab], both float32. The next step overwrites both.
         """
-        with self._of_all_ranks(Kind.STEP, self._meetings):
+        with played_by_all(self._group, Kind.STEP, self._meetings):
             self.play(Kind.STEP, 0)
         num_samples = len(inputs.sample_tokens)
         return self._hidden[: len(inputs.token_ids)], self.buffers.logits[:num_samples]
-
-    @contextmanager
-    def _of_all_ranks(self, kind: Kind, meetings: Meetings) -> Iterator[None]:
-        """Let the other ranks compute their parts while the block computes this one's. An exception
-        that has kept the block from that, such as an interrupt, ends the group: the others would
-        wait for it."""
-        with self._group.turn:
-            try:
-                self._group.begin(kind)
-                yield
-            except BaseException:
-                if meetings.are_needed and not meetings.have_ended:
-                    self._group.end()
-                raise
-        self._group.check()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits, [rows, vocab] float32, of some hidden states that `run` returned,
@@ -178,7 +162,7 @@ class CpuProgram:
             self._group.settle()
             self.buffers.scored[: len(rows)] = rows
             self._num_scored[0] = len(rows)
-            with self._of_all_ranks(Kind.SCORING, self._scoring_meetings):
+            with played_by_all(self._group, Kind.SCORING, self._scoring_meetings):
                 self.play(Kind.SCORING, 0)
             logits[begin : begin + len(rows)] = self.buffers.scored_logits[: len(rows)]
         return logits

@@ -26,7 +26,7 @@ from shmllm.worker.batch import EMBEDDED, InputBatch, StepInputs
 from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.make_program import describe_products, make_head
-from shmllm.worker.cpu.multi_token_prediction import make_multi_token_prediction
+from shmllm.worker.cpu.multi_token_prediction import CpuFurtherSteps
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.cpu.tower_products import TowerProducts
@@ -39,6 +39,7 @@ from shmllm.worker.loaded_runner import LoadedRunner, Observe
 from shmllm.worker.loading import Progress, make_info
 from shmllm.worker.memory import smallest
 from shmllm.worker.memory_owners import MemoryOwners, Workspace
+from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
@@ -204,11 +205,9 @@ class CpuRunner(LoadedRunner):
                 config, part.draft, part.cache, first, self._batch, self._sampler, num_threads
             )
             workspaces.append(buffers)
-        elif config.load.further_layers:
-            drafter, buffers = make_multi_token_prediction(
-                config, loaded, self._program, part.cache, self._batch, self._sampler, num_threads
-            )
-            workspaces.append(buffers)
+        elif part.further is not None:
+            sizes = self._batch, self._sampler, loaded.config.hidden_size
+            drafter = MultiTokenPrediction(CpuFurtherSteps(part.further, *sizes), self._batch)
         return drafter
 
     def _not_deterministic(self, config: EngineConfig) -> list[str]:

@@ -156,7 +156,7 @@ def test_ranks_share_blocks_and_stages_do_not() -> None:
         ({"load": TRANSFORMERS, "parallel": RANKS}, "model_impl='transformers'"),
         ({"load": TRANSFORMERS, "parallel": STAGES}, "model_impl='transformers'"),
         ({"speculative": DRAFTS, "parallel": STAGES}, "the speculative method 'draft_model'"),
-        ({"speculative": MTP, "parallel": RANKS}, "the speculative method 'mtp'"),
+        ({"speculative": MTP, "parallel": STAGES}, "the speculative method 'mtp'"),
         ({"speculative": NGRAM, "parallel": STAGES}, "the speculative method 'ngram'"),
         ({"lora": LoraConfig(True), "parallel": STAGES}, "enable_lora"),
         (
