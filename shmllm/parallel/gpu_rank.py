@@ -67,7 +67,7 @@ class GpuRankPart:
 
     def build(self, size: CacheSize) -> MemoryOwners:
         part = self._part
-        self._messages = StepMessages(self._memory, part.resources)
+        self._messages = StepMessages(self._memory, part.resources.inputs)
         part.build(size)
         lora = part.resources.lora
         self.adapters = None if lora is None else RankAdapters(lora)
@@ -82,6 +82,10 @@ class GpuRankPart:
     def play(self, kind: Kind, slot: int) -> None:
         part, program = self._part, self._part.program
         inputs, buffers = part.resources.inputs, part.resources.buffers
+        if kind is Kind.FURTHER:
+            assert part.drafting is not None, "rank 0 drafts"
+            part.drafting.play(self._messages.read(slot))
+            return
         program.begin()
         if kind is Kind.SCORING:
             program.compute_logits(buffers.normed[rows_of_slot(slot)])

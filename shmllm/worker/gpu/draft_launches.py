@@ -7,6 +7,7 @@ the drafted tokens that only the device has. It must not know what a step comput
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -15,8 +16,9 @@ from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher
-from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, GpuInputs
+from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, NO_CHANGES, GpuInputs
 from shmllm.worker.gpu.sampler import GpuSampler
+from shmllm.worker.gpu.step_messages import Act, StepMessage
 from shmllm.worker.gpu.transfers import PendingArrays
 
 
@@ -33,6 +35,8 @@ class DraftLaunches:
         sampler: samples with the parameters of the batch.
         dispatcher: chooses the graphs of the steps.
         device: the device.
+        tell: lets the other ranks of a group compute their parts of a step; None: this process
+            computes whole steps.
     """
 
     def __init__(
@@ -42,7 +46,9 @@ class DraftLaunches:
         sampler: GpuSampler,
         dispatcher: DraftDispatcher,
         device: Device,
+        tell: Callable[[StepMessage], None] | None = None,
     ) -> None:
+        self.tell = tell
         self._batch = batch
         self._inputs = inputs
         self._sampler = sampler
@@ -51,19 +57,33 @@ class DraftLaunches:
         self._pending: list[tuple[LongArray, LongArray, PendingArrays]] = []
 
     def send(
-        self, inputs: StepInputs, is_repeat: bool = False
+        self,
+        inputs: StepInputs,
+        is_repeat: bool = False,
+        act: Act = Act.MODEL,
+        kept: LongArray | None = None,
     ) -> tuple[CudaGraphMode, BatchDescriptor]:
         """Choose the mode and the padded sizes of a step, which are returned, and send its inputs.
 
         As `GpuInputs.send`, for any number of steps: waits until the device has unpacked the inputs
         of the step before the last one.
+
+        Args:
+            inputs: the inputs.
+            is_repeat: whether the step's requests are those of the step before, in their order.
+            act, kept: see `StepMessage`.
         """
+        longest = int(inputs.counts.max())
         mode, descriptor = self._dispatcher.dispatch(
-            len(inputs.token_ids), len(inputs.rows), int(inputs.counts.max())
+            len(inputs.token_ids), len(inputs.rows), longest
         )
         self._unpacked.rotate()
         self._unpacked[0].wait()
-        self._inputs.send(inputs, descriptor, is_repeat)
+        packed = self._inputs.pack(inputs)
+        if self.tell is not None:
+            sizes = mode, descriptor, longest
+            self.tell(StepMessage(*sizes, packed, is_repeat, NO_CHANGES, [], act=act, kept=kept))
+        self._inputs.launch(packed, descriptor, is_repeat)
         self._unpacked[0].record()
         return mode, descriptor
 

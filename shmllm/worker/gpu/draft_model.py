@@ -22,6 +22,7 @@ from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
+from shmllm.worker.gpu.step_messages import StepMessage
 from shmllm.worker.loading import LoadedModel
 
 MOST_MISSED = 2
@@ -58,6 +59,28 @@ class GpuDraftSteps:
         mode, descriptor = self._launches.send(inputs, is_repeat)
         _, logits = self._program.run(mode, descriptor, int(inputs.counts.max()))
         return logits
+
+
+class DraftModelProgram:
+    """See `DraftProgram`. In a group rank 0 alone has it.
+
+    Args:
+        program: the forward pass of the model.
+        group, num_blocks, max_tokens: see `DraftModel`.
+    """
+
+    def __init__(self, program: GpuProgram, group: int, num_blocks: int, max_tokens: int) -> None:
+        self._program = program
+        self._sizes = group, num_blocks, max_tokens
+
+    def capture(self) -> CaptureReport:
+        return self._program.capture()
+
+    def play(self, step: StepMessage) -> None:
+        raise AssertionError("one process computes whole steps")
+
+    def make_drafter(self, batch: InputBatch, launches: DraftLaunches) -> DraftModel:
+        return DraftModel(GpuDraftSteps(self._program, launches), batch, *self._sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +156,10 @@ class DraftModelResources:
         self.inputs.idle(largest)
         self._make_program(cache, eager).run(CudaGraphMode.NONE, largest, tokens)
 
-    def make_drafter(
-        self, cache: GpuKVCache, batch: InputBatch, launches: DraftLaunches
-    ) -> tuple[DraftModel, CaptureReport]:
-        program = self._make_program(cache, self.dispatcher.graphs)
-        captured = program.capture()
-        steps = GpuDraftSteps(program, launches)
+    def make_program(self, cache: GpuKVCache) -> DraftModelProgram:
         group, keys, _ = cache.of_draft(self.loaded.config, self.first).layers[0]
-        max_tokens = len(self.step_buffers.hidden)
-        return DraftModel(steps, batch, group, len(keys), max_tokens), captured
+        sizes = group, len(keys), len(self.step_buffers.hidden)
+        return DraftModelProgram(self._make_program(cache, self.dispatcher.graphs), *sizes)
 
     def _make_program(self, cache: GpuKVCache, dispatcher: GraphDispatcher) -> GpuProgram:
         model, view = self.loaded.model, cache.of_draft(self.loaded.config, self.first)

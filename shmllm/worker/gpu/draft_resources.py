@@ -11,7 +11,30 @@ from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.draft_launches import DraftLaunches
 from shmllm.worker.gpu.graph_dispatcher import DraftDispatcher
+from shmllm.worker.gpu.step_messages import StepMessage
 from shmllm.worker.step_drafter import StepDrafter
+
+
+class DraftProgram(Protocol):
+    """Computes the steps of a model that drafts."""
+
+    def capture(self) -> CaptureReport:
+        """Warm up, and capture the graphs.
+
+        Raises:
+            EngineStartError: a graph cannot be captured, or there is not enough memory.
+        """
+
+    def play(self, step: StepMessage) -> None:
+        """Compute this rank's part of a step of which rank 0 has told."""
+
+    def make_drafter(self, batch: InputBatch, launches: DraftLaunches) -> StepDrafter:
+        """Make the drafter.
+
+        Args:
+            batch: the batch of the large model.
+            launches: sends the inputs and samples.
+        """
 
 
 class DraftResources(Protocol):
@@ -35,16 +58,5 @@ class DraftResources(Protocol):
     def run_largest(self, cache: GpuKVCache) -> None:
         """Compute the largest step, with a KV cache of one block."""
 
-    def make_drafter(
-        self, cache: GpuKVCache, batch: InputBatch, launches: DraftLaunches
-    ) -> tuple[StepDrafter, CaptureReport]:
-        """Make the drafter, and capture its graphs.
-
-        Args:
-            cache: the KV cache.
-            batch: the batch of the large model.
-            launches: sends the inputs and samples.
-
-        Raises:
-            EngineStartError: a graph cannot be captured, or there is not enough memory.
-        """
+    def make_program(self, cache: GpuKVCache) -> DraftProgram:
+        """Make what computes the steps with the KV cache."""

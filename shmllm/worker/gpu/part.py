@@ -16,6 +16,7 @@ from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.draft_resources import DraftProgram
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.kv_dtype import unused_scales
@@ -54,6 +55,7 @@ class GpuPart:
         cache: the KV cache.
         shared: the blocks that engines share, or None.
         program: computes steps.
+        drafting: computes those of a model that drafts, or None.
         captured: the cost of its graphs.
 
     Raises:
@@ -67,6 +69,7 @@ class GpuPart:
     cache: GpuKVCache
     shared: GpuSharedCache | None = None
     program: Program
+    drafting: DraftProgram | None = None
     captured: CaptureReport
 
     def __init__(
@@ -139,8 +142,12 @@ class GpuPart:
             memory = self.staging.allocate((self.staging.num_bytes,), torch.uint8)
             self.shared = GpuSharedCache(self.cache.sections, memory, self.device)
         self.program = self.resources.make_program(self.cache, self.dispatcher)
+        drafts = self.resources.drafts
         with torch.inference_mode():
             self.captured = self.program.capture(on_capture)
+            if drafts is not None:
+                self.drafting = drafts.make_program(self.cache)
+                self.captured += self.drafting.capture()
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Launch the copies of blocks of states, each from one to another."""

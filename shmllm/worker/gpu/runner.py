@@ -202,7 +202,7 @@ class GpuRunner(LoadedRunner):
         self._adapters = None if self._lora is None else ranks.adapters(self._lora)
         self.kv_groups = resources.shape.groups
         self._is_deterministic = config.load.deterministic
-        self._messages = None if group is None else StepMessages(group, resources)
+        self._messages = None if group is None else StepMessages(group, self.inputs)
 
         def build() -> int:
             part.build(size, on_capture)
@@ -210,17 +210,17 @@ class GpuRunner(LoadedRunner):
 
         weight_bytes = ranks.together(build, "build", size)
         self.shared_cache = part.shared
-        cache, self._program, captured = part.cache, part.program, part.captured
+        self._program, captured = part.program, part.captured
         with torch.inference_mode():
             if loaded.config.lm_head:
                 sampled, logits = part.dispatcher.sampled_captures(), self._buffers.logits
                 captured += self.sampler.capture(device, sampled, logits, self.inputs)
-            self._drafter: StepDrafter | None = None
-            if drafts is not None:
-                shared = self.batch, self.inputs, self.sampler
-                launches = DraftLaunches(*shared, drafts.dispatcher, device)
-                self._drafter, further = drafts.make_drafter(cache, self.batch, launches)
-                captured += further
+        self._drafter: StepDrafter | None = None
+        if drafts is not None and part.drafting is not None:
+            shared = self.batch, self.inputs, self.sampler
+            tell = None if self._messages is None else self._tell
+            launches = DraftLaunches(*shared, drafts.dispatcher, device, tell)
+            self._drafter = part.drafting.make_drafter(self.batch, launches)
         self._num_level_tokens = self._buffers.levels.shape[1]
         self._timers = deque(StepTimer(device) for _ in range(MAX_STEPS_IN_FLIGHT))
         self._score_prompt = PromptScorer(
@@ -338,6 +338,13 @@ class GpuRunner(LoadedRunner):
         if shared is not None and self._drafter is None:
             shared.save(plan.saves_after)  # the timer ends later
         return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states)
+
+    def _tell(self, step: StepMessage) -> None:
+        """Let the others compute their parts of a step between two of the model's. Several of those
+        may be under way, so this waits until the others have read of the one before."""
+        assert self._messages is not None, "there are others"
+        self._ranks.memory.settle()
+        self._ranks.memory.begin(Kind.FURTHER, self._messages.write(step))
 
     def _adapters_of(self, plan: StepPlan) -> list[GpuAdapter | None] | None:
         """Return the adapter of each request; None: those of the step before, or there are none.

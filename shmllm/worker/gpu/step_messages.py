@@ -9,23 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.adapters import Adapter
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
-from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, BlockChanges, PackedStep
-from shmllm.worker.gpu.step_resources import StepResources
+from shmllm.worker.gpu.inputs import (
+    MAX_STEPS_IN_FLIGHT,
+    NO_CHANGES,
+    BlockChanges,
+    GpuInputs,
+    PackedStep,
+)
 from shmllm.worker.group import SharedArrays
 from shmllm_kernels.reference.step import StepSizes
 
 NUM_SCORED_BITS = 31
 _MODES = list(CudaGraphMode)
-NUMBERS = 17
+NUMBERS = 19
 """The number of int64 of a step besides its arrays."""
+
+
+class Act(IntEnum):
+    """What a step computes.
+
+    MODEL: the model. FOLLOW, ADVANCE: the layer that predicts a further token, as the methods of
+    `FurtherSteps` of these names. LOGITS: those of hidden states that the layer has kept; such a
+    step has no inputs.
+    """
+
+    MODEL = 0
+    FOLLOW = 1
+    ADVANCE = 2
+    LOGITS = 3
 
 
 @dataclass(slots=True)
@@ -40,6 +61,9 @@ class StepMessage:
         state_copies: the blocks of states to copy first, each a source and a target.
         adapters: (2, requests) int64, the numbers of `numbers_of` and how many tokens each request
             has; None: those of the step before, or the engine has no adapters.
+        act: what the step computes.
+        kept: (2, n) int64, of FOLLOW the rows that keep a hidden state, and the tokens that have
+            it; of LOGITS the rows, twice; None: there are none.
     """
 
     mode: CudaGraphMode
@@ -50,6 +74,8 @@ class StepMessage:
     changes: BlockChanges
     state_copies: list[tuple[int, int]]
     adapters: LongArray | None = None
+    act: Act = Act.MODEL
+    kept: LongArray | None = None
 
 
 class StepMessages:
@@ -57,11 +83,11 @@ class StepMessages:
 
     Args:
         arrays: the memory of the group.
-        resources: the objects that compute steps, which have the same sizes on all ranks.
+        inputs: the inputs of a step, which have the same sizes on all ranks.
     """
 
-    def __init__(self, arrays: SharedArrays, resources: StepResources) -> None:
-        num_groups, num_rows, width = resources.inputs.block_tables.shape
+    def __init__(self, arrays: SharedArrays, inputs: GpuInputs) -> None:
+        num_groups, num_rows, width = inputs.block_tables.shape
         num_entries = num_groups * num_rows * width
         slots = MAX_STEPS_IN_FLIGHT
         self._next = 0
@@ -70,17 +96,18 @@ class StepMessages:
             return arrays.array(f"steps: {name}", slots, *shape, dtype=dtype)
 
         self._numbers: LongArray = array("numbers", NUMBERS)
-        self._packed: LongArray = array("inputs", resources.inputs.num_packed)
+        self._packed: LongArray = array("inputs", inputs.num_packed)
         self._indices: LongArray = array("changed entries", num_entries)
         self._block_ids: IntArray = array("blocks", num_entries, dtype="int32")
         self._copies: LongArray = array("copied states", 2 * num_rows, 2)
         self._adapters: LongArray = array("adapters", 2, num_rows)
+        self._kept: LongArray = array("kept hidden states", 2, num_rows)
 
     def write(self, step: StepMessage) -> int:
         """Write a step. Returns its slot."""
         slot, self._next = self._next, (self._next + 1) % MAX_STEPS_IN_FLIGHT
         descriptor, packed, changes = step.descriptor, step.packed, step.changes
-        copies, adapters = step.state_copies, step.adapters
+        copies, adapters, kept = step.state_copies, step.adapters, step.kept
         numbers = [
             _MODES.index(step.mode),
             *(descriptor.num_tokens, descriptor.num_reqs),
@@ -90,6 +117,7 @@ class StepMessages:
             *(len(packed.numbers), int(packed.has_embeds), int(packed.looks_ahead)),
             *(len(changes.indices), len(copies)),
             -1 if adapters is None else adapters.shape[1],
+            *(step.act, 0 if kept is None else kept.shape[1]),
         ]
         self._numbers[slot, : len(numbers)] = numbers
         self._packed[slot, : len(packed.numbers)] = packed.numbers
@@ -99,6 +127,8 @@ class StepMessages:
             self._copies[slot, : len(copies)] = copies
         if adapters is not None:
             self._adapters[slot, :, : adapters.shape[1]] = adapters
+        if kept is not None:
+            self._kept[slot, :, : kept.shape[1]] = kept
         return slot
 
     def read(self, slot: int) -> StepMessage:
@@ -107,6 +137,7 @@ class StepMessages:
             self._numbers[slot].tolist()
         )
         sizes, (num_packed, *flags, num_changes, num_copies, num_adapters) = rest[:3], rest[3:9]
+        act, num_kept = rest[9:11]
         return StepMessage(
             _MODES[mode],
             BatchDescriptor(tokens, requests, bool(uniform), drafts, verified),
@@ -116,12 +147,26 @@ class StepMessages:
             BlockChanges(self._indices[slot, :num_changes], self._block_ids[slot, :num_changes]),
             [(source, target) for source, target in self._copies[slot, :num_copies].tolist()],
             None if num_adapters < 0 else self._adapters[slot, :, :num_adapters],
+            Act(act),
+            self._kept[slot, :, :num_kept],
         )
 
 
 def numbers_of(adapters: Sequence[Adapter | None]) -> list[int]:
     """Return the number of each request's adapter in rank 0; -1: it has none."""
     return [-1 if each is None else each.number for each in adapters]
+
+
+def logits_message(rows: LongArray) -> StepMessage:
+    """Return the step that computes the logits of kept hidden states.
+
+    Args:
+        rows: (n,) int64, the rows that have kept them.
+    """
+    nothing = PackedStep(np.zeros(0, np.int64), StepSizes(0, 0, 0), False, False)
+    sizes = CudaGraphMode.NONE, BatchDescriptor(0, 0, False), 0
+    kept = np.stack([rows, rows])
+    return StepMessage(*sizes, nothing, False, NO_CHANGES, [], act=Act.LOGITS, kept=kept)
 
 
 def slot_of_rows(first: int, count: int) -> int:

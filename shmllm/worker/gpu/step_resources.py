@@ -149,7 +149,8 @@ class StepResources:
             made = DraftModelResources.allocate(config, draft, model, inputs, device)
         elif config.load.further_layers:
             assert isinstance(loaded.model, DecoderModel), "the options refuse it for others"
-            made = FurtherResources.allocate(config, loaded.model, inputs, buffers, device)
+            own = loaded.model, inputs, buffers, device, meetings
+            made = FurtherResources.allocate(config, *own)
         return cls(
             loaded,
             device,
@@ -201,14 +202,14 @@ class StepResources:
         hidden, logits = program.run(CudaGraphMode.NONE, largest, tokens)
         if model.lm_head:
             self._sample_largest(program, hidden, logits)
+        if self.drafts is not None:
+            self.drafts.run_largest(cache)
         if not self.meetings.has_rest:
             return
         hidden.float()  # of pooling requests
         head = make_head(self.loaded.model, self.device)
         if head is not None:
             head(torch.zeros(tokens, model.hidden_size))
-        if self.drafts is not None:
-            self.drafts.run_largest(cache)
 
     def _sample_largest(self, program: Program, hidden: Tensor, logits: Tensor) -> None:
         """Sample at the logits of the largest step, and score the most tokens of a prompt."""

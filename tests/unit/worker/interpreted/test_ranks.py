@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance.gpu_drafting_models import other, with_model
+from conformance.gpu_drafting_models import (
+    further,
+    latent_config,
+    other,
+    record_drafts,
+    with_further,
+    with_model,
+)
 from conformance.gpu_drafts import MIXED, ScriptedDrafter, draft_with, drafting_config
 from conformance.gpu_encoders import encoder_config, encoders, vectors_of
 from conformance.gpu_engine import (
@@ -36,7 +44,7 @@ from conformance.gpu_images import make_config as make_image_config
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
 from conformance.gpu_ranks import KV_HEADS, compiled_kernels, ended_in_time, fake_ranks, make
-from support.fake_gpu import FakeGpu
+from support.fake_gpu import FakeGpu, eager
 from support.model_helpers import reference_model, save
 from support.rounded_attention import round_keys_and_values
 from support.variants import slow
@@ -52,7 +60,7 @@ from shmllm.worker.memory import CacheSize
 from shmllm.worker.ranks import NoRanks
 from shmllm_kernels.gpu import group as kernels
 
-__all__ = ["compiled_kernels", "encoders", "fake_ranks", "make", "other"]
+__all__ = ["compiled_kernels", "encoders", "fake_ranks", "further", "make", "other"]
 
 
 @pytest.fixture(scope="module")
@@ -350,6 +358,28 @@ def test_the_first_rank_drafts_for_all(
     stats = ours.core.scheduler.stats
     assert stats.draft_tokens > 0
     assert not is_right or stats.accepted_tokens == stats.draft_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
+def test_a_layer_behind_drafts_on_all_ranks(
+    further: Path, make: Any, gpu_device: FakeGpu, mode: str
+) -> None:
+    """Rank 0 tells of steps while others are under way. It waits until the others have launched
+    these, which are computed as they are launched."""
+    gpu_device.progress = eager
+    config = with_further(latent_config(further, mode, sizes=(4,)), 2)
+    found = []
+    for engine in (make(config), Engine(config, gpu_device)):
+        drafted = record_drafts(engine)
+        for number in (0, 1, 2):
+            options = {"temperature": 0.7 * number, "seed": number, "max_tokens": 9}
+            engine.add(number, PROMPTS[number], **options)
+        with ended_in_time(engine) if not found else nullcontext():
+            engine.run()
+        assert len(drafted) > 5
+        found.append((engine.tokens, drafted))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("family", ["mamba2", slow("llama")])
