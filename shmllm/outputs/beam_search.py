@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from shmllm.outputs.logprobs import Logprob
 
 
-@dataclass(slots=True)
+@dataclass
 class BeamSearchSequence:
     """One sequence of a beam search: the prompt and one continuation.
 
@@ -31,7 +31,7 @@ class BeamSearchSequence:
     lora_request: None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class BeamSearchOutput:
     """The best sequences for one prompt.
 

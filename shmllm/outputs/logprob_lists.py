@@ -7,8 +7,11 @@ not know tokenizers: the caller passes a function that returns the text of a tok
 
 from __future__ import annotations
 
+import copy
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, overload
 
 from shmllm.outputs.logprobs import Logprob
@@ -153,6 +156,16 @@ class LogprobsList(Sequence[Position | None]):
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        # dataclasses.asdict and astuple convert what is in a list and deepcopy other objects.
+        # Without a look at who copies, entries would stay Logprobs, which json cannot write.
+        caller = sys._getframe(2)
+        if caller.f_globals.get("__name__") == "dataclasses":
+            convert = caller.f_globals[caller.f_code.co_name]
+            converted: list[Any] = convert(list(self), caller.f_locals[_factory_name(caller)])
+            return converted
+        return copy.deepcopy(list(self), memo)
+
     def _entry(self, index: int) -> Position | None:
         position = index - self._has_none
         if position < 0:
@@ -186,3 +199,8 @@ class LogprobsList(Sequence[Position | None]):
         if len(before) < MAX_CONTEXT:
             before = [*self._context[len(before) - MAX_CONTEXT :], *before]
         return self._text_of(before, token)
+
+
+def _factory_name(frame: FrameType) -> str:
+    """The name of the second argument of a frame's function: "dict_factory" or "tuple_factory"."""
+    return frame.f_code.co_varnames[1]

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 
-@dataclass(slots=True)
+@dataclass
 class Logprob:
     """The log-probability of one token at one position.
 

@@ -1,12 +1,14 @@
 """The results of pooling requests: vectors, probabilities and scores, with vLLM's names.
 
-Vectors are numpy arrays. Properties convert them to a torch tensor or a list when they are read.
+Vectors are numpy arrays. The fields of vLLM convert them to a torch tensor or a list when they are
+read, also by `dataclasses.asdict`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,49 +16,86 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float32]
 
 
-@dataclass(slots=True, eq=False)
-class PoolingOutput:
+Read = TypeVar("Read")
+
+
+class _HasArray:
+    """What has an `array`, which is no field."""
+
+    array: Vector
+
+
+class Converted(Generic[Read]):
+    """A field that is kept as `array` and converted each time that it is read.
+
+    Args:
+        convert: makes the field's value of the array.
+    """
+
+    def __init__(self, convert: Callable[[Vector], Read]) -> None:
+        self._convert = convert
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: _HasArray, owner: type) -> Read: ...
+
+    def __get__(self, instance: _HasArray | None, owner: type) -> Read | Self:
+        if instance is None:
+            raise AttributeError("the field has no default")  # which dataclasses asks for
+        return self._convert(instance.array)
+
+    def __set__(self, instance: _HasArray, value: Vector | Sequence[float] | Read) -> None:
+        instance.array = np.asarray(value, np.float32)
+
+
+def _as_list(array: Vector) -> list[float]:
+    values: list[float] = array.tolist()
+    return values
+
+
+def _as_tensor(array: Vector) -> Any:
+    import torch
+
+    return torch.from_numpy(array.copy())
+
+
+@dataclass(eq=False, repr=False)
+class PoolingOutput(_HasArray):
     """What was computed of a prompt, as `LLM.encode` returns it.
 
     Attributes:
+        data: a copy of the array as a torch tensor. Reading it imports torch.
         array: a read-only float32 array, of shape (components,) for "embed" and "classify",
             (tokens, components) for tasks of tokens, (chunks, components) with late chunking, and
             () for the score of a document by late interaction.
     """
 
-    array: Vector
+    data: Converted[Any] = Converted(_as_tensor)
 
     @classmethod
     def empty(cls) -> Self:
         """The output of a request that failed."""
         return cls(np.frombuffer(b"", np.float32))
 
-    @property
-    def data(self) -> Any:
-        """A copy of the array as a torch tensor. Imports torch."""
-        import torch
-
-        return torch.from_numpy(self.array.copy())
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PoolingOutput) and np.array_equal(self.array, other.array)
 
+    def __repr__(self) -> str:
+        return f"PoolingOutput(array={self.array!r})"
 
-@dataclass(slots=True, eq=False)
-class EmbeddingOutput:
+
+@dataclass(eq=False, repr=False)
+class EmbeddingOutput(_HasArray):
     """The embedding of a prompt, as `LLM.embed` returns it.
 
     Attributes:
+        embedding: the vector as a list of floats.
         array: the vector, a read-only float32 array of shape (hidden_size,).
     """
 
-    array: Vector
-
-    @property
-    def embedding(self) -> list[float]:
-        """The vector as a list of floats."""
-        values: list[float] = self.array.tolist()
-        return values
+    embedding: Converted[list[float]] = Converted(_as_list)
 
     @property
     def hidden_size(self) -> int:
@@ -75,22 +114,17 @@ class EmbeddingOutput:
         return cls(_one_vector(pooling_output, "embedding"))
 
 
-@dataclass(slots=True, eq=False)
-class ClassificationOutput:
+@dataclass(eq=False, repr=False)
+class ClassificationOutput(_HasArray):
     """The scores of the classes for a prompt, as `LLM.classify` returns them.
 
     Attributes:
+        probs: the scores as a list of floats.
         array: a read-only float32 array of shape (num_classes,): probabilities, or logits without
             `use_activation`.
     """
 
-    array: Vector
-
-    @property
-    def probs(self) -> list[float]:
-        """The scores as a list of floats."""
-        values: list[float] = self.array.tolist()
-        return values
+    probs: Converted[list[float]] = Converted(_as_list)
 
     @property
     def num_classes(self) -> int:
@@ -109,7 +143,7 @@ class ClassificationOutput:
         return cls(_one_vector(pooling_output, "probability"))
 
 
-@dataclass(slots=True)
+@dataclass
 class ScoringOutput:
     """The score of two prompts, as `LLM.score` returns it.
 
@@ -134,7 +168,7 @@ def _one_vector(output: PoolingOutput, what: str) -> Vector:
     return output.array
 
 
-@dataclass(slots=True)
+@dataclass
 class LateChunk:
     """A chunk of a text, whose vector is a row of the result.
 
@@ -148,7 +182,7 @@ class LateChunk:
     char_range: tuple[int, int] | None
 
 
-@dataclass(slots=True)
+@dataclass
 class LateChunkingMetadata:
     """Where the vectors of a text come from.
 
@@ -166,7 +200,7 @@ class LateChunkingMetadata:
 Output = TypeVar("Output")
 
 
-@dataclass(slots=True)
+@dataclass
 class PoolingRequestOutput(Generic[Output]):
     """The result of one pooling request.
 
@@ -203,8 +237,6 @@ class PoolingRequestOutput(Generic[Output]):
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     """The result of one prompt of `LLM.embed`."""
 
-    __slots__ = ()
-
     @classmethod
     def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> Self:
         """The same result as an embedding, which is empty if the request failed."""
@@ -215,8 +247,6 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     """The result of one prompt of `LLM.classify`."""
 
-    __slots__ = ()
-
     @classmethod
     def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> Self:
         """The same result as probabilities, which are empty if the request failed."""
@@ -226,8 +256,6 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """The result of one pair of prompts of `LLM.score`."""
-
-    __slots__ = ()
 
     @classmethod
     def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> Self:

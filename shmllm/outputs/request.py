@@ -41,7 +41,7 @@ def _warn(name: str, unknown: str) -> None:
     logger.warning("%s: ignores the unknown arguments %s", name, unknown)
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestMetrics:
     """Timestamps and counters of one request.
 
@@ -122,7 +122,7 @@ def _sum_if_known(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-@dataclass(slots=True)
+@dataclass
 class WeightVersionSpan:
     """The output tokens that were sampled with one version of the weights.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+from dataclasses import asdict, astuple
 
 import pytest
 
 from shmllm.outputs.logprob_lists import LogprobsList, LogprobStore
 from shmllm.outputs.logprobs import Logprob
+from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 TOKENS = [7, 3, 9]
 
@@ -84,6 +87,31 @@ def test_a_copy_is_equal_and_does_not_need_the_tokenizer(store, make_copy):
     copied = make_copy(entries)
     assert copied == entries
     assert copied[0][2].decoded_token == "<2>"
+
+
+def test_asdict_of_a_result_converts_entries_as_those_of_a_list(store):
+    entries = LogprobsList(TOKENS, store, begins_with_none=True)
+    for convert in (asdict, astuple):
+        results = [
+            RequestOutput("0", "a", TOKENS, each, [CompletionOutput(0, "b", [3], 0.5, each)], True)
+            for each in (entries, list(entries))
+        ]
+        assert convert(results[0]) == convert(results[1])
+    converted = asdict(results[0])
+    assert converted["outputs"][0]["logprobs"][1][2]["rank"] == 2
+    assert json.loads(json.dumps(converted))["prompt_logprobs"][1]["7"]["logprob"] == -0.5
+    first = CompletionOutput(0, "b", [3], 0.5, entries[1:2])
+    assert asdict(first, dict_factory=list) == asdict(
+        CompletionOutput(0, "b", [3], 0.5, EXPECTED[:1]), dict_factory=list
+    )
+
+
+def test_a_deep_copy_shares_no_entry(store):
+    completion = CompletionOutput(0, "a", TOKENS, logprobs=LogprobsList(TOKENS, store))
+    copied = copy.deepcopy(completion)
+    assert copied == completion
+    copied.logprobs[0][7].logprob = 0.0
+    assert completion.logprobs == EXPECTED
 
 
 def test_the_list_of_a_prompt_begins_with_none(store):
