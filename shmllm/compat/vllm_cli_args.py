@@ -20,7 +20,9 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2*
 _COUNT = re.compile(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)")
 _HELP = {each.name: each.help for each in LLM_OPTIONS}
 _TYPES = {each.name: each.annotation.removesuffix(" | None") for each in LLM_OPTIONS}
-_CALLBACKS = ("on_load_progress", "on_capture_progress")
+_NO_ARGUMENTS = ("on_load_progress", "on_capture_progress", "chat_template")
+"""Functions, and what vLLM's `LLM` takes and its `EngineArgs` do not: programs may have an argument
+of this name."""
 _SHORT = {
     "quantization": "-q",
     "tensor_parallel_size": "-tp",
@@ -68,7 +70,7 @@ def add_arguments(
     group = parser.add_argument_group("engine", "The options of LLM.")
     defaults = {each.name: each.default for each in fields(EngineArgs)}
     for name in options:
-        if name in _CALLBACKS:
+        if name in _NO_ARGUMENTS:
             continue
         default = defaults[name]
         how: dict[str, Any] = {"default": default, "help": _help_text(name)}

@@ -41,6 +41,14 @@ class FrontEndConfig(Section):
         Free(),
         flag="",
     )
+    chat_template: Any = option(
+        None,
+        "The template of `chat` in place of the model's default: a file, the Jinja source, or the "
+        "name of one of the model's templates.",
+        Free(),
+        default_text="the model's",
+        flag="",
+    )
     compilation_config: Any = option(
         None,
         "A mapping with `cudagraph_mode`, `cudagraph_capture_sizes` and "

@@ -108,6 +108,7 @@ class FrontEnd:
             options.mm_processor_kwargs or {},
             options.allowed_local_media_path,
         )
+        template = _given_template(options, tokenizer_directory)
         client = start_engine(options, config)
         tracing = FrontEndTracing(client)
         try:
@@ -115,7 +116,7 @@ class FrontEnd:
             if options.skip_tokenizer_init:
                 tokenizer = Tokenizer(NoBackend())
             else:
-                tokenizer = Tokenizer.from_directory(tokenizer_directory)
+                tokenizer = Tokenizer.from_directory(tokenizer_directory, template)
             tracing.record_slice(Slice.LOAD_TOKENIZER)
             client.wait_ready(progress)
             tracing.record_slice(Slice.START_ENGINE)
@@ -343,6 +344,15 @@ def _ended(served: Iterable[list[RequestState]], progress: Progress) -> Iterator
                 state.raise_error()
             if state.ends_request:
                 yield state
+
+
+def _given_template(options: FrontEndConfig, directory: Path) -> str | None:
+    """The source of the chat template that the options name; None without one."""
+    if options.chat_template is None:
+        return None
+    from shmllm.frontend.text.chat_template import read_given_template
+
+    return read_given_template(options.chat_template, directory)
 
 
 def _names(name: str | Sequence[str]) -> list[str]:

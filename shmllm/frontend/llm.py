@@ -266,7 +266,7 @@ class LLM(EngineControls, PoolingCalls):
 
         Args:
             messages: a list of {"role": ..., "content": ...}, or a list of such lists.
-            chat_template: template source or name; None takes the model's.
+            chat_template: template source or name; None takes the option `chat_template`'s.
             tools: definitions of tools in OpenAI's form, for templates that take them. Calls are
                 in `tool_calls` of the completions, and reasoning in `reasoning`.
             tool_choice: "auto" or None, "none", "required", or {"type": "function", "function":

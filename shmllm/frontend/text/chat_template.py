@@ -20,6 +20,7 @@ from shmllm.frontend.text.template_needs import fit_calls
 # This mark is appended to the text that the model continues, and located in the rendered prompt.
 # The space at its end shows whether the template strips the message.
 _CONTINUE_MARK = "\ue000continue-from-here\ue000 "
+_MOST_SHOWN = 80  # characters of a template in a message
 # Matches templates that distinguish a list of content parts from a string, or iterate over parts.
 _READS_PARTS = re.compile(
     r"\bcontent['\"\]]*\s+is\s+(not\s+)?(string|iterable|sequence|mapping)\b"
@@ -94,6 +95,57 @@ def select_template(templates: Mapping[str, str], wanted: str | None, *, has_too
         "the model has no chat template; pass one with chat_template=, or use generate() with "
         "plain prompts"
     )
+
+
+def read_given_template(given: object, directory: Path) -> str:
+    """The source of the template that the option `chat_template` of an LLM means.
+
+    Args:
+        given: the path of a file, the source itself, or the name of one of the model's templates.
+            A file has precedence. A text without braces and line ends is no source.
+        directory: the directory of the model's templates.
+
+    Raises:
+        EngineStartError: `given` is none of these, or no template that compiles.
+    """
+    if not isinstance(given, str | Path):
+        raise EngineStartError(
+            f"chat_template must be a path or the source of a template, got {type(given).__name__}"
+        )
+    try:
+        source = _read_file(given)
+        if source is None:
+            source = _named_or_literal(given, directory)
+        check_template(source)
+    except (OSError, ValueError, RequestError) as error:
+        shown = repr(given if len(str(given)) <= _MOST_SHOWN else f"{str(given)[:_MOST_SHOWN]}...")
+        raise EngineStartError(f"chat_template={shown}: {one_line(error)}") from error
+    return source
+
+
+def _read_file(path: str | Path) -> str | None:
+    """The text of a file; None if `path` is a str and no file can be opened there."""
+    try:
+        file = open(path, encoding="utf-8")  # noqa: SIM115
+    except (OSError, ValueError):  # a source is too long for a name, or has a null character
+        if isinstance(path, Path):
+            raise
+        return None
+    with file:
+        return file.read()
+
+
+def _named_or_literal(given: str | Path, directory: Path) -> str:
+    text = str(given)
+    if any(character in text for character in "{}\n"):
+        return text
+    named = load_templates(directory)
+    if text not in named:
+        known = f"; the model has {', '.join(sorted(named))}" if named else ""
+        raise RequestError(
+            f"there is no such file that can be read, and no template of this name{known}"
+        )
+    return named[text]
 
 
 def check_template(source: str) -> None:

@@ -88,6 +88,7 @@ class Tokenizer:
         backend: the tokenizing library.
         special_tokens: the texts of special tokens by name ("bos_token", "eos_token", ...).
         directory: the model directory, with the chat templates; None without one.
+        chat_template: the source of the default chat template, in place of the model's.
 
     Attributes:
         special_tokens: the same; chat templates may use them as variables.
@@ -99,9 +100,11 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self._backend = backend
         self._directory = directory
+        self._default_template = chat_template
         self._chat_templates: dict[str, str] | None = None
         self._byte_tables: tuple[ByteTable, ByteTable] | None = None
         if backend.byte_level:
@@ -118,14 +121,20 @@ class Tokenizer:
         return file if file is not None and file.is_file() else None
 
     @classmethod
-    def from_directory(cls, path: Path) -> Tokenizer:
+    def from_directory(cls, path: Path, chat_template: str | None = None) -> Tokenizer:
         """Load the tokenizer of a model directory.
+
+        Args:
+            path: the directory.
+            chat_template: as for the constructor.
 
         Raises:
             EngineStartError: the directory has no tokenizer files, or they cannot be read.
         """
         backend, special_tokens = load_backend(path)
-        return cls(backend, special_tokens=special_tokens, directory=path)
+        return cls(
+            backend, special_tokens=special_tokens, directory=path, chat_template=chat_template
+        )
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
@@ -262,13 +271,15 @@ class Tokenizer:
 
         Args:
             wanted: the source itself, or the name of one of the model's templates; None chooses
-                the model's default.
+                the default that the tokenizer was made with, or else the model's.
             has_tools: whether the conversation has tools.
 
         Raises:
             RequestError: there is none, or it cannot be read.
         """
         self.check_exists()
+        if wanted is None and self._default_template is not None:
+            return self._default_template
         from shmllm.frontend.text.chat_template import load_templates, select_template
 
         if self._chat_templates is None:
@@ -288,7 +299,7 @@ class Tokenizer:
             continue_final_message: end the prompt directly after the text of the last message,
                 which the model then continues.
             chat_template: the source of a template, or the name of one of the model's
-                templates; None uses the model's default.
+                templates; None uses the default, as `chat_template` does.
             tools: the JSON schemas of tools.
             chat_template_content_format: the form in which the template gets contents: "string",
                 "openai" for lists of parts, or "auto" for lists if the template reads them.

@@ -91,3 +91,9 @@ def test_every_option_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-num-batched-tokens" in out
     assert "--tensor-parallel-size" in out
     assert "--on-load-progress" not in out
+
+
+def test_a_program_may_have_its_own_argument_for_a_chat_template() -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.add_argument("--chat-template")
+    assert parser.parse_args(["--chat-template", "a"]).chat_template == "a"

@@ -148,10 +148,11 @@ def byte_level_model(tmp_path_factory):
 def make_llm(monkeypatch, byte_level_model):
     """A function that returns an LLM and the FakeEngineClient that it uses."""
 
-    def make(steps_per_poll=1, **changes):
+    def make(steps_per_poll=1, options=None, **changes):
         engine = FakeEngineClient(steps_per_poll, **changes)
         monkeypatch.setattr(front_end, "start_engine", lambda *_: engine)
-        return LLM(str(byte_level_model), generation_config="shmllm"), engine
+        options = {"generation_config": "shmllm"} | (options or {})
+        return LLM(str(byte_level_model), **options), engine
 
     return make
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shmllm.errors import RequestError
-from shmllm.frontend import dispatcher
+from shmllm import LLM
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend import dispatcher, front_end
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import Rejected
 
@@ -83,3 +84,24 @@ def test_requests_of_a_generator_that_is_closed_under_the_lock_are_aborted_later
     assert engine.aborted == []
     llm.generate([6], SamplingParams(max_tokens=1), use_tqdm=False)
     assert sorted(engine.aborted) == [0, 1, 2]
+
+
+def test_the_chat_template_of_the_llm_is_the_default_of_chat(make_llm, tmp_path):
+    params = SamplingParams(max_tokens=1)
+    messages = [{"role": "user", "content": "hi"}]
+    file = tmp_path / "template.jinja"
+    file.write_text("file {{ messages[0].content }}", encoding="utf-8")
+    source = "source {{ messages[0].content }}"
+    for given, wanted in [(None, "user:hi\n"), (file, "file hi"), (source, "source hi")]:
+        llm, _ = make_llm(options={"chat_template": given})
+        assert llm.chat(messages, params, use_tqdm=False)[0].prompt == wanted
+        (output,) = llm.chat(messages, params, use_tqdm=False, chat_template="call")
+        assert output.prompt == "call"
+
+
+def test_a_bad_chat_template_is_found_before_an_engine_starts(monkeypatch, make_llm):
+    make_llm()
+    monkeypatch.setattr(front_end, "start_engine", lambda *_: pytest.fail("an engine started"))
+    for given in ("missing.jinja", "{% if %}", 5):
+        with pytest.raises(EngineStartError, match=r"^chat_template"):
+            LLM(chat_template=given)

@@ -8,8 +8,12 @@ import warnings
 
 import pytest
 
-from shmllm.errors import RequestError
-from shmllm.frontend.text.chat_template import load_templates, select_template
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.text.chat_template import (
+    load_templates,
+    read_given_template,
+    select_template,
+)
 from shmllm.frontend.text.tokenizer import Tokenizer
 
 HEADERS = """{{ bos_token }}
@@ -372,3 +376,38 @@ def test_no_template(templates, message):
 def test_tokenizer_without_template(tokenizer_of):
     with pytest.raises(RequestError, match="has no chat template"):
         tokenizer_of("metaspace").apply_chat_template([USER])
+
+
+def test_a_given_template_is_a_file_a_source_or_a_name(tmp_path, monkeypatch):
+    named = tmp_path / "additional_chat_templates"
+    named.mkdir()
+    (named / "short.jinja").write_text("short", encoding="utf-8")
+    file = tmp_path / "other.jinja"
+    file.write_text("é{{ messages }}", encoding="utf-8")
+    for given in (file, str(file)):
+        assert read_given_template(given, tmp_path) == "é{{ messages }}"
+    for source in ("{{ messages }}", "two\nlines", "{{ messages }}" + 5000 * " ", "{{ '\0' }}"):
+        assert read_given_template(source, tmp_path) == source
+    assert read_given_template("short", tmp_path) == "short"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_text("of the file", encoding="utf-8")
+    assert read_given_template("short", tmp_path) == "of the file"
+
+
+def test_a_given_template_that_is_none_is_one_line(tmp_path):
+    (tmp_path / "latin.jinja").write_bytes(b"\xe9")
+    (tmp_path / "chat_template.jinja").write_text("a", encoding="utf-8")
+    for given, problem in [
+        ("missing.jinja", "'missing.jinja': there is no such file.*the model has default$"),
+        (tmp_path / "missing.jinja", "No such file"),
+        ("", "no such file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "latin.jinja", "utf-8"),
+        ("{% if %}" + 500 * "x", r"x\.\.\.': no Jinja template: "),
+        (5, "must be a path or the source of a template, got int"),
+    ]:
+        with pytest.raises(EngineStartError, match=problem) as caught:
+            read_given_template(given, tmp_path)
+        assert str(caught.value).startswith("chat_template")
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300
