@@ -52,10 +52,9 @@ class Measured:
 
     def add_request(self, state: RequestState) -> None:
         """Adds the times of a finished request. A request without tokens adds nothing."""
-        times = state.token_times or []
-        if not times:
+        times, arrival = state.token_times or [], state.metrics.arrival_ts
+        if not times or arrival is None:
             return
-        arrival = state.metrics.arrival_time
         self.ttft_s.append(times[0] - arrival)
         self.e2e_s.append(times[-1] - arrival)
         self.itl_s += [later - earlier for earlier, later in itertools.pairwise(times)]

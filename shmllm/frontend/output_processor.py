@@ -207,8 +207,8 @@ class OutputProcessor:
             if (state := self._states.get(columns.numbers[row])) is not None:
                 state.num_cached_tokens = state.metrics.num_cached_tokens = cached
                 if columns.queued_ns:
-                    state.metrics.queued_time = columns.queued_ns[i] / 1e9
-                    state.metrics.scheduled_time = columns.scheduled_ns[i] / 1e9
+                    state.metrics.queued_ts = columns.queued_ns[i] / 1e9
+                    state.metrics.scheduled_ts = columns.scheduled_ns[i] / 1e9
         for row, count in zip(columns.preempted_rows, columns.preempted_counts, strict=True):
             if (state := self._states.get(columns.numbers[row])) is not None:
                 state.metrics.num_preemptions = count

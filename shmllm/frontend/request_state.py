@@ -132,7 +132,7 @@ class RequestState:
         self.vector = b""
         self._vector_begin = 0
         self.versions: VersionStarts = []
-        self.metrics = RequestMetrics(arrival_time=time.monotonic())
+        self.metrics = RequestMetrics(arrival_time=time.time(), arrival_ts=time.monotonic())
 
     @property
     def text(self) -> OutputText:
@@ -199,9 +199,9 @@ class RequestState:
 
     def _append(self, token_ids: list[int], finish: int, time_s: float) -> bool:
         self.token_ids += token_ids
-        if self.metrics.first_token_time is None and token_ids:
-            self.metrics.first_token_time = time_s
-        self.metrics.last_token_time = time_s
+        if self.metrics.first_token_ts is None and token_ids:
+            self.metrics.first_token_ts = time_s
+        self.metrics.last_token_ts = time_s
         if self.token_times is not None:
             self.token_times += [time_s] * len(token_ids)
         if finish:
@@ -221,9 +221,9 @@ class RequestState:
             times_s: when the engine published each of them, in seconds of CLOCK_MONOTONIC.
         """
         self.token_ids += token_ids
-        if self.metrics.first_token_time is None:
-            self.metrics.first_token_time = times_s[0]
-        self.metrics.last_token_time = times_s[-1]
+        if self.metrics.first_token_ts is None:
+            self.metrics.first_token_ts = times_s[0]
+        self.metrics.last_token_ts = times_s[-1]
         self.metrics.num_steps += len(times_s)
         if self.token_times is not None:
             self.token_times += times_s

@@ -45,15 +45,17 @@ def _warn(name: str, unknown: str) -> None:
 class RequestMetrics:
     """Timestamps and counters of one request.
 
-    Timestamps are in seconds of CLOCK_MONOTONIC, as in `time.monotonic()`; None means that the
-    event has not happened, or that its time is unknown.
+    Names that end in `_ts` are seconds of CLOCK_MONOTONIC, as in `time.monotonic()`; None means
+    that the event has not happened, or that its time is unknown. `queued_time`, `scheduled_time`,
+    `first_token_time` and `last_token_time` are the same events on the clock of `arrival_time`.
 
     Attributes:
-        arrival_time: when the front end accepted the request.
-        queued_time: when the engine added the request to its waiting queue.
-        scheduled_time: when the engine first scheduled the request.
-        first_token_time: when the engine published the first token.
-        last_token_time: when the engine published the latest token.
+        arrival_time: when the front end accepted the request, as in `time.time()`.
+        arrival_ts: the same event on the other clock; None if it is not known.
+        queued_ts: when the engine added the request to its waiting queue.
+        scheduled_ts: when the engine first scheduled the request.
+        first_token_ts: when the engine published the first token.
+        last_token_ts: when the engine published the latest token.
         num_preemptions: the number of times that the request was preempted, known when it is
             finished.
         num_cached_tokens: the number of prompt tokens that were prefix-cache hits.
@@ -71,27 +73,33 @@ class RequestMetrics:
     """
 
     arrival_time: float
-    queued_time: float | None = None
-    scheduled_time: float | None = None
-    first_token_time: float | None = None
-    last_token_time: float | None = None
+    arrival_ts: float | None = None
+    queued_ts: float | None = None
+    scheduled_ts: float | None = None
+    first_token_ts: float | None = None
+    last_token_ts: float | None = None
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_steps: int = 0
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
 
-    # vLLM's class has these names for four of the timestamps.
-    queued_ts = property(lambda self: self.queued_time)
-    scheduled_ts = property(lambda self: self.scheduled_time)
-    first_token_ts = property(lambda self: self.first_token_time)
-    last_token_ts = property(lambda self: self.last_token_time)
+    queued_time = property(lambda self: self._on_clock_of_arrival(self.queued_ts))
+    scheduled_time = property(lambda self: self._on_clock_of_arrival(self.scheduled_ts))
+    first_token_time = property(lambda self: self._on_clock_of_arrival(self.first_token_ts))
+    last_token_time = property(lambda self: self._on_clock_of_arrival(self.last_token_ts))
 
     @property
     def first_token_latency(self) -> float | None:
-        """Seconds from `arrival_time` to `first_token_time`; None before the first token."""
-        first = self.first_token_time
-        return None if first is None else first - self.arrival_time
+        """Seconds from the arrival to the first token; None before it."""
+        if self.first_token_ts is None or self.arrival_ts is None:
+            return None
+        return self.first_token_ts - self.arrival_ts
+
+    def _on_clock_of_arrival(self, moment: float | None) -> float | None:
+        if moment is None or self.arrival_ts is None:
+            return None
+        return self.arrival_time + (moment - self.arrival_ts)
 
     def end_drafts(self) -> None:
         """Take note that the engine ended the request. It says how much was drafted, if anything

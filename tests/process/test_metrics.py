@@ -106,22 +106,24 @@ def test_gauges_return_to_zero_after_an_abort(llm: LLM) -> None:
 def test_the_timestamps_of_a_request_are_in_order(llm: LLM) -> None:
     llm.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    began = time.monotonic()
+    began, began_ts = time.time(), time.monotonic()
     outputs = llm.generate(["import os\n" * 30] * 2, params, use_tqdm=False)
     for output in outputs:
         metrics = output.metrics
         assert metrics is not None
         moments = [
-            began,
-            metrics.arrival_time,
-            metrics.queued_time,
-            metrics.scheduled_time,
-            metrics.first_token_time,
-            metrics.last_token_time,
+            began_ts,
+            metrics.arrival_ts,
+            metrics.queued_ts,
+            metrics.scheduled_ts,
+            metrics.first_token_ts,
+            metrics.last_token_ts,
             time.monotonic(),
         ]
         assert moments == sorted(moments)
         assert len(set(moments)) == len(moments)
+        assert began <= metrics.arrival_time <= time.time()
+        assert metrics.arrival_time < metrics.queued_time < metrics.last_token_time
         assert metrics.num_preemptions == 0
         assert metrics.num_cached_tokens == output.num_cached_tokens
         assert metrics.first_token_latency > 0

@@ -33,7 +33,7 @@ def test_the_lowest_value_ends_first_with_the_tokens_of_other_orders(multiproces
         llm.resume_generation()
         outputs = llm.wait_for_completion(use_tqdm=False)
         assert tokens(outputs) == alone
-        ends = [output.metrics.last_token_time for output in outputs]
+        ends = [output.metrics.last_token_ts for output in outputs]
         order = sorted(range(12), key=lambda i: ends[i])
         assert order == sorted(range(12), key=lambda i: (priorities[i], i))
 

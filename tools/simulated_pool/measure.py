@@ -172,9 +172,10 @@ def _times(outputs: Sequence[RequestOutput], began_s: float, work_s: float) -> T
     for output in outputs:
         times = output.metrics
         assert times is not None
-        assert times.first_token_time is not None
-        assert times.last_token_time is not None
-        first.append(times.first_token_time - times.arrival_time)
-        last.append(times.last_token_time - times.arrival_time)
-        end_s = max(end_s, times.last_token_time)
+        assert times.arrival_ts is not None
+        assert times.first_token_ts is not None
+        assert times.last_token_ts is not None
+        first.append(times.first_token_ts - times.arrival_ts)
+        last.append(times.last_token_ts - times.arrival_ts)
+        end_s = max(end_s, times.last_token_ts)
     return Times(end_s - began_s, fmean(first), fmean(last), work_s)

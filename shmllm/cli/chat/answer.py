@@ -284,7 +284,7 @@ def _answer(reply: Reply, request: PreparedRequest | None, states: list[RequestS
     if state.error is not None:
         raise RequestError(state.error)
     num_tokens, metrics = len(state.token_ids), state.metrics
-    first, last = metrics.first_token_time, metrics.last_token_time
+    first, last = metrics.first_token_ts, metrics.last_token_ts
     took_s = 0.0 if first is None or last is None else last - first
     return Answer(
         reply.content,

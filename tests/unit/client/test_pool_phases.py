@@ -303,8 +303,8 @@ def test_the_figures_of_a_request_begin_with_its_prefill():
     pool.dispatcher.collect(pool.group, 0.001)
     (state,) = pool.states
     assert state.num_cached_tokens == 16
-    assert state.metrics.queued_time == 1
-    assert state.metrics.scheduled_time == 1 + 1e-9
+    assert state.metrics.queued_ts == 1
+    assert state.metrics.scheduled_ts == 1 + 1e-9
     assert state.token_ids == [9]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import time
 
 import numpy as np
 import pytest
@@ -270,6 +271,7 @@ def test_a_request_can_be_aborted_before_its_first_token(processor):
     state = add(processor, stop=["x"])
     processor.process([columns((state.number, [], ABORT))])
     assert ending(state) == ("", "abort", None)
+    assert state.metrics.first_token_ts is None
     assert state.metrics.first_token_time is None
 
 
@@ -331,7 +333,25 @@ def test_times_are_those_of_the_output_columns(processor):
     for time_ns in (2_000_000_000, 3_000_000_000, 5_500_000_000):
         processor.process([columns((state.number, [7]), time_ns=time_ns)])
     metrics = request_output(state).metrics
-    assert (metrics.first_token_time, metrics.last_token_time) == (2.0, 5.5)
+    assert (metrics.first_token_ts, metrics.last_token_ts) == (2.0, 5.5)
+
+
+def test_a_request_arrives_on_the_wall_clock(processor):
+    began = time.time(), time.monotonic()
+    state = add(processor)
+    ended = time.time(), time.monotonic()
+    queued_ns, first_ns = (time.monotonic_ns() + later for later in (0, 2 * 10**9))
+    state.metrics.queued_ts = queued_ns / 1e9
+    processor.process([columns((state.number, [7]), time_ns=first_ns)])
+    metrics = request_output(state).metrics
+    for before, moment, after in zip(
+        began, (metrics.arrival_time, metrics.arrival_ts), ended, strict=True
+    ):
+        assert before <= moment <= after
+    latency = metrics.first_token_ts - metrics.arrival_ts
+    assert metrics.first_token_latency == latency
+    assert metrics.first_token_time == pytest.approx(metrics.arrival_time + latency, abs=1e-3)
+    assert metrics.arrival_time <= metrics.queued_time < metrics.first_token_time
 
 
 def drafted_of(state):
@@ -752,8 +772,8 @@ def test_processing_several_steps_together_gives_the_same_states(
         assert to_abort == [n for event in events for n in apart.process([event])[1]]
     for left, right in zip(states[together], states[apart], strict=True):
         assert left.token_times == right.token_times
-        assert left.metrics.first_token_time == right.metrics.first_token_time
-        assert left.metrics.last_token_time == right.metrics.last_token_time
+        assert left.metrics.first_token_ts == right.metrics.first_token_ts
+        assert left.metrics.last_token_ts == right.metrics.last_token_ts
         assert request_output(left).outputs == request_output(right).outputs
         assert left.text.take_delta() == right.text.take_delta()
 
