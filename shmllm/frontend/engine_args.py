@@ -11,6 +11,7 @@ from typing import Any
 
 from shmllm.frontend.engine_options import LLM_OPTIONS
 from shmllm.frontend.foreign_options import NO_EFFECT, ONLY_VALUES, TRANSLATED
+from shmllm.frontend.speculative_options import SHORT_NAMES
 from shmllm.params.signatures import takes_fields_of
 from shmllm.params.unknown_options import reject_unknown_options
 
@@ -19,6 +20,7 @@ _DEFAULTS: dict[str, Any] = (
     | {name: each.allowed[0] for name, each in ONLY_VALUES.items()}
     | {name: each.default for name, each in NO_EFFECT.items()}
     | dict.fromkeys(TRANSLATED)
+    | dict.fromkeys(SHORT_NAMES)
 )
 _Fields: Any = make_dataclass(
     "_Fields", [(name, Any, field(default=default)) for name, default in _DEFAULTS.items()]

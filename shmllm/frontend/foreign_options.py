@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend.kv_transfer_options import read_kv_transfer_config
+from shmllm.frontend.speculative_options import SHORT_NAMES, with_keys_of_short_names
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ TRANSLATED: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 """Options that stand for options of ours, which a function returns."""
 
-FOREIGN_NAMES = (*ONLY_VALUES, *NO_EFFECT, *TRANSLATED)
+FOREIGN_NAMES = (*ONLY_VALUES, *NO_EFFECT, *TRANSLATED, *SHORT_NAMES)
 
 
 def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def check_foreign_options(callee: str, given: Mapping[str, Any]) -> dict[str, An
             valid, or stands for an option that is given, too.
     """
     unknown: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in with_keys_of_short_names(given).items():
         if name in ONLY_VALUES:
             allowed, reason = ONLY_VALUES[name]
             if not any(value == each and type(value) is type(each) for each in allowed):

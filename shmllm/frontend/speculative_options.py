@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from shmllm.config.speculative import METHODS_WITHOUT_MODEL, SpeculativeConfig
 from shmllm.errors import EngineStartError, nearest
@@ -47,6 +47,39 @@ NO_EFFECT = {
     "draft_load_config": "a draft model is loaded as the model is",
 }
 """vLLM's keys that are ignored, and why."""
+SHORT_NAMES = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+}
+"""vLLM's options that stand for a key each."""
+
+
+def with_keys_of_short_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an LLM, in which those of `SHORT_NAMES` are keys of `speculative_config`.
+
+    Raises:
+        EngineStartError: a key is given twice, or there are keys for what is not a mapping.
+    """
+    others = {name: value for name, value in options.items() if name not in SHORT_NAMES}
+    keys = {
+        key: options[name] for name, key in SHORT_NAMES.items() if options.get(name) is not None
+    }
+    if not keys:
+        return others
+    config = {} if others.get(OPTION) is None else others[OPTION]
+    if not isinstance(config, Mapping):
+        _refuse_type(config)
+    for name, key in SHORT_NAMES.items():
+        if key in keys and config.get(key) is not None:
+            raise EngineStartError(f"{name} is given twice, here and as {key!r} of {OPTION}")
+    return {**others, OPTION: {**config, **keys}}
+
+
+def _refuse_type(config: object) -> NoReturn:
+    raise EngineStartError(
+        f'{OPTION} must be a mapping such as {{"method": "ngram"}}, got {config!r}'
+    )
 
 
 def read_speculative_config(config: Any) -> SpeculativeConfig:
@@ -58,9 +91,7 @@ def read_speculative_config(config: Any) -> SpeculativeConfig:
     if config is None:
         return SpeculativeConfig()
     if not isinstance(config, Mapping):
-        raise EngineStartError(
-            f'{OPTION} must be a mapping such as {{"method": "ngram"}}, got {config!r}'
-        )
+        _refuse_type(config)
     given = _known_keys(config)
     if not given:
         return SpeculativeConfig()

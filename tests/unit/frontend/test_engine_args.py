@@ -14,11 +14,13 @@ from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError, SamplingP
 from shmllm.engine.worker import METHODS
 from shmllm.frontend.engine_options import make_engine_config, read_profiler_config
 from shmllm.frontend.foreign_options import (
+    FOREIGN_NAMES,
     NO_EFFECT,
     ONLY_VALUES,
     TRANSLATED,
     check_foreign_options,
 )
+from shmllm.frontend.speculative_options import SHORT_NAMES
 
 OWN = [
     name for name in inspect.signature(LLM.__init__).parameters if name not in ("self", "options")
@@ -27,7 +29,7 @@ OWN = [
 
 def test_every_option_of_llm_is_a_field():
     names = [field.name for field in dataclasses.fields(EngineArgs)]
-    assert set(names) == {*OWN, *ONLY_VALUES, *NO_EFFECT, *TRANSLATED}
+    assert set(names) == {*OWN, *FOREIGN_NAMES}
     assert names[0] == "model"
 
 
@@ -35,6 +37,7 @@ def test_an_option_is_in_one_table_only():
     assert not set(ONLY_VALUES) & set(NO_EFFECT)
     assert not {*ONLY_VALUES, *NO_EFFECT} & {*OWN, *TRANSLATED}
     assert not {*TRANSLATED} & {*OWN}
+    assert len(FOREIGN_NAMES) == len({*FOREIGN_NAMES} - {*OWN})
 
 
 def test_llm_options_are_the_values_that_differ_from_the_defaults():
@@ -163,7 +166,7 @@ def test_docs_vllm_md_lists_each_option():
         assert f"| `{name}` | {values} | {reason} |\n" in text
     for name, (default, reason) in NO_EFFECT.items():
         assert f"| `{name}` | `{default!r}` | {reason} |\n" in text
-    for name in (*OWN, *TRANSLATED, *METHODS):
+    for name in (*OWN, *TRANSLATED, *SHORT_NAMES, *METHODS):
         assert f"`{name}" in text, name
 
 

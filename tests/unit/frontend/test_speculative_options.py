@@ -11,8 +11,10 @@ import pytest
 from shmllm.config.speculative import SpeculativeConfig
 from shmllm.errors import EngineStartError
 from shmllm.frontend import speculative_options
+from shmllm.frontend.engine_args import EngineArgs
+from shmllm.frontend.engine_options import read_llm_options
 from shmllm.frontend.model_files import bundled_model
-from shmllm.frontend.speculative_options import read_speculative_config
+from shmllm.frontend.speculative_options import SHORT_NAMES, read_speculative_config
 
 
 @pytest.mark.parametrize("given", [None, {}, {"method": None}])
@@ -86,3 +88,36 @@ def test_keys_without_effect_are_named_in_the_log(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         read_speculative_config({"method": "ngram", "rejection_sample_method": "strict"})
     assert "rejection_sample_method has no effect" in caplog.text
+
+
+def read(**options: Any) -> SpeculativeConfig:
+    return read_llm_options("LLM", "tiny", options)[1].speculative
+
+
+def test_short_names_are_keys_of_the_configuration() -> None:
+    wanted = read(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    assert read(spec_method="ngram", spec_tokens=3) == wanted
+    assert read(speculative_config={"method": "ngram"}, spec_tokens=3) == wanted
+    assert read(speculative_config={"method": "ngram", "model": None}, spec_tokens=3) == wanted
+    assert read(spec_model="tiny", spec_tokens=2) == read(
+        speculative_config={"model": "tiny", "num_speculative_tokens": 2}
+    )
+    assert read(**dict.fromkeys(SHORT_NAMES)) == SpeculativeConfig()
+    assert EngineArgs(spec_method="ngram").llm_options() == {"spec_method": "ngram"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"speculative_config": {"method": "ngram"}, "spec_method": "suffix"},
+            "spec_method is given twice, here and as 'method' of speculative_config",
+        ),
+        ({"speculative_config": "ngram", "spec_tokens": 2}, "must be a mapping such as"),
+        ({"spec_tokens": 2}, "needs a method, or a model that drafts"),
+        ({"spec_method": "ngram", "spec_tokens": 0}, "num_speculative_tokens must be"),
+    ],
+)
+def test_short_names_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(EngineStartError, match=words):
+        read(**options)
