@@ -17,6 +17,7 @@ from shmllm.params.items import Modality
 
 _KINDS: dict[str, Modality] = {
     "image_url": "image",
+    "input_image": "image",
     "image_pil": "image",
     "image": "image",
     "input_audio": "audio",
@@ -25,7 +26,10 @@ _KINDS: dict[str, Modality] = {
     "video_url": "video",
     "video": "video",
 }
-"""The types of parts, which are also the names of the fields with the items, and what they are."""
+"""The types of parts, which are also the names of the fields with the items, and what they are. The
+first field that a part has is its type if it has none."""
+_FIELDS = {"input_image": "image_url"}
+"""The fields with the items where they have other names."""
 _REFUSED = ("image_embeds", "audio_embeds", "video_embeds")
 
 
@@ -59,7 +63,7 @@ def _without_items(message: Any, where: str, folder: str, items: list[GivenItem]
         return message
     parts: list[Any] = []
     for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = _kind_of(part) if isinstance(part, Mapping) else None
         here = f"{where}.content[{index}]"
         if kind in _REFUSED:
             raise RequestError(
@@ -75,6 +79,13 @@ def _without_items(message: Any, where: str, folder: str, items: list[GivenItem]
     return {**message, "content": parts}
 
 
+def _kind_of(part: Mapping[str, Any]) -> Any:
+    kind = part.get("type")
+    if kind is None:
+        return next((each for each in (*_KINDS, *_REFUSED) if each in part), None)
+    return kind if isinstance(kind, str) else None
+
+
 def _uuid_of(part: Mapping[str, Any], where: str) -> str | None:
     uuid = part.get("uuid")
     if uuid is not None and not isinstance(uuid, str):
@@ -83,15 +94,16 @@ def _uuid_of(part: Mapping[str, Any], where: str) -> str | None:
 
 
 def _value_of(part: Mapping[str, Any], kind: str, where: str, folder: str, uuid: str | None) -> Any:
-    value = next((part[key] for key in (kind, "url") if part.get(key) is not None), None)
-    if kind.endswith("_url") and isinstance(value, Mapping):
+    field = _FIELDS.get(kind, kind)
+    value = next((part[key] for key in (field, "url") if part.get(key) is not None), None)
+    if field.endswith("_url") and isinstance(value, Mapping):
         value = value.get("url")
     if kind == "input_audio" and isinstance(value, Mapping):
         value = value.get("data")
     if isinstance(value, str):
         return _item_of_text(kind, where, value, folder)
     if value is None and uuid is None:
-        raise RequestError(f"{where} has no {_KINDS[kind]}: give it as {kind!r}")
+        raise RequestError(f"{where} has no {_KINDS[kind]}: give it as {field!r}")
     return value
 
 

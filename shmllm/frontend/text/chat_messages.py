@@ -25,6 +25,15 @@ ITEM_PARTS: dict[Modality, dict[str, str]] = {
 
 Marks = Mapping[Modality, str]
 
+_TEXT_KINDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""The types of parts that are texts, and the fields with the texts."""
+
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Templates read one of these names, and callers use one of them."""
 
@@ -118,23 +127,44 @@ def _checked_content(content: object, where: str, keep_parts: bool, marks: Marks
         raise RequestError(
             f"{where} must be a str or a list of text parts, got {type(content).__name__}"
         )
-    for position, part in enumerate(content):
-        is_item = marks is not None and part in ITEM_PARTS.values()
-        if not is_item and (
-            not isinstance(part, dict)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
-            raise RequestError(
-                f'{where}[{position}] must be {{"type": "text", "text": ...}}; other kinds of '
-                "content are not supported"
-            )
+    parts = [
+        part
+        if marks is not None and part in ITEM_PARTS.values()
+        else _text_part(part, f"{where}[{position}]")
+        for position, part in enumerate(content)
+    ]
     if keep_parts:
-        return content
+        return parts
     texts = [
-        part["text"] if part["type"] == "text" else (marks or {})[part["type"]] for part in content
+        part["text"] if part["type"] == "text" else (marks or {})[part["type"]] for part in parts
     ]
     return "\n".join(texts)
+
+
+def _text_part(part: Any, where: str) -> dict[str, Any]:
+    """A part as {"type": "text", "text": ...}, with its further fields. A str is a text, too, and
+    so is a part without a type that has a text."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type", "text") if isinstance(part, dict) else None
+    field = _TEXT_KINDS.get(kind) if isinstance(kind, str) else None
+    text = None if field is None else part.get(field)
+    if not isinstance(text, str):
+        raise RequestError(
+            f'{where} must be a str or {{"type": "text", "text": ...}}, got {_shown(part)}; other '
+            "kinds of content are not supported"
+        )
+    others = {name: value for name, value in part.items() if name != field}
+    return {**others, "type": "text", "text": text}
+
+
+def _shown(part: object) -> str:
+    """What a part is, in few words: it may contain a whole image."""
+    if not isinstance(part, dict):
+        return f"a value of the type {type(part).__name__}"
+    if "type" in part:
+        return f"a part of the type {str(part['type'])[:40]!r}"
+    return f"a part with the fields {', '.join(part)[:80]}" if part else "an empty part"
 
 
 def checked_tools(tools: object) -> list[Any] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from PIL import Image
 
 from shmllm.errors import RequestError
 from shmllm.frontend.audio.opening import Sound
@@ -54,6 +55,10 @@ def taken(part: Any, folder: str = "") -> GivenItem:
         {"type": "audio_url", "audio_url": DATA_URL},
         {"type": "audio", "audio": DATA_URL},
         {"type": "audio", "url": DATA_URL},
+        {"input_audio": {"data": DATA}},
+        {"audio_url": DATA_URL},
+        {"type": None, "audio_url": {"url": DATA_URL}},
+        {"audio": DATA_URL, "text": "no text"},
     ],
 )
 @pytest.mark.parametrize("uuid", [None, "a name"])
@@ -83,7 +88,11 @@ def test_files_below_the_folder_are_read(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["input_audio", "audio_url", "audio"])
 def test_a_uuid_alone_names_a_sound_that_is_known(kind: str) -> None:
-    for part in ({"type": kind, "uuid": "u"}, {"type": kind, kind: None, "uuid": "u"}):
+    for part in (
+        {"type": kind, "uuid": "u"},
+        {"type": kind, kind: None, "uuid": "u"},
+        {kind: None, "uuid": "u"},
+    ):
         assert taken(part) == GivenItem("audio", None, "u")
 
 
@@ -102,6 +111,25 @@ def test_sounds_keep_their_order_beside_other_items() -> None:
     assert given.items[0].value is WAVE
 
 
+def test_the_image_of_an_input_image_is_its_image_url() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 3)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    for part in ({"type": "input_image", "image_url": url}, {"image_url": url}):
+        (item,) = take_items(conversation(part), "")[1].items
+        assert (item.modality, item.value.size) == ("image", (2, 3))
+
+
+def test_texts_beside_items_may_have_no_type() -> None:
+    found, given = take_items(
+        [{"role": "user", "content": ["a", {"text": "b"}, {"audio": WAVE}]}], ""
+    )
+    assert found == [
+        {"role": "user", "content": ["a", {"text": "b"}, {"type": "audio", "audio": ""}]}
+    ]
+    assert len(given.items) == 1
+
+
 def test_conversations_without_items_stay_the_same_object() -> None:
     messages = conversation({"type": "text", "text": "b"})
     found, given = take_items(messages, "")
@@ -116,6 +144,7 @@ def test_conversations_without_items_stay_the_same_object() -> None:
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, " has no audio: give it as"),
         ({"type": "audio", "audio": WAVE, "uuid": 3}, ": 'uuid' must be a str, got 3"),
         ({"type": "audio_embeds", "audio_embeds": WAVE}, " is of the type 'audio_embeds'; supp"),
+        ({"audio_embeds": WAVE}, " is of the type 'audio_embeds'; supp"),
         ({"type": "input_audio", "input_audio": {"data": "ä"}}, " is not valid base64: "),
         ({"type": "input_audio", "input_audio": {"data": ""}}, " is empty (0 bytes)"),
         ({"type": "input_audio", "input_audio": {"data": "YWJj"}}, " has an unknown format"),

@@ -164,6 +164,29 @@ def test_tools_and_variables(ours, theirs):
     both(ours, theirs, [USER], chat_template=HEADERS, bos_token="<other>")
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a",
+        {"text": "a"},
+        {"type": "input_text", "text": "a"},
+        {"type": "output_text", "text": "a"},
+        {"type": "refusal", "refusal": "a"},
+        {"type": "thinking", "thinking": "a"},
+    ],
+)
+@pytest.mark.parametrize("content_format", ["openai", "string"])
+def test_other_forms_of_text_parts_are_texts(ours, part, content_format):
+    options = {
+        "chat_template": "{{ messages[0].content }}",
+        "chat_template_content_format": content_format,
+    }
+    as_text = [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]
+    assert ours.apply_chat_template(
+        [{"role": "user", "content": [part, "b"]}], **options
+    ) == ours.apply_chat_template(as_text, **options)
+
+
 def test_content_parts(ours, theirs):
     message = {
         "role": "user",
@@ -265,9 +288,18 @@ def test_strftime_now(ours, theirs):
         ([USER, {"role": "user"}], r"messages\[1\] has no content"),
         ([{"role": "user", "content": None}], r"messages\[0\] has no content"),
         ([{"role": "user", "content": 3}], r"content must be a str .* got int"),
-        ([{"role": "user", "content": ["x"]}], r"content\[0\] must be"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] must be"),
-        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] must be"),
+        (
+            [{"role": "user", "content": [5]}],
+            r"content\[0\] must be .* got a value of the type int",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            r"got a part of the type 'image_url'",
+        ),
+        ([{"role": "user", "content": ["a", {"type": "text"}]}], r"content\[1\] must be"),
+        ([{"role": "user", "content": [{"type": 5, "text": "a"}]}], r"of the type '5'"),
+        ([{"role": "user", "content": [{"file": "x"}]}], r"got a part with the fields file; other"),
+        ([{"role": "user", "content": [{}]}], r"content\[0\] must be .* got an empty part"),
         ([{"role": "user", "content": "x", "f": object()}], "holds a object; .* JSON"),
         ([{**REPLY, "tool_calls": ["x"]}], r"tool_calls\[0\] must be .*\"function\""),
         ([{**REPLY, "tool_calls": [{"function": 3}]}], r"tool_calls\[0\] must be"),
