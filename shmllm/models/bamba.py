@@ -25,7 +25,7 @@ __all__ = ["configure", "named_weights"]
 
 def configure(fields: Fields) -> ModelConfig:
     num_layers, positions = read_num_layers(fields), read_positions(fields, 262144)
-    mamba = read_mamba2(fields, HYBRID_MAMBA2)
+    mamba = read_mamba2(fields.null_as_false("mamba_conv_bias"), HYBRID_MAMBA2)
     chosen = _attention_layers(fields)
     mlp = read_mlp(fields, bias=fields.flag("mlp_bias", False))
     attention = _read_attention(fields, positions) if chosen else mamba

@@ -168,7 +168,7 @@ class ModelConfig:
         architecture = architecture_name(fields)
         is_quantized = quantization_fields(fields) is not None
         config: ModelConfig = find_family(architecture).configure(fields)
-        if not fields.flag("is_causal", True) and not config.both_ways:
+        if not fields.null_as_false("is_causal").flag("is_causal", True) and not config.both_ways:
             config = replace(config, layers=attend_both_ways(config.layers, fields))
         if is_quantized and config.transposed:
             raise fields.error("quantized checkpoints of this family are not supported")

@@ -21,6 +21,7 @@ from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
 
 
 def configure(fields: Fields) -> ModelConfig:
+    fields = fields.null_as_false("rope_interleave", "norm_topk_prob")
     positions = read_positions(fields, 4096)
     attention = read_latent_attention(
         fields, positions, interleaved=fields.flag("rope_interleave", True)

@@ -34,7 +34,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """Checked access to the fields of one JSON object. A field that is null counts as absent.
+    """Checked access to the fields of one JSON object. A field that is null counts as absent, but
+    for booleans: see `flag`.
 
     Attributes:
         values: the object.
@@ -95,8 +96,11 @@ class Fields:
         return None if self.values.get(name) is None else self.number(name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a boolean."""
-        value = self._required(name, default)
+        """Returns a boolean. Null is false, as in Python, if `default` is false, too; otherwise it
+        is an error, because neither meaning is sure."""
+        value = self.values.get(name, default)
+        if value is None and not default:
+            return False
         if not isinstance(value, bool):
             raise self.error(f"{name!r} must be true or false, not {_shown(value)}")
         return value
@@ -135,6 +139,12 @@ class Fields:
         """Returns the fields with values for those that are absent."""
         missing = {name: x for name, x in defaults.items() if self.values.get(name) is None}
         return self.with_values(self.values | missing)
+
+    def null_as_false(self, *names: str) -> Fields:
+        """Returns the fields with false for those of these names that are null. They are booleans
+        whose default is true, and for which transformers takes null, too."""
+        false = {name: False for name in names if self.values.get(name, True) is None}
+        return self.with_values(self.values | false)
 
     def with_values(self, values: dict[str, Any]) -> Fields:
         """Returns other values in the same place."""

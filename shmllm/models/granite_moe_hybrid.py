@@ -52,7 +52,7 @@ def configure(fields: Fields) -> ModelConfig:
     if FULL in types:
         kinds[FULL] = _read_attention(fields, positions)
     if LINEAR in types:
-        kinds[LINEAR] = read_mamba2(fields, HYBRID_MAMBA2)
+        kinds[LINEAR] = read_mamba2(fields.null_as_false("mamba_conv_bias"), HYBRID_MAMBA2)
     layers = [LayerSpec(mixer=kinds[name], mlp=mlp) for name in types]
     return with_factors(fields, read_model(fields, layers, positions))
 

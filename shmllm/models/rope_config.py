@@ -225,7 +225,7 @@ def _yarn(rope: Fields, plain: RopeConfig, max_positions: int) -> RopeConfig:
         attention_factor=rope.optional_number("attention_factor"),
         mscale=rope.optional_number("mscale"),
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
-        truncate=rope.flag("truncate", True),
+        truncate=rope.null_as_false("truncate").flag("truncate", True),
     )
 
 

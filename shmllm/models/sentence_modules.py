@@ -126,7 +126,7 @@ class ModuleChain:
                 f"{', '.join(map(repr, _POOLINGS))}, one of them alone"
             )
         self.pooling = _POOLINGS[mode]
-        self.include_prompt = fields.flag("include_prompt", True)
+        self.include_prompt = fields.null_as_false("include_prompt").flag("include_prompt", True)
         width = fields.optional_integer("embedding_dimension")
         self._width = width or fields.optional_integer("word_embedding_dimension")
         self.output = SENTENCE
@@ -149,7 +149,7 @@ class ModuleChain:
             prefix=directory.name,
             in_features=width,
             out_features=self._width,
-            bias=fields.flag("bias", True),
+            bias=fields.null_as_false("bias").flag("bias", True),
             activation=activation(fields, "activation_function", ACTIVATIONS, "torch.nn.Tanh"),
         )
         self.dense, self.output = (*self.dense, dense), output

@@ -10,6 +10,7 @@ from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:
+    fields = fields.null_as_false("rope_interleave")
     positions = read_positions(fields, 131_072)
     attention = read_latent_attention(
         fields, positions, interleaved=fields.flag("rope_interleave", True)

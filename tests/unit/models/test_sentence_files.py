@@ -227,6 +227,12 @@ def test_the_default_activation_is_tanh(tmp_path: Path) -> None:
     assert (found.activation, found.bias) == ("tanh", True)
 
 
+def test_a_null_in_the_place_of_a_boolean_is_false_as_in_python(tmp_path: Path) -> None:
+    pooling = NEW_MEAN | {"include_prompt": None}
+    found = read(model(tmp_path, ("Pooling", pooling), ("Dense", dense(bias=None))))
+    assert (found.include_prompt, found.dense[0].bias) == (False, False)
+
+
 @pytest.mark.parametrize("name", ["torch.nn.modules.activation.Mish", "mine.Tanh", "Tanh", ""])
 def test_other_activations_are_refused_by_name(tmp_path: Path, name: str) -> None:
     content = dense(activation_function=name)
