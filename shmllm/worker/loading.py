@@ -28,6 +28,7 @@ from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.tokenizer_end import with_end_of_tokenizer
 from shmllm.models.weights import has_own_head, load_dummy_weights, load_weights, stored_kinds
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
@@ -222,6 +223,7 @@ def model_config(load: LoadConfig) -> ModelConfig:
         EngineStartError: it cannot be read, or does not suit the options.
     """
     config = read_config(Path(load.directory), _use_of(load))
+    config = with_end_of_tokenizer(config, Path(load.tokenizer_directory or load.directory))
     return config.for_length(configured_length(load, config)).with_further(load.further_layers)
 
 

@@ -16,6 +16,7 @@ from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config_file import stored_dtype
 from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.tokenizer_end import with_end_of_tokenizer
 from shmllm.models.transformers_impl.config import describe, find_length
 from shmllm.models.transformers_impl.interface import PROBED, UnsupportedCallError
 from shmllm.models.transformers_impl.model import TransformersModel
@@ -61,7 +62,9 @@ def load_module(
     weights = pool.make_arena(counter.num_bytes, "the weights")
     stored = give_memory(module, weights.allocate)
     findings = _probe(module, length, directory)
-    config = describe(module, findings, directory, length)
+    config = with_end_of_tokenizer(
+        describe(module, findings, directory, length), Path(load.tokenizer_directory or directory)
+    )
     max_model_len = configured_length(load, config)
     check(config, load, dtype_name, ())
     model = TransformersModel(module, stored, findings.layers, config, dtype)
