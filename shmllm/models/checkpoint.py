@@ -9,6 +9,8 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from shmllm.errors import EngineStartError
+
 
 class PackedTarget(Protocol):
     """What packed rows are read into."""
@@ -16,6 +18,11 @@ class PackedTarget(Protocol):
     def write(self, packed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
         """Writes rows that are packed already; see `QuantizedMatrix.write`."""
         ...
+
+
+def stored_twice(name: str, first: Path, second: Path) -> EngineStartError:
+    """Returns the error about a tensor that two files have."""
+    return EngineStartError(f"{first} and {second} both have {name}: remove one of them")
 
 
 class CheckpointFile(Protocol):

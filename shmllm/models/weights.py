@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.models.build import without_memory
-from shmllm.models.checkpoint import CheckpointFile
+from shmllm.models.checkpoint import CheckpointFile, stored_twice
 from shmllm.models.checkpoint_formats.quantized_file import find_method, quantized_files
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
@@ -264,9 +264,7 @@ def _check_complete(model: DecoderModel, shards: list[_Shard], directory: Path) 
     for shard in shards:
         for name, stored in shard.names.items():
             if name in owners:
-                raise EngineStartError(
-                    f"{owners[name]} and {shard.file.path} both have {stored}: remove one of them"
-                )
+                raise stored_twice(stored, owners[name], shard.file.path)
             owners[name] = shard.file.path
     written = model.written(owners)
     missing = [name for name in model.named_weights() if name not in written]

@@ -23,6 +23,7 @@ from shmllm.models.transformers_impl.weights import (
     Progress,
     copy_weights,
     open_checkpoint,
+    open_files,
     set_random,
 )
 
@@ -86,14 +87,17 @@ class TransformersModel(Model):
         return self._head(hidden)
 
     def load(self, directory: Path, on_progress: Progress | None = None) -> None:
-        """Overwrites all weights with those of a checkpoint; see `weights.open_checkpoint` for the
-        errors, which change nothing."""
-        loaded = open_checkpoint(self.module, directory)
-        try:
-            copy_weights(self.module, self._stored, loaded, on_progress)
-        except BaseException:
-            self.weights_damaged()
-            raise
+        """Overwrites all weights with those of a checkpoint; see `weights.open_files` and
+        `weights.open_checkpoint` for the errors, which change nothing. If a file changes while it
+        is copied, all weights are missing."""
+        with open_files(directory) as files:
+            loaded = open_checkpoint(self.module, directory)
+            try:
+                copy_weights(self.module, self._stored, loaded, on_progress)
+                files.close()
+            except BaseException:
+                self.weights_damaged()
+                raise
 
     def load_random(self, seed: int) -> None:
         """Overwrites all weights with random ones; see `weights.set_random`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from shmllm.errors import EngineStartError
+from shmllm.models.checkpoint import stored_twice
 from shmllm.models.safetensors_file import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -80,21 +81,41 @@ def set_random(module: Any, seed: int) -> None:
         module.initialize_weights()
 
 
+def open_files(directory: Path) -> ExitStack:
+    """Opens the safetensors files of a checkpoint, while transformers reads them.
+
+    Returns:
+        What closes the files. It raises EngineStartError if one of them has changed since.
+
+    Raises:
+        EngineStartError: the files are missing or damaged, or two have the same tensor.
+    """
+    files = find_safetensors(directory)
+    if not files:
+        raise EngineStartError(
+            f"no weights in {directory}: looked for {SINGLE_FILE} and {INDEX_FILE}"
+        )
+    owners: dict[str, Path] = {}
+    with ExitStack() as opened:
+        for file in files:
+            for name in opened.enter_context(file).shapes():
+                if name in owners:
+                    raise stored_twice(name, owners[name], file.path)
+                owners[name] = file.path
+        return opened.pop_all()
+
+
 def open_checkpoint(module: Any, directory: Path) -> Any:
     """Returns a module with the weights of a checkpoint in safetensors files.
 
     Args:
         module: a module of the same class; its configuration says how files are converted.
-        directory: the checkpoint's.
+        directory: the checkpoint's, whose files are open.
 
     Raises:
-        EngineStartError: the files are missing, damaged, or not those of such a model. The message
-            is one line.
+        EngineStartError: the files are damaged, or not those of such a model. The message is one
+            line.
     """
-    if not find_safetensors(directory):
-        raise EngineStartError(
-            f"no weights in {directory}: looked for {SINGLE_FILE} and {INDEX_FILE}"
-        )
     try:
         with _quiet():
             loaded, report = type(module).from_pretrained(

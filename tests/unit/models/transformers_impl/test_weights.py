@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.transformers_models import make_family
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError, RequestError
+from shmllm.models.transformers_impl.model import TransformersModel
 from shmllm.worker.cpu.make_program import check_model
 from shmllm.worker.cpu.memory import HostMemory
 from shmllm.worker.loading import LoadedModel, load_model
@@ -90,9 +92,54 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
 def test_a_truncated_file_is_an_error_in_one_line(tmp_path: Path) -> None:
     make_family("gemma", tmp_path)
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:9_000])
-    with pytest.raises(EngineStartError, match="cannot be read") as caught:
+    with pytest.raises(EngineStartError, match=f"{FILE} is damaged or not a safetensors") as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def in_shards(directory: Path) -> tuple[Path, Path]:
+    """The files of a checkpoint that is divided into two."""
+    stored = load_file(directory / FILE)
+    (directory / FILE).unlink()
+    names = sorted(stored)
+    parts = names[: len(names) // 2], names[len(names) // 2 :]
+    files = directory / "model-1.safetensors", directory / "model-2.safetensors"
+    for file, part in zip(files, parts, strict=True):
+        save_file({name: stored[name] for name in part}, file, metadata={"format": "pt"})
+    places = {name: file.name for file, part in zip(files, parts, strict=True) for name in part}
+    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return files
+
+
+def test_a_tensor_in_two_files_names_both(tmp_path: Path) -> None:
+    make_family("gemma", tmp_path)
+    first, second = in_shards(tmp_path)
+    loaded = load(tmp_path)
+    name, tensor = next(iter(load_file(first).items()))
+    save_file(load_file(second) | {name: tensor + 1}, second, metadata={"format": "pt"})
+    message = f"{first} and {second} both have {name}: remove one of them"
+    with pytest.raises(EngineStartError, match=f"^{re.escape(message)}$"):
+        loaded.reload(None)
+    assert not loaded.model.missing
+
+
+def test_a_file_that_changes_while_it_is_copied_is_an_error(tmp_path: Path) -> None:
+    make_family("gemma", tmp_path)
+    _, second = in_shards(tmp_path)
+    loaded, other = load(tmp_path), tmp_path / "other"
+    model = loaded.model
+    assert isinstance(model, TransformersModel)
+
+    def replace_second(done: int, total: int) -> None:
+        other.write_bytes(second.read_bytes())
+        other.replace(second)
+
+    with pytest.raises(EngineStartError, match=f"{second.name} has changed while it was read"):
+        model.load(tmp_path, replace_second)
+    assert model.missing == set(model.named_weights())
+    loaded.reload(None)
+    assert not model.missing
 
 
 def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
