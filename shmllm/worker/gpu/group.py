@@ -108,7 +108,7 @@ class NoMeetings:
         raise AssertionError("a process that is alone meets nobody")
 
     def add_parts(self, out: Tensor, scale: float) -> None:
-        """Launch ``out += scale *`` that sum, of few tokens."""
+        """Launch ``out += scale *`` that sum, in which each rank reads the parts of all."""
         raise AssertionError("a process that is alone meets nobody")
 
     def logits(self, logits: Tensor) -> Tensor:

@@ -211,7 +211,16 @@ class GpuOps:
         add_normed(added.x, residual, added.norm.weight, *numbers, *others)
 
     def add_level(self, residual: Tensor, level: int) -> None:
-        residual.add_(self._buffers.levels[level, : len(residual)])
+        levels, meetings = self._buffers.levels[level, : len(residual)], self.meetings
+        if not meetings.are_needed:
+            residual.add_(levels)
+            return
+        part = meetings.part(len(residual))
+        if meetings.has_rest:  # rank 0 alone encodes images
+            part.copy_(levels)
+        else:
+            part.zero_()
+        meetings.add_parts(residual, 1.0)
 
     def norm_sum(self, x: Tensor, residual: Tensor, norm: Norm, scale: float) -> Tensor:
         return self.norm(self.add_norm(x, residual, None, scale), norm)

@@ -71,11 +71,6 @@ def check_model(
         )
     check_kv_dtype(load, dtype)
     check_features(config, "the GPU", UNSUPPORTED)
-    if config.num_levels and config.shard.size > 1:
-        raise EngineStartError(
-            f"the images of {config.architecture} are not possible with tensor_parallel_size on a "
-            "GPU: leave it out, or pass language_model_only=True"
-        )
     widest = max((each.head_dim for each in config.attentions), default=0)
     if any(each.rank > MAX_RANK for each in config.latent_attentions):
         raise EngineStartError(

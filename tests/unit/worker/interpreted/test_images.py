@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from conformance.gpu_engine import Engine, launches_of_a_step
@@ -17,12 +16,6 @@ from conformance.gpu_images import (
     subject,
 )
 from support.fake_gpu import FakeGpu
-
-from shmllm.config.load import LoadConfig
-from shmllm.errors import EngineStartError
-from shmllm.models.config import ModelConfig
-from shmllm.models.shard import Shard
-from shmllm.worker.gpu.program import check_model
 
 __all__ = ["encoded", "subject"]
 
@@ -54,15 +47,3 @@ class TestImages(ImagesConformance):
         elif num_levels:
             assert Counter(launched)["aten::add_"] == num_levels
         engine.run()
-
-
-def test_levels_of_several_gpus_are_refused(subject: Subject) -> None:
-    directory = subject.directory
-    whole, load = ModelConfig.from_directory(directory), LoadConfig(str(directory))
-    part = replace(whole, shard=Shard(0, 2))
-    if not whole.num_levels:
-        check_model(part, load, "float32")
-        return
-    with pytest.raises(EngineStartError, match=r"images of Qwen3VL\w+ are not possible with ten"):
-        check_model(part, load, "float32")
-    check_model(replace(part, vision=None), load, "float32")
