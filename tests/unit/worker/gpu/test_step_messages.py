@@ -11,6 +11,7 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import NO_CHANGES, BlockChanges, PackedStep
 from shmllm.worker.gpu.step_messages import (
+    Act,
     StepMessage,
     StepMessages,
     rows_of_slot,
@@ -23,10 +24,8 @@ GROUPS, ROWS, WIDTH = 2, 3, 4
 
 
 def make_messages() -> StepMessages:
-    resources = SimpleNamespace(
-        inputs=SimpleNamespace(block_tables=torch.empty(GROUPS, ROWS, WIDTH), num_packed=20),
-    )
-    return StepMessages(Alone(), resources)  # type: ignore[arg-type]
+    inputs = SimpleNamespace(block_tables=torch.empty(GROUPS, ROWS, WIDTH), num_packed=20)
+    return StepMessages(Alone(), inputs)  # type: ignore[arg-type]
 
 
 def make_step(number: int, changes: BlockChanges = NO_CHANGES) -> StepMessage:
@@ -39,12 +38,20 @@ def make_step(number: int, changes: BlockChanges = NO_CHANGES) -> StepMessage:
     )
     mode = list(CudaGraphMode)[number % 3]
     copies = [(number, number + 1)] * (number % 4)
-    return StepMessage(mode, descriptor, number + 7, packed, bool(number % 2), changes, copies)
+    adapters = np.arange(2 * (number % 4)).reshape(2, -1) + number if number % 3 else None
+    kept = np.arange(2 * (number % 3)).reshape(2, -1) - number
+    sizes_of_step = mode, descriptor, number + 7
+    told = packed, bool(number % 2), changes, copies, adapters, Act(number % 4), kept
+    return StepMessage(*sizes_of_step, *told)
 
 
 def assert_equal(found: StepMessage, step: StepMessage) -> None:
-    for name in ("mode", "descriptor", "max_query_len", "is_repeat", "state_copies"):
+    for name in ("mode", "descriptor", "max_query_len", "is_repeat", "state_copies", "act"):
         assert getattr(found, name) == getattr(step, name)
+    for name in ("adapters", "kept"):
+        own, theirs = getattr(found, name), getattr(step, name)
+        assert (own is None) == (theirs is None)
+        assert own is None or own.tolist() == theirs.tolist()
     assert found.packed.numbers.tolist() == step.packed.numbers.tolist()
     assert found.packed.sizes == step.packed.sizes
     assert found.packed.has_embeds == step.packed.has_embeds
