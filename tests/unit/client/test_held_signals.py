@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections.abc import Iterator
 
 import pytest
 from support.interrupting import SIGNAL, Interrupted, Moment, raising_handler
@@ -11,6 +12,15 @@ from support.interrupting import SIGNAL, Interrupted, Moment, raising_handler
 from shmllm.client.held_signals import call_with_signals_held
 
 MODULES = ("shmllm/client/held_signals",)
+
+
+@pytest.fixture(autouse=True)
+def _own_handler_of_ctrl_c() -> Iterator[None]:
+    """Of two interrupts the second may come while handlers get their places back. One that has not
+    got it back is called all the same, but tests behind these look for it."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("is_twice", [False, True])
