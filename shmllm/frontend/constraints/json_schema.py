@@ -6,7 +6,7 @@ each subschema; llguidance checks the values. The module must not know requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shmllm.errors import RequestError, nearest
@@ -58,6 +58,20 @@ def forbid_additional_properties(schema: dict[str, Any]) -> None:
     for _, part in subschemas(schema):
         if "properties" in part or "patternProperties" in part:
             part.setdefault("additionalProperties", False)
+
+
+def translate_patterns(schema: dict[str, Any], translate: Callable[[str], str]) -> None:
+    """Replace the regular expressions of `pattern` and `patternProperties` in place."""
+    for _, part in list(subschemas(schema)):
+        if isinstance(part.get("pattern"), str):
+            part["pattern"] = translate(part["pattern"])
+        if isinstance(part.get("patternProperties"), dict):
+            translated: dict[str, Any] = {}
+            for pattern, inner in part["patternProperties"].items():
+                found = translate(pattern)
+                equal = found in translated
+                translated[found] = {"allOf": [translated[found], inner]} if equal else inner
+            part["patternProperties"] = translated
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -20,9 +20,13 @@ from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.errors import RequestError
 from shmllm.frontend.constraints import structural_tag
 from shmllm.frontend.constraints.ebnf import to_lark
-from shmllm.frontend.constraints.json_schema import check_schema, forbid_additional_properties
+from shmllm.frontend.constraints.json_schema import (
+    check_schema,
+    forbid_additional_properties,
+    translate_patterns,
+)
 from shmllm.frontend.constraints.pattern_properties import remove_covered_patterns
-from shmllm.frontend.constraints.regex import to_library
+from shmllm.frontend.constraints.regex import to_library, to_library_classes
 from shmllm.params.structured_outputs import StructuredOutputsParams
 
 MAX_CHECKED = 256
@@ -154,6 +158,7 @@ def _schema_text(params: StructuredOutputsParams) -> str:
     check_schema(schema)
     if params.disable_additional_properties:
         forbid_additional_properties(schema)
+    translate_patterns(schema, to_library_classes)
     remove_covered_patterns(schema, _can_begin, json.dumps)
     schema["x-guidance"] = _blanks(params)
     return json.dumps(schema)
