@@ -20,6 +20,11 @@ from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.errors import RequestError
 from shmllm.frontend.constraints import structural_tag
 from shmllm.frontend.constraints.ebnf import to_lark
+from shmllm.frontend.constraints.json_limits import (
+    ESCAPES_WITHOUT_CODES,
+    check_limits,
+    has_unlisted_names,
+)
 from shmllm.frontend.constraints.json_schema import (
     check_schema,
     forbid_additional_properties,
@@ -156,11 +161,15 @@ def _schema_text(params: StructuredOutputsParams) -> str:
     if params.json is not None:
         schema = _schema_object(params.json)
     check_schema(schema)
+    check_limits(schema, _can_write)
     if params.disable_additional_properties:
         forbid_additional_properties(schema)
     translate_patterns(schema, to_library_classes)
     remove_covered_patterns(schema, _can_begin, json.dumps)
-    schema["x-guidance"] = _blanks(params)
+    options = _blanks(params)
+    if has_unlisted_names(schema):
+        options["json_allowed_escapes"] = ESCAPES_WITHOUT_CODES
+    schema["x-guidance"] = options
     return json.dumps(schema)
 
 
@@ -188,20 +197,38 @@ def _schema_object(given: Any) -> dict[str, Any]:
 @lru_cache(maxsize=MAX_CHECKED)
 def _can_begin(pattern: str, excluded: tuple[str, ...], text: str) -> bool:
     """See `pattern_properties.CanBegin`. True if the pattern is invalid, which `_checked` finds."""
+    matcher = _matcher(
+        {
+            "type": "object",
+            "properties": dict.fromkeys(excluded, False),
+            "patternProperties": {pattern: {}},
+            "additionalProperties": False,
+        }
+    )
+    return bool(matcher.is_error()) or _follows(matcher, text)
+
+
+@lru_cache(maxsize=MAX_CHECKED)
+def _can_write(number: int | float, text: str) -> bool:
+    """See `json_limits.CanWrite`."""
+    matcher = _matcher({"const": number})
+    return not matcher.is_error() and _follows(matcher, text)
+
+
+def _follows(matcher: Any, text: str) -> bool:
+    """Whether an output can begin with the text."""
+    given = list(text.encode())
+    return bool(matcher.try_consume_tokens(given) == len(given))
+
+
+def _matcher(schema: dict[str, Any]) -> Any:
+    """Follows the grammar of a schema byte by byte."""
     _library()
     from llguidance import LLMatcher
 
-    schema = {
-        "type": "object",
-        "properties": dict.fromkeys(excluded, False),
-        "patternProperties": {pattern: {}},
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
+    schema["x-guidance"] = {"whitespace_flexible": False}
     grammar = f"{HEADER}start: %json {json.dumps(schema)}"
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
-    num_bytes = len(text.encode())
-    return matcher.is_error() or matcher.try_consume_tokens(list(text.encode())) == num_bytes
+    return LLMatcher(_byte_tokenizer(), grammar, log_level=0)
 
 
 @lru_cache(maxsize=MAX_CHECKED)
