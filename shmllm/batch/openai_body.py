@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmllm.batch.rows import JsonObject
+from shmllm.batch.rows import JsonObject, shown
 from shmllm.errors import RequestError, nearest
 from shmllm.params.template_kwargs import with_template_kwargs
 
@@ -39,7 +39,13 @@ _SAME = {
     "allowed_token_ids",
     "thinking_token_budget",
 }
-_TEMPLATE = {"tools", "chat_template", "continue_final_message", "add_generation_prompt"}
+_TEMPLATE = {
+    "tools",
+    "chat_template",
+    "continue_final_message",
+    "add_generation_prompt",
+    "reasoning_effort",  # a variable of templates such as that of gpt-oss
+}
 _IGNORED = {
     "model",
     "user",
@@ -50,7 +56,6 @@ _IGNORED = {
     "prompt_cache_key",
     "parallel_tool_calls",
     "stream_options",
-    "reasoning_effort",
     "verbosity",
 }
 # Fields that may only have their default value.
@@ -85,7 +90,7 @@ def read_chat(body: JsonObject) -> Request:
     sampling = _sampling(body)
     if "max_completion_tokens" in body:
         sampling["max_tokens"] = body["max_completion_tokens"]
-    if body.get("logprobs"):
+    if _flag(body, "logprobs"):
         sampling["logprobs"] = body.get("top_logprobs", 0)
     elif "top_logprobs" in body:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true")
@@ -105,10 +110,13 @@ def read_completion(body: JsonObject) -> Request:
     sampling = _sampling(body)
     if "logprobs" in body:
         sampling["logprobs"] = body["logprobs"]
-    if body.get("echo") and "logprobs" in body:
-        raise RequestError("'echo' cannot be used with 'logprobs'")
     prompt = _single(body.get("prompt"))
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    if _flag(body, "echo"):
+        if "logprobs" in body:
+            raise RequestError("'echo' cannot be used with 'logprobs'")
+        if key == "prompt_token_ids":
+            raise RequestError("'echo' needs a prompt that is a string, got token ids")
     salt = {"cache_salt": body["cache_salt"]} if "cache_salt" in body else {}
     return {key: prompt, **salt}, sampling, {}
 
@@ -124,6 +132,13 @@ def _single(prompt: object) -> object:
             return prompt[0]
         raise RequestError(f"'prompt' holds {len(prompt)} prompts; write each on its own line")
     raise RequestError("'prompt' must be a string or a list of token ids")
+
+
+def _flag(body: JsonObject, name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"{name!r} must be true or false, got {shown(value)}")
+    return value
 
 
 def _check_names(body: JsonObject, known: set[str]) -> None:

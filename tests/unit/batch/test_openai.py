@@ -96,6 +96,12 @@ def test_echo_writes_the_prompt_first():
     assert record["response"]["body"]["choices"][0]["text"] == "abccba"
 
 
+def test_the_effort_of_reasoning_is_a_variable_of_the_template():
+    assert chat(reasoning_effort="high").template == {"reasoning_effort": "high"}
+    both = chat(reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"})
+    assert both.template == {"reasoning_effort": "low"}
+
+
 def test_a_record_holds_every_choice():
     output = answer("abc")
     output.outputs.append(CompletionOutput(1, "zz", [1, 2], finish_reason="length"))
@@ -214,6 +220,10 @@ BAD_BODIES = [
     (completion(suffix="x"), "'suffix' can only be ''"),
     (completion(best_of=3), "'best_of' can only be 1"),
     (completion(echo=True, logprobs=1), "'echo' cannot be used with 'logprobs'"),
+    (completion(echo=True, prompt=[1, 2]), "'echo' needs a prompt that is a string"),
+    (completion(echo=True, prompt=[[1, 2]]), "'echo' needs a prompt that is a string"),
+    (completion(echo="no"), "'echo' must be true or false, got \"no\""),
+    (chat(logprobs=2), "'logprobs' must be true or false, got 2"),
 ]
 
 
