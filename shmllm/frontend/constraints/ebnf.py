@@ -35,6 +35,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_REPEAT = re.compile(r"[*+?]|\{(\d+)")
 _NAMED_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _IS_LARK = re.compile(r"(?m)^\s*[?!]?start\b[^:\n]*:(?!:=)")
 _LARK_RULE = re.compile(r"(?m)^\s*[?!]?[A-Za-z_]\w*\b[^:\n]*:")
@@ -58,6 +59,7 @@ def to_lark(source: str) -> str:
         for name, line in rule.references:
             if name not in rules:
                 raise _error(f"line {line}: there is no rule {name!r}")
+    _check_ends(rules)
     names = _lark_names(rules)
     lines = [f"start: {names[ROOT]}"]
     for name, rule in rules.items():
@@ -116,6 +118,54 @@ class _Rule:
     def repeat(self, count: str) -> None:
         self.parts.append(count)
         self.may_repeat = False
+
+
+def _check_ends(rules: dict[str, _Rule]) -> None:
+    """Raise RequestError for a rule of which no text can have an end, such as `a ::= "x" a`. An
+    output that begins such a text can neither go on nor end."""
+    referrers: dict[str, set[str]] = {name: set() for name in rules}
+    for name, rule in rules.items():
+        for other, _ in rule.references:
+            referrers[other].add(name)
+    ending: set[str] = set()
+    waiting = list(rules)
+    while waiting:
+        name = waiting.pop()
+        if name not in ending and _can_end(rules[name].parts, ending):
+            ending.add(name)
+            waiting += referrers[name]
+    for rule in rules.values():
+        for name, line in rule.references:
+            if name not in ending:
+                raise _error(
+                    f"line {line}: no text of rule {name!r} has an end; give it an alternative "
+                    "without recursion"
+                )
+
+
+def _can_end(parts: list[str | _Reference], ending: set[str]) -> bool:
+    """Whether a rule has a text that ends.
+
+    Args:
+        parts: see `_Rule`.
+        ending: the rules that are known to have one.
+    """
+    groups: list[tuple[bool, bool]] = []  # of each open group: an alternative ends, this one does
+    one_ends, this_ends, last = False, True, True
+    for part in parts:
+        if part == "(":
+            groups.append((one_ends, this_ends and last))
+            one_ends, this_ends, last = False, True, True
+        elif part == ")":
+            last = one_ends or (this_ends and last)
+            one_ends, this_ends = groups.pop()
+        elif part == "|":
+            one_ends, this_ends, last = one_ends or (this_ends and last), True, True
+        elif isinstance(part, str) and (repeat := _REPEAT.match(part)):
+            last = last or part in ("*", "?") or int(repeat[1] or 1) == 0
+        else:
+            this_ends, last = this_ends and last, isinstance(part, str) or part.name in ending
+    return one_ends or (this_ends and last)
 
 
 def _error(message: str) -> RequestError:

@@ -30,7 +30,7 @@ from shmllm.frontend.constraints.ebnf import MAX_DEPTH, MAX_RULES, to_lark
         ("root ::= .", [r"T0: /[\x{0}-\x{10FFFF}]/"]),
         ('root ::= a-b A\na-b ::= "x"\nA ::= "y"', ["T0: T1 T2", 'T1: "x"', 'T2: "y"']),
         ('root ::= "(" root ")" | x\nx ::= "x"', ['r0: "(" r0 ")" | T1', 'T1: "x"']),
-        ("root ::= b\nb ::= c\nc ::= b", ["r0: r1", "r1: r2", "r2: r1"]),
+        ("root ::= b\nb ::= c?\nc ::= b", ["r0: r1", "r1: r2 ?", "r2: r1"]),
     ],
 )
 def test_rules_are_translated_to_lark(source: str, rules: list[str]) -> None:
@@ -70,6 +70,36 @@ def test_errors_name_the_line(source: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         to_lark(source)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ('root ::= "a" x | "b"\nx ::= x "c"', 1),
+        ('root ::= "b" | "c"\n | (y{1,2} | z)\ny ::= "a" (z | y+)\nz ::= y', 2),
+        ('root ::= "a" root', 1),
+        ('root ::= ("a" | "b") ("c" (root))', 1),
+    ],
+)
+def test_a_rule_without_an_end_is_refused(source: str, line: int) -> None:
+    with pytest.raises(RequestError, match=f"line {line}: no text of rule '.*' has an end"):
+        to_lark(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'root ::= "a" root | "b"',
+        'root ::= "a" root?',
+        'root ::= "a" root*',
+        'root ::= "a" root{0,3}',
+        'root ::= "a" (root |)',
+        'root ::= "a" (root | "b" root | ("c" | root) "d")',
+        'root ::= x\nx ::= y\ny ::= "(" x ")" | "{2}" z\nz ::= "|" | z',
+    ],
+)
+def test_a_recursion_with_an_end_is_translated(source: str) -> None:
+    assert to_lark(source)
 
 
 def test_lark_text_is_returned_unchanged() -> None:

@@ -101,7 +101,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # grammars
     ({"grammar": ""}, "structured_outputs.grammar must be a non-empty str"),
     ({"grammar": 'root ::= "a'}, "structured_outputs.grammar line 1: cannot read"),
-    ({"grammar": "root ::= root"}, "structured_outputs.grammar: no text matches it"),
+    ({"grammar": "root ::= root"}, "grammar line 1: no text of rule 'root' has an end"),
+    ({"grammar": 'start: start "a"'}, "structured_outputs.grammar: no text matches it"),
     ({"grammar": "start: foo"}, 'structured_outputs.grammar: unknown name: "foo"'),
     ({"grammar": 'start: %json {"foo": 1}'}, "structured_outputs.grammar holds %json"),
     ({"grammar": '%llguidance {"x": 1}\nstart: "a"'}, "holds %llguidance options"),
