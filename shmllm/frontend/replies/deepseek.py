@@ -6,9 +6,9 @@ V3.1 is `NAME<sep>` and the arguments.
 
 from __future__ import annotations
 
-import json
 import re
 
+from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.parser import Format, ToolParser, Tools, name_of, separated, tag_of
 from shmllm.outputs.reply import FunctionCall
 
@@ -32,7 +32,7 @@ class DeepSeekV31Parser(ToolParser):
         if not separator:
             raise ValueError("no name")
         name, arguments = self._split(head, rest.partition(_END)[0])
-        return FunctionCall(name, json.dumps(json.loads(arguments), ensure_ascii=False))
+        return FunctionCall(name, write_json(read_json(arguments)))
 
     def _split(self, head: str, rest: str) -> tuple[str, str]:
         """The name and the arguments of the text before and behind the separator."""

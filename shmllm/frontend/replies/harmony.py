@@ -9,9 +9,9 @@ content. The prompt has the <|start|>assistant of the first message.
 
 from __future__ import annotations
 
-import json
 import re
 
+from shmllm.frontend.replies.json_text import read_json
 from shmllm.frontend.replies.marks import Section, cut_at_mark
 from shmllm.frontend.replies.parser import (
     Format,
@@ -127,7 +127,7 @@ class HarmonyParser(ReplyParser):
         if message.kind != "call":
             return
         try:
-            json.loads(message.arguments)
+            read_json(message.arguments)
         except (ValueError, RecursionError):
             message.kind = "content"
             self._show(message, message.arguments, reply)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from shmllm.frontend.replies.json_text import read_json
 from shmllm.frontend.replies.parser import (
     Format,
     ToolParser,
@@ -21,7 +22,7 @@ class HermesParser(ToolParser):
     end = "</tool_call>"
 
     def read(self, body: str) -> list[FunctionCall]:
-        return [call_of(json.loads(body))]
+        return [call_of(read_json(body))]
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from shmllm.frontend.replies.json_text import DECODER
 from shmllm.frontend.replies.parser import (
     Format,
     ToolParser,
@@ -39,9 +40,8 @@ class Llama3Parser(ToolParser):
 
     def read(self, body: str) -> list[FunctionCall]:
         calls, position = [], 0
-        decoder = json.JSONDecoder()
         while rest := body[position:].lstrip(" \t\r\n;"):
-            value, size = decoder.raw_decode(rest)
+            value, size = DECODER.raw_decode(rest)
             key = "parameters" if "parameters" in value else "arguments"
             calls.append(call_of(value, key))
             position = len(body) - len(rest) + size

@@ -10,6 +10,7 @@ import json
 import re
 from typing import ClassVar
 
+from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.parser import (
     Format,
     ToolParser,
@@ -33,7 +34,7 @@ class MistralParser(ToolParser):
         for part in body.split(self.begin):
             named = _NAMED.match(part)
             if named is None:
-                calls += [call_of(value) for value in json.loads(part)]
+                calls += [call_of(value) for value in read_json(part)]
             else:
                 calls.append(FunctionCall(named[1], _compact(part[named.end() :])))
         return calls
@@ -87,4 +88,4 @@ def mistral_parser(template: str) -> type[MistralParser]:
 
 def _compact(text: str) -> str:
     """The text of a JSON object as other parsers write it."""
-    return json.dumps(json.loads(text), ensure_ascii=False)
+    return write_json(read_json(text))

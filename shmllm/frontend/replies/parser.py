@@ -6,13 +6,13 @@ tokens, which are the marks of some formats. This module must not know models.
 
 from __future__ import annotations
 
-import json
 import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from shmllm.frontend.replies.json_text import write_json
 from shmllm.frontend.replies.marks import Section, cut_at_mark
 from shmllm.outputs.reply import FunctionCall, Reply, ToolCall
 
@@ -250,7 +250,7 @@ def call_of(value: Any, key: str = "arguments") -> FunctionCall:
         raise ValueError("no call")
     arguments = value.get(key, {})
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = write_json(arguments)
     return FunctionCall(value["name"], arguments)
 
 

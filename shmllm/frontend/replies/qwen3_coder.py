@@ -14,12 +14,12 @@ booleans and null as Python does, and so do the models.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.parser import (
     Format,
     ToolParser,
@@ -54,7 +54,7 @@ class Qwen3CoderParser(ToolParser):
             key = found[1].strip()
             arguments[key] = _value(found[2], properties.get(key))
             rest = rest[found.end() :]
-        return [FunctionCall(name, json.dumps(arguments, ensure_ascii=False))]
+        return [FunctionCall(name, write_json(arguments))]
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
@@ -116,7 +116,7 @@ def _value(text: str, schema: Any) -> Any:
     if types == {"string"}:
         return text
     try:
-        value = _PYTHON[text] if text in _PYTHON else json.loads(text)
+        value = _PYTHON[text] if text in _PYTHON else read_json(text)
     except (ValueError, RecursionError):
         return text
     is_wrong = "string" in types and not types & _types_of(value)

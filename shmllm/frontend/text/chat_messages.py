@@ -111,13 +111,23 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
     if not given:
         return {}
     try:
-        parsed = json.loads(given) if isinstance(given, str) else given
+        parsed = _encodable(json.loads(given) if isinstance(given, str) else given)
     except (ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict):
         return parsed
     logger.warning("%s has arguments that are no JSON object; the template gets {}", where)
     return {}
+
+
+def _encodable(parsed: Any) -> Any:
+    """The value, with "?" in place of unpaired surrogates, which no prompt can contain."""
+    text = json.dumps(parsed, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.loads(text.encode(errors="replace"))
+    return parsed
 
 
 def _checked_content(content: object, where: str, keep_parts: bool, marks: Marks | None) -> object:

@@ -281,3 +281,47 @@ def test_a_parameter_of_qwen3_coder_has_a_type_of_its_schema(text, schema, value
     [call] = reply.tool_calls
     found = json.loads(call.function.arguments)["x"]
     assert (found, type(found)) == (value, type(value))
+
+
+WEATHER_OF = '<tool_call>{"name": "f", "arguments": {"x": %s}}</tool_call>'
+FORMATS_OF_JSON = {
+    "hermes": (HermesParser, WEATHER_OF),
+    "llama3": (Llama3Parser, '{"name": "f", "parameters": {"x": %s}}'),
+    "mistral": (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": {"x": %s}}]'),
+    "mistral with names": (MistralParser, '[TOOL_CALLS]f[ARGS]{"x": %s}'),
+    "harmony": (
+        HarmonyParser,
+        '<|channel|>commentary to=functions.f<|message|>{"x": %s}<|call|>',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS_OF_JSON)
+@pytest.mark.parametrize("value", ["NaN", "-Infinity"])
+def test_numbers_that_json_does_not_have_make_no_call(name, value):
+    parser, form = FORMATS_OF_JSON[name]
+    reply = parser().parse(form % value)
+    assert reply.tool_calls == []
+    assert value in reply.content
+
+
+@pytest.mark.parametrize("name", FORMATS_OF_JSON)
+def test_a_number_beyond_floats_leaves_arguments_json(name):
+    parser, form = FORMATS_OF_JSON[name]
+    [call] = parser().parse(form % "[1e999, -1e999, 1e-999]").tool_calls
+    assert "Infinity" not in call.function.arguments
+    largest, smallest, zero = json.loads(call.function.arguments)["x"]
+    assert largest >= 1.7e308
+    assert smallest == -largest
+    assert zero == 0
+
+
+@pytest.mark.parametrize("name", FORMATS_OF_JSON)
+def test_arguments_with_an_unpaired_surrogate_can_be_encoded(name):
+    parser, form = FORMATS_OF_JSON[name]
+    [call] = parser().parse(form % '"\\ud83d \u00e9"').tool_calls
+    assert json.loads(call.function.arguments.encode()) == {"x": "\ud83d \u00e9"}
+
+
+def test_a_parameter_of_qwen3_coder_that_json_does_not_have_is_its_text():
+    test_a_parameter_of_qwen3_coder_has_a_type_of_its_schema("NaN", {"type": "number"}, "NaN")

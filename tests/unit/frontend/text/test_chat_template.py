@@ -225,6 +225,7 @@ def shown(tokenizer, *messages):
     [
         ('{"city": "Bern", "days": [1, 2]}', {"city": "Bern", "days": [1, 2]}),
         ({"city": "Bern"}, {"city": "Bern"}),
+        (r'{"\ud83d": ["\udfff"]}', {"?": ["?"]}),  # a prompt can contain no unpaired surrogate
         ("", {}),
         (None, {}),
         ("{", {}),
