@@ -16,6 +16,9 @@ from enum import Enum, auto
 from shmllm.batch.sources import STANDARD_STREAM
 from shmllm.errors import RequestError
 
+_NO_DISK = (errno.EINVAL, errno.ENOTSUP, errno.EROFS)
+"""The errors of `fsync` for pipes and devices, which have no disk behind them."""
+
 
 class Mode(Enum):
     """What to do if the output already holds records."""
@@ -58,28 +61,45 @@ class RecordFile:
         self._has_begun = True
 
     def write(self, line: bytes) -> None:
-        """Appends a line. If this fails in the middle, a regular file keeps no part of the line."""
+        """Appends a line. If this fails in the middle, a regular file keeps no part of the line.
+
+        Raises:
+            OSError: the line cannot be written; the error names the file.
+        """
         assert self._has_begun
         left = memoryview(line)
         try:
             while left:
                 left = left[os.write(self._fd, left) :]
             self._size += len(line)
-        except BaseException:
+        except BaseException as error:
             if self._is_regular:
                 os.ftruncate(self._fd, self._size)
+            self._name_file(error)
             raise
 
     def sync(self) -> None:
-        """Waits until all written records are on the disk."""
-        with contextlib.suppress(OSError):
+        """Waits until all written records are on the disk.
+
+        Raises:
+            OSError: records are lost: a file system may report a full disk only here.
+        """
+        try:
             os.fsync(self._fd)
+        except OSError as error:
+            if error.errno not in _NO_DISK:
+                self._name_file(error)
+                raise
 
     def close(self) -> None:
         """Closes the file, and removes it if this object created it and the job did not begin."""
         if self._is_ours and not self._has_begun:
             os.unlink(self.path)
         os.close(self._fd)
+
+    def _name_file(self, error: BaseException) -> None:
+        if isinstance(error, OSError) and self.path != STANDARD_STREAM:
+            error.filename = self.path
 
     def _claim(self, mode: Mode) -> None:
         try:

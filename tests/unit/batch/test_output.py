@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -118,9 +119,11 @@ def test_a_line_that_fails_in_the_middle_is_removed(path, opened, monkeypatch, e
         return write(fd, data[:3])
 
     monkeypatch.setattr(output.os, "write", write_a_little)
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error)) as caught:
         file.write(b"second\n")
     monkeypatch.undo()
+    if isinstance(error, OSError):
+        assert caught.value.filename == str(path)
     assert path.read_bytes() == b"first\n"
     file.write(b"third\n")
     assert path.read_bytes() == b"first\nthird\n"
@@ -145,3 +148,24 @@ def test_records_can_be_written_to_a_pipe_and_a_device(opened, tmp_path):
     file.write(b"x\n")
     assert os.read(reader, 10) == b"x\n"
     os.close(reader)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_an_error_when_records_reach_the_disk_is_raised(path, opened, monkeypatch, code):
+    file = opened(path)
+    file.begin(0)
+    file.write(b"x\n")
+
+    def fail(fd):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(output.os, "fsync", fail)
+    with pytest.raises(OSError, match=os.strerror(code)) as caught:
+        file.sync()
+    assert caught.value.filename == str(path)
+
+
+def test_a_device_without_a_disk_is_synced(opened):
+    file = opened("/dev/null")
+    file.begin(0)
+    file.sync()
