@@ -56,7 +56,7 @@ class LineInput:
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(self._lines(), 1):
             if line.strip():
-                yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                yield number, line
 
     def count(self) -> tuple[int | None, int]:
         """The number of lines that are not blank, and the number of all lines; (None, 0) for a
@@ -66,7 +66,7 @@ class LineInput:
         num_used = num_lines = 0
         for line in self._lines():
             num_lines += 1
-            num_used += not line.isspace()
+            num_used += bool(line.strip())
         return num_used, num_lines
 
     def first(self) -> bytes | None:
@@ -77,8 +77,8 @@ class LineInput:
             line = self._pipe.readline()
             if not line:
                 return None
-            self._peeked.append(line)
-        return self._peeked[-1].removeprefix(_BYTE_ORDER_MARK)
+            self._peeked.append(line if self._peeked else line.removeprefix(_BYTE_ORDER_MARK))
+        return self._peeked[-1]
 
     def _open(self) -> IO[bytes] | gzip.GzipFile:
         if self._path == STANDARD_STREAM:
@@ -88,6 +88,13 @@ class LineInput:
         return open(self._path, "rb")
 
     def _lines(self) -> Iterator[bytes]:
+        """All lines, without the byte order mark of the first one."""
+        lines = self._read()
+        for first in lines:
+            yield first.removeprefix(_BYTE_ORDER_MARK)
+            yield from lines
+
+    def _read(self) -> Iterator[bytes]:
         if self._pipe is not None:
             with self._pipe:
                 yield from self._peeked

@@ -79,6 +79,30 @@ def test_the_kind_follows_from_the_name_or_the_first_line(tmp_path, name, conten
     assert kind_of(LineInput(str(tmp_path / name))) is kind
 
 
+@pytest.mark.parametrize("source", ["file", "pipe"])
+@pytest.mark.parametrize(
+    ("content", "numbers"),
+    [
+        (b"\xef\xbb\xbf\r\n{}\n", [2]),
+        (b"\xef\xbb\xbf \n\n{}", [3]),
+        (b"\xef\xbb\xbf{}\n\xef\xbb\xbf\n", [1, 2]),
+        (b"\xef\xbb\xbf", []),
+        (b"", []),
+    ],
+)
+def test_a_line_with_only_a_byte_order_mark_is_blank(
+    tmp_path, monkeypatch, source, content, numbers
+):
+    monkeypatch.setattr("sys.stdin", Stdin(content))
+    (tmp_path / "in").write_bytes(content)
+    lines = LineInput("-" if source == "pipe" else str(tmp_path / "in"))
+    first = lines.first()
+    found = list(lines)
+    assert [number for number, _ in found] == numbers
+    assert first == (found[0][1] if found else None)
+    assert lines.count()[0] == (len(numbers) if source == "file" else None)
+
+
 def test_a_byte_order_mark_is_removed_from_the_first_line(tmp_path):
     (tmp_path / "in").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
     (row,) = JsonRows(LineInput(str(tmp_path / "in")), NativeFormat())
