@@ -38,6 +38,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 _REPEAT = re.compile(r"[*+?]|\{(\d+)")
 _NAMED_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _IS_LARK = re.compile(r"(?m)^\s*[?!]?start\b[^:\n]*:(?!:=)")
+_LARK_TEMPERATURE = re.compile(r"(?m)^\s*[?!]?\w+\[[^\]\n]*\btemperature\s*=[^\]\n]*\]\s*:")
 _LARK_RULE = re.compile(r"(?m)^\s*[?!]?[A-Za-z_]\w*\b[^:\n]*:")
 
 
@@ -178,6 +179,8 @@ def _checked_lark(source: str) -> str:
         raise _error("holds %llguidance options, which are not supported")
     if re.search(r"%json\b", source):
         raise _error("holds %json; ask for JSON with structured_outputs.json, which is checked")
+    if _LARK_TEMPERATURE.search(source):
+        raise _error("sets the temperature of a rule, which a request has as a whole")
     if len(_LARK_RULE.findall(source)) > MAX_RULES:
         raise _error(f"has more than {MAX_RULES:,} rules")
     return source

@@ -62,6 +62,7 @@ def test_rules_are_translated_to_lark(source: str, rules: list[str]) -> None:
         (r'root ::= "\U00110000"', "line 1: \\U00110000 is no character"),
         ("root ::= " + "(" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} '('"),
         ("\n".join(f"r{i} ::= 'a'" for i in range(MAX_RULES)) + "\nroot ::= r0", "rules; at most"),
+        ("start: a\na[lazy, temperature=0.5]: /x/", "sets the temperature of a rule"),
         ("start: A\n" + "\n".join(f"A{i}: /a/" for i in range(MAX_RULES)), "has more than"),
     ],
     ids=lambda value: value[:30],
@@ -100,6 +101,11 @@ def test_a_rule_without_an_end_is_refused(source: str, line: int) -> None:
 )
 def test_a_recursion_with_an_end_is_translated(source: str) -> None:
     assert to_lark(source)
+
+
+def test_a_temperature_in_a_text_is_no_temperature_of_a_rule() -> None:
+    lark = 'start: "a[temperature=1]:" b\nb[max_tokens=3]: /[temperature=]/\n'
+    assert to_lark(lark) == lark
 
 
 def test_lark_text_is_returned_unchanged() -> None:
