@@ -36,6 +36,7 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _REPEAT = re.compile(r"[*+?]|\{(\d+)")
+_NEVER = re.compile(r"\{(0+,)?0+\}")
 _NAMED_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _IS_LARK = re.compile(r"(?m)^\s*[?!]?start\b[^:\n]*:(?!:=)")
 _LARK_TEMPERATURE = re.compile(r"(?m)^\s*[?!]?\w+\[[^\]\n]*\btemperature\s*=[^\]\n]*\]\s*:")
@@ -81,24 +82,27 @@ class _Rule:
     Attributes:
         parts: the Lark text in pieces, with references in place of the names of other rules.
         references: the names of other rules, each with the line where it occurs.
-        depth: the number of open parentheses.
+        groups: where in `parts` the open parentheses are.
+        last: where in `parts` the piece begins that a repetition repeats.
         is_empty: whether the current alternative is empty.
         may_repeat: whether a repetition may follow.
     """
 
     parts: list[str | _Reference] = field(default_factory=list)
     references: list[tuple[str, int]] = field(default_factory=list)
-    depth: int = 0
+    groups: list[int] = field(default_factory=list)
+    last: int = 0
     is_empty: bool = True
     may_repeat: bool = False
 
     def add(self, part: str | _Reference) -> None:
+        self.last = len(self.parts)
         self.parts.append(part)
         self.is_empty, self.may_repeat = False, True
 
     def open(self) -> None:
+        self.groups.append(len(self.parts))
         self.parts.append("(")
-        self.depth += 1
         self.is_empty, self.may_repeat = True, False
 
     def end_alternative(self) -> None:
@@ -108,8 +112,8 @@ class _Rule:
 
     def close(self) -> None:
         self.end_alternative()
-        self.depth -= 1
         self.add(")")
+        self.last = self.groups.pop()
 
     def bar(self) -> None:
         self.end_alternative()
@@ -117,7 +121,10 @@ class _Rule:
         self.is_empty, self.may_repeat = True, False
 
     def repeat(self, count: str) -> None:
-        self.parts.append(count)
+        if _NEVER.fullmatch(count):
+            self.parts[self.last :] = ['""']  # llguidance refuses these counts
+        else:
+            self.parts.append(count)
         self.may_repeat = False
 
 
@@ -215,19 +222,19 @@ def _parse(source: str) -> dict[str, _Rule]:
 
 
 def _finish(rule: _Rule, line: int) -> None:
-    if rule.depth:
-        raise _error(f"line {line}: {rule.depth} '(' without ')'")
+    if rule.groups:
+        raise _error(f"line {line}: {len(rule.groups)} '(' without ')'")
     rule.end_alternative()
 
 
 def _take(rule: _Rule, kind: str, text: str, line: int) -> None:
     match kind:
         case "open":
-            if rule.depth == MAX_DEPTH:
+            if len(rule.groups) == MAX_DEPTH:
                 raise _error(f"line {line}: more than {MAX_DEPTH} '(' inside each other")
             rule.open()
         case "close":
-            if not rule.depth:
+            if not rule.groups:
                 raise _error(f"line {line}: ')' without '('")
             rule.close()
         case "bar":

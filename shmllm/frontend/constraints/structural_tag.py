@@ -139,6 +139,8 @@ class _Translator:
             )
         if high != -1 and not low <= high <= MAX_REPEATS:
             raise tag_error(f"{where}.max", f"must be -1, or from {low} to {MAX_REPEATS:,}")
+        if high == 0:
+            return '""'
         return f"{inner}{{{low},{'' if high == -1 else high}}}"
 
     def _called(self, kind: str, form: Mapping[str, Any], key: str, where: str) -> str:

@@ -29,6 +29,8 @@ from shmllm.frontend.constraints.ebnf import MAX_DEPTH, MAX_RULES, to_lark
         (r"root ::= [a-]", [r"T0: /[\x{61}-\x{61}\x{2D}-\x{2D}]/"]),
         ("root ::= .", [r"T0: /[\x{0}-\x{10FFFF}]/"]),
         ('root ::= a-b A\na-b ::= "x"\nA ::= "y"', ["T0: T1 T2", 'T1: "x"', 'T2: "y"']),
+        ('root ::= "a"{0} ("b" ("c")){0,0} "d"{0,1}', ['T0: "" "" "d" {0,1}']),
+        ('root ::= "x" ("a" | root{ 0 })', ['r0: "x" ( "a" | "" )']),
         ('root ::= "(" root ")" | x\nx ::= "x"', ['r0: "(" r0 ")" | T1', 'T1: "x"']),
         ("root ::= b\nb ::= c?\nc ::= b", ["r0: r1", "r1: r2 ?", "r2: r1"]),
     ],

@@ -117,6 +117,14 @@ MATCHES: dict[str, tuple[Any, list[str], list[str]]] = {
         ["ab", "abab", "abababab"],
         ["abab", "abababab"],
     ),
+    "repeat never": (
+        {
+            "type": "sequence",
+            "elements": [INTEGER, {"type": "repeat", "min": 0, "max": 0, "content": AB}],
+        },
+        ["1", "1ab", ""],
+        ["1"],
+    ),
     "plus": ({"type": "plus", "content": AB}, ["", "ab", "abab"], ["ab", "abab"]),
     "star": ({"type": "star", "content": AB}, ["", "ab", "aba"], ["", "ab"]),
     "grammar": (tag("[", NESTED, "]"), ["[x]", "[((x))]", "[(x]", "x"], ["[x]", "[((x))]"]),
