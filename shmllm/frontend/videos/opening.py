@@ -17,6 +17,7 @@ import numpy as np
 from shmllm.errors import RequestError
 from shmllm.extras import install_command
 from shmllm.frontend.images.opening import open_image
+from shmllm.frontend.videos.rules import HIGHEST_RATE, LOWEST_RATE, is_rate
 
 if TYPE_CHECKING:
     from shmllm.frontend.images.picture import Picture
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MOST_FRAMES = 2**20
 MOST_BYTES = 2**31
 """The most bytes of the frames that a user gives, as pixels."""
+MOST_INDEX = 2**31 - 1
+"""The largest index of a frame in the video that it is from."""
 
 Choose = Callable[[int, float], Sequence[int]]
 """Returns the indices of the frames that are needed, by the number of all and of those in a second.
@@ -99,17 +102,22 @@ def open_video(name: str, value: Any) -> Frames | EncodedVideo:
 
 def _with_metadata(name: str, pictures: Sequence[Picture], metadata: Mapping[str, Any]) -> Frames:
     rate, count = metadata.get("fps"), len(pictures)
-    if rate is not None and not _is_rate(rate):
-        raise RequestError(f"{name}: 'fps' must be the frames of a second, not {_shown(rate)}")
+    if rate is not None and not is_rate(rate):
+        raise RequestError(
+            f"{name}: 'fps' must be the frames of a second, not {_shown(rate)}; from {LOWEST_RATE} "
+            f"to {HIGHEST_RATE:,.0f} are supported"
+        )
     indices = _indices(metadata.get("frames_indices"), count)
     if indices is None:
-        raise RequestError(f"{name}: 'frames_indices' must be {count} ascending indices")
+        raise RequestError(
+            f"{name}: 'frames_indices' must be {count} ascending indices up to {MOST_INDEX:,}"
+        )
     total = metadata.get("total_num_frames")
     total = max(count, indices[-1] + 1) if total is None else total
-    if not isinstance(total, int | np.integer) or total <= indices[-1]:
+    if not isinstance(total, int | np.integer) or not indices[-1] < total <= MOST_INDEX + 1:
         raise RequestError(
-            f"{name}: 'total_num_frames' must be more than the last index, {indices[-1]}, not "
-            f"{_shown(total)}"
+            f"{name}: 'total_num_frames' must be more than the last index, {indices[-1]}, and at "
+            f"most {MOST_INDEX + 1:,}, not {_shown(total)}"
         )
     is_whole = total == count and indices == list(range(count))
     is_chosen = metadata.get("do_sample_frames") is False or not is_whole or rate is None
@@ -125,12 +133,8 @@ def _indices(given: Any, count: int) -> list[int] | None:
         found = [index(each) for each in given]
     except TypeError:
         return None
-    return found if len(found) == count and sorted(found) == found and found[0] >= 0 else None
-
-
-def _is_rate(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.integer | np.floating)
-    return is_number and not isinstance(value, bool) and bool(0 < value < MOST_FRAMES)
+    is_ascending = len(found) == count and sorted(found) == found
+    return found if is_ascending and found[0] >= 0 and found[-1] <= MOST_INDEX else None
 
 
 def _shown(value: Any) -> str:
@@ -210,7 +214,7 @@ class _Container:
     def rate(self) -> float:
         """The frames of a second."""
         rate = self._stream.average_rate or self._stream.guessed_rate or 24
-        return float(rate) if _is_rate(float(rate)) else 24.0
+        return float(rate) if is_rate(float(rate)) else 24.0
 
     def count(self) -> int:
         """The number of frames, which few files say reliably."""

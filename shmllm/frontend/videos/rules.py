@@ -20,6 +20,14 @@ OVERRIDES = frozenset(
     | {"do_sample_frames", "fps", "num_frames", "min_frames", "max_frames"}
 )
 """The fields that a request may change."""
+LOWEST_RATE, HIGHEST_RATE = 1e-6, 2.0**20
+"""The bounds of the frames of a second. Times of frames are finite between them."""
+
+
+def is_rate(value: Any) -> bool:
+    """Whether a value is a supported number of frames of a second."""
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    return is_number and not isinstance(value, bool) and LOWEST_RATE <= value < HIGHEST_RATE
 
 
 @dataclass(frozen=True)
@@ -64,12 +72,18 @@ class VideoRules(ABC):
             raise RequestError("'fps' and 'num_frames' exclude each other", parameter="fps")
         values = Qwen2VLRules.merged(dict(settings.options), dict(changes))
         options = Options(values)
+        rate = options.number("fps")
+        if not is_rate(rate):
+            raise RequestError(
+                f"'fps' must be from {LOWEST_RATE} to {HIGHEST_RATE:,.0f}, not {rate}",
+                parameter="fps",
+            )
         has_count = values.get("num_frames") is not None and changes.get("fps") is None
         return cls(
             of_frames=Qwen2VLRules.of(options),
             frames_at_once=options.count("temporal_patch_size"),
             samples=options.flag("do_sample_frames"),
-            rate=options.number("fps"),
+            rate=rate,
             count=options.count("num_frames") if has_count else None,
             fewest=options.count("min_frames"),
             most=options.count("max_frames"),

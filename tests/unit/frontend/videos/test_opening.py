@@ -107,17 +107,19 @@ WRONG: dict[str, tuple[Any, str]] = {
 METADATA: dict[str, tuple[Any, str]] = {
     **{
         f"fps {str(fps)[:5]}": ({"fps": fps}, "'fps' must be the frames of a second, not")
-        for fps in (0, -1, float("nan"), float("inf"), True, "24", [24], 10**400)
+        for fps in (0, -1, float("nan"), float("inf"), True, "24", [24], 10**400, 1e-300)
     },
     "fewer": ({"frames_indices": [0, 1]}, "'frames_indices' must be 4 ascending indices"),
     "more": ({"frames_indices": [0, 1, 2, 3, 4]}, "must be 4 ascending indices"),
     "none": ({"frames_indices": []}, "must be 4 ascending indices"),
     "descending": ({"frames_indices": [0, 2, 1, 3]}, "must be 4 ascending indices"),
     "negative": ({"frames_indices": [-1, 0, 1, 2]}, "must be 4 ascending indices"),
+    "huge": ({"frames_indices": [0, 1, 2, 10**400]}, "must be 4 ascending indices up to 2,147"),
     "a text": ({"frames_indices": "abcd"}, "'frames_indices' must be 4 ascending indices"),
     "Nones": ({"frames_indices": [None] * 4}, "'frames_indices' must be 4 ascending indices"),
     "a number": ({"frames_indices": 3}, "'frames_indices' must be 4 ascending indices"),
     "a total of text": ({"total_num_frames": "x"}, "'total_num_frames' must be"),
+    "a huge total": ({"total_num_frames": 10**400, "fps": 2}, "'total_num_frames' must be"),
     "a negative total": ({"total_num_frames": -4}, "'total_num_frames' must be"),
     "a small total": ({"total_num_frames": 2, "fps": 2}, "'total_num_frames' must be"),
     "indices behind the total": (

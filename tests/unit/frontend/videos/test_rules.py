@@ -142,6 +142,7 @@ def test_rules_that_a_request_does_not_change_are_equal(name: str) -> None:
         ({3: 2}, "3 is not supported for videos"),
         ({"fps": 0}, "'fps' must be a positive number, not 0"),
         ({"fps": float("nan")}, "'fps' must be a positive number, not nan"),
+        ({"fps": 1e-300}, "'fps' must be from 1e-06 to 1,048,576, not 1e-300"),
         ({"fps": True}, "'fps' must be a positive number, not True"),
         ({"fps": "2"}, "'fps' must be a positive number"),
         ({"num_frames": 0}, "'num_frames' must be a positive integer, not 0"),
