@@ -198,7 +198,7 @@ class InputProcessor:
             if item.items:
                 ids = self._expanded_ids(name, item, ids)
                 items = self._items.items(name, ids, item.items)
-            self._check_token_ids(name, ids, min_room)
+            self.check_token_ids(name, ids, min_room)
             bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
@@ -270,7 +270,17 @@ class InputProcessor:
                 require_unicode(name, item.text or "")
             raise
 
-    def _check_token_ids(self, name: str, ids: list[int], min_room: int) -> None:
+    def check_token_ids(self, name: str, ids: list[int], min_room: int) -> None:
+        """Check the number and the range of a prompt's token ids.
+
+        Args:
+            name: what errors call the prompt.
+            ids: its token ids, placeholders included.
+            min_room: tokens that have to be left for the output.
+
+        Raises:
+            RequestError: there are none or too many, or one is out of the vocabulary.
+        """
         if not ids:
             raise RequestError(
                 f"{name} is empty: the model needs at least one token, so the decoder prompt "

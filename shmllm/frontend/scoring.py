@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from shmllm.errors import RequestError
@@ -42,18 +43,21 @@ def prepare(
     if len(completions) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts and {len(completions)} completions")
     info = front_end.info
-    wholes: list[Any] = []
-    params: list[SamplingParams] = []
+    found: list[PreparedRequest] = []
     for index, (request, completion) in enumerate(
         zip(front_end.prepare(prompts, _params()), completions, strict=True)
     ):
         ids = [*request.prompt_token_ids, *_token_ids(index, completion, info.vocab_size)]
         behind = ids[-1:] if len(ids) == info.max_model_len else []
-        salt = request.submitted.cache_salt or None
-        wholes.append({"prompt_token_ids": ids[: len(ids) - len(behind)], "cache_salt": salt})
-        params.append(_params(behind))
-    names = [f"prompt {index} with its completion" for index in range(len(wholes))]
-    return front_end.prepare(wholes, params, names)
+        scored = ids[: len(ids) - len(behind)]
+        front_end.inputs.check_token_ids(f"prompt {index} with its completion", scored, 1)
+        found.append(_with_params(request.with_tokens(scored), _params(behind)))
+    return found
+
+
+def _with_params(request: PreparedRequest, params: SamplingParams) -> PreparedRequest:
+    """The same request with other parameters. What else the engine gets, such as items, remains."""
+    return replace(request, params=params, submitted=replace(request.submitted, params=params))
 
 
 def _params(behind: list[int] | None = None) -> SamplingParams:

@@ -297,6 +297,19 @@ def test_conversations_have_images(llava: LLM, pictures: list[Any], tmp_path: Pa
             llava.chat([{"role": "user", "content": [part]}], use_tqdm=False)
 
 
+def test_scores_of_a_completion_know_the_images(llava: LLM, pictures: list[Any]) -> None:
+    mark = llava.front_end.items.mark("image")
+    prompts = [
+        {"prompt": f"See {mark}", "multi_modal_data": {"image": each}} for each in pictures[:2]
+    ]
+    outputs = [output.outputs[0] for output in generate(llava, prompts, logprobs=0)]
+    scores = llava.score_tokens(prompts, [list(output.token_ids) for output in outputs])
+    for output, found in zip(outputs, scores, strict=True):
+        entries = zip(output.logprobs, output.token_ids, strict=True)
+        assert found == [entry[token].logprob for entry, token in entries]
+    assert scores[0] != scores[1]
+
+
 def test_a_model_without_images_says_so(pictures: list[Any]) -> None:
     with LLM("tiny", max_model_len=64, num_threads=1, multiprocess=False) as llm:
         prompt = {"prompt": "x", "multi_modal_data": {"image": pictures[0]}}
