@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from shmllm.errors import RequestError
+from shmllm.frontend.prompt_items import has_items
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
@@ -27,7 +28,8 @@ NO_LIMIT = 2**31 - 1
 def tokenize(
     tokenizer: Tokenizer, prompts: Sequence[Prompt], truncation: Truncation | None, most: int
 ) -> list[Any]:
-    """Prompts as token ids, cut if there is a truncation; embeddings stay as they are.
+    """Prompts as token ids, cut if there is a truncation. Embeddings and prompts with items stay as
+    they are.
 
     Args:
         tokenizer: the model's.
@@ -45,13 +47,23 @@ def tokenize(
     for each in given:
         if _is_text(each):
             each["prompt_token_ids"] = next(encoded)
-        elif truncation is not None and isinstance(each.get("prompt_token_ids"), Sequence):
+        elif truncation is not None and _is_tokens(each):
             each["prompt_token_ids"] = truncation.of_tokens([*each["prompt_token_ids"]], most)
     return given
 
 
+def check_can_be_cut(name: str, prompt: Any) -> None:
+    """Raises RequestError for prompts of which no tokens can be left out: those with items, and
+    embeddings."""
+    given = _fields(prompt)
+    if has_items(given):
+        raise RequestError(f"{name} has images or other items, so it cannot be truncated")
+    if given.get("prompt_embeds") is not None:
+        raise RequestError(f"{name} consists of embeddings, which cannot be truncated")
+
+
 def divide(name: str, prompt: dict[str, Any], size: int, most: int) -> list[Any]:
-    """The parts of a prompt of token ids.
+    """The parts of a prompt of token ids; a prompt with items is whole.
 
     Args:
         name: what errors call it.
@@ -63,7 +75,7 @@ def divide(name: str, prompt: dict[str, Any], size: int, most: int) -> list[Any]
         RequestError: it has more.
     """
     ids = prompt.get("prompt_token_ids")
-    if not isinstance(ids, Sequence):
+    if ids is None or not _is_tokens(prompt):
         return [prompt]
     if len(ids) > most:
         raise RequestError(
@@ -124,4 +136,9 @@ def _fields(prompt: Any) -> dict[str, Any]:
 
 def _is_text(prompt: Mapping[str, Any]) -> bool:
     others = (prompt.get("prompt_token_ids"), prompt.get("prompt_embeds"))
-    return isinstance(prompt.get("prompt"), str) and all(each is None for each in others)
+    is_text = isinstance(prompt.get("prompt"), str) and all(each is None for each in others)
+    return is_text and not has_items(prompt)
+
+
+def _is_tokens(prompt: Mapping[str, Any]) -> bool:
+    return isinstance(prompt.get("prompt_token_ids"), Sequence) and not has_items(prompt)

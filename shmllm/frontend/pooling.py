@@ -274,6 +274,9 @@ def _limit(
     """Tokenize and cut prompts, and divide or refuse those to embed according to `max_embed_len`
     and `enable_chunked_processing`."""
     config, room = model.pooler_config, front_end.info.max_model_len
+    if truncation is not None:
+        for work in works:
+            long_texts.check_can_be_cut(work.name, work.prompt)
     most = config.max_embed_len or long_texts.NO_LIMIT
     size = room if config.enable_chunked_processing else long_texts.NO_LIMIT
     of_embeddings = most if config.enable_chunked_processing else min(most, room)

@@ -297,6 +297,11 @@ def by_modality(items: Iterable[ReadyItem]) -> dict[Modality, list[ReadyItem]]:
     return found
 
 
+def has_items(prompt: Mapping[str, Any]) -> bool:
+    """Whether a prompt that is a dict has items; it may be malformed."""
+    return bool(prompt.get(DATA) or prompt.get(UUIDS))
+
+
 def given_items(name: str, prompt: Mapping[str, Any]) -> GivenItems | None:
     """What a prompt that is a dict has of items; None: nothing.
 

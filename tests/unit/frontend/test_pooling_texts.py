@@ -165,3 +165,20 @@ def test_texts_are_tokenized_beside_tokens_and_embeddings() -> None:
     assert text["prompt_token_ids"] == tokenizer.encode_batch(["a fox"], max_length=3)[0]
     assert tokens["prompt_token_ids"] == [5, 6, 7]
     assert soft == prompts[2]
+
+
+def test_prompts_with_items_stay_whole() -> None:
+    tokenizer, items = our_tokenizer("bert"), {"image": np.zeros((4, 4, 3), np.uint8)}
+    prompts: list[Any] = [
+        {"prompt": "a fox", "multi_modal_data": items},
+        {"prompt_token_ids": [5, 6, 7, 8], "multi_modal_uuids": {"image": "mine"}},
+    ]
+    for number, prompt in enumerate(long_texts.tokenize(tokenizer, prompts, Truncation(3), 64)):
+        assert prompt == prompts[number]
+        assert long_texts.divide("prompt 1", prompt, 2, 9) == [prompt]
+        with pytest.raises(RequestError, match="^prompt 1 has images or other items, so it cannot"):
+            long_texts.check_can_be_cut("prompt 1", prompt)
+    with pytest.raises(RequestError, match="^prompt 1 consists of embeddings, which cannot be"):
+        long_texts.check_can_be_cut("prompt 1", {"prompt_embeds": np.ones((3, 4))})
+    for text in ("a fox", [5, 6], {"prompt": "a fox", "multi_modal_data": {}}):
+        long_texts.check_can_be_cut("prompt 1", text)
