@@ -198,7 +198,7 @@ class InputProcessor:
             if item.items:
                 ids = self._expanded_ids(name, item, ids)
                 items = self._items.items(name, ids, item.items)
-            self.check_token_ids(name, ids, min_room)
+            check_token_ids(name, ids, self._info, min_room)
             bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
@@ -270,39 +270,41 @@ class InputProcessor:
                 require_unicode(name, item.text or "")
             raise
 
-    def check_token_ids(self, name: str, ids: list[int], min_room: int) -> None:
-        """Check the number and the range of a prompt's token ids.
 
-        Args:
-            name: what errors call the prompt.
-            ids: its token ids, placeholders included.
-            min_room: tokens that have to be left for the output.
+def check_token_ids(name: str, ids: list[int], info: EngineInfo, min_room: int) -> None:
+    """Check the number and the range of a prompt's token ids.
 
-        Raises:
-            RequestError: there are none or too many, or one is out of the vocabulary.
-        """
-        if not ids:
-            raise RequestError(
-                f"{name} is empty: the model needs at least one token, so the decoder prompt "
-                "cannot be empty"
-            )
-        most = self._info.max_model_len
-        if len(ids) > most - min_room:
-            raise RequestError(
-                f"{name} has {len(ids):,} tokens; max_model_len is {most:,}, so a prompt may have "
-                f"at most {most - min_room:,}: the maximum context length is {most} tokens of "
-                "prompt and output together. Please reduce the length of the prompt"
-                f"{'' if min_room else ', or pass truncate_prompt_tokens'}",
-                parameter="input_tokens",
-                value=len(ids),
-            )
-        vocab_size = self._info.vocab_size
-        low, high = min(ids), max(ids)
-        if low < 0 or high >= vocab_size:
-            wrong = low if low < 0 else high
-            raise RequestError(
-                f"{name} has token id {wrong}; the vocabulary has ids from 0 to {vocab_size - 1}, "
-                "so it is out of vocabulary",
-                parameter="prompt_token_ids",
-                value=wrong,
-            )
+    Args:
+        name: what errors call the prompt.
+        ids: its token ids, placeholders included.
+        info: the limits of the engine.
+        min_room: tokens that have to be left for the output.
+
+    Raises:
+        RequestError: there are none or too many, or one is out of the vocabulary.
+    """
+    if not ids:
+        raise RequestError(
+            f"{name} is empty: the model needs at least one token, so the decoder prompt "
+            "cannot be empty"
+        )
+    most = info.max_model_len
+    if len(ids) > most - min_room:
+        raise RequestError(
+            f"{name} has {len(ids):,} tokens; max_model_len is {most:,}, so a prompt may have "
+            f"at most {most - min_room:,}: the maximum context length is {most} tokens of "
+            "prompt and output together. Please reduce the length of the prompt"
+            f"{'' if min_room else ', or pass truncate_prompt_tokens'}",
+            parameter="input_tokens",
+            value=len(ids),
+        )
+    vocab_size = info.vocab_size
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise RequestError(
+            f"{name} has token id {wrong}; the vocabulary has ids from 0 to {vocab_size - 1}, "
+            "so it is out of vocabulary",
+            parameter="prompt_token_ids",
+            value=wrong,
+        )

@@ -15,7 +15,7 @@ from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.input_processor import PreparedRequest, check_token_ids
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_state import RequestState
 from shmllm.params.sampling import SamplingParams
@@ -50,7 +50,7 @@ def prepare(
         ids = [*request.prompt_token_ids, *_token_ids(index, completion, info.vocab_size)]
         behind = ids[-1:] if len(ids) == info.max_model_len else []
         scored = ids[: len(ids) - len(behind)]
-        front_end.inputs.check_token_ids(f"prompt {index} with its completion", scored, 1)
+        check_token_ids(f"prompt {index} with its completion", scored, info, 1)
         found.append(_with_params(request.with_tokens(scored), _params(behind)))
     return found
 

@@ -176,9 +176,11 @@ def test_prompts_with_items_stay_whole() -> None:
     for number, prompt in enumerate(long_texts.tokenize(tokenizer, prompts, Truncation(3), 64)):
         assert prompt == prompts[number]
         assert long_texts.divide("prompt 1", prompt, 2, 9) == [prompt]
-        with pytest.raises(RequestError, match="^prompt 1 has images or other items, so it cannot"):
+        with pytest.raises(
+            RequestError, match=r"^prompt 1 has images or other items, so it cannot"
+        ):
             long_texts.check_can_be_cut("prompt 1", prompt)
-    with pytest.raises(RequestError, match="^prompt 1 consists of embeddings, which cannot be"):
+    with pytest.raises(RequestError, match=r"^prompt 1 consists of embeddings, which cannot be"):
         long_texts.check_can_be_cut("prompt 1", {"prompt_embeds": np.ones((3, 4))})
     for text in ("a fox", [5, 6], {"prompt": "a fox", "multi_modal_data": {}}):
         long_texts.check_can_be_cut("prompt 1", text)
