@@ -27,7 +27,7 @@ from shmllm.frontend.llm import LLM
 from shmllm.frontend.poll_thread import PollThread
 from shmllm.frontend.pooling import TextOptions
 from shmllm.frontend.priorities import set_priorities
-from shmllm.frontend.prompt_chunks import PromptChunk, PromptChunks, prepare_chunk
+from shmllm.frontend.prompt_chunks import Earlier, PromptChunk, PromptChunks, prepare_chunk
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
@@ -126,7 +126,7 @@ class AsyncLLM(AsyncEngineControls):
         prepare = partial(self._prepare, priority=priority, lora=lora_request)
         if isinstance(prompt, AsyncIterator):
 
-            def prepare_next(chunk: Prompt | PromptChunk, before: list[int]) -> PreparedRequest:
+            def prepare_next(chunk: Prompt | PromptChunk, before: Earlier) -> PreparedRequest:
                 return prepare_chunk(chunk, before, sampling_params, prepare)
 
             return self._requests.run_chunks(prompt, prepare_next, request_id)

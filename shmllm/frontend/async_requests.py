@@ -19,7 +19,7 @@ from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.prompt_chunks import ChunkReader, PromptChunk, PromptChunks
+from shmllm.frontend.prompt_chunks import ChunkReader, Earlier, PromptChunk, PromptChunks
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_output_queue import RequestOutputQueue
 from shmllm.frontend.request_state import RequestState
@@ -28,7 +28,7 @@ from shmllm.outputs.request import CompletionOutput, RequestOutput
 
 Result = TypeVar("Result")
 Prepare = Callable[[], PreparedRequest]
-PrepareChunk = Callable[[Prompt | PromptChunk, list[int]], PreparedRequest]
+PrepareChunk = Callable[[Prompt | PromptChunk, Earlier], PreparedRequest]
 """Makes the request for a chunk, given the tokens in front of it."""
 
 ABORT = "abort"
@@ -116,7 +116,7 @@ class AsyncRequests:
             closing(ChunkReader(chunks, partial(self._abort, request))) as reader,
         ):
             request.reader = reader
-            before: list[int] = []
+            before = Earlier()
             while (chunk := await self._next_chunk(reader)) is not None:
                 await self._until_released()
                 if reader.is_aborted:
@@ -134,10 +134,12 @@ class AsyncRequests:
                     return
                 state = request.queue.states[0]
                 # As in vLLM, which has not computed the last token's keys and values.
-                before = state.request.prompt_token_ids + state.token_ids[:-1]
+                token_ids = state.request.prompt_token_ids + state.token_ids[:-1]
+                before = Earlier(token_ids, state.request.submitted.items)
             if reader.is_aborted:
                 completion = CompletionOutput(0, "", [], finish_reason=ABORT)
-                yield RequestOutput(request.request_id, None, before, None, [completion], True)
+                ids = list(before.token_ids)
+                yield RequestOutput(request.request_id, None, ids, None, [completion], True)
 
     async def run_task(
         self, function: Callable[[str], Coroutine[Any, Any, Result]], request_id: str | None

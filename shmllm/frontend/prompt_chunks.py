@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.prompts import Prompt, TokensPrompt
+from shmllm.params.items import Item
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 
 
@@ -21,13 +22,26 @@ class PromptChunk:
     """The next part of a prompt that arrives in chunks.
 
     Attributes:
-        prompt: text or token ids, as for `AsyncLLM.generate`. Text is tokenized as a prompt of its
-            own, with the special tokens that a tokenizer adds in front of a prompt.
+        prompt: text or token ids, perhaps with items, as for `AsyncLLM.generate`. Text is tokenized
+            as a prompt of its own, with the special tokens that a tokenizer adds in front of one.
         sampling_params: for the completion of this chunk; None takes those of the call.
     """
 
     prompt: Prompt
     sampling_params: SamplingParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What stands in front of a chunk.
+
+    Attributes:
+        token_ids: the tokens of all earlier chunks and their completions.
+        items: the items of the chunks, at their places among these.
+    """
+
+    token_ids: Sequence[int] = ()
+    items: tuple[Item, ...] = ()
 
 
 PromptChunks = AsyncIterator[Prompt | PromptChunk]
@@ -36,7 +50,7 @@ PrepareOne = Callable[[Prompt, SamplingParams | None], PreparedRequest]
 
 def prepare_chunk(
     chunk: Prompt | PromptChunk,
-    before: list[int],
+    before: Earlier,
     params: SamplingParams | None,
     prepare: PrepareOne,
 ) -> PreparedRequest:
@@ -44,7 +58,7 @@ def prepare_chunk(
 
     Args:
         chunk: the chunk.
-        before: the tokens in front of it.
+        before: what stands in front of it.
         params: the parameters, unless the chunk has its own.
         prepare: checks and tokenizes a prompt with its parameters.
 
@@ -54,15 +68,17 @@ def prepare_chunk(
     given = chunk if isinstance(chunk, PromptChunk) else PromptChunk(chunk)
     request = prepare(given.prompt, given.sampling_params or params)
     _check(request)
-    if not before:
+    if not before.token_ids:
         return request
     whole: TokensPrompt = {
-        "prompt_token_ids": before + request.prompt_token_ids,
+        "prompt_token_ids": [*before.token_ids, *request.prompt_token_ids],
         "cache_salt": request.submitted.cache_salt,
     }
     if request.prompt is not None:
         whole["prompt"] = request.prompt
-    return prepare(whole, request.params)
+    found = prepare(whole, request.params)
+    moved = [each.moved(len(before.token_ids)) for each in request.submitted.items]
+    return replace(found, submitted=replace(found.submitted, items=(*before.items, *moved)))
 
 
 def _check(request: PreparedRequest) -> None:

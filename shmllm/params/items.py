@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -58,6 +58,11 @@ class Item:
     def num_embeds(self) -> int:
         """The number of its embeddings."""
         return sum(end - begin for begin, end in self.spans)
+
+    def moved(self, distance: int) -> Item:
+        """The same item, so many positions later."""
+        spans = tuple((begin + distance, end + distance) for begin, end in self.spans)
+        return replace(self, spans=spans)
 
 
 def items_between(items: Sequence[Item], start: int, end: int) -> Iterator[Item]:

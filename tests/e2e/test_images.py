@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from support.image_llms import tiles_of
 from support.variants import slow
 from support.vision_models import VISION_FAMILIES, make_vision_model, reference_tokens
 
-from shmllm import LLM, RequestError, RequestOutput, SamplingParams
+from shmllm import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from shmllm.worker import loading
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -308,6 +309,36 @@ def test_scores_of_a_completion_know_the_images(llava: LLM, pictures: list[Any])
         entries = zip(output.logprobs, output.token_ids, strict=True)
         assert found == [entry[token].logprob for entry, token in entries]
     assert scores[0] != scores[1]
+
+
+async def ends_of_chunks(directory: Path, chunks: list[Any]) -> list[RequestOutput]:
+    async def arrive() -> AsyncIterator[Any]:
+        for chunk in chunks:
+            yield chunk
+
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=3)
+    async with AsyncLLM(str(directory), **BASE | {"multiprocess": True}) as llm:
+        outputs = [output async for output in llm.generate(arrive(), params)]
+    return [output for output in outputs if output.outputs[0].finish_reason is not None]
+
+
+def test_chunks_keep_the_images_of_those_before(tmp_path: Path, pictures: list[Any]) -> None:
+    make_vision_model("llava", tmp_path)
+    images, mark = pictures[:2], "<image>"
+    chunks = [
+        {"prompt": f"See {mark}", "multi_modal_data": {"image": images[0]}},
+        "and now",
+        {"prompt": f"another {mark}", "multi_modal_data": {"image": images[1]}},
+        "end",
+    ]
+    ends = asyncio.run(ends_of_chunks(tmp_path, chunks))
+    with LLM(str(tmp_path), **BASE) as llm:
+        for end, count in zip(ends, (1, 1, 2, 2), strict=True):
+            whole = {"prompt_token_ids": end.prompt_token_ids}
+            prompt = whole | {"multi_modal_data": {"image": images[:count]}}
+            params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=3)
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+            assert said(output) == said(end)
 
 
 def test_a_model_without_images_says_so(pictures: list[Any]) -> None:
