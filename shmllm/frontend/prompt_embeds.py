@@ -49,7 +49,8 @@ def read_embeds(name: str, value: Any, hidden_size: int) -> Any:
         value = np.ascontiguousarray(value)
     if value.ndim == 3 and value.shape[0] == 1:
         value = value[0]
-    if value.ndim != 2 or value.shape[1] != hidden_size or "float" not in str(value.dtype):
+    is_float = "float" in str(value.dtype) and value.dtype.itemsize <= np.float64().itemsize
+    if value.ndim != 2 or value.shape[1] != hidden_size or not is_float:
         raise RequestError(
             f"{name}: 'prompt_embeds' must be floating numbers of shape [tokens, {hidden_size}], "
             f"got {value.dtype} of shape {list(value.shape)}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -366,7 +367,7 @@ def _as_list(kind: str, value: Any) -> list[Any]:
         return []
     several = isinstance(value, list) or (isinstance(value, tuple) and kind in ("image", "uuid"))
     if several and value and kind == "audio":
-        several = not isinstance(value[0], int | float)
+        several = not isinstance(value[0], Real)  # numpy's numbers are registered there
     if several and value and kind == "video":
         several = not hasattr(value[0], "getbands") and getattr(value[0], "ndim", 4) != 3
     return [*value] if several else [value]

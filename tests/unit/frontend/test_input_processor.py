@@ -10,6 +10,7 @@ from support.fakes import info
 from shmllm.errors import RequestError
 from shmllm.frontend.input_processor import InputProcessor, match_params
 from shmllm.frontend.model_files import resolve_model
+from shmllm.frontend.prompt_embeds import read_embeds
 from shmllm.frontend.prompts import as_list
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
@@ -316,3 +317,9 @@ def test_truncation_that_is_not_allowed_is_refused():
     embeds = {"prompt_embeds": np.zeros((3, 8), np.float32)}
     with pytest.raises(RequestError, match="the prompt consists of embeddings"):
         truncated(processor, [embeds], Truncation(4))
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.int32, np.complex64, object])
+def test_embeddings_of_a_dtype_that_no_engine_has_are_refused(dtype):
+    with pytest.raises(RequestError, match="prompt 1: 'prompt_embeds' must be floating numbers of"):
+        read_embeds("prompt 1", np.ones((3, 8)).astype(dtype), 8)

@@ -309,3 +309,19 @@ def test_videos_and_images_are_counted_apart() -> None:
         images.ready("the prompt", GivenItems([*given, given[1]]))
     with pytest.raises(RequestError, match="the prompt: the model takes no videos"):
         make().ready("the prompt", GivenItems(given))
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        ([0.0, 0.5], 1),
+        ([*np.zeros(3, np.float32)], 1),
+        ([*np.zeros(3, np.int16)], 1),
+        ([np.zeros(3, np.float32)], 1),
+        ([np.zeros(3, np.float32), (np.zeros(2), 8000)], 2),
+    ],
+)
+def test_one_sound_is_told_from_several(value: Any, count: int) -> None:
+    given = given_items("the prompt", {"multi_modal_data": {"audio": value}})
+    assert given is not None
+    assert len(given.items) == count
