@@ -8,6 +8,7 @@ from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
+from shmllm.frontend.prompt_items import has_items
 from shmllm.frontend.prompts import as_list
 from shmllm.frontend.text.truncation import AS_MANY_AS_FIT, Side, Truncation
 from shmllm.params.unknown_options import reject_unknown_options
@@ -52,7 +53,8 @@ def tokenize(
             cut by default, else its beginning.
 
     Raises:
-        RequestError: a value is not allowed, or a prompt consists of embeddings.
+        RequestError: a value is not allowed, or a prompt consists of embeddings, or has
+            items and is to be cut.
         TypeError: an unknown key; names the nearest known one.
     """
     if not given:
@@ -111,6 +113,8 @@ def _tokenize_one(front_end: FrontEnd, prompt: Any, wanted: TokenizationKwargs, 
     fields = dict(prompt) if isinstance(prompt, Mapping) else {}
     if fields.get("prompt_embeds") is not None:
         raise RequestError("tokenization_kwargs are for text and token ids, not for prompt_embeds")
+    if wanted.truncate_prompt_tokens is not None and has_items(fields):
+        raise RequestError("a prompt with images or other items cannot be truncated")
     text = fields.get("prompt") if fields else prompt
     ids = fields.get("prompt_token_ids") if fields else None
     if not isinstance(text, str):
