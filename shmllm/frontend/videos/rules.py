@@ -61,7 +61,7 @@ class VideoRules(ABC):
         """
         for name in changes:
             if name not in OVERRIDES:
-                near = nearest(name, OVERRIDES) if isinstance(name, str) else None
+                near = nearest(str(name), OVERRIDES)
                 raise RequestError(
                     f"{name!r} is not supported for videos; did you mean {near!r}? Supported are "
                     f"{', '.join(sorted(OVERRIDES))}",

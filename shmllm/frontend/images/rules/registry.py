@@ -58,7 +58,7 @@ def rules_of_request(settings: ImageSettings, overrides: Mapping[str, Any]) -> R
     known = FAMILIES[settings.processor].OVERRIDES
     for name, value in overrides.items():
         if name not in known:
-            near = nearest(name, known) if isinstance(name, str) else None
+            near = nearest(str(name), known)
             raise RequestError(
                 f"mm_processor_kwargs: {name!r} is not supported for {settings.processor}; did you "
                 f"mean {near!r}? Supported are {', '.join(sorted(known))}",

@@ -265,6 +265,7 @@ def test_no_image_has_a_larger_grid_than_the_largest(
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("clip", {1: 2}, "1 is not supported for CLIPImageProcessor; did you mean '"),
         ("clip", {"sise": {}}, "'sise' is not supported for CLIPImageProcessor; did you mean 'si"),
         ("clip", {"do_normalize": False}, "'do_normalize' is not supported"),
         ("clip", {3: False}, "3 is not supported"),
