@@ -218,7 +218,8 @@ class GpuRunner(LoadedRunner):
         self._drafter: StepDrafter | None = None
         if drafts is not None and part.drafting is not None:
             shared = self.batch, self.inputs, self.sampler
-            tell = None if self._messages is None else self._tell
+            is_divided = self._messages is not None and draft is None
+            tell = self._tell if is_divided else None  # rank 0 has the whole of a draft model
             launches = DraftLaunches(*shared, drafts.dispatcher, device, tell)
             self._drafter = part.drafting.make_drafter(self.batch, launches)
         self._num_level_tokens = self._buffers.levels.shape[1]
