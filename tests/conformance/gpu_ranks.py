@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conformance.gpu_engine import Engine
-from conftest import FAKE_GPU_RANK_MODULE
+from support import fake_gpu_rank
 from support.fake_gpu import FakeGpu
 from support.fake_gpu_sharing import FakeGpuSharing
 from support.waiting import PATIENCE_S
@@ -44,7 +44,7 @@ def compiled_kernels() -> None:
 def fake_ranks(no_leaks: None, gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_runner, "check_gpus", lambda option, index, size: None)
     monkeypatch.setattr(device, "CudaDevice", lambda index: gpu_device)
-    monkeypatch.setattr(rank_process, "RANK_MODULE", FAKE_GPU_RANK_MODULE)
+    monkeypatch.setattr(rank_process, "RANK_MODULE", fake_gpu_rank.__name__)
     monkeypatch.setattr(GpuGroupMemory, "make_sharing", FakeGpuSharing)
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
 
