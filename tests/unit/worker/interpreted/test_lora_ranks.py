@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from shmllm.wire.rpc import RpcCall, pickle_call
 
 __all__ = ["compiled_kernels", "fake_ranks", "make"]
 
+ALL = range(len(PROMPTS))
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen2_moe": EXPERTS, "phi3": {}}
 
 
@@ -52,31 +53,34 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Adapted
 
 
 @pytest.mark.parametrize(
-    ("family", "mode", "max_loras"),
+    ("family", "mode", "max_loras", "asked"),
     [
-        ("llama", "NONE", 2),
-        slow("llama", "FULL_AND_PIECEWISE", 2),
-        slow("llama", "FULL", 1),
-        slow("qwen2_moe", "NONE", 3),
-        slow("qwen2_moe", "FULL_AND_PIECEWISE", 2),
-        slow("phi3", "PIECEWISE", 3),
+        ("llama", "NONE", 1, (3, 1)),
+        slow("llama", "NONE", 2, ALL),
+        slow("llama", "FULL_AND_PIECEWISE", 2, ALL),
+        slow("llama", "FULL", 1, ALL),
+        slow("qwen2_moe", "NONE", 3, ALL),
+        slow("qwen2_moe", "FULL_AND_PIECEWISE", 2, ALL),
+        slow("phi3", "PIECEWISE", 3, ALL),
     ],
 )
 def test_greedy_tokens_are_those_of_the_merged_models(
-    family: str, mode: str, max_loras: int, adapted: Callable[[str], Adapted], make: Any
+    family: str,
+    mode: str,
+    max_loras: int,
+    asked: Sequence[int],
+    adapted: Callable[[str], Adapted],
+    make: Any,
 ) -> None:
     """Steps of one token, of few and of more, in which ranks find shares at places that others had
     before."""
     model = adapted(family)
     engine = make(model.config(max_loras, mode=mode))
-    for index in range(len(PROMPTS)):
+    for index in asked:
         model.add(engine, index)
     with ended_in_time(engine):
         engine.run()
-        assert [engine.tokens[index] for index in range(len(PROMPTS))] == model.wanted
-        model.add(engine, 1)
-        engine.run()
-    assert engine.tokens[1] == 2 * model.wanted[1]
+    assert engine.tokens == {index: model.wanted[index] for index in asked}
 
 
 def count_adapters(worker: object) -> int:
