@@ -154,6 +154,7 @@ def test_the_kernels_of_a_decode_step_load_before_they_wait() -> None:
     check_packed_rows(packed, 90)
 
 
+@pytest.mark.slow
 def test_float8_is_converted_by_the_hardware_while_loads_are_in_flight() -> None:
     check_float8(launches(90, None, "some-float8"), 90)
 

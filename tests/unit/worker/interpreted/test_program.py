@@ -239,7 +239,7 @@ E2B = {"enable_moe_block": False}
 """What makes the test's Gemma 4 like 26B-A4B, or like E2B."""
 
 
-@pytest.mark.parametrize(("like", "num_requests"), [(A4B, 1), (E2B, 1), (A4B, 3), (E2B, 3)])
+@pytest.mark.parametrize(("like", "num_requests"), [slow(A4B, 1), (E2B, 1), (A4B, 3), slow(E2B, 3)])
 def test_the_layers_of_gemma4_are_launches_of_their_products(
     gpu_device, tmp_path, like, num_requests
 ) -> None:
