@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from conftest import without_leaks
 from support.commands import command
-from support.engines import assert_idle, held_steps, named_engine, run_a_little, slow_steps
+from support.engines import held_steps, named_engine, run_a_little, slow_steps
 from support.pools import (
     KINDS,
     OPTIONS,
@@ -35,6 +35,7 @@ from support.pools import (
     pids_of,
     prompts,
     rows,
+    two_engines,
 )
 from support.programs import CLI, children, environment, is_running, kill
 from support.variants import slow
@@ -82,10 +83,8 @@ def engines(compiled_kernels: None) -> Iterator[LLM]:
 @pytest.fixture
 def pool(engines: LLM) -> Iterator[LLM]:
     """Two engines, which a test may kill, but must leave idle, awake and with their weights."""
-    await_engines(engines, 2)
-    yield engines
-    await_engines(engines, 2)
-    assert_idle(engines)
+    with two_engines(engines):
+        yield engines
     # An idle engine may have told the end of a request that this process has not read yet.
     wait_until(
         lambda: not engines._client._flights._flights,

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from conftest import without_leaks
 from support.commands import command
-from support.engines import assert_idle, held_steps, named_engine
+from support.engines import held_steps, named_engine
 from support.pools import (
     KINDS,
     OPTIONS,
-    await_engines,
     deltas,
     immortal_pools,
     joined,
     params_of,
     pids_of,
     rows,
+    two_engines,
 )
 from support.variants import slow
 from support.waiting import wait_until
@@ -57,10 +57,8 @@ def engines(compiled_kernels: None) -> Iterator[LLM]:
 @pytest.fixture
 def pool(engines: LLM) -> Iterator[LLM]:
     """Two engines, which a test may kill, but must leave idle."""
-    await_engines(engines, 2)
-    yield engines
-    await_engines(engines, 2)
-    assert_idle(engines)
+    with two_engines(engines):
+        yield engines
     flights = engines._client._flights
     assert not flights._flights
     assert not flights._phases._under_way

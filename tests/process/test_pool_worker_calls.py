@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from conftest import without_leaks
-from support.engines import assert_idle
 from support.interrupted_llm import MODULES
 from support.interrupting import Moment, raising_handler
-from support.pools import OPTIONS, await_engines, immortal_pools, pids_of
+from support.pools import OPTIONS, await_engines, immortal_pools, pids_of, two_engines
 from support.variants import slow
 from support.waiting import PATIENCE_S, join_all, wait_until
 
@@ -64,10 +63,8 @@ class Notes:
 @pytest.fixture
 def pool(engines: LLM) -> Iterator[LLM]:
     """Two engines, which a test may kill, but must leave without calls."""
-    await_engines(engines, 2)
-    yield engines
-    await_engines(engines, 2)
-    assert_idle(engines)
+    with two_engines(engines):
+        yield engines
     assert_nothing_is_left(engines)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from support.engines import held_steps
+from support.engines import assert_idle, held_steps
 from support.waiting import join_all, wait_until
 
 from shmllm import LLM, RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -103,6 +103,15 @@ def pids_of(llm: LLM) -> list[int]:
 def kill_engine(llm: LLM, index: int = 0) -> None:
     """End one of the engines that run."""
     os.kill(pids_of(llm)[index], signal.SIGKILL)
+
+
+@contextmanager
+def two_engines(llm: LLM) -> Iterator[None]:
+    """Both engines of a pool live at the beginning, and live and are idle at the end."""
+    await_engines(llm, 2)
+    yield
+    await_engines(llm, 2)
+    assert_idle(llm)
 
 
 def await_engines(llm: LLM, count: int) -> None:

@@ -104,12 +104,16 @@ class FurtherLayerProgram:
     Args:
         resources: the objects that compute its steps.
         cache: the KV cache, which has keys and values of the layer, too.
+
+    Attributes:
+        hidden: [max_tokens, hidden], ``buffers.normed``.
     """
 
     def __init__(self, resources: FurtherResources, cache: GpuKVCache) -> None:
         self._model = resources.model
         self._inputs = resources.inputs
         self._buffers = resources.step_buffers
+        self.hidden = self._buffers.normed
         self._device = resources.device
         self._dispatcher = resources.dispatcher.graphs
         self._kept = resources.kept
@@ -238,6 +242,7 @@ class GpuFurtherSteps:
     def follow(
         self, inputs: StepInputs, hidden: Tensor, rows: LongArray, chosen: LongArray
     ) -> None:
+        assert hidden.data_ptr() == self._program.hidden.data_ptr(), "where the layer reads them"
         kept = np.stack([rows, chosen])
         sizes = self._launches.send(inputs, is_repeat=True, act=Act.FOLLOW, kept=kept)
         self._program.follow(*sizes, int(inputs.counts.max()), kept)

@@ -320,9 +320,10 @@ class GpuRunner(LoadedRunner):
         adapters = self._adapters_of(plan)
         if self._messages is not None:
             sizes = mode, descriptor, max_query_len
-            told = StepMessage(*sizes, packed, plan.is_repeat, changes, plan.state_copies)
+            repeats, copies, of_requests = plan.is_repeat, plan.state_copies, None
             if adapters is not None:
-                told.adapters = np.array([numbers_of(adapters), inputs.counts])
+                of_requests = np.array([numbers_of(adapters), inputs.counts])
+            told = StepMessage(*sizes, packed, repeats, changes, copies, of_requests)
             self._ranks.memory.begin(Kind.STEP, self._messages.write(told))
         # Copies may wait for the device, which waits for the other ranks: they know the step now.
         self._program.begin()

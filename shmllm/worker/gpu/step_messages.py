@@ -49,7 +49,7 @@ class Act(IntEnum):
     LOGITS = 3
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepMessage:
     """A step.
 
