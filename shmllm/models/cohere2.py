@@ -22,6 +22,8 @@ from shmllm.models.readers import (
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerNorms, LayerSpec, NormSpec
 
+NORMS = LayerNorms(before_mixer="input_layernorm")
+
 
 def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 8192)
@@ -38,11 +40,16 @@ def configure(fields: Fields) -> ModelConfig:
         LayerSpec(
             mixer=replace(attention, window=window, rope=None if window is None else rope),
             mlp=read_mlp(fields),
-            norms=LayerNorms(before_mixer="input_layernorm"),
+            norms=NORMS,
             parallel=True,
         )
         for window in windows
     ]
+    return cohere_model(fields, layers, positions)
+
+
+def cohere_model(fields: Fields, layers: list[LayerSpec], positions: int) -> ModelConfig:
+    """Returns the configuration with what Cohere's models have in common."""
     return replace(
         read_model(fields, layers, positions, tied=True),
         norm=NormSpec(kind="layer", eps=fields.number("layer_norm_eps", 1e-5)),

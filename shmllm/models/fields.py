@@ -140,6 +140,10 @@ class Fields:
         missing = {name: x for name, x in defaults.items() if self.values.get(name) is None}
         return self.with_values(self.values | missing)
 
+    def with_absent(self, defaults: Mapping[str, Any]) -> Fields:
+        """As `with_defaults`, but null stays null where it does not mean the default."""
+        return self.with_values(dict(defaults) | self.values)
+
     def null_as_false(self, *names: str) -> Fields:
         """Returns the fields with false for those of these names that are null. They are booleans
         whose default is true, and for which transformers takes null, too."""

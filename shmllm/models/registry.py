@@ -13,10 +13,14 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.text_files import read_text
 
 ARCHITECTURES: dict[str, str] = {
+    "ArceeForCausalLM": "arcee",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
     "CamembertModel": "roberta",
     "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "cohere",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Exaone4ForCausalLM": "exaone4",
     "FalconMambaForCausalLM": "falcon_mamba",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
@@ -29,6 +33,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Glm4ForCausalLM": "glm4",
+    "GlmForCausalLM": "glm",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GptOssForCausalLM": "gpt_oss",
@@ -49,6 +54,7 @@ ARCHITECTURES: dict[str, str] = {
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "OlmoeForCausalLM": "olmoe",
+    "OPTForCausalLM": "opt",
     "Phi3ForCausalLM": "phi3",
     "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     "Qwen2ForCausalLM": "qwen2",
@@ -63,9 +69,12 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
     "RobertaModel": "roberta",
+    "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "SmolVLMForConditionalGeneration": "idefics3",
     "SolarOpenForCausalLM": "solar_open",
+    "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
     "XLMRobertaModel": "roberta",
     "YoutuForCausalLM": "youtu",
 }

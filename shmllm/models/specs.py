@@ -13,7 +13,7 @@ from typing import Literal
 from shmllm.models.mixer_specs import MixerSpec
 
 NormKind = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu_squared"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared"]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
 
@@ -41,7 +41,7 @@ class MLPSpec:
 
     Attributes:
         inner: the width of the activation's output.
-        activation: "silu", "gelu" (with the error function), "gelu_tanh" or "relu_squared".
+        activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu" or "relu_squared".
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias: whether the projections have a bias.
     """

@@ -19,7 +19,7 @@ RENAMED_PREFIXES = {
     "backbone.": "model.",
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
     **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
-    **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm")},
+    **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "decoder")},
     **{
         f"{name}.": f"model.{name}."
         for name in ("embeddings.tok_embeddings", "embeddings.norm", "final_norm")

@@ -128,6 +128,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
     "glm4": {"head_dim": 16},
+    "arcee": {},
+    "cohere": {},
+    "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "exaone4": {"sliding_window": 5, "layer_types": LAYER_TYPES},
+    "glm": {"head_dim": 16},
+    "opt": {"ffn_dim": 96},
+    "seed_oss": {"head_dim": 16, "attention_out_bias": True},
+    "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True},
+    "starcoder2": {"sliding_window": 5},
     "cohere2": {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "granite": {
         "embedding_multiplier": 3.0,

@@ -106,6 +106,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
+    "arcee": ("Arcee", {}),
+    "cohere": ("Cohere", {"attention_bias": True}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
+    "exaone4": ("Exaone4", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "glm": ("Glm", {"head_dim": 16}),
+    "opt": ("OPT", {"ffn_dim": 96}),
+    "seed_oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
+    "stablelm": ("StableLm", {"use_parallel_residual": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 48}),
     "gpt2": ("GPT2", {"n_inner": 96}),
     "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
     "olmo2": ("Olmo2", {"num_key_value_heads": 4}),
@@ -172,7 +181,15 @@ MAMBAS = (
 """The families with Mamba 1 or 2."""
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", *MAMBAS)
 """Those whose layers have states."""
-NOT_IN_GGUF = (*RECURRENT, "deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite")
+DENSE = (
+    *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
+    *("opt", "seed_oss", "stablelm", "starcoder2"),
+)
+"""Dense families that are made of what others have."""
+NOT_IN_GGUF = (
+    *(*RECURRENT, *DENSE),
+    *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite"),
+)
 """Those that GGUF files here do not have yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 """Those whose cache holds latents, which are not rounded to 8 bits."""
@@ -180,6 +197,7 @@ QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
 rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
+    *DENSE,
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "olmo2", "olmoe"),
     *("qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )

@@ -216,8 +216,8 @@ width]; width.
 """
 
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu_squared")
-OF_HEADS = ("relu", "tanh", "sigmoid")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
+OF_HEADS = ("tanh", "sigmoid")
 """The activations that only heads have, which are not gated."""
 
 

@@ -25,6 +25,8 @@ def active(x, NAME: tl.constexpr):
         result = x * sigmoid(x)
     elif NAME == "gelu":
         result = 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
+    elif NAME == "relu":
+        result = tl.maximum(x, 0.0)
     elif NAME == "relu_squared":
         positive = tl.maximum(x, 0.0)
         result = positive * positive
@@ -65,7 +67,7 @@ def activate(out: Tensor, x: Tensor, name: str, is_gated: bool) -> None:
         out: [rows, dim], each row contiguous, with any stride between rows.
         x: [rows, 2 * dim] if it is gated, the gate in the first half, or [rows, dim]; out's dtype:
             float32, float16 or bfloat16. Rows as those of ``out``.
-        name: "silu", "gelu" (with the error function), "gelu_tanh" or "relu_squared".
+        name: "silu", "gelu" (with the error function), "gelu_tanh", "relu" or "relu_squared".
         is_gated: whether ``f(gate) * up`` is written, and not ``f(x)``.
 
     Gated, it moves 3 * rows * dim elements, 84 KiB for a row of 14,336; about 6 flops for each

@@ -181,6 +181,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "num_key_value_heads": 6},
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "arcee": ("arcee", {}),
+    "arcee-bias": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "cohere": ("cohere", {"logit_scale": 0.3}),
+    "cohere-bias": ("cohere", {"attention_bias": True, "num_key_value_heads": 6}),
     "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 5, "head_dim": 16}),
     "cohere2-bias": ("cohere2", {"sliding_window": 7, "attention_bias": True, "head_dim": 8}),
     "deepseek-v2": (
@@ -222,6 +226,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT
         | {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 2, "topk_group": 2}
         | {"first_k_dense_replace": 1},
+    ),
+    "ernie4.5": ("ernie4_5", {"head_dim": 16}),
+    "ernie4.5-bias": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "exaone4": ("exaone4", {"sliding_window": 7, "num_hidden_layers": 5}),
+    "exaone4-no-window": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True}
+        | {"rope_parameters": LLAMA3_ROPE},
+    ),
+    "glm": ("glm", {"head_dim": 16}),
+    "glm-no-bias": (
+        "glm",
+        {"head_dim": 16, "attention_bias": False}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.25}},
     ),
     "glm4": ("glm4", {"head_dim": 16}),
     "glm4-moe": (
@@ -346,6 +364,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2": ("gpt2", {}),
     "gpt2-untied": ("gpt2", {"n_inner": 72, "tie_word_embeddings": False, "n_head": 4}),
+    "opt": ("opt", {"ffn_dim": 80}),
+    "opt-untied": (
+        "opt",
+        {"ffn_dim": 72, "tie_word_embeddings": False, "enable_bias": False}
+        | {"activation_function": "gelu"},
+    ),
+    "seed-oss": ("seed_oss", {"head_dim": 16}),
+    "seed-oss-bias": (
+        "seed_oss",
+        {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": 16},
+    ),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": (
+        "stablelm",
+        {"use_parallel_residual": True, "use_qkv_bias": True, "tie_word_embeddings": True}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-window": (
+        "starcoder2",
+        {"sliding_window": 7, "use_bias": False, "tie_word_embeddings": False},
+    ),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-all-experts": (
         "gpt_oss",
@@ -446,6 +486,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "arcee",
     "bamba",
     "falcon-mamba",
     "granite-hybrid-all-experts",
@@ -453,13 +494,17 @@ BFLOAT16 = [
     "mamba",
     "mamba2",
     "nemotron-h-all-experts",
+    "cohere",
     "cohere2",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",
     "dots1-all-experts",
+    "ernie4.5",
+    "exaone4",
     "gemma2",
     "gemma3",
     "gemma4-per-layer",
+    "glm",
     "glm4",
     "glm4-moe-bias",
     "glm4-moe-lite-all-experts",
@@ -472,6 +517,7 @@ BFLOAT16 = [
     "olmo2",
     "olmo3",
     "olmoe",
+    "opt",
     "phi3",
     "qwen2-tied",
     "qwen3-next-all-experts",
@@ -480,8 +526,11 @@ BFLOAT16 = [
     "qwen2-moe",
     "qwen3-tied",
     "qwen3-moe",
+    "seed-oss",
     "smollm3",
     "solar-open-all-experts",
+    "stablelm",
+    "starcoder2",
     "youtu",
 ]
 

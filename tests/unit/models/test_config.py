@@ -29,7 +29,7 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 OF_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "youtu")
 """The families whose defaults `test_latent_attention` compares."""
-OTHERS = ("gpt2", "gemma4", "granite_swa", *OF_DEEPSEEK, *MAMBAS)
+OTHERS = ("gpt2", "gemma4", "opt", "granite_swa", *OF_DEEPSEEK, *MAMBAS)
 NAMED_LIKE_LLAMA = [family for family in CONFIGS if family not in OTHERS]
 """Our families whose fields and weights have Llama's names, and whose layers have the same
 heads."""
@@ -76,14 +76,17 @@ OPTIONS = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS)
 @pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
     sizes = {name: value for name, value in MINIMAL.items() if name != "architectures"}
-    expected = CONFIGS[family](**sizes | {"num_attention_heads": 32})
+    wide = {"num_attention_heads": 32, "hidden_size": 256}
+    expected = CONFIGS[family](**sizes | wide)
     name = type(expected).__name__.replace("Text", "").replace("Config", "ForCausalLM")
-    config = read(tmp_path, architectures=[name], num_attention_heads=32)
+    config = read(tmp_path, architectures=[name], **wide)
     assert config.attentions[0].num_kv_heads == expected.num_key_value_heads
-    assert config.attentions[0].head_dim == (getattr(expected, "head_dim", None) or 2)
+    assert config.attentions[0].head_dim == (getattr(expected, "head_dim", None) or 8)
     assert config.max_position_embeddings == expected.max_position_embeddings
-    eps = "layer_norm_eps" if config.norm.kind == "layer" else "rms_norm_eps"
-    assert config.norm.eps == getattr(expected, eps)
+    names = "layer_norm_eps", "norm_epsilon", "rms_norm_eps"
+    assert config.norm.eps == next(
+        getattr(expected, eps) for eps in names if hasattr(expected, eps)
+    )
     assert config.tie_word_embeddings == expected.tie_word_embeddings
     ropes = expected.rope_parameters
     by_type = ropes.values() if "rope_theta" not in ropes else [ropes]
@@ -185,6 +188,37 @@ def test_wrong_fields_of_gemma4_are_refused(
     sizes = {"num_hidden_layers": 6, "num_attention_heads": 8}
     with pytest.raises(EngineStartError, match=reason):
         read(tmp_path, architectures=["Gemma4ForCausalLM"], **sizes | fields)
+
+
+def test_absent_fields_of_opt_agree_with_transformers(tmp_path: Path) -> None:
+    values = {"architectures": ["OPTForCausalLM"], "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config, expected = ModelConfig.from_directory(tmp_path), CONFIGS["opt"](num_hidden_layers=3)
+    assert config.vocab_size == expected.vocab_size
+    assert config.hidden_size == expected.hidden_size
+    assert config.attentions[0].num_heads == expected.num_attention_heads
+    mlp = config.layers[0].mlp
+    assert mlp == MLPSpec(inner=expected.ffn_dim, activation="relu", gated=False, bias=True)
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "reason"),
+    [
+        ("OPT", {"do_layer_norm_before": False}, "do_layer_norm_before false is not supported"),
+        ("OPT", {"word_embed_proj_dim": 32}, "word_embed_proj_dim other than hidden_size"),
+        ("Cohere", {"use_qk_norm": True}, "use_qk_norm true is not supported"),
+        ("StableLm", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
+        ("Exaone4", {"sliding_window_pattern": "LLLG"}, "'sliding_window_pattern' must be an int"),
+    ],
+)
+def test_what_no_kernel_computes_is_refused(
+    architecture: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    usual = {"num_key_value_heads": 4, "hidden_size": 128}
+    with pytest.raises(EngineStartError, match=reason):
+        read(tmp_path, architectures=[f"{architecture}ForCausalLM"], **usual | fields)
 
 
 def test_absent_fields_of_gpt2_agree_with_transformers(tmp_path: Path) -> None:
@@ -312,7 +346,7 @@ def test_biases(fields: dict[str, Any], attention: bool, mlp: bool, tmp_path: Pa
         ({"num_key_value_heads": 3}, ["(8)", "(3)"]),
         ({"num_attention_heads": 7}, ["head_dim", "64", "7"]),
         ({"head_dim": 7}, ["head_dim", "even", "7"]),
-        ({"hidden_act": "relu"}, ["hidden_act", "relu", "silu"]),
+        ({"hidden_act": "tanh"}, ["hidden_act", "tanh", "silu"]),
         ({"torch_dtype": "float64"}, ["torch_dtype", "float64", "bfloat16"]),
         ({"eos_token_id": "2"}, ["eos_token_id", "'2'"]),
         ({"eos_token_id": [1, -1]}, ["eos_token_id", "-1"]),
