@@ -79,6 +79,9 @@ _OLMO2: Places = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_UNGATED: Places = {module: at for module, at in _DENSE.items() if module != "ffn_gate"}
+_STARCODER2: Places = {**_UNGATED, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+_SEED_OSS: Places = {**_ATTENTION, "post_attention_norm": "post_attention_layernorm", **_MLP}
 _PHI3: Places = {
     "attn_norm": "input_layernorm",
     "attn_qkv": "self_attn.qkv_proj",
@@ -206,6 +209,51 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="glm4",
         modules=_GLM4,
         is_partial=True,
+    ),
+    ("arcee", False): GgufFamily(
+        title="Arcee",
+        architecture="ArceeForCausalLM",
+        model_type="arcee",
+        modules=_UNGATED,
+        is_permuted=True,
+    ),
+    ("ernie4_5", False): GgufFamily(
+        title="ERNIE 4.5",
+        architecture="Ernie4_5ForCausalLM",
+        model_type="ernie4_5",
+        modules=_DENSE,
+    ),
+    ("exaone4", False): GgufFamily(
+        title="EXAONE 4",
+        architecture="Exaone4ForCausalLM",
+        model_type="exaone4",
+        modules=_OLMO2,
+    ),
+    ("seed_oss", False): GgufFamily(
+        title="Seed-OSS",
+        architecture="SeedOssForCausalLM",
+        model_type="seed_oss",
+        modules=_SEED_OSS,
+    ),
+    ("starcoder2", False): GgufFamily(
+        title="StarCoder 2",
+        architecture="Starcoder2ForCausalLM",
+        model_type="starcoder2",
+        modules=_STARCODER2,
+    ),
+    ("stablelm", False): GgufFamily(
+        title="StableLM",
+        architecture="StableLmForCausalLM",
+        model_type="stablelm",
+        modules=_DENSE,
+        is_partial=True,
+        needs_head=True,
+    ),
+    ("command-r", False): GgufFamily(
+        title="Cohere",
+        architecture="CohereForCausalLM",
+        model_type="cohere",
+        modules={**_ATTENTION, **_MLP},
     ),
     ("cohere2", False): GgufFamily(
         title="Cohere 2",

@@ -136,7 +136,7 @@ def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     }
 
 
-def _cohere2(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+def _cohere(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {"logit_scale": config.logits_scale}
 
 
@@ -144,7 +144,11 @@ def _phi3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {"attention.sliding_window": next(iter(_windows(config)), 0)}
 
 
-def _olmo2(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+def _stablelm(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    return {"use_parallel_residual": config.layers[0].parallel}
+
+
+def _pattern(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     pattern = [window is not None for window in config.layer_windows]
     return {"attention.sliding_window_pattern": pattern} if any(pattern) else {}
 
@@ -163,9 +167,12 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
     "granite": _granite,
-    "cohere2": _cohere2,
+    "cohere2": _cohere,
+    "command-r": _cohere,
+    "exaone4": _pattern,
     "phi3": _phi3,
-    "olmo2": _olmo2,
+    "olmo2": _pattern,
+    "stablelm": _stablelm,
     "qwen3vl": _qwen3_vl,
 }
 """What only files of one of llama.cpp's architectures have."""

@@ -131,7 +131,10 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
         )
     skipped = {"output"} if config.tie_word_embeddings else set()
     needed = [f"{module}.weight" for module in family.outside if module not in skipped]
-    endings = {name if "." in name else f"{name}.weight" for name in family.modules}
+    modules = set(family.modules)
+    if config.layers[0].parallel:  # one norm for attention and MLP
+        modules.discard("ffn_norm")
+    endings = {name if "." in name else f"{name}.weight" for name in modules}
     endings |= {name.split(".", 2)[2] for name in planned if name.startswith("blk.")}
     for layer in range(config.num_layers):
         needed += [f"blk.{layer}.{ending}" for ending in sorted(endings)]

@@ -33,9 +33,16 @@ ARCHITECTURES = {
     "granite": gguf.MODEL_ARCH.GRANITE,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "arcee": gguf.MODEL_ARCH.ARCEE,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
-PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "arcee")
 UNROUNDED = ("ffn_gate_inp.", "position_embd.", ".bias")
 """What is F32 in any file, though it may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
@@ -195,8 +202,8 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         return
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
-    if family == "cohere2":
-        writer.add_layer_norm_eps(config.layer_norm_eps)
+    if family in _LAYER_NORM_EPS:
+        writer.add_layer_norm_eps(getattr(config, _LAYER_NORM_EPS[family]))
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None)
@@ -248,6 +255,11 @@ def _add_olmo3(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
 
 
+def _add_exaone4(writer: gguf.GGUFWriter, config: Any) -> None:
+    if config.sliding_window:
+        _add_olmo3(writer, config)
+
+
 def _add_cohere2(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_logit_scale(config.logit_scale)
     writer.add_sliding_window(config.sliding_window)
@@ -266,7 +278,15 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "glm4": _add_partial,
     "granite": _add_granite,
     "olmo3": _add_olmo3,
+    "cohere": lambda writer, config: writer.add_logit_scale(config.logit_scale),
     "cohere2": _add_cohere2,
+    "exaone4": _add_exaone4,
+    "stablelm": _add_partial,
+    "starcoder2": lambda writer, config: writer.add_sliding_window(config.sliding_window or 0),
+}
+_LAYER_NORM_EPS = {
+    **dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"),
+    "starcoder2": "norm_epsilon",
 }
 
 

@@ -20,7 +20,8 @@ GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16} | TIED
 WRITABLE: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
-    "cohere2": TIED,  # has no LM head in a file
+    "cohere": TIED,  # has no LM head in a file
+    "cohere2": TIED,
     "gpt2": TIED,
     "glm4": {"attention_bias": True},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},  # whole blocks

@@ -187,7 +187,7 @@ DENSE = (
 )
 """Dense families that are made of what others have."""
 NOT_IN_GGUF = (
-    *(*RECURRENT, *DENSE),
+    *(*RECURRENT, "glm", "opt"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite"),
 )
 """Those that GGUF files here do not have yet."""

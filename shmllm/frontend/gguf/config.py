@@ -22,7 +22,11 @@ Json = dict[str, Any]
 
 _EMBEDDING = "token_embd.weight"
 _MATRIX_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_LAYER_NORM_EPS = {"cohere2": "layer_norm_eps", "gpt2": "layer_norm_epsilon"}
+_LAYER_NORM_EPS = {
+    **dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"),
+    "gpt2": "layer_norm_epsilon",
+    "starcoder2": "norm_epsilon",
+}
 """The field of the models with LayerNorms instead of RMSNorms, by their type."""
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _MESSAGE_END, _HARMONY_ENDS = "<|end|>", ("<|return|>", "<|call|>")
@@ -67,7 +71,7 @@ def model_config(header: GgufHeader) -> Json:
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "dtype": _dtype(header),
         **rope_fields(known, head_dim, length, is_partial=family.is_partial),
         **_special_ids(header),

@@ -194,6 +194,51 @@ def _cohere2(known: Metadata, config: Json) -> Json:
     }
 
 
+def _cohere(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | {"logit_scale": known.number("logit_scale")}
+
+
+def _arcee(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | {"hidden_act": "relu2"}
+
+
+def _ernie(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | {"use_bias": config["attention_bias"]}
+
+
+def _exaone4(known: Metadata, config: Json) -> Json:
+    """A window that no text reaches still says which layers rotate."""
+    if known.find(_WINDOW) in (None, 0):
+        types = ["full_attention"] * config["num_hidden_layers"]
+        return {"sliding_window": None, "layer_types": types}
+    return {
+        "sliding_window": known.whole(_WINDOW),
+        "layer_types": _layer_types(known, config, period=4),
+    }
+
+
+def _seed_oss(known: Metadata, config: Json) -> Json:
+    has_bias = "blk.0.attn_output.bias" in known.header.tensors
+    return no_window(known, config) | {"attention_out_bias": has_bias}
+
+
+def _stablelm(known: Metadata, config: Json) -> Json:
+    tensors = known.header.tensors
+    return no_window(known, config) | {
+        "use_qkv_bias": config["attention_bias"],
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
+    }
+
+
+def _starcoder2(known: Metadata, config: Json) -> Json:
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": _window(known, config),
+        "use_bias": config["attention_bias"],
+    }
+
+
 def _gpt_oss(known: Metadata, config: Json) -> Json:
     _check_one_base(known)
     fields = _experts(known, "num_local_experts") | {
@@ -233,7 +278,14 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "glm4": _glm4,
+    "arcee": _arcee,
+    "cohere": _cohere,
     "cohere2": _cohere2,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "seed_oss": _seed_oss,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
     "gpt_oss": _gpt_oss,
     "gpt2": _gpt2,
 }

@@ -66,6 +66,10 @@ class PreTokenizer:
         return {"type": "Sequence", "pretokenizers": [*splits, bytes_]}
 
 
+_SEED_CODER = (
+    rf"(?i:{_SUFFIX})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+)
 _WORDS = PreTokenizer((_GPT2,))
 _NFC_WORDS = PreTokenizer((_GPT2,), normalizer="NFC")
 _WORDS_AND_DIGITS = PreTokenizer((_DIGIT, _GPT2))
@@ -89,6 +93,8 @@ PRE_TOKENIZERS = {
     "starcoder": _WORDS_AND_DIGITS,
     "refact": _WORDS_AND_DIGITS,
     "codeshell": _WORDS_AND_DIGITS,
+    "exaone4": _WORDS,
+    "seed-coder": PreTokenizer((_SEED_CODER,)),
     "command-r": PreTokenizer(_WORDS_AND_DIGITS.patterns, normalizer="NFC"),
     "exaone": _WORDS_AND_DIGITS,
     "minerva-7b": _WORDS_AND_DIGITS,

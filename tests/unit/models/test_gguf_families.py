@@ -114,6 +114,19 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         {"num_hidden_layers": 5, "sliding_window": 7, "logit_scale": 0.3},
         None,
     ),
+    "arcee": ("arcee", {"attention_bias": True, "mlp_bias": True}, None),
+    "cohere": ("cohere", {"logit_scale": 0.3}, None),
+    "ernie4.5": ("ernie4_5", {"use_bias": True, "head_dim": 16}, None),
+    "exaone4": ("exaone4", {"num_hidden_layers": 5, "sliding_window": 7}, None),
+    "exaone4 without windows": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+        None,
+    ),
+    "seed-oss": ("seed_oss", {"attention_out_bias": True, "head_dim": 16}, None),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}, None),
+    "stablelm parallel": ("stablelm", {"use_parallel_residual": True}, None),
+    "starcoder2": ("starcoder2", {"sliding_window": 7}, None),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
 }
 

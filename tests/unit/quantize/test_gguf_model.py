@@ -13,7 +13,7 @@ import pytest
 from support.gguf_models import KINDS, UNROUNDED, stored_tensors
 from support.multimodal_models import nest
 from support.quantize_helpers import change_config, writable_model
-from support.reference_models import NOT_IN_GGUF, VARIANTS
+from support.reference_models import DENSE, NOT_IN_GGUF, VARIANTS
 from support.variants import slow
 
 from shmllm.errors import QuantizeError
@@ -25,7 +25,7 @@ from shmllm.quantize.formats import GGUF_KINDS
 from shmllm.quantize.gguf_metadata import find_gguf_family
 from shmllm.quantize.job import quantize
 
-SLOW = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3")
+SLOW = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3", *DENSE)
 FAMILY_PARAMS = [
     slow(kind) if kind in SLOW else kind for kind in VARIANTS if kind not in NOT_IN_GGUF
 ]
