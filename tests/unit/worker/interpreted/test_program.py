@@ -143,7 +143,17 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
     return launched[launched.index(begin) + 1 :]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "cohere2", "olmo2", *map(slow, ("glm4", "olmo3"))])
+ENDS = (
+    (("gemma2", "olmo2", "glm4", "olmo3", "exaone4"), ["_add_normed", "_rms_norm"]),
+    (("cohere2", "cohere", "stablelm", "opt", "starcoder2"), ["_layer_norm"]),
+    (("arcee", "ernie4_5", "glm", "seed_oss"), ["_rms_norm"]),
+)
+END_OF = {name: end for names, end in ENDS for name in names}
+"""The families with five launches a layer, and what follows the last one."""
+QUICK_LAYERS = ("gemma2", "cohere2", "olmo2")
+
+
+@pytest.mark.parametrize("name", [each if each in QUICK_LAYERS else slow(each) for each in END_OF])
 def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     gpu_device, models, name
 ) -> None:
@@ -154,8 +164,7 @@ def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     found = launches_of_a_decode(gpu_device, models(name)[1], 1)
     launched = [products.get(each, each) for each in found]
     layer = ["product", "attend_decodes", *["product"] * 3]
-    ends = ["_layer_norm"] if name == "cohere2" else ["_add_normed", "_rms_norm"]
-    assert launched[: 2 * len(layer) + len(ends)] == [*layer, *layer, *ends]
+    assert launched[: 2 * len(layer) + len(END_OF[name])] == [*layer, *layer, *END_OF[name]]
 
 
 def launches_of_experts(num_requests: int) -> list[str]:
