@@ -8,7 +8,7 @@ import pytest
 import torch
 from conformance.attention_kernels import FEATURES, SMALL
 from support.kernel_helpers import assert_close, poisoned
-from support.variants import diagonal
+from support.variants import diagonal, each_once
 
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
@@ -176,10 +176,10 @@ class Step:
 
 
 class DecodeAttentionConformance:
-    @pytest.mark.parametrize("new", [ONE, SEVERAL])
-    @pytest.mark.parametrize("loads_first", [False, True])
-    @pytest.mark.parametrize("splits", [1, 4])
-    @pytest.mark.parametrize("feature", FEATURES)
+    @pytest.mark.parametrize(
+        ("feature", "new", "splits", "loads_first"),
+        diagonal(list(FEATURES), [ONE, SEVERAL], [1, 4], [False, True]),
+    )
     def test_decodes(self, draw, dtype, feature, splits, loads_first, new):
         options = {"num_splits": splits, "loads_first": loads_first, **FEATURES[feature]}
         Step(draw, dtype, Decodes(**options, **new)).check()
@@ -203,7 +203,7 @@ class DecodeAttentionConformance:
 
     @pytest.mark.parametrize(
         ("all_heads", "max_tokens", "splits"),
-        diagonal([(1, 1), (3, 3), (6, 2), (40, 40), (40, 8)], [1, 3, MAX_TOKENS], [1, 2]),
+        each_once([(1, 1), (3, 3), (6, 2), (40, 40), (40, 8)], [1, 3, MAX_TOKENS], [1, 2]),
     )
     def test_norms_of_groups_of_heads(self, draw, dtype, all_heads, max_tokens, splits):
         """One chunk of the heads side by side, a part of one, and several."""
@@ -214,18 +214,20 @@ class DecodeAttentionConformance:
         options["loads_first"] = splits > 1
         Step(draw, dtype, Decodes((90, 33), (max_tokens, 1), *shape, **options)).check()
 
-    @pytest.mark.parametrize("new", [ONE, SEVERAL])
-    @pytest.mark.parametrize("splits", [1, 4])
-    @pytest.mark.parametrize("feature", FEATURES)
+    @pytest.mark.parametrize(
+        ("feature", "splits", "new"), diagonal(list(FEATURES), [1, 4], [ONE, SEVERAL])
+    )
     def test_gates(self, draw, dtype, feature, splits, new):
         options = {"gated": True, "num_splits": splits, "padding": 2, **FEATURES[feature]}
         Step(draw, dtype, Decodes(**options, **new)).check()
 
-    @pytest.mark.parametrize("max_tokens", [1, 2, 5])
-    @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (16, 1)])
-    @pytest.mark.parametrize("dim", [24, 256])
-    def test_gates_of_groups_of_heads(self, draw, dtype, dim, heads, kv_heads, max_tokens):
+    @pytest.mark.parametrize(
+        ("dim", "all_heads", "max_tokens"),
+        diagonal([24, 256], [(3, 3), (6, 2), (16, 1)], [1, 2, 5]),
+    )
+    def test_gates_of_groups_of_heads(self, draw, dtype, dim, all_heads, max_tokens):
         """A context of one part and one of several, whose heads are joined in groups."""
+        heads, kv_heads = all_heads
         config = replace(SMALL, block_m=max(16, next_power_of_two(heads // kv_heads * max_tokens)))
         shape = (max_tokens, 1), max_tokens, heads, kv_heads, dim
         options = {"gated": True, "norm": "", "num_splits": 4, "config": config}
@@ -317,9 +319,10 @@ class DecodeAttentionConformance:
             )
             assert torch.equal(alone.run(), whole[tokens])
 
-    @pytest.mark.parametrize("new", [ONE, SEVERAL])
-    @pytest.mark.parametrize("splits", [1, 4])
-    @pytest.mark.parametrize("feature", [*FEATURES, "row norms", "float8"])
+    @pytest.mark.parametrize(
+        ("feature", "splits", "new"),
+        each_once([*FEATURES, "row norms", "float8"], [1, 4], [ONE, SEVERAL]),
+    )
     def test_keys_and_values_of_an_earlier_layer(self, draw, dtype, feature, splits, new):
         """The bits are those of the launch that has written them, and nothing is written."""
         others = {"row norms": {"norm": "", "over_row": True}, "float8": {"has_float8": True}}

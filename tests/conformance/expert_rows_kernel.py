@@ -9,7 +9,7 @@ import torch
 from conformance.expert_kernels import ACTIVATIONS, BY_SOFTMAX, SMALL, placed, routed, tolerances
 from conformance.packed_kernels import drawn, rows_of, values_of
 from support.kernel_helpers import assert_close, poisoned
-from support.variants import diagonal
+from support.variants import each_once
 
 from shmllm_kernels.gpu.combined_row import combine_products
 from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
@@ -111,7 +111,7 @@ class ExpertRowsConformance:
 
     @pytest.mark.parametrize(
         ("kind", "shared", "config"),
-        diagonal([None, "mxfp4", "int4", "q6_k", "fp8"], ["none", "plain", "gated"], TILES),
+        each_once([None, "mxfp4", "int4", "q6_k", "fp8"], ["none", "plain", "gated"], TILES),
     )
     def test_one_launch_rounds_as_launches_of_their_own(self, draw, dtype, kind, shared, config):
         """Also the sum with the residual stream. A GPU may round a sum of products once."""

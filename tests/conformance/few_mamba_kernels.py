@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from conformance.recurrent_steps import LENGTH, Run, put, rows_of, tolerances
 from support.kernel_helpers import assert_close
-from support.variants import slow
+from support.variants import each_once, slow
 from torch import Tensor
 
 from shmllm_kernels.gpu import few_mamba_inputs, few_mamba_scan
@@ -28,6 +28,7 @@ STEPS = [
 ]
 """Steps of two requests, see `recurrent_steps.STEPS`, of at most eight tokens. The last ones end
 before the last token of a request."""
+NORMS_AND_BIASES = [("weights", True), ("plain", False), (None, True)]
 
 
 @dataclass
@@ -147,13 +148,14 @@ def check_sums(got, want, size, dtype):
 
 class FewMambaConformance:
     @pytest.mark.parametrize(
-        ("norms", "has_bias"), [("weights", True), ("plain", False), (None, True)]
+        ("sizes", "steps", "norms_and_bias"),
+        each_once(SIZES[:3], STEPS[:2], NORMS_AND_BIASES)
+        + [slow(*each) for each in itertools.product(SIZES[3:], STEPS[:2], NORMS_AND_BIASES)],
     )
-    @pytest.mark.parametrize("steps", STEPS[:2])
-    @pytest.mark.parametrize("sizes", [*SIZES[:3], *map(slow, SIZES[3:])])
     def test_outputs_and_states_equal_the_reference(
-        self, draw, dtype, sizes, steps, norms, has_bias
+        self, draw, dtype, sizes, steps, norms_and_bias
     ):
+        norms, has_bias = norms_and_bias
         layer = Layer.draw(draw, dtype, sizes, norms, has_bias)
         run, out, projections = layer.run(draw, steps)
         assert out.dtype is dtype

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conformance.recurrent_steps import LENGTH, STEPS, Run, put, rows_of, tolerances
 from support.kernel_helpers import assert_close
+from support.variants import each_once
 
 from shmllm_kernels.gpu import few_delta_net, few_mamba2
 from shmllm_kernels.gpu.configs import has_dependent_launches
@@ -86,10 +87,12 @@ class FewRecurrentConformance:
 
         check_run(run, out, wanted, dtype)
 
-    @pytest.mark.parametrize("has_bias", [True, False])
-    @pytest.mark.parametrize("steps", STEPS)
-    @pytest.mark.parametrize(("sizes", "taps"), [*zip(MAMBAS, (2, 4, 4), strict=True)])
-    def test_mamba2(self, draw, dtype, sizes, taps, steps, has_bias):
+    @pytest.mark.parametrize(
+        ("layer", "has_bias", "steps"),
+        each_once([*zip(MAMBAS, (2, 4, 4), strict=True)], [True, False], STEPS),
+    )
+    def test_mamba2(self, draw, dtype, layer, has_bias, steps):
+        sizes, taps = layer
         heads, head_dim, groups, state_size, limits = sizes
         inner, keys = heads * head_dim, groups * state_size
         channels = inner + 2 * keys

@@ -20,7 +20,7 @@ from conformance import (
 from conformance.attention_kernels import BOTH_WAYS, FEATURES, MIXED, Case, Launch
 from conformance.decode_attention_kernel import Decodes
 from support.kernel_helpers import assert_close, poisoned
-from support.variants import slow
+from support.variants import each_once, slow
 
 from shmllm_kernels.gpu.configs import DEVICE_KEYS, table_entry
 from shmllm_kernels.gpu.float8 import from_float8, to_float8
@@ -222,9 +222,9 @@ def check_decodes(draw, dtype, case: Decodes) -> torch.Tensor:
 
 
 class Float8DecodeConformance:
-    @pytest.mark.parametrize("loads_first", [False, True])
-    @pytest.mark.parametrize("splits", [1, 4])
-    @pytest.mark.parametrize("feature", FEATURES)
+    @pytest.mark.parametrize(
+        ("feature", "splits", "loads_first"), each_once(list(FEATURES), [1, 4], [False, True])
+    )
     def test_decodes(self, draw, dtype, feature, splits, loads_first):
         options = {"num_splits": splits, "loads_first": loads_first, **FEATURES[feature]}
         check_decodes(draw, dtype, Decodes(padding=1, **options))

@@ -10,7 +10,7 @@ import torch
 from conformance.expert_kernels import SMALL, placed, tolerances
 from conformance.packed_kernels import ONE_RUN, drawn, rows_of, values_of, whole_rows
 from support.kernel_helpers import Draw, assert_close, poisoned
-from support.variants import diagonal
+from support.variants import diagonal, slow
 from torch import Tensor
 
 from shmllm.models.quantized import QuantizedMatrix
@@ -154,7 +154,7 @@ class SharedExpertConformance:
         if tokens > 1:
             assert torch.equal(beside[1][:of_experts], apart[1])
 
-    @pytest.mark.parametrize("kind", [None, "q6_k"])
+    @pytest.mark.parametrize("kind", [None, "int4", slow("q6_k")])
     def test_a_token_that_is_nan_leaves_the_bits_of_the_others(self, draw, dtype, kind):
         case = case_of(draw, dtype, 5, 2, kind, "silu", True)
         out = poisoned(2, *case.x.shape, dtype=dtype, device=draw.device)

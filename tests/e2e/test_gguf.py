@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from support.scoring import choices
 
 from shmllm import LLM, SamplingParams
 from shmllm.errors import EngineStartError
+from shmllm_kernels.cpu.arithmetic import HAS_INT8
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -104,20 +106,28 @@ def said(llm: LLM, prompts: list[list[int]]) -> list[Any]:
     ]
 
 
+DTYPES: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "auto": {"dtype": "auto"},
+    "float32-int8": {"dtype": "float32", "activation_dtype": "int8"},
+}
+SHOWN = [("Q4_0", "auto"), ("Q4_K", "float32"), ("Q4_K", "float32-int8"), ("Q8_0", "float32")]
+"""Formats and dtypes of the default suite."""
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "dtypes"),
     [
-        {"dtype": "float32"},
-        {"dtype": "auto"},
-        pytest.param({"dtype": "float32", "activation_dtype": "int8"}, marks=NEEDS_INT8),
+        pytest.param(*each, marks=[] if each in SHOWN else slow)
+        for each in itertools.product(["Q4_0", "Q8_0", "Q4_K", "MXFP4", "Q5_K"], DTYPES)
     ],
-    ids=lambda options: "-".join(options.values()),
 )
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", pytest.param("MXFP4", marks=slow),
-                                  pytest.param("Q5_K", marks=slow)])  # fmt: skip
 def test_packed_matrices_give_the_same_bits_in_any_batch(
-    wide: ReferenceModel, kind: str, options: dict[str, Any], tmp_path: Path
+    wide: ReferenceModel, kind: str, dtypes: str, tmp_path: Path
 ) -> None:
+    options = DTYPES[dtypes]
+    if "activation_dtype" in options and not HAS_INT8:
+        pytest.skip("the CPU lacks AVX512_VNNI")
     file = str(packed_file(wide, tmp_path, kind))
     with LLM(file, enable_prefix_caching=False, **options, **LOCAL) as llm:
         together = said(llm, wide.prompts)

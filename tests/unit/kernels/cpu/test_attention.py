@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.emulated_tiles import EMULATED_ATTEND
-from support.variants import diagonal, slow
+from support.variants import diagonal, each_once, slow
 
 from shmllm_kernels.cpu import attention_pieces
 from shmllm_kernels.cpu.amx import HAS_AMX
@@ -262,13 +262,13 @@ def check(layer: Layer, request: Request) -> None:
 
 ALL_HEADS, HEAD_DIMS = [(4, 2), (9, 3), (8, 8), (8, 1)], [16, 20, 64, 80, 128]
 SHAPES = [
-    *diagonal(ALL_HEADS, HEAD_DIMS, ["float32"], [8, 16, 32, 64, 128]),
-    *diagonal(ALL_HEADS, [*HEAD_DIMS, 96, 256], [TILES], [16, 32, 128]),
+    *diagonal(HEAD_DIMS, ALL_HEADS, ["float32"], [8, 16, 32, 64, 128]),
+    *each_once([*HEAD_DIMS, 96, 256], ALL_HEADS, [TILES], [16, 32, 128]),
 ]
 
 
-@pytest.mark.parametrize(("heads", "head_dim", "stored", "block_size"), SHAPES)
-def test_prefill_and_decode(heads, head_dim, stored, block_size):
+@pytest.mark.parametrize(("head_dim", "heads", "stored", "block_size"), SHAPES)
+def test_prefill_and_decode(head_dim, heads, stored, block_size):
     num_heads, num_kv_heads = heads
     layout = made(num_kv_heads, head_dim, block_size, stored)
     layer = Layer(num_heads, layout)
@@ -359,8 +359,10 @@ def test_long_context():
     check(layer, request)
 
 
-@pytest.mark.parametrize("stored", ["float32", "int8", TILES])
-@pytest.mark.parametrize("options", [{}, {"has_sinks": True, "window": 1100, "cap": 3.0}])
+@pytest.mark.parametrize(
+    ("stored", "options"),
+    diagonal(["float32", "int8", TILES], [{}, {"has_sinks": True, "window": 1100, "cap": 3.0}]),
+)
 def test_pieces_of_a_context_change_no_bit(options, stored, monkeypatch):
     """Computes the last tokens in a chunk, whose pieces are tiles of queries, and one by one, whose
     pieces are splits; with and without room for these, and beside other requests."""

@@ -141,11 +141,12 @@ def test_int8_has_the_bits_of_dot_products_that_add_one_part(k: int, columns: in
 
 
 @NEEDS_BFLOAT16
-@pytest.mark.parametrize("kind", ROUNDED)
 @pytest.mark.parametrize(
-    ("columns", "k"), [(1, 40), (7, 5), (20, 64), (64, 100), (97, 1100), (50, 2112)]
+    ("shape", "kind"),
+    diagonal([(1, 40), (7, 5), (20, 64), (64, 100), (97, 1100), (50, 2112)], ROUNDED),
 )
-def test_packed_weights_equal_float64_in_any_batch(columns: int, k: int, kind: str) -> None:
+def test_packed_weights_equal_float64_in_any_batch(shape: tuple[int, int], kind: str) -> None:
+    columns, k = shape
     kinds = "bfloat16 tiles", kind, "float16"
     x, matrix = torch.randn(33, k), quantized(columns, k, kinds)
     weight, scale = guarded(matrix.integers.nbytes), matrix.scales
