@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.chat_models import FAMILIES, TIME, WEATHER, make_chat_model, scripted
+from support.variants import diagonal
 
 from shmllm import LLM, AsyncLLM, RequestError, RequestOutputKind, SamplingParams
 
@@ -104,12 +105,15 @@ def test_generate_returns_text_alone(llms: dict[str, LLM]) -> None:
     assert (found.reasoning, found.content, found.tool_calls) == (None, None, None)
 
 
-@pytest.mark.parametrize("family", SCRIPTS)
-@pytest.mark.parametrize(("choice", "temperature"), [("required", 1.0), ("named", 0.0)])
+@pytest.mark.parametrize(
+    ("family", "choice_and_temperature"),
+    diagonal(list(SCRIPTS), [("required", 1.0), ("named", 0.0)]),
+)
 def test_a_forced_call_matches_the_schema(
-    llms: dict[str, LLM], family: str, choice: str, temperature: float
+    llms: dict[str, LLM], family: str, choice_and_temperature: tuple[str, float]
 ) -> None:
     """Random weights write any call that the grammar allows; reasoning ends by its budget."""
+    choice, temperature = choice_and_temperature
     llm = llms[family]
     named = {"type": "function", "function": {"name": "weather"}}
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=250)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.variants import diagonal
 
 from shmllm import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
 from shmllm.frontend.model_files import resolve_model
@@ -72,8 +73,7 @@ def some(kind: str, temperature: float, seed: int = 0, max_tokens: int = 200) ->
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("kind", MATCHES)
+@pytest.mark.parametrize(("kind", "temperature"), diagonal(list(MATCHES), [0.0, 1.0, 2.0]))
 def test_finished_outputs_match(llm: LLM, kind: str, temperature: float) -> None:
     outputs = [
         output.outputs[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.fakes import FakeEngineClient
 from support.interrupting import Interrupted, Moment, raising_handler
+from support.variants import diagonal
 
 from shmllm.frontend import dispatcher, front_end, streaming
 from shmllm.frontend.dispatcher import Dispatcher
@@ -60,8 +61,7 @@ def interrupt_everywhere(make, call, check, is_twice=False):
                 return number
 
 
-@pytest.mark.parametrize("is_twice", [False, True])
-@pytest.mark.parametrize("is_beside_others", [False, True])
+@pytest.mark.parametrize(("is_beside_others", "is_twice"), diagonal([False, True], [False, True]))
 def test_the_dispatcher_is_free_after_an_interrupt_at_any_line(
     tokenizer_of, is_beside_others, is_twice
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.model_helpers import (
     save,
 )
 from support.pooling_models import RECIPES
-from support.variants import slow
+from support.variants import diagonal, slow
 
 from shmllm.models.create import create_model
 from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
@@ -471,9 +472,10 @@ def test_every_architecture_has_a_case() -> None:
     assert encoders <= {f"{family}Model" for family, _ in RECIPES.values()}
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize(
-    "case", [slow(case) if case in VARIANTS_OF_ROUTERS else case for case in CASES]
+    ("case", "scale"),
+    diagonal([case for case in CASES if case not in VARIANTS_OF_ROUTERS], [1.0, 4.0])
+    + [slow(*each) for each in itertools.product(VARIANTS_OF_ROUTERS, [1.0, 4.0])],
 )
 def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Path) -> None:
     family, options = CASES[case]
