@@ -51,6 +51,10 @@ broadcast = Semantic.broadcast_impl_value
 check_operands = Semantic.binary_op_type_checking_impl
 make_tensor = Semantic.to_tensor
 expand_dims = Semantic.expand_dims
+cast = Semantic.cast
+getitem = core.tensor.__getitem__
+Handle = interpreter.TensorHandle
+new_object = object.__new__
 
 CHECK_OF_SEMANTIC = core.program_id.__code__
 """The code around each function of `triton.language`, which checks that it has a semantic."""
@@ -59,6 +63,12 @@ UNWRAPPED = {
     *(core.dtype, core.pointer_type, core.block_type, core.tensor),
 }
 NUMBERS = frozenset((bool, int, float))
+PLAIN = {"fp32", "fp64", *[f"{sign}int{size}" for sign in ("", "u") for size in (8, 16, 32, 64)]}
+PLAIN_SOURCES = {*PLAIN, "int1"}
+"""Types that the interpreter converts to one of `PLAIN` as numpy does."""
+HALVES = {("fp16", "fp32"), ("fp32", "fp16")}
+WHOLE = slice(None)
+SEQUENCES = (tuple, list)
 SHAPE_OF_SCALAR = core.tuple([]), core.constexpr(1)
 
 
@@ -149,14 +159,22 @@ def _holds(data: Any, dtype: Any) -> bool:
     """Whether an element of a numpy array is not larger than one of Triton's type."""
     if dtype.__class__ is core.pointer_type:
         return True
-    return bool(data.itemsize * 8 <= max(dtype.primitive_bitwidth, 8))
+    size = data.itemsize
+    return bool(size == 1 or size * 8 <= dtype.primitive_bitwidth)
+
+
+def _handle(data: Any, dtype: Any) -> Any:
+    """Return a handle of an array whose elements are not larger than those of Triton's type."""
+    handle = new_object(Handle)
+    handle.data, handle.dtype, handle.attr = data, dtype, {}
+    return handle
 
 
 def _binary_op(_builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
     output, dtype = op(lhs.data, rhs.data), lhs.dtype.scalar
     if not _holds(output, dtype):
         output = output.astype(_get_np_dtype(dtype))
-    return interpreter.TensorHandle(output, dtype)
+    return _handle(output, dtype)
 
 
 def _check_operands(
@@ -279,6 +297,35 @@ def _expand_dims(semantic: Any, tensor: Any, axis: int) -> Any:
     return core.tensor(interpreter.TensorHandle(data, handle.dtype.scalar), kind.expanded[axis])
 
 
+def _getitem(tensor: Any, slices: Any, _semantic: Any = None) -> Any:
+    """Insert dimensions, as `x[:, None]` does."""
+    places = slices.values if slices.__class__ is core.tuple else slices
+    if places.__class__ not in SEQUENCES:
+        return getitem(tensor, slices, _semantic=_semantic)
+    found = tensor
+    for axis, place in enumerate(places):
+        if place is None:
+            found = _expand_dims(_semantic, found, axis)
+        elif place.__class__ is not slice or place != WHOLE:
+            return getitem(tensor, slices, _semantic=_semantic)
+    return found
+
+
+def _cast(semantic: Any, tensor: Any, dtype: Any, rounding: Any = None) -> Any:
+    """Convert a block or scalar. Most types' conversion is numpy's."""
+    kind, to = tensor.type, dtype.scalar
+    source = kind.scalar
+    if source is to:
+        return tensor
+    is_plain = source.name in PLAIN_SOURCES and to.name in PLAIN
+    if rounding is not None or not (is_plain or (source.name, to.name) in HALVES):
+        return cast(semantic, tensor, dtype, rounding)
+    if source.name == to.name:
+        return tensor
+    handle = _handle(tensor.handle.data.astype(_get_np_dtype(to)), to)
+    return core.tensor(handle, kind.with_element_ty(to) if kind.is_block() else to)
+
+
 def _with_element_ty(type: Any, scalar_ty: Any) -> Any:
     name = scalar_ty.name
     key = name if scalar_ty.__class__ is core.dtype else (name, scalar_ty.address_space)
@@ -326,5 +373,7 @@ def install() -> None:
     Semantic.binary_op_type_checking_impl = _check_operands
     Semantic.to_tensor = _to_tensor
     Semantic.expand_dims = _expand_dims
+    Semantic.cast = _cast
+    core.tensor.__getitem__ = core.builtin(_getitem)
     interpreter.TensorHandle.__init__ = _init_handle
     interpreter.InterpreterBuilder.binary_op = _binary_op
