@@ -136,8 +136,9 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
     rows = dict.fromkeys(range(num_requests), 1)
     add_prompts(steps, dict.fromkeys(rows, 3))
     steps.step(dict.fromkeys(rows, 2))
+    step = steps.prepare(rows)
     gpu_device.launched.clear()
-    steps.run(steps.prepare(rows))
+    steps.program.run(step.mode, step.descriptor, step.max_query_len)  # nobody waits for it
     launched = list(gpu_device.launched)
     begin = "_rope_tables" if "_rope_tables" in launched else "_copy_rows"
     return launched[launched.index(begin) + 1 :]
