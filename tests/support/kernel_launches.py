@@ -908,8 +908,8 @@ def launch_few_rows(
 
 
 def decoders(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
-    """Launch the layers of Llama-3.2-1B, or of models of other sizes, too: with heads of 128, with
-    norms and windows, with drafted tokens, FP8 keys and values, and in other dtypes."""
+    """Launch the layers of Llama-3.2-1B and of models of other sizes: with heads of 128, with norms
+    and windows, with drafted tokens, FP8 keys and values, and in other dtypes."""
     small = DecoderShape(2048, 32, 8, 64, 8192, 64, rotates=(True,), windows=(None,))
     large = replace(small, hidden=4096, dim=128, inner=14_336, rotary_dim=128)
     normed = replace(large, hidden=2048, heads=16, inner=6144, has_norms=True, windows=(1024,))
@@ -917,19 +917,15 @@ def decoders(facts: dict[str, Any], capability: int, parts: list[str]) -> None:
         small, heads=4, kv_heads=1, dim=256, rotary_dim=256, has_norms=True, has_posts=True,
         offset=1.0, windows=(512,), activation=Activation("gelu_tanh", True),
     )  # fmt: skip
-    cases: list[tuple[DecoderShape, torch.dtype, int, torch.dtype | None]] = []
-    if {"some-decodes", "all-decoders"} & set(parts):
-        cases.append((small, torch.bfloat16, 1, None))
-    if "all-decoders" in parts:
-        cases += [
-            *((shape, torch.bfloat16, 1, None) for shape in (large, normed)),
-            (replace(small, has_biases=True), torch.float16, 1, None),
-            (posts, torch.bfloat16, 1, None),
-            *((shape, torch.bfloat16, 5, None) for shape in (small, large)),
-            (large, torch.bfloat16, 1, torch.float8_e4m3fn),
-            (small, torch.float32, 1, None),
-        ]
-    for shape, dtype, count, kept in cases:
+    cases: list[tuple[DecoderShape, torch.dtype, int, torch.dtype | None]] = [
+        *((shape, torch.bfloat16, 1, None) for shape in (small, large, normed)),
+        (replace(small, has_biases=True), torch.float16, 1, None),
+        (posts, torch.bfloat16, 1, None),
+        *((shape, torch.bfloat16, 5, None) for shape in (small, large)),
+        (large, torch.bfloat16, 1, torch.float8_e4m3fn),
+        (small, torch.float32, 1, None),
+    ]
+    for shape, dtype, count, kept in cases if "all-decoders" in parts else ():
         launch_decoder(facts, capability, shape, dtype, count, kept)
 
 
