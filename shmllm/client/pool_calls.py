@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, astuple
 from typing import Any, Protocol, TypeVar
 
@@ -85,9 +86,15 @@ UNDO: dict[Method, Callable[[Any], tuple[Method, Any]]] = {
     Method.PAUSE: lambda _: (Method.RESUME, None),
     Method.START_WEIGHTS: lambda _: (Method.ABANDON_WEIGHTS, None),
     Method.OPEN_TRANSFER: lambda _: (Method.CLOSE_TRANSFER, None),
-    Method.ADD_LORA: lambda lora: (Method.REMOVE_LORA, lora["lora_int_id"]),
 }
 """By method, what undoes a call with an argument: a method and its argument."""
+
+ADAPTER_OF: dict[Method, Callable[[Any], Any]] = {
+    Method.ADD_LORA: lambda lora: lora["lora_int_id"],
+    Method.REMOVE_LORA: lambda number: number,
+    Method.PIN_LORA: lambda number: number,
+}
+"""By method, which adapter a call with an argument changes. Engines restore it themselves."""
 
 
 def combined(method: Method, answers: Sequence[Any]) -> Any:
@@ -98,6 +105,13 @@ def combined(method: Method, answers: Sequence[Any]) -> Any:
         answers: the answers, of one engine at least.
     """
     return COMBINE.get(method, _first)(answers)
+
+
+def _named(error: ShmLLMError, engine: int) -> ShmLLMError:
+    """The error with a message that names the engine."""
+    named = copy(error)
+    named.args = (f"engine {engine} of the pool: {error.args[0]}", *error.args[1:])
+    return named
 
 
 class PoolCalls:
@@ -151,7 +165,7 @@ class PoolCalls:
             return self._wake_up(argument)
         if method is Method.PAUSE:
             self.is_refusing = argument == "wait"
-        answer = self._at_all(method, argument)
+        answer = self._answer_of(method, argument)
         if method in (Method.PAUSE, Method.RESUME):
             self._pause_mode = argument if method is Method.PAUSE else None
             self._note_refusals()
@@ -160,6 +174,35 @@ class PoolCalls:
         if self._revival is not None:
             self._revival.called(method, argument)
         return answer
+
+    def _answer_of(self, method: Method, argument: Any) -> Any:
+        def ask() -> Any:
+            return self._at_all(method, argument)
+
+        if method is Method.SET_WEIGHT_VERSION:
+            # Half of it would leave the engines with different versions.
+            return call_uninterrupted(ask, FINISH_S)
+        if method in ADAPTER_OF:
+            return self._change_adapter(ADAPTER_OF[method](argument), ask)
+        return ask()
+
+    def _change_adapter(self, number: Any, change: Callable[[], T]) -> T:
+        """Change an adapter at all engines. If one refuses, or at an interrupt, all restore what
+        they have had."""
+        restore = True
+        try:
+            self._at_all(Method.HOLD_LORA, number)
+            answer = change()
+            restore = False
+            return answer
+        finally:
+            for _ in self._engines.each(lambda client: self._release(client, restore)):
+                pass
+
+    def _release(self, client: ChannelEngineClient, restore: bool) -> None:
+        outcome = outcome_of(lambda: client.call(Method.RELEASE_LORA, restore))
+        if outcome.error is not None:
+            logger.warning("an engine of the pool keeps an adapter: %s", outcome.error)
 
     def _note_refusals(self) -> None:
         sleeps = [options for method, options in self._sleeps if method is Method.SLEEP]
@@ -182,7 +225,11 @@ class PoolCalls:
             if call.method == "reload_weights":
                 # An engine that cannot do it would have other weights.
                 return call_uninterrupted(lambda: self._use_weights(run()), FINISH_S)
-            results = results_of(run())
+            if call.method == "add_lora":
+                number = call.args[1] if len(call.args) > 1 else call.kwargs.get("number")
+                results = self._change_adapter(number, lambda: results_of(run(), is_undone=True))
+            else:
+                results = results_of(run())
         finally:
             if self._revival is not None:
                 self._revival.ran(call)
@@ -210,17 +257,22 @@ class PoolCalls:
         """Make a call at every engine that has not answered. The answer of an engine is None while
         it is not known whether the engine has done it."""
 
-        def ask(client: ChannelEngineClient) -> None:
-            if client not in answers:
-                answers[client] = None
-                try:
-                    answers[client] = client.call(method, argument)
-                except ShmLLMError:
-                    del answers[client]
+        def ask(client: ChannelEngineClient) -> Outcome:
+            if client in answers:
+                return Outcome()
+            answers[client] = None
+            try:
+                answers[client] = client.call(method, argument)
+            except ShmLLMError as error:
+                del answers[client]
+                if isinstance(error, EngineDeadError):
                     raise
+                return Outcome(error=error)
+            return Outcome()
 
-        for _ in self._engines.each(ask):
-            pass
+        for engine, outcome in self._engines.each(ask):
+            if outcome.error is not None:
+                raise _named(outcome.error, engine) from None
 
     def _undo(self, clients: Sequence[ChannelEngineClient], method: Method, argument: Any) -> None:
         for client in clients:

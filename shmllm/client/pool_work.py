@@ -7,7 +7,7 @@ for them. This module must not know what becomes of engines whose results differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -94,8 +94,12 @@ def _end(works: Mapping[ChannelEngineClient, WorkerCall]) -> None:
         work.end()
 
 
-def results_of(outcomes: Mapping[int, Outcome]) -> list[Any]:
+def results_of(outcomes: Mapping[int, Outcome], is_undone: bool = False) -> list[Any]:
     """The results of all engines, by engine.
+
+    Args:
+        outcomes: the outcomes by engine.
+        is_undone: whether the caller undoes the call if an engine has an error.
 
     Raises:
         ShmLLMError: there is an error. If all engines have errors of one class, that of the first
@@ -106,11 +110,14 @@ def results_of(outcomes: Mapping[int, Outcome]) -> list[Any]:
         return [each.result for each in outcomes.values()]
     first = next(iter(errors.values()))
     if len(errors) < len(outcomes) or len({*map(type, errors.values())}) > 1:
-        first.args = (_in_words(errors, [*(outcomes.keys() - errors.keys())]),)
+        first.args = (_in_words(errors, [] if is_undone else [*outcomes]) + _END[is_undone],)
     raise first
 
 
-def _in_words(errors: Mapping[int, ShmLLMError], others: list[int]) -> str:
+_END = {False: ", so their states may differ", True: ""}
+
+
+def _in_words(errors: Mapping[int, ShmLLMError], engines: Iterable[int]) -> str:
     parts = [f"engine {engine} of the pool: {error.args[0]}" for engine, error in errors.items()]
-    parts += [f"engine {engine} of the pool ran the call" for engine in sorted(others)]
-    return "; ".join(parts) + ", so their states may differ"
+    others = sorted({*engines} - errors.keys())
+    return "; ".join([*parts, *(f"engine {engine} of the pool ran the call" for engine in others)])

@@ -56,6 +56,7 @@ class Adapters:
         self._read = read
         self._scheduler = scheduler
         self._known: dict[int, Adapter] = {}  # the least recently used first
+        self._held: tuple[int, int, Adapter | None] | None = None
         scheduler.adapters.prepare = self.prepare
 
     @property
@@ -149,6 +150,43 @@ class Adapters:
             adapter.loaded = self._load(adapter.path)
         adapter.is_pinned = True
         return True
+
+    def hold(self, client: int, number: int) -> None:
+        """Remember an adapter for `release`, in place of the one that was held before.
+
+        Args:
+            client: the front end that asks.
+            number: the adapter's; it need not be known.
+        """
+        known = self._known.get(number)
+        self._held = client, number, None if known is None else replace(known)
+
+    def release(self, client: int, restore: bool) -> None:
+        """Forget what was held. Does nothing if the front end holds no adapter.
+
+        Args:
+            client: the front end.
+            restore: undo what has changed the adapter since.
+
+        Raises:
+            RequestError: it is new and requests use it, or it cannot be read again.
+        """
+        if self._held is None or self._held[0] != client:
+            return
+        (_, number, before), self._held = self._held, None
+        if restore and before is None:
+            self.remove(number)
+        elif restore and before is not None:
+            self._restore(number, before)
+
+    def _restore(self, number: int, before: Adapter) -> None:
+        now = self._known.get(number)
+        if now is None or (now.path, now.loaded) != (before.path, before.loaded):
+            # Those that were sent as tensors are in memory.
+            loaded = self._load(before.path) if before.loaded is None else before.loaded
+            self.put(LoRARequest(before.name, number, before.path), loaded)
+        self._known[number].name = before.name
+        self._known[number].is_pinned = before.is_pinned
 
     def expect(self, lora: LoRARequest) -> None:
         """Make sure that a new request's adapter is known.

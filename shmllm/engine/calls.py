@@ -123,6 +123,14 @@ def _pin_lora(core: EngineCore, client: int, argument: Any) -> bool:
     return core.adapters.pin(argument)
 
 
+def _hold_lora(core: EngineCore, client: int, argument: Any) -> None:
+    core.adapters.hold(client, argument)
+
+
+def _release_lora(core: EngineCore, client: int, argument: Any) -> None:
+    core.adapters.release(client, restore=argument is True)
+
+
 _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.RESET_PREFIX_CACHE: _reset_prefix_cache,
     Method.RESET_ENCODER_CACHE: _reset_encoder_cache,
@@ -147,6 +155,8 @@ _METHODS: dict[Method, Callable[[EngineCore, int, Any], Any]] = {
     Method.REMOVE_LORA: _remove_lora,
     Method.LIST_LORAS: _list_loras,
     Method.PIN_LORA: _pin_lora,
+    Method.HOLD_LORA: _hold_lora,
+    Method.RELEASE_LORA: _release_lora,
 }
 
 

@@ -34,7 +34,7 @@ from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 """The message of REJECTED from an engine that ends. A front end may try another engine."""
 
@@ -86,6 +86,8 @@ class Method(IntEnum):
     REMOVE_LORA = 21
     LIST_LORAS = 22
     PIN_LORA = 23
+    HOLD_LORA = 24
+    RELEASE_LORA = 25
     OPEN_TRANSFER = 30
     RECEIVE_WEIGHTS = 31
     TRANSFER_PROGRESS = 32

@@ -6,14 +6,16 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import safe_open
+from safetensors.torch import load_file
 from support import commands, lora_adapters
 from support.engines import attached, named_engine
+from support.pools import pids_of
 
 from shmllm import (
     LLM,
@@ -37,6 +39,7 @@ OPTIONS: dict[str, Any] = {
     "max_loras": 2,
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+CONFIG = {"r": 8, "lora_alpha": 16}
 PROMPTS = ["import os\n", "def f(x):", "class A"]
 
 
@@ -239,3 +242,48 @@ def test_tensors_come_through_shared_memory(
         assert generate() == expected[2]
         for number in (1, 2, 3, 50):
             assert llm.remove_lora(number)
+
+
+def known_adapters(worker: Any) -> str:
+    """The adapters that an engine knows, with their digests."""
+    known = sorted(worker._core.adapters._known.items())
+    return repr([(number, e.name, e.path, e.loaded.digest, e.is_pinned) for number, e in known])
+
+
+def refuse_at(worker: Any, pid: int, name: str) -> None:
+    """Lets a method of the adapters of one engine fail, once."""
+    if os.getpid() != pid:
+        return
+    adapters = worker._core.adapters
+
+    def refuse(*_: object) -> None:
+        delattr(adapters, name)
+        raise RequestError("no")
+
+    setattr(adapters, name, refuse)
+
+
+def test_a_pool_changes_an_adapter_at_all_engines_or_none(loras: list[LoRARequest]) -> None:
+    tensors = load_file(Path(loras[2].lora_path, "adapter_model.safetensors"))
+    replaced = LoRARequest("new", 1, loras[1].lora_path, load_inplace=True)
+    sent = LoRARequest("sent", 9)
+    with LLM("tiny", data_parallel_size=2, **OPTIONS | {"num_threads": 2}) as llm:
+        assert llm.add_lora(loras[0])
+        before = llm.collective_rpc(known_adapters)
+        assert before[0] == before[1]
+        changes: list[tuple[str, Callable[[], object]]] = [
+            ("add", lambda: llm.add_lora(loras[1])),
+            ("add", lambda: llm.add_lora(replaced)),
+            ("pin", lambda: llm.pin_lora(1)),
+            ("remove", lambda: llm.remove_lora(1)),
+            ("add_made", lambda: llm.add_lora(sent, tensors=tensors, config=CONFIG)),
+        ]
+        for name, change in changes:
+            llm.collective_rpc(refuse_at, args=(pids_of(llm)[1], name))
+            with pytest.raises(RequestError, match=r"^engine 1 of the pool: no$"):
+                change()
+            assert llm.collective_rpc(known_adapters) == before
+            change()
+            before = llm.collective_rpc(known_adapters)
+            assert before[0] == before[1]
+        assert llm.list_loras() == {2, 9}

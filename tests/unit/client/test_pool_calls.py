@@ -76,26 +76,70 @@ def calls(engines):
     [
         (Method.PAUSE, "keep", Method.RESUME),
         (Method.START_WEIGHTS, None, Method.ABANDON_WEIGHTS),
-        (Method.ADD_LORA, {"lora_int_id": 3}, Method.REMOVE_LORA),
         (Method.SLEEP, SLEEP, Method.WAKE_UP),
     ],
 )
 def test_what_one_engine_refuses_is_undone(engines, calls, method, argument, undo, place):
     engines.members[0].answers.setdefault(method, True)
     engines.members[place].answers[method] = REFUSAL
-    with pytest.raises(RequestError, match="no"):
+    with pytest.raises(RequestError, match=f"engine {place} of the pool: no"):
         calls.call(method, argument)
     assert engines.asked(0) == ([method, undo] if place else [method])
     assert engines.asked(1) == ([method] if place else [])
     assert not calls.is_idle
 
 
-def test_an_adapter_that_an_engine_had_before_stays(engines, calls):
-    engines.members[0].answers[Method.ADD_LORA] = False
-    engines.members[1].answers[Method.ADD_LORA] = REFUSAL
-    with pytest.raises(RequestError):
-        calls.call(Method.ADD_LORA, {"lora_int_id": 3})
-    assert engines.asked(0) == [Method.ADD_LORA]
+HELD = (Method.HOLD_LORA, 3)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("method", "argument"),
+    [(Method.ADD_LORA, {"lora_int_id": 3}), (Method.REMOVE_LORA, 3), (Method.PIN_LORA, 3)],
+)
+def test_all_engines_restore_an_adapter_that_one_refuses_to_change(
+    engines, calls, method, argument, place
+):
+    engines.members[0].answers.setdefault(method, True)
+    engines.members[place].answers[method] = REFUSAL
+    with pytest.raises(RequestError, match=f"engine {place} of the pool: no"):
+        calls.call(method, argument)
+    restored = (Method.RELEASE_LORA, True)
+    assert engines.members[0].calls == [HELD, (method, argument), restored]
+    assert engines.members[1].calls == [HELD, *[(method, argument)] * place, restored]
+
+
+def test_an_adapter_that_all_engines_take_is_held_no_more(engines, calls):
+    for member in engines.members:
+        member.answers[Method.ADD_LORA] = True
+    assert calls.call(Method.ADD_LORA, {"lora_int_id": 3})
+    for member in engines.members:
+        assert member.calls[-1] == (Method.RELEASE_LORA, False)
+
+
+@pytest.mark.parametrize("options", [{"args": ("name", 3)}, {"kwargs": {"number": 3}}])
+def test_engines_restore_an_adapter_whose_tensors_one_refuses(engines, calls, options):
+    engines.members[0].run_on_worker = lambda call, timeout_s: None
+    engines.members[1].run_on_worker = raising(RequestError("no"))
+    with pytest.raises(RequestError, match=r"^engine 1 of the pool: no$"):
+        calls.run_on_worker(RpcCall("add_lora", **options), None)
+    for member in engines.members:
+        assert member.calls == [HELD, (Method.RELEASE_LORA, True)]
+
+
+def test_an_interrupt_gives_no_half_of_the_engines_another_version(engines, calls):
+    """The signal comes while the first engine answers."""
+    answer = engines.members[0].call
+
+    def interrupted(method, argument=None):
+        signal.raise_signal(signal.SIGINT)
+        return answer(method, argument)
+
+    engines.members[0].call = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        calls.call(Method.SET_WEIGHT_VERSION, "new")
+    for index in (0, 1):
+        assert engines.asked(index) == [Method.SET_WEIGHT_VERSION]
 
 
 def test_an_interrupt_undoes_also_what_is_in_doubt(engines, calls):

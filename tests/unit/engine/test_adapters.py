@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -279,3 +280,42 @@ def test_modules_of_transformers_have_no_adapters() -> None:
     load = LoadConfig("nowhere", model_impl="transformers")
     with pytest.raises(EngineStartError, match="not possible with model_impl='transformers'"):
         EngineConfig(load, lora=LoraConfig(enable_lora=True))
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "pin", "replace"])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_held_adapter_is_restored(bench: Bench, change: str, is_known: bool) -> None:
+    adapters, lora = bench.adapters, bench.write(1, "old")
+    if is_known:
+        adapters.add(lora)
+    before = [*map(repr, adapters._known.items())]
+    adapters.hold(0, 1)
+    if change == "remove":
+        adapters.remove(1)
+    elif is_known or change != "pin":
+        new = replace(bench.write(1, "new"), load_inplace=change == "replace")
+        adapters.pin(1) if change == "pin" else adapters.add(new)
+    adapters.release(0, restore=True)
+    assert [*map(repr, adapters._known.items())] == before
+    adapters.release(0, restore=True)  # nothing is held any more
+
+
+def test_an_adapter_of_tensors_is_restored(bench: Bench) -> None:
+    lora = LoRARequest("a", 1)
+    adapters = bench.adapters
+    made = bench.runner.read_lora(bench.write(1, "old").lora_path)
+    adapters.add_made(lora, lambda: made)
+    adapters.hold(0, 1)
+    adapters.remove(1)
+    adapters.release(0, restore=True)
+    assert adapters._known[1].loaded is made
+
+
+def test_only_the_front_end_that_holds_an_adapter_restores_it(bench: Bench) -> None:
+    bench.adapters.hold(0, 1)
+    bench.adapters.add(bench.write(1, "text"))
+    bench.adapters.release(1, restore=True)
+    assert bench.adapters.ids == [1]
+    bench.adapters.release(0, restore=False)
+    bench.adapters.release(0, restore=True)
+    assert bench.adapters.ids == [1]
