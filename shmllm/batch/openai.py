@@ -92,7 +92,12 @@ class OpenAIFormat:
         read = openai_body.read_chat if url == CHAT else openai_body.read_completion
         row.prompt, row.sampling, row.template = read(given)
         row.defaults = {"temperature": 1.0, "max_tokens": None if url == CHAT else 16}
-        row.request = {"url": url, "model": given.get("model"), "echo": given.get("echo", False)}
+        row.request = {
+            "url": url,
+            "model": given.get("model"),
+            "echo": given.get("echo", False),
+            "most_calls": None if given.get("parallel_tool_calls", True) else 1,
+        }
 
 
 def _usage(output: RequestOutput) -> JsonObject:
@@ -110,21 +115,22 @@ def _chat_choice(row: Row, output: RequestOutput, one: CompletionOutput) -> Json
     num_top = row.sampling.get("logprobs") or 0
     return {
         "index": one.index,
-        "message": _message(one),
+        "message": _message(one, row.request["most_calls"]),
         "logprobs": None if one.logprobs is None else {"content": _chat_logprobs(one, num_top)},
         "finish_reason": "tool_calls" if one.tool_calls else one.finish_reason,
     }
 
 
-def _message(one: CompletionOutput) -> JsonObject:
-    """The reply as a message, with its parts if it has any."""
+def _message(one: CompletionOutput, most_calls: int | None) -> JsonObject:
+    """The reply as a message, with its parts if it has any, and with the first `most_calls` of its
+    tool calls, or all."""
     message: JsonObject = {"role": "assistant", "content": one.text}
     if one.content is not None:
         message["content"] = one.content or (None if one.tool_calls else "")
     if one.reasoning:
         message["reasoning"] = one.reasoning
     if one.tool_calls:
-        message["tool_calls"] = [call.as_dict() for call in one.tool_calls]
+        message["tool_calls"] = [call.as_dict() for call in one.tool_calls[:most_calls]]
     return message
 
 

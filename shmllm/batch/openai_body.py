@@ -54,12 +54,10 @@ _IGNORED = {
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
-    "parallel_tool_calls",
     "stream_options",
-    "verbosity",
 }
 # Fields that may only have their default value.
-_FIXED: dict[str, Any] = {"stream": False, "suffix": "", "best_of": 1}
+_FIXED: dict[str, Any] = {"stream": False, "suffix": "", "best_of": 1, "verbosity": "medium"}
 _COMMON = _SAME | _IGNORED | _FIXED.keys() | {"max_tokens", "response_format", "logprobs"}
 _CHAT = (
     _COMMON
@@ -69,6 +67,7 @@ _CHAT = (
         "max_completion_tokens",
         "top_logprobs",
         "tool_choice",
+        "parallel_tool_calls",
         "chat_template_kwargs",
     }
 )
@@ -87,6 +86,7 @@ def read_chat(body: JsonObject) -> Request:
     _check_names(body, _CHAT)
     if not isinstance(body.get("messages"), list):
         raise RequestError("'messages' must be a list")
+    _flag(body, "parallel_tool_calls")  # `openai` chooses from the calls of the reply
     sampling = _sampling(body)
     if "max_completion_tokens" in body:
         sampling["max_tokens"] = body["max_completion_tokens"]

@@ -82,6 +82,29 @@ def test_a_reply_in_parts_is_a_message_with_its_parts():
     assert choice["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ({}, ["f", "g"]),
+        ({"parallel_tool_calls": None}, ["f", "g"]),
+        ({"parallel_tool_calls": True}, ["f", "g"]),
+        ({"parallel_tool_calls": False}, ["f"]),
+    ],
+)
+def test_the_first_call_alone_is_kept_without_parallel_calls(body, names):
+    output = answer("x")
+    [one] = output.outputs
+    one.content, one.tool_calls = "", [ToolCall(k, FunctionCall(k, "{}")) for k in "fg"]
+    [choice] = OpenAIFormat().record(chat(**body), output)["response"]["body"]["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == names
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("value", [None, "medium"])
+def test_the_default_verbosity_is_accepted(value):
+    assert chat(verbosity=value).error is None
+
+
 def test_a_completion_s_record():
     record = OpenAIFormat().record(completion(), answer("abc", num_cached_tokens=2))
     body = record["response"]["body"]
@@ -203,6 +226,9 @@ def test_options_of_the_template(body, template):
 BAD_BODIES = [
     (chat(temprature=1), "'body' has an unknown field 'temprature'; the nearest is 'temperature'"),
     (chat(stream=True), "'stream' can only be False in a batch, got True"),
+    (chat(verbosity="low"), "'verbosity' can only be 'medium' in a batch, got 'low'"),
+    (chat(parallel_tool_calls=0), "'parallel_tool_calls' must be true or false, got 0"),
+    (completion(parallel_tool_calls=False), "unknown field 'parallel_tool_calls'"),
     (chat(top_logprobs=3), "'top_logprobs' needs 'logprobs' to be true"),
     (chat(messages="hi"), "'messages' must be a list"),
     (chat(response_format={"type": "xml"}), "'response_format' must be"),
