@@ -87,8 +87,10 @@ def architecture_name(fields: Fields) -> str:
     """Returns the first of ``architectures``."""
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise fields.error(f"'architectures' must name the model's class; supported: {known}")
+        raise fields.error(
+            "'architectures' must list the model's class, such as \"LlamaForCausalLM\"; "
+            f"docs/models.md has the {len(ARCHITECTURES)} that are known"
+        )
     return names[0]
 
 

@@ -19,14 +19,18 @@ RENAMED_PREFIXES = {
     "backbone.": "model.",
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
     **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
-    **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "decoder")},
+    **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm")},
+    **{
+        f"decoder.{name}.": f"model.decoder.{name}."
+        for name in ("layers", "embed_tokens", "embed_positions", "final_layer_norm")
+    },
     **{
         f"{name}.": f"model.{name}."
         for name in ("embeddings.tok_embeddings", "embeddings.norm", "final_norm")
     },
 }
-"""What a prefix of a model's weights stands for. Mamba's is "backbone"; the first files of GPT-2,
-and those of models without an LM head, have none."""
+"""What a prefix of a model's weights stands for. Mamba's is "backbone"; the first files of GPT-2
+and OPT, and those of models without an LM head, have none."""
 
 TOWER_PREFIXES = {
     f"{outer}{name}.{inner}": f"{name}."

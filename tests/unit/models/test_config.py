@@ -328,7 +328,7 @@ def test_biases(fields: dict[str, Any], attention: bool, mlp: bool, tmp_path: Pa
             {"architectures": ["LlaMAForCausalLM"]},
             ["'LlaMAForCausalLM'", "LlamaForCausalLM", "models/README.md"],
         ),
-        ({"architectures": None}, ["architectures", "Qwen3ForCausalLM"]),
+        ({"architectures": None}, ["architectures", "LlamaForCausalLM", "docs/models.md"]),
         ({"architectures": []}, ["architectures"]),
         ({"vocab_size": None}, ["vocab_size", "missing"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
