@@ -13,8 +13,8 @@ from shmllm.models.readers import read_activation
 
 LINEAR = "linear_attention"
 """The type of layers with a recurrent state, as in the field ``layer_types``."""
-HEAD_MULTIPLE = 16
-"""What the width of a head of Mamba 2, and the number of channels, must be multiples of."""
+CHANNEL_MULTIPLE = 16
+"""What the number of channels, and the width of a head of Mamba 2, must be multiples of."""
 MOST_TAPS = 4
 """The most tokens that a convolution reads."""
 MOST_STATE = 128
@@ -83,8 +83,8 @@ def read_mamba(
     width = hidden_size * fields.integer(*names["expand"])
     if "width" in names:
         width = fields.integer(names["width"][0], width)
-    if width % HEAD_MULTIPLE:
-        raise fields.error(f"the width ({width}) must be a multiple of {HEAD_MULTIPLE}")
+    if width % CHANNEL_MULTIPLE:
+        raise fields.error(f"the width ({width}) must be a multiple of {CHANNEL_MULTIPLE}")
     state_name, default = names["state_size"]
     return MambaSpec(
         width=width,
@@ -138,19 +138,19 @@ def _infinity(value: Any) -> Any:
 
 
 def _check_widths(fields: Fields, names: Names, spec: Mamba2Spec) -> None:
-    if spec.head_dim % HEAD_MULTIPLE:
+    if spec.head_dim % CHANNEL_MULTIPLE:
         raise fields.error(
-            f"{names['head_dim'][0]} must be a multiple of {HEAD_MULTIPLE}, not {spec.head_dim}"
+            f"{names['head_dim'][0]} must be a multiple of {CHANNEL_MULTIPLE}, not {spec.head_dim}"
         )
     if spec.heads % spec.groups:
         raise fields.error(
             f"{names['heads'][0]} ({spec.heads}) must be a multiple of "
             f"{names['groups'][0]} ({spec.groups})"
         )
-    if spec.convolved_width % HEAD_MULTIPLE:
+    if spec.convolved_width % CHANNEL_MULTIPLE:
         raise fields.error(
             f"{names['groups'][0]} * {names['state_size'][0]} must be a multiple of "
-            f"{HEAD_MULTIPLE // 2}, not {spec.groups * spec.state_size}"
+            f"{CHANNEL_MULTIPLE // 2}, not {spec.groups * spec.state_size}"
         )
     if "expand" not in names:
         return

@@ -374,7 +374,47 @@ class MambaSpec:
         return self.convolution_bytes + 4 * self.width * self.state_size
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | DeltaNetSpec | Mamba2Spec | MambaSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolutionSpec:
+    """A gated short convolution (Liquid AI, "LFM2 Technical Report", 2025, section 2), which takes
+    the place of attention.
+
+    Attributes:
+        width: the number of channels.
+        taps: the number of tokens that the convolution of a channel reads.
+        bias: whether the convolution, and the projections before and behind it, have a bias.
+    """
+
+    width: int
+    taps: int
+    bias: bool = False
+
+    kv = None
+
+    @property
+    def in_width(self) -> int:
+        """The width of input gates, output gates and inputs side by side."""
+        return 3 * self.width
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before it."""
+        return (self.in_width,)
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer: the last gated inputs, in float32."""
+        return 4 * (self.taps - 1) * self.width
+
+
+MixerSpec = (
+    AttentionSpec
+    | LatentAttentionSpec
+    | DeltaNetSpec
+    | Mamba2Spec
+    | MambaSpec
+    | ShortConvolutionSpec
+)
 """What mixes a layer's tokens. Each has `width`, what its output projection reads, `linear_widths`,
 `state_bytes`, the size of a request's recurrent state in the layer, and `kv`, what its layer reads
 of each token in the KV cache, or None."""

@@ -25,8 +25,10 @@ from shmllm.models.mixer_specs import (
     Mamba2Spec,
     MambaSpec,
     MixerSpec,
+    ShortConvolutionSpec,
 )
 from shmllm.models.ops import Ops
+from shmllm.models.short_convolution import ShortConvolution
 
 
 class Mixer(Protocol):
@@ -79,10 +81,16 @@ def _run_mamba(ops: Ops, x: Tensor, mixer: Mamba) -> Tensor:
     return ops.linear(ops.mamba(ops.linear(x, mixer.in_proj), mixer), mixer.out_proj)
 
 
+def _run_short_convolution(ops: Ops, x: Tensor, mixer: ShortConvolution) -> Tensor:
+    mixed = ops.short_convolution(ops.linear(x, mixer.in_proj), mixer)
+    return ops.linear(mixed, mixer.out_proj)
+
+
 MIXERS: dict[type[MixerSpec], MixerKind] = {
     AttentionSpec: MixerKind(Attention, _attend),
     LatentAttentionSpec: MixerKind(LatentAttention, _attend_to_latents),
     DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
     Mamba2Spec: MixerKind(Mamba2, _run_mamba2),
     MambaSpec: MixerKind(Mamba, _run_mamba),
+    ShortConvolutionSpec: MixerKind(ShortConvolution, _run_short_convolution),
 }

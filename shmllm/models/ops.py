@@ -14,6 +14,7 @@ from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbeddi
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
+from shmllm.models.short_convolution import ShortConvolution
 
 
 class LinearOps(Protocol):
@@ -243,6 +244,22 @@ class Ops(LinearOps, Protocol):
 
         Args:
             x: [tokens, 2 * width], inputs and gates side by side; may be overwritten.
+            mixer: the layer.
+
+        Returns:
+            [tokens, width].
+        """
+
+    def short_convolution(self, x: Tensor, mixer: ShortConvolution) -> Tensor:
+        """Computes a gated short convolution over the step's tokens, from the states of their
+        requests on, which it brings up to date.
+
+        The products of input gates and inputs are convolved over time; output gates multiply the
+        result.
+
+        Args:
+            x: [tokens, 3 * width], input gates, output gates and inputs side by side; may be
+                overwritten.
             mixer: the layer.
 
         Returns:

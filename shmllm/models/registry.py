@@ -42,6 +42,7 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
     "Idefics3ForConditionalGeneration": "idefics3",
     "JambaForCausalLM": "jamba",
+    "Lfm2ForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
     "LlavaForConditionalGeneration": "llava",
     "Mamba2ForCausalLM": "mamba2",

@@ -13,12 +13,14 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
 from shmllm.models.mixer_specs import (
     AttentionSpec,
     DeltaNetSpec,
     LatentAttentionSpec,
     Mamba2Spec,
     MambaSpec,
+    ShortConvolutionSpec,
 )
 from shmllm.models.shard import Shard, Stage
 from shmllm.models.specs import DenseAndExpertsSpec, LayerSpec, MLPSpec, MoESpec
@@ -59,6 +61,12 @@ def _shard_mamba2(spec: Mamba2Spec, size: int) -> Mamba2Spec:
     return replace(spec, heads=spec.heads // size, groups=spec.groups // size)
 
 
+def _shard_short_convolution(spec: ShortConvolutionSpec, size: int) -> ShortConvolutionSpec:
+    if spec.width % (CHANNEL_MULTIPLE * size):  # kernels compute so many channels at once
+        return spec
+    return replace(spec, width=spec.width // size)
+
+
 def _shard_mlp(spec: MLPSpec, size: int) -> MLPSpec:
     return replace(spec, inner=_divide(spec.inner, size, "columns of an MLP"))
 
@@ -79,6 +87,7 @@ _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     DeltaNetSpec: _shard_delta_net,
     Mamba2Spec: _shard_mamba2,
     MambaSpec: lambda spec, size: spec,  # its time steps are products of all channels
+    ShortConvolutionSpec: _shard_short_convolution,
     MLPSpec: _shard_mlp,
     MoESpec: _shard_experts,
     DenseAndExpertsSpec: _shard_both,

@@ -64,6 +64,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "granite_moe_hybrid": HYBRID
     | {"num_local_experts": 4, "intermediate_size": 24, "shared_intermediate_size": 40},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True},
     "mamba": {"intermediate_size": 112, "use_bias": True, "state_size": 5},
     "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 20}
     | {"time_step_limit": [0.25, 0.75]},

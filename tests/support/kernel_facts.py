@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmllm_kernels.gpu import (
+    convolution,
     few_delta_net,
     few_mamba_inputs,
     few_mamba_scan,
@@ -122,6 +123,7 @@ FACTS = {
     "scoring._rank_chunks": ROWS,
     "scoring._top_scores": KEPT,
     "single_row_kernel.multiply_single_row": Facts(256),
+    "short_convolution._short_convolution": ROWS,
     "step._rope_tables": ROWS,
     "step._unpack_step": KEPT,
     "threshold_search.narrow_interval": Facts(512, SPILLED_BYTES),
@@ -139,6 +141,7 @@ KEPT_BYTES = {
     "few_mamba_scan": 2 * few_mamba_scan.WEIGHTS,
     "few_mamba2": 4 * mamba2.COLUMNS * 128,
     "latent_heads": 2 * latent_heads.WEIGHTS,
+    "short_convolution": 4 * 2 * convolution.CHANNELS,
 }
 """By module: the bytes of the weights, or of the state, that a program keeps in registers."""
 

@@ -89,6 +89,7 @@ from shmllm_kernels.gpu.row_operands import Activation, AddedNorm, RowNorm
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 from shmllm_kernels.gpu.scoring import Scores, score
 from shmllm_kernels.gpu.shared_expert import SharedExpert, joined, parts_of
+from shmllm_kernels.gpu.short_convolution import short_convolution
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
@@ -227,6 +228,21 @@ def mambas(facts: dict[str, Any], capability: int) -> None:
     few_mambas(facts, capability, requests)
     many, keys_of = empty(128, inner, dtype=torch.float32), empty(4, 256)
     mamba.selective_scan(out, gate, keys_of, gate, many, skips, states, requests)
+
+
+def short_convolutions(facts: dict[str, Any], capability: int) -> None:
+    """Launch a convolution of LFM2-1.2B, with and without biases."""
+    starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
+    requests, width, taps = Requests(starts, lengths, table, 512), 2048, 3
+    facts["is_dependent"] = is_dependent = capability >= 90
+    states = empty(8, (taps - 1) * width, dtype=torch.float32)
+    for dtype in (*HALVES, torch.float32):
+        facts["dtype"] = str(dtype)
+        x, weights = empty(4, 3 * width, dtype=dtype), empty(taps, width, dtype=dtype)
+        out = empty(4, width, dtype=dtype)
+        for bias in (None, weights[0]):
+            short_convolution(out, x, weights, bias, states, requests, is_dependent)
+    facts.clear()
 
 
 def few_mambas(facts: dict[str, Any], capability: int, requests: Requests) -> None:
@@ -1023,6 +1039,7 @@ def main() -> None:
         rows(capability)
         delta_nets(facts, capability)
         mambas(facts, capability)
+        short_convolutions(facts, capability)
         step()
         sampler()
         adapters()

@@ -35,6 +35,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     GraniteSWAConfig,
     JambaConfig,
+    Lfm2Config,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
@@ -110,6 +111,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "granite_moe_hybrid": GraniteMoeHybridConfig,
     "jamba": JambaConfig,
     "granite_swa": GraniteSWAConfig,
+    "lfm2": Lfm2Config,
     "llama": LlamaConfig,
     "mamba": MambaConfig,
     "mamba2": Mamba2Config,
@@ -142,7 +144,10 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.full(shape, float("nan") if dtype.is_floating_point else 77, dtype=dtype)
 
 
-STATE_PARAMETERS = "conv1d.weight", "conv1d.bias", "A_log", "dt_bias", ".D"
+STATE_PARAMETERS = (
+    *("conv1d.weight", "conv1d.bias", "A_log", "dt_bias", ".D"),
+    *("conv.conv.weight", "conv.conv.bias"),
+)
 """The parameters of recurrent layers that are no matrices of products."""
 
 

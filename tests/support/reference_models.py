@@ -148,6 +148,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Jamba",
         {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 8},
     ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "mamba": ("Mamba", {"intermediate_size": 128}),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
     "nemotron_h": (
@@ -179,7 +180,7 @@ MAMBAS = (
     "nemotron_h",
 )
 """The families with Mamba 1 or 2."""
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", *MAMBAS)
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", *MAMBAS)
 """Those whose layers have states."""
 DENSE = (
     *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
@@ -199,7 +200,7 @@ rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
     *DENSE,
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "olmo2", "olmoe"),
-    *("qwen3_5_moe", "qwen3_moe", *MAMBAS),
+    *("lfm2", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )
 """Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
 transformers: only slow tests run them."""

@@ -1,4 +1,5 @@
-"""The causal convolution of each channel before a recurrent layer.
+"""The causal convolution of each channel: before a recurrent layer, or with gates as a layer of
+its own (Liquid AI, "LFM2 Technical Report", 2025, section 2).
 
 The state of a request has the last inputs of each channel, [taps - 1, channels] float32, the oldest
 first. One thread computes a channel's tokens one after the other: the result does not depend on the
@@ -24,14 +25,15 @@ MOST_TAPS = 4
 
 
 @emitted
-def _convolve_stretch(builder, x, stride, count, before, before_stride, after, weights, width, bias,
-                      kind, taps):  # fmt: skip
-    """Replaces LANES channels of `count` tokens, at least one, by their convolutions.
+def _convolve_stretch(builder, x, stride, out, out_stride, count, before, before_stride, after,
+                      weights, width, bias, kind, taps, is_gated):  # fmt: skip
+    """Computes the convolutions of LANES channels of `count` tokens, at least one.
 
-    Args: x: address of the first token's channels. stride: bytes from token to token. before:
-    address of the inputs before them, with before_stride bytes from one to the next. after: gets
-    the last inputs, which may be the memory of `before`. weights: address of these channels' first
-    weights. width: the number of all channels. bias: address, or 0.
+    Args: x: address of the first token's channels, or of their input gates, behind which output
+    gates and inputs follow. stride: bytes from token to token. out: gets the results, which may be
+    the memory of x. before: address of the inputs before them, with before_stride bytes from one to
+    the next. after: gets the last inputs, which may be the memory of `before`. weights: address of
+    these channels' first weights. width: the number of all channels. bias: address.
     """
     e, taps = Emitter(builder), taps.constant
     row = e.builder.mul(width, e.const(4))
@@ -46,11 +48,16 @@ def _convolve_stretch(builder, x, stride, count, before, before_stride, after, w
     loop = Loop(e, e.const(0), count, 1)
     loop.begin(old)
     place = e.at(x, builder.mul(loop.index, stride))
-    inputs = [*loop.values, e.load(place)]
+    newest = e.load(place)
+    if is_gated.constant:
+        newest = builder.fmul(newest, e.load(at(place, 2, row)))
+    inputs = [*loop.values, newest]
     total = offset
     for value, factor in zip(inputs, factors, strict=True):
         total = e.fma(value, factor, total)
-    e.store(total, place)
+    if is_gated.constant:
+        total = builder.fmul(total, e.load(at(place, 1, row)))
+    e.store(total, e.at(out, builder.mul(loop.index, out_stride)))
     loop.end(inputs[1:])
     for tap, value in enumerate(inputs[1:]):
         e.store(value, at(after, tap, row))
@@ -67,11 +74,14 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _convolve(operands, piece, thread, num_threads, kind, taps):
+def _convolve(operands, piece, thread, num_threads, kind, taps, is_gated):
     request, group = piece // _groups(operands), piece % _groups(operands)
     tokens, x, stride, width = (
         tokens_of(operands, request), word(operands, 10), word(operands, 11), word(operands, 12),
     )  # fmt: skip
+    out, out_stride = x, stride
+    if is_gated:
+        out, out_stride = word(operands, 15), word(operands, 16)
     nothing = on_stack(4 * LANES)
     for lane in range(LANES):
         floats(nothing)[lane] = np.float32(0.0)
@@ -89,20 +99,19 @@ def _convolve(operands, piece, thread, num_threads, kind, taps):
                 end_of_stretch(operands, tokens, position),
                 state_at(operands, tokens, position) + 4 * channel,
             )
-            place = x + (tokens.row + position - tokens.start) * stride + 4 * channel
+            row = tokens.row + position - tokens.start
             weights = word(operands, 13) + channel * itemsize(kind)
             _convolve_stretch(
-                place, stride, end - position, before, before_stride, after, weights, width, bias,
-                kind, taps,
+                x + row * stride + 4 * channel, stride, out + row * out_stride + 4 * channel,
+                out_stride, end - position, before, before_stride, after, weights, width, bias,
+                kind, taps, is_gated,
             )  # fmt: skip
             position, before, before_stride = end, after, 4 * width
 
 
-CONVOLVE = {
-    (kind, taps): Kernel(_pieces, _convolve, kind, taps)
-    for kind in KINDS
-    for taps in range(2, MOST_TAPS + 1)
-}
+_EVERY = [(kind, taps) for kind in KINDS for taps in range(2, MOST_TAPS + 1)]
+
+CONVOLVE = {key: Kernel(_pieces, _convolve, *key, 0) for key in _EVERY}
 """Kernels by the dtype name of weights and bias and the number of taps. In place: ``x[t] = bias +
 sum(weights[j] * x[t - taps + 1 + j])`` over j.
 
@@ -113,4 +122,15 @@ Operands: those of `states`, and
     12 channels, a multiple of CHANNEL_MULTIPLE (a number)
     13 weights [taps, channels]
     14 bias [channels], or 0
+"""
+
+CONVOLVE_GATED = {key: Kernel(_pieces, _convolve, *key, 1) for key in _EVERY}
+"""Kernels by the same. ``out[t] = gate[t] * (bias + sum(weights[j] * x[t - taps + 1 + j]))``, where
+x is the product of input gates and inputs.
+
+Operands: those of CONVOLVE, and
+
+    10 x: float32 rows of input gates, output gates and inputs, [channels] each
+    15 out: float32 rows
+    16 the stride of out in bytes (a number)
 """

@@ -113,10 +113,16 @@ def load_inputs(row, of):
 
 
 @triton.jit
+def weighted_sum(x, window, taps):
+    """Returns the convolution of inputs behind a `Window`."""
+    return taps.bias + window.a * taps.a + window.b * taps.b + window.c * taps.c + x * taps.newest
+
+
+@triton.jit
 def convolved(x, window, taps, dtype: tl.constexpr):
     """Returns ``silu`` of the convolution of inputs behind a `Window`, rounded to the dtype, in
     float32."""
-    total = taps.bias + window.a * taps.a + window.b * taps.b + window.c * taps.c + x * taps.newest
+    total = weighted_sum(x, window, taps)
     out = total / (1.0 + tl.exp(-total))
     return out.to(dtype).to(tl.float32)
 

@@ -1,5 +1,5 @@
-"""The causal convolution of each channel before a recurrent layer, for the tokens of one
-request."""
+"""The causal convolution of each channel, before a recurrent layer or with gates, for the tokens of
+one request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,34 @@ def convolve(
         bias: [channels], or None.
         state: [taps - 1, channels] float32, the inputs before, the oldest first.
     """
+    out, behind = _convolve(x, weights, bias, state)
+    return F.silu(out).to(x.dtype), behind
+
+
+def convolve_gated(
+    x: Tensor, weights: Tensor, bias: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the outputs [tokens, channels] of a gated short convolution (Liquid AI, "LFM2
+    Technical Report", 2025, section 2), and the state behind them. Gated inputs and convolutions
+    are rounded to x's dtype.
+
+    Args:
+        x: [tokens, 3 * channels], input gates, output gates and inputs.
+        weights: [taps, channels].
+        bias: [channels], or None.
+        state: [taps - 1, channels] float32, the gated inputs before, the oldest first.
+    """
+    before, behind, inputs = x.chunk(3, 1)
+    out, state = _convolve(before * inputs, weights, bias, state)
+    return behind * out.to(x.dtype), state
+
+
+def _convolve(
+    x: Tensor, weights: Tensor, bias: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
     inputs = torch.cat([state, x.float()])
     windows = inputs.unfold(0, len(weights), 1)  # [tokens, channels, taps]
     out = (windows * weights.float().T).sum(-1)
     if bias is not None:
         out = out + bias.float()
-    return F.silu(out).to(x.dtype), inputs[len(x) :]
+    return out, inputs[len(x) :]

@@ -22,6 +22,7 @@ from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -36,6 +37,7 @@ from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, dtype_name, kind_of, weights_of
 from shmllm.worker.cpu.rope_tables import record_rope_tables
+from shmllm.worker.cpu.short_convolution import ShortConvolutionOps
 from shmllm.worker.cpu.states import States
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
@@ -195,6 +197,7 @@ class CpuOps:
         every_state = States(inputs, cache, block_tables)
         self._delta_nets = DeltaNetOps(program, every_state)
         self._mambas = MambaOps(program, products, every_state, buffers.mambas)
+        self._short_convolutions = ShortConvolutionOps(program, every_state)
         self._experts = ExpertOps(
             program, products, self._num_tokens, buffers.experts, lora, self._meetings
         )
@@ -362,6 +365,11 @@ class CpuOps:
     def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:
         out = self._buffers.attended(mixer.spec.width)
         self._mambas.run_1(x, mixer, out)
+        return out
+
+    def short_convolution(self, x: Tensor, mixer: ShortConvolution) -> Tensor:
+        out = self._buffers.attended(mixer.spec.width)
+        self._short_convolutions.run(x, mixer, out)
         return out
 
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:

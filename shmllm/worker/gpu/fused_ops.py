@@ -20,6 +20,7 @@ from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
+from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.pending import (
@@ -296,6 +297,9 @@ class FusedOps:
 
     def mamba(self, x: Any, mixer: Mamba) -> Tensor:
         return self._ops.recurrent.mamba_of_few(self.value(x), mixer, self._products.linear)
+
+    def short_convolution(self, x: Any, mixer: ShortConvolution) -> Tensor:
+        return self._ops.recurrent.short_convolution(self.value(x), mixer, is_of_few=True)
 
     def route(self, x: Any, moe: MoE) -> Any:
         if not self._ops.can_route_few(moe):

@@ -21,6 +21,7 @@ from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
+from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -291,6 +292,9 @@ class GpuOps:
 
     def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:
         return self.recurrent.mamba(x, mixer, self.products.linear)
+
+    def short_convolution(self, x: Tensor, mixer: ShortConvolution) -> Tensor:
+        return self.recurrent.short_convolution(x, mixer)
 
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(x)], mlp.spec

@@ -1,4 +1,5 @@
-"""Layers with a recurrent state on a GPU: gated delta nets, Mamba and Mamba 2.
+"""Layers with a recurrent state on a GPU: gated delta nets, Mamba, Mamba 2, gated short
+convolutions.
 
 Launches that read requests are kept out of piecewise graphs, as those of attention are. In steps of
 few tokens a launch convolves, changes the state and, if it can, does what follows.
@@ -15,6 +16,7 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.layers import Linear, Norm
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.gpu.attention import AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -29,6 +31,7 @@ from shmllm_kernels.gpu import (
     mamba2,
 )
 from shmllm_kernels.gpu.convolution import convolve
+from shmllm_kernels.gpu.short_convolution import short_convolution
 from shmllm_kernels.gpu.states import Requests
 
 
@@ -107,6 +110,20 @@ class RecurrentOps:
         self._step.launch(partial(self._run_mamba_of_few, out, x, mixer))
         return out
 
+    def short_convolution(
+        self, x: Tensor, mixer: ShortConvolution, is_of_few: bool = False
+    ) -> Tensor:
+        """See `models.ops.Ops.short_convolution`.
+
+        Args:
+            x, mixer: see there.
+            is_of_few: whether the step has few tokens, so that launches may be dependent.
+        """
+        out = self._buffers.attended(mixer.spec.width)[: len(x)]
+        is_dependent = is_of_few and self._step.is_dependent
+        self._step.launch(partial(self._run_short_convolution, out, x, mixer, is_dependent))
+        return out
+
     @property
     def _requests(self) -> Requests:
         """What kernels read of the step's requests."""
@@ -182,6 +199,12 @@ class RecurrentOps:
             None if spec.norms is None else spec.norm_eps, mixer.logs, mixer.skips, states,
             requests, is_dependent,
         )  # fmt: skip
+
+    def _run_short_convolution(
+        self, out: Tensor, x: Tensor, mixer: ShortConvolution, is_dependent: bool
+    ) -> None:
+        weights, states = (mixer.convolution, mixer.convolution_bias), self._cache.states
+        short_convolution(out, x, *weights, states[mixer.layer], self._requests, is_dependent)
 
     def _convolve(self, x: Tensor, mixer: Mamba) -> None:
         states = self._cache.states[mixer.layer]

@@ -34,6 +34,7 @@ from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
 from conformance.shared_expert_kernels import SharedExpertConformance
+from conformance.short_convolution_kernels import ShortConvolutionConformance
 from conformance.single_row_kernel import PackedRowConformance, SingleRowConformance
 from conformance.step_kernels import StepConformance
 from conformance.weights_ahead_kernel import WeightsAheadConformance
@@ -112,6 +113,10 @@ class TestFloat8Latents(Float8LatentConformance):
 
 
 class TestFloat8Writes(Float8WriteConformance):
+    pass
+
+
+class TestShortConvolution(ShortConvolutionConformance):
     pass
 
 

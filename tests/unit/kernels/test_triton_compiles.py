@@ -77,7 +77,14 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
         "_copy_rows",
         "_rope_tables",
     } <= names
-    assert {"_convolve", "_delta_rule", "_gated_norm", "_scan", "_selective_scan"} <= names
+    assert {
+        "_convolve",
+        "_short_convolution",
+        "_delta_rule",
+        "_gated_norm",
+        "_scan",
+        "_selective_scan",
+    } <= names
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
     assert {"_route", "_sort_pairs", "_combine", "combine_single_row"} <= names
     assert {"multiply_gate_and_up", "multiply_up", "multiply_down"} <= names

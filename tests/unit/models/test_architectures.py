@@ -113,6 +113,11 @@ NEMOTRON_EXPERTS: dict[str, Any] = NEMOTRON | {
     "moe_shared_expert_intermediate_size": 36,
     "routed_scaling_factor": 1.5,
 }
+LFM2: dict[str, Any] = {
+    "layer_types": ["conv", FULL, "conv"],
+    "block_ffn_dim_multiplier": 1.3,
+    "block_multiple_of": 24,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -169,6 +174,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         NEMOTRON
         | {"layers_block_type": ["mlp", FULL, LINEAR, LINEAR, "mlp", FULL], "use_bias": True}
         | {"mlp_bias": True},
+    ),
+    "lfm2": ("lfm2", LFM2),
+    "lfm2-biases": (
+        "lfm2",
+        LFM2
+        | {"conv_L_cache": 4, "conv_bias": True, "tie_word_embeddings": False, "head_dim": 12}
+        | {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "conv", FULL]},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
@@ -513,6 +525,7 @@ BFLOAT16 = [
     "gpt-oss-all-experts",  # near-ties of a router would choose other experts
     "gpt2",
     "granite",
+    "lfm2",
     "llama-yarn",
     "mistral-window",
     "mixtral-all-experts",

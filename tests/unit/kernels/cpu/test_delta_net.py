@@ -7,48 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.recurrent_kernels import DIVISIONS, States, divided
-from support.variants import diagonal
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from shmllm_kernels.cpu import KernelProgram, word_of_float
-from shmllm_kernels.cpu.convolution import CONVOLVE, MOST_TAPS
 from shmllm_kernels.cpu.delta_net import GATED_NORM, PREPARE, delta_rule
 from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.rows import GATE
 from shmllm_kernels.cpu.simd import LANES
-
-
-@pytest.mark.parametrize(
-    ("taps", "kind", "has_bias"), diagonal(range(2, MOST_TAPS + 1), KINDS, [False, True])
-)
-def test_a_convolution_equals_torchs(taps: int, kind: str, has_bias: bool) -> None:
-    channels, length = 304, 50
-    x, weights = torch.randn(length, channels), torch.randn(taps, channels)
-    weights = weights.to(getattr(torch, kind))
-    bias = torch.randn(channels).to(weights.dtype) if has_bias else None
-    expected = F.conv1d(
-        F.pad(x.T.double(), (taps - 1, 0)), weights.T.double().unsqueeze(1),
-        None if bias is None else bias.double(), groups=channels,
-    ).T  # fmt: skip
-    results = []
-    for division in DIVISIONS:
-        states = States(1, 4 * (taps - 1) * channels)
-        out = torch.empty(length, channels)
-        for start, end in divided(length, [*division]):
-            part = torch.full((end - start, channels + 7), float("nan"))
-            part[:, :channels] = x[start:end]
-            states.run(
-                CONVOLVE[kind, taps], [(0, start, end)], part, 4 * (channels + 7), channels,
-                weights, 0 if bias is None else bias,
-            )  # fmt: skip
-            out[start:end] = part[:, :channels]
-        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
-        results.append((out, states.memory.view(torch.float32)[states.table[0, 6].item()]))
-    for out, state in results[1:]:
-        assert torch.equal(out, results[0][0])
-        assert torch.equal(state, results[0][1])
-    assert torch.equal(results[0][1].view(taps - 1, channels), x[-taps + 1 :])
 
 
 class Net:

@@ -231,6 +231,7 @@ def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models
     [
         ("qwen3_5", ["_run_delta_net"]),
         ("mamba2", ["_run_mamba2", "_gated_norm"]),
+        ("lfm2", ["_short_convolution"]),
         ("mamba", ["_project_inputs", "_scan_inputs"]),
         slow("falcon_mamba", ["_project_inputs", "_scan_inputs"]),
     ],

@@ -1,0 +1,113 @@
+"""LFM2: layers of a gated short convolution, and some of attention with norms of heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.mamba_fields import CHANNEL_MULTIPLE, MOST_TAPS
+from shmllm.models.mixer_specs import MixerSpec, ShortConvolutionSpec
+from shmllm.models.readers import (
+    FULL,
+    read_attention,
+    read_layer_types,
+    read_model,
+    read_norm,
+    read_num_layers,
+    read_positions,
+)
+from shmllm.models.rope_config import RopeConfig
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.weight_names import renamed
+
+if TYPE_CHECKING:
+    from shmllm.models.layers import NamedWeights
+
+_CONVOLUTION = "conv"
+"""The type of layers with a convolution, as in the field ``layer_types``."""
+_OLD_NAMES = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+"""The names of fields in the first files, which have precedence, and today's."""
+
+_NORMS = LayerNorms(before_mixer="operator_norm", before_mlp="ffn_norm")
+_NAMES = {
+    "model.norm.": "model.embedding_norm.",
+    ".self_attn.o_proj.": ".self_attn.out_proj.",
+    ".q_norm.": ".q_layernorm.",
+    ".k_norm.": ".k_layernorm.",
+    ".mlp.": ".feed_forward.",
+    ".gate_proj.": ".w1.",
+    ".up_proj.": ".w3.",
+    ".down_proj.": ".w2.",
+}
+
+
+def configure(fields: Fields) -> ModelConfig:
+    old = {
+        today: fields.values[name] for name, today in _OLD_NAMES.items() if name in fields.values
+    }
+    fields = fields.with_values(fields.values | old)
+    num_layers, positions = read_num_layers(fields), read_positions(fields, 128_000)
+    mlp = MLPSpec(inner=_inner(fields))
+    kinds: dict[str, MixerSpec] = {}
+    for name in (types := _read_types(fields, num_layers)):
+        if name not in kinds:
+            kinds[name] = _READERS[name](fields, positions)
+    layers = [LayerSpec(mixer=kinds[name], mlp=mlp, norms=_NORMS) for name in types]
+    model = read_model(fields, layers, positions, tied=True)
+    return replace(model, norm=read_norm(fields, "norm_eps", 1e-5))
+
+
+def _read_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Returns ``layer_types``, or what ``full_attn_idxs`` of the first files says."""
+    types = read_layer_types(fields, num_layers, (FULL, _CONVOLUTION))
+    if types is not None:
+        return types
+    attending = fields.values.get("full_attn_idxs")
+    if attending is None:
+        return (FULL,) * num_layers
+    if not isinstance(attending, list) or any(type(index) is not int for index in attending):
+        raise fields.error("'full_attn_idxs' must be a list of layers' numbers")
+    return tuple(FULL if index in attending else _CONVOLUTION for index in range(num_layers))
+
+
+def _read_attention(fields: Fields, positions: int) -> MixerSpec:
+    attention = read_attention(fields, num_kv_heads=8)
+    rope = RopeConfig.from_fields(fields, positions, attention.head_dim, theta=1_000_000.0)
+    return replace(attention, rope=rope, qk_norm="head")
+
+
+def _read_convolution(fields: Fields, positions: int) -> MixerSpec:
+    width = fields.integer("hidden_size")
+    if width % CHANNEL_MULTIPLE:
+        raise fields.error(f"hidden_size ({width}) must be a multiple of {CHANNEL_MULTIPLE}")
+    taps = fields.integer("conv_L_cache", 3, minimum=2, maximum=MOST_TAPS)
+    return ShortConvolutionSpec(width=width, taps=taps, bias=fields.flag("conv_bias", False))
+
+
+_READERS = {FULL: _read_attention, _CONVOLUTION: _read_convolution}
+
+
+def _inner(fields: Fields) -> int:
+    """Returns the width of the MLPs' activations: ``intermediate_size``, or two thirds of it,
+    multiplied by ``block_ffn_dim_multiplier`` and rounded up to a multiple of
+    ``block_multiple_of``."""
+    inner = fields.integer("intermediate_size", 12288)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return inner
+    inner = int(2 * inner / 3)
+    if (multiplier := _multiplier(fields)) is None:
+        return inner
+    multiple = fields.integer("block_multiple_of", 256)
+    return -(-int(multiplier * inner) // multiple) * multiple
+
+
+def _multiplier(fields: Fields) -> float | None:
+    """Returns ``block_ffn_dim_multiplier``, which null switches off together with the rounding."""
+    name = "block_ffn_dim_multiplier"
+    return fields.optional_number(name) if name in fields.values else 1.0
+
+
+def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    return {renamed(name, _NAMES): views for name, views in weights.items()}
