@@ -96,6 +96,22 @@ _GLM4: Places = {
     **_FUSED_MLP,
     "post_ffw_norm": "post_mlp_layernorm",
 }
+_LFM2: Places = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": Place(name="conv.conv", layout="channels"),
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
 _GPT2: Places = {
     "attn_norm": "ln_1",
     "attn_qkv": Place(name="attn.c_attn", layout="transposed"),
@@ -260,6 +276,18 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Cohere2ForCausalLM",
         model_type="cohere2",
         modules={**_ATTENTION, **_MLP},
+    ),
+    ("lfm2", False): GgufFamily(
+        title="LFM2",
+        architecture="Lfm2ForCausalLM",
+        model_type="lfm2",
+        modules=_LFM2,
+        outside={
+            "token_embd": "model.embed_tokens",
+            "token_embd_norm": "model.embedding_norm",  # so it is called there
+            "output": "lm_head",
+        },
+        is_hybrid=True,
     ),
     ("gpt-oss", True): GgufFamily(
         title="gpt-oss",

@@ -18,7 +18,7 @@ _NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
 _NORM = re.compile(r".*norm\.weight")
 _KINDS = ("weight", "bias")
 
-Layout = Literal["same", "transposed", "row"]
+Layout = Literal["same", "transposed", "row", "channels"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,9 @@ class Place:
         name: the checkpoint's name. A name with ``{}`` stands for all experts, which the file has
             in one tensor.
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
-            other way round; "row": the checkpoint has a matrix of one row, the file a vector.
+            other way round; "row": the checkpoint has a matrix of one row, the file a vector;
+            "channels": the checkpoint has a matrix of one row for each channel of a convolution,
+            the file a row.
         part: the number of this tensor among those whose rows take turns in the checkpoint's one:
             it has the rows `part`, `part + num_parts` and so on of each expert.
         num_parts: how many tensors of the file these are.
@@ -68,6 +70,8 @@ class GgufFamily:
             rotates neighbouring rows of a head together; transformers rotates the two halves.
         is_partial: whether only a part of each head may be rotated.
         norm_offset: what the file's weights of norms have more than a checkpoint's.
+        is_hybrid: whether only some layers have attention; the file says that others have 0 heads
+            of keys.
         needs_head: whether llama.cpp reads no file without a matrix of the LM head.
         also: further classes of transformers whose models, or whose language models, are stored in
             the same way.
@@ -82,6 +86,7 @@ class GgufFamily:
     is_permuted: bool = False
     is_partial: bool = False
     norm_offset: float = 0.0
+    is_hybrid: bool = False
     needs_head: bool = False
     also: tuple[str, ...] = ()
 
@@ -125,11 +130,16 @@ class GgufFamily:
         return self.norm_offset if _NORM.fullmatch(stored) else 0.0
 
 
+def is_tensor(known: str) -> bool:
+    """Returns whether a key of `Places` is the name of a tensor, and not of a module."""
+    return known.endswith(tuple(f".{kind}" for kind in _KINDS))
+
+
 def _tensors(places: Places) -> Iterator[tuple[str, Place]]:
     """The tensors of a table, by their whole names in the file."""
     for known, value in places.items():
         place = Place(name=value) if isinstance(value, str) else value
-        if "." in known:
+        if is_tensor(known):
             yield known, place
             continue
         for kind in _KINDS:

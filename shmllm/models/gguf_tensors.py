@@ -68,6 +68,8 @@ class StoredTensor:
         shape = self.joined_shape
         if self.layout == "row":
             return (1, *shape)
+        if self.layout == "channels" and len(shape) > 1:
+            return (shape[0], 1, *shape[1:])
         if self.layout == "transposed" and len(shape) > 1:
             return (*shape[:-2], shape[-1], shape[-2])
         return shape
@@ -192,6 +194,8 @@ def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """A tensor of a file in a checkpoint's layout."""
     if layout == "row":
         return tensor[None]
+    if layout == "channels" and tensor.ndim > 1:
+        return tensor.unsqueeze(1)
     return tensor.transpose(-1, -2) if layout == "transposed" and tensor.ndim > 1 else tensor
 
 
@@ -199,6 +203,8 @@ def of_place(tensor: Tensor, place: Place) -> Tensor:
     """A tensor of a checkpoint, or a part of it, in the layout of a file: `in_layout` reversed."""
     if place.layout == "row":
         tensor = tensor[0]
+    elif place.layout == "channels" and tensor.ndim > 1:
+        tensor = tensor[:, 0]
     elif place.layout == "transposed" and tensor.ndim > 1:
         tensor = tensor.transpose(-1, -2)
     return tensor[:, place.part :: place.num_parts] if place.num_parts > 1 else tensor

@@ -96,17 +96,9 @@ def _inner(fields: Fields) -> int:
     inner = fields.integer("intermediate_size", 12288)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return inner
-    inner = int(2 * inner / 3)
-    if (multiplier := _multiplier(fields)) is None:
-        return inner
+    inner = int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
     multiple = fields.integer("block_multiple_of", 256)
-    return -(-int(multiplier * inner) // multiple) * multiple
-
-
-def _multiplier(fields: Fields) -> float | None:
-    """Returns ``block_ffn_dim_multiplier``, which null switches off together with the rounding."""
-    name = "block_ffn_dim_multiplier"
-    return fields.optional_number(name) if name in fields.values else 1.0
+    return -(-inner // multiple) * multiple
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shmllm.errors import QuantizeError
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
 from shmllm.models.config import ModelConfig
+from shmllm.models.mixer_specs import ShortConvolutionSpec
 from shmllm.models.rope import attention_factor
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import MLPSpec, MoESpec
@@ -30,7 +32,12 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
         config: the model.
         fields: the content of its config.json.
         architecture: llama.cpp's name, which is the prefix of the keys.
+
+    Raises:
+        QuantizeError: no layer has attention, of which a file says the heads.
     """
+    if not config.attentions:
+        raise QuantizeError("no GGUF file can be written of a model without attention")
     attention, mlp = config.attentions[0], config.layers[0].mlp
     values: Values = {
         "block_count": config.num_layers,
@@ -136,6 +143,13 @@ def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     }
 
 
+def _lfm2(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    every = (each.taps for each in config.mixers if isinstance(each, ShortConvolutionSpec))
+    heads = [0 if kv is None else kv.count for kv in config.layer_kv]
+    taps = next(every, fields.get("conv_L_cache") or 3)
+    return {"attention.head_count_kv": heads, "shortconv.l_cache": taps}
+
+
 def _cohere(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {"logit_scale": config.logits_scale}
 
@@ -167,6 +181,7 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
     "granite": _granite,
+    "lfm2": _lfm2,
     "cohere2": _cohere,
     "command-r": _cohere,
     "exaone4": _pattern,

@@ -18,13 +18,18 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from shmllm.errors import QuantizeError
-from shmllm.formats.gguf_family import GgufFamily, Place
+from shmllm.formats.gguf_family import GgufFamily, Place, is_tensor
 from shmllm.models.gguf_tensors import of_place
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.specs import LayerSpec
 from shmllm.quantize.gguf_description import rope_tensors
 from shmllm.quantize.source import Source, SourceTensor
 
-_UNROUNDED = (".ffn_gate_inp.", "position_embd.", ".bias")
-"""Parts of the names of what llama.cpp has in F32: routers, learned positions, biases."""
+_UNROUNDED = (".ffn_gate_inp.", ".shortconv.conv.", "position_embd.", ".bias")
+"""Parts of the names of what llama.cpp has in F32: routers, convolutions, learned positions,
+biases."""
+_OF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+_OF_CONVOLUTION = ("shortconv.",)
 
 
 @dataclass(slots=True)
@@ -134,10 +139,11 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
     modules = set(family.modules)
     if config.layers[0].parallel:  # one norm for attention and MLP
         modules.discard("ffn_norm")
-    endings = {name if "." in name else f"{name}.weight" for name in modules}
+    endings = {name if is_tensor(name) else f"{name}.weight" for name in modules}
     endings |= {name.split(".", 2)[2] for name in planned if name.startswith("blk.")}
-    for layer in range(config.num_layers):
-        needed += [f"blk.{layer}.{ending}" for ending in sorted(endings)]
+    for layer, spec in enumerate(config.layers):
+        own = [ending for ending in sorted(endings) if not ending.startswith(_absent(spec))]
+        needed += [f"blk.{layer}.{ending}" for ending in own]
     missing = [name for name in needed if name not in planned]
     for mixture in config.mixtures:
         of_experts = [each for each in planned.values() if each.is_of_experts]
@@ -145,3 +151,8 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
     if missing:
         name = family.place(missing[0]).name
         raise QuantizeError(f"{source.directory} is not complete: it has no {name}")
+
+
+def _absent(layer: LayerSpec) -> tuple[str, ...]:
+    """What the names of those tensors begin with that a layer lacks beside others of its model."""
+    return _OF_CONVOLUTION if isinstance(layer.mixer, AttentionSpec) else _OF_ATTENTION

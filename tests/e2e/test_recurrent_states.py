@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "overlapped": {"async_scheduling": True, "mamba_block_size": 16},
     "three-threads": {"num_threads": 3, "mamba_block_size": 16},
 }
-
+RECURRENT_WEIGHTS = ("A_log", "conv1d.weight", "conv.conv.weight")
 
 FAMILIES = ["qwen3_5"]
 """Those in the default suite: it has states and attention."""
@@ -103,7 +103,7 @@ def test_sleep_and_updates(reference: ReferenceModel, level: int) -> None:
             llm.update_weights([(name, tensor.clone()) for name, tensor in weights])
         assert greedy(llm, reference.prompts) == expected
         changed = [
-            (name, tensor * 1.5 if name.endswith(("A_log", "conv1d.weight")) else tensor.clone())
+            (name, tensor * 1.5 if name.endswith(RECURRENT_WEIGHTS) else tensor.clone())
             for name, tensor in weights
         ]
         llm.update_weights(changed)

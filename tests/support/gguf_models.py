@@ -40,10 +40,11 @@ ARCHITECTURES = {
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
 PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "arcee")
-UNROUNDED = ("ffn_gate_inp.", "position_embd.", ".bias")
+UNROUNDED = ("ffn_gate_inp.", "shortconv.conv.", "position_embd.", ".bias")
 """What is F32 in any file, though it may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
@@ -157,6 +158,8 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
             (".c_attn.weight", ".c_proj.weight", "c_fc.weight")
         ):
             yield name, np.ascontiguousarray(values.T)
+        elif name.endswith("conv.conv.weight"):
+            yield name, values[:, 0]
         else:
             yield name, values[0] if name.endswith("shared_expert_gate.weight") else values
 
@@ -200,12 +203,16 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if family == "lfm2":
+        _add_lfm2(writer, config)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
     if family in _LAYER_NORM_EPS:
         writer.add_layer_norm_eps(getattr(config, _LAYER_NORM_EPS[family]))
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        names = ("rms_norm_eps", "norm_eps")
+        writer.add_layer_norm_rms_eps(next(filter(None, (getattr(config, n, 0) for n in names))))
     head_dim = getattr(config, "head_dim", None)
     if head_dim:
         writer.add_key_length(head_dim)
@@ -227,6 +234,18 @@ def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
+
+
+def _add_lfm2(writer: gguf.GGUFWriter, config: Any) -> None:
+    inner = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        multiple = config.block_multiple_of
+        inner = int(config.block_ffn_dim_multiplier * int(2 * inner / 3))
+        inner = multiple * ((inner + multiple - 1) // multiple)
+    writer.add_feed_forward_length(inner)
+    heads = config.num_key_value_heads
+    writer.add_head_count_kv([0 if kind == "conv" else heads for kind in config.layer_types])
+    writer.add_shortconv_l_cache(config.conv_L_cache)
 
 
 def _add_gemma2(writer: gguf.GGUFWriter, config: Any) -> None:

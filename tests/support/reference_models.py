@@ -148,7 +148,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Jamba",
         {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 8},
     ),
-    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2": (
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    ),
     "mamba": ("Mamba", {"intermediate_size": 128}),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
     "nemotron_h": (
@@ -188,7 +191,8 @@ DENSE = (
 )
 """Dense families that are made of what others have."""
 NOT_IN_GGUF = (
-    *(*RECURRENT, "glm", "opt"),
+    *(kind for kind in RECURRENT if kind != "lfm2"),
+    *("glm", "opt"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite"),
 )
 """Those that GGUF files here do not have yet."""

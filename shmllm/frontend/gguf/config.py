@@ -64,7 +64,9 @@ def model_config(header: GgufHeader) -> Json:
         "intermediate_size": known.whole("feed_forward_length"),
         "num_hidden_layers": known.whole("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": known.whole("attention.head_count_kv", num_heads),
+        "num_key_value_heads": known.whole(
+            "attention.head_count_kv", num_heads, may_be_absent=family.is_hybrid
+        ),
         "head_dim": head_dim,
         "max_position_embeddings": length,
         **_norm_eps(known, family),

@@ -239,6 +239,18 @@ def _starcoder2(known: Metadata, config: Json) -> Json:
     }
 
 
+def _lfm2(known: Metadata, config: Json) -> Json:
+    heads = known.find("attention.head_count_kv")
+    every = heads if isinstance(heads, list) else [heads] * config["num_hidden_layers"]
+    return no_window(known, config) | {
+        "norm_eps": config["rms_norm_eps"],
+        "layer_types": ["conv" if each == 0 else "full_attention" for each in every],
+        "conv_L_cache": known.whole("shortconv.l_cache"),
+        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in known.header.tensors),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
 def _gpt_oss(known: Metadata, config: Json) -> Json:
     _check_one_base(known)
     fields = _experts(known, "num_local_experts") | {
@@ -286,6 +298,7 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "seed_oss": _seed_oss,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
+    "lfm2": _lfm2,
     "gpt_oss": _gpt_oss,
     "gpt2": _gpt2,
 }

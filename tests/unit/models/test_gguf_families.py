@@ -127,6 +127,17 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "stablelm": ("stablelm", {"use_qkv_bias": True}, None),
     "stablelm parallel": ("stablelm", {"use_parallel_residual": True}, None),
     "starcoder2": ("starcoder2", {"sliding_window": 7}, None),
+    "lfm2": (
+        "lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "norm_eps": 1e-3}
+        | {"block_multiple_of": 24, "block_ffn_dim_multiplier": 1.3},
+        None,
+    ),
+    "lfm2 with biases": (
+        "lfm2",
+        {"layer_types": ["full_attention", "conv", "conv"], "conv_bias": True},
+        None,
+    ),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
 }
 
