@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import FeedForwardSpec, LayerNorms, LayerSpec, MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ _CONVOLUTION = "conv"
 _OLD_NAMES = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
 """The names of fields in the first files, which have precedence, and today's."""
 
-_NORMS = LayerNorms(before_mixer="operator_norm", before_mlp="ffn_norm")
-_NAMES = {
+NORMS = LayerNorms(before_mixer="operator_norm", before_mlp="ffn_norm")
+NAMES = {
     "model.norm.": "model.embedding_norm.",
     ".self_attn.o_proj.": ".self_attn.out_proj.",
     ".q_norm.": ".q_layernorm.",
@@ -48,13 +49,27 @@ def configure(fields: Fields) -> ModelConfig:
         today: fields.values[name] for name, today in _OLD_NAMES.items() if name in fields.values
     }
     fields = fields.with_values(fields.values | old)
-    num_layers, positions = read_num_layers(fields), read_positions(fields, 128_000)
     mlp = MLPSpec(inner=_inner(fields))
-    kinds: dict[str, MixerSpec] = {}
-    for name in (types := _read_types(fields, num_layers)):
-        if name not in kinds:
-            kinds[name] = _READERS[name](fields, positions)
-    layers = [LayerSpec(mixer=kinds[name], mlp=mlp, norms=_NORMS) for name in types]
+    return read_hybrid(fields, [mlp] * read_num_layers(fields))
+
+
+def with_old_names(fields: Fields) -> Fields:
+    """Returns the fields with those of the first files under today's names."""
+    values = fields.values
+    old = {today: values[name] for name, today in _OLD_NAMES.items() if name in values}
+    return fields.with_values(values | old)
+
+
+def read_hybrid(fields: Fields, feed_forwards: Sequence[FeedForwardSpec]) -> ModelConfig:
+    """Returns a model with the feed-forwards of its layers, whose mixers are attention and
+    convolutions."""
+    positions = read_positions(fields, 128_000)
+    types = _read_types(fields, len(feed_forwards))
+    mixers = {name: _READERS[name](fields, positions) for name in dict.fromkeys(types)}
+    layers = [
+        LayerSpec(mixer=mixers[name], mlp=feed_forward, norms=NORMS)
+        for name, feed_forward in zip(types, feed_forwards, strict=True)
+    ]
     model = read_model(fields, layers, positions, tied=True)
     return replace(model, norm=read_norm(fields, "norm_eps", 1e-5))
 
@@ -102,4 +117,4 @@ def _inner(fields: Fields) -> int:
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    return {renamed(name, _NAMES): views for name, views in weights.items()}
+    return {renamed(name, NAMES): views for name, views in weights.items()}

@@ -43,6 +43,7 @@ ARCHITECTURES: dict[str, str] = {
     "Idefics3ForConditionalGeneration": "idefics3",
     "JambaForCausalLM": "jamba",
     "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2_moe",
     "LlamaForCausalLM": "llama",
     "LlavaForConditionalGeneration": "llava",
     "Mamba2ForCausalLM": "mamba2",

@@ -85,6 +85,7 @@ class MoESpec:
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones, or
             "sigmoid" of each.
         renormalize: whether the weights of the chosen experts are divided by their sum.
+        total_eps: added to that sum if it is one of sigmoids.
         weight_scale: the factor of the weights.
         correction_bias: whether the router has a bias that counts for the choice alone.
         num_groups: the number of groups of consecutive experts.
@@ -110,6 +111,7 @@ class MoESpec:
     activation: ExpertActivation = "silu"
     scoring: Scoring = "softmax"
     renormalize: bool = False
+    total_eps: float = 1e-20
     weight_scale: float = 1.0
     correction_bias: bool = False
     num_groups: int = 1

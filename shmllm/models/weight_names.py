@@ -58,7 +58,7 @@ SKIPPED_PREFIXES = (
 )
 """The prefixes of tensors that a language model does not have."""
 
-BUFFER_SUFFIXES = (".layer_scalar", ".e_score_correction_bias")
+BUFFER_SUFFIXES = (".layer_scalar", ".e_score_correction_bias", ".expert_bias")
 """The ends of the names of weights that transformers' modules have as buffers."""
 
 _SKIPPED_SUFFIXES = (

@@ -151,6 +151,14 @@ class ExpertKernelsConformance:
             assert torch.equal(ids.long(), want_ids)
             torch.testing.assert_close(weights, want, atol=1e-5, rtol=1e-5, equal_nan=True)
 
+    def test_a_number_is_added_to_the_sum_of_sigmoids(self, draw):
+        logits = draw.normal(4, 12, dtype=torch.float32) - 12.0
+        choice = plain.Choice(divides_by_all=False, is_sigmoid=True, total_eps=1e-6)
+        without = plain.Choice(divides_by_all=False, is_sigmoid=True)
+        _, weights = routed(logits, 3, choice)
+        torch.testing.assert_close(weights, plain.route(logits, 3, choice)[1])
+        assert not torch.allclose(weights, plain.route(logits, 3, without)[1])
+
     def test_a_nan_is_chosen_last_and_makes_all_weights_nan(self, draw, dtype):
         logits = draw.normal(3, 6, dtype=dtype)
         logits[0, 2] = torch.nan

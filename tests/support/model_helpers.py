@@ -36,6 +36,7 @@ from transformers import (
     GraniteSWAConfig,
     JambaConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
@@ -112,6 +113,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "jamba": JambaConfig,
     "granite_swa": GraniteSWAConfig,
     "lfm2": Lfm2Config,
+    "lfm2_moe": Lfm2MoeConfig,
     "llama": LlamaConfig,
     "mamba": MambaConfig,
     "mamba2": Mamba2Config,
@@ -171,7 +173,7 @@ def reference_model(
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.2)
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.2)
     model.to(getattr(torch, dtype))
     return model

@@ -160,9 +160,12 @@ class MoERun:
         has_ranks = choice.is_sigmoid or bias is not None or choice.num_groups > 1
         groups = [choice.num_groups, choice.top_groups, choice.num_best]
         extra = [address(ranks) if has_ranks else 0, address(bias), *groups]
-        count, scale = self._count.ctypes.data, word_of_float(choice.scale)
+        count, factors = (
+            self._count.ctypes.data,
+            map(word_of_float, (choice.scale, choice.total_eps)),
+        )
         kernel = ROUTE[SIGMOID if choice.is_sigmoid else SOFTMAX]
-        row = [count, *operands, *places, *extra, scale]
+        row = [count, *operands, *places, *extra, *factors]
         self._run(lambda program: program.record(kernel, row))
 
     def route_to(self, ids: Tensor, weights: Tensor) -> None:

@@ -152,6 +152,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
     ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+        | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2},
+    ),
     "mamba": ("Mamba", {"intermediate_size": 128}),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
     "nemotron_h": (
@@ -183,7 +188,7 @@ MAMBAS = (
     "nemotron_h",
 )
 """The families with Mamba 1 or 2."""
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", *MAMBAS)
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", *MAMBAS)
 """Those whose layers have states."""
 DENSE = (
     *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
@@ -204,7 +209,7 @@ rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
     *DENSE,
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "olmo2", "olmoe"),
-    *("lfm2", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
+    *("lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )
 """Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
 transformers: only slow tests run them."""

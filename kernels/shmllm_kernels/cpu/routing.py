@@ -22,8 +22,6 @@ from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 """What the scores of experts are made of their logits by."""
 
-_SMALLEST_TOTAL = 1e-20  # DeepSeek-V3 adds it to a sum of sigmoids
-
 TOKENS_AT_ONCE = 8
 """The largest number of tokens in one piece of work."""
 
@@ -155,7 +153,9 @@ def _route_token(operands, logits, ranks, ids, weights, scoring):
     largest = _largest(logits, num_experts)
     last = _last_chosen(ranks, num_experts, top_k)
     last_rank = _rank(chosen_by[last])
-    total = np.float32(_SMALLEST_TOTAL if scoring == SIGMOID else 0.0)
+    total = np.float32(0.0)
+    if scoring == SIGMOID:
+        total = float_of_word(word(operands, 14))
     num_chosen = np.int64(0)
     for expert in range(num_experts):
         logit = values[expert]
@@ -217,6 +217,7 @@ Operands (addresses; strides in bytes):
     11 the number of groups that a token's experts are chosen from, and 12 how many of a group's
        largest ranks make the group's score: 1 or 2 (numbers)
     13 the factor of the weights, a number from `word_of_float`
+    14 what SIGMOID adds to the sum over the chosen ones, likewise
 """
 
 

@@ -24,12 +24,10 @@ from shmllm_kernels.gpu.pair_layout import (
     tokens_at_once,
 )
 from shmllm_kernels.gpu.pairs import check_room
-from shmllm_kernels.reference import moe as plain
 from shmllm_kernels.reference.moe import Choice
 
 MAX_EXPERTS = 4096
 NUM_WARPS = 8
-SMALLEST_TOTAL = tl.constexpr(plain.SMALLEST_TOTAL)
 
 
 @triton.jit
@@ -93,6 +91,7 @@ def choose(
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
+    TOTAL_EPS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -138,7 +137,7 @@ def choose(
     counted = inside if DIVIDES_BY_ALL else chosen
     total = tl.sum(tl.where(counted, shares, 0.0), axis=1)[:, None]
     if IS_SIGMOID:
-        total = 1.0 if DIVIDES_BY_ALL else total + SMALLEST_TOTAL
+        total = 1.0 if DIVIDES_BY_ALL else total + TOTAL_EPS
     has_nan = tl.max(is_nan.to(tl.int32), axis=1)[:, None] > 0
     weights = tl.where(has_nan, float("nan"), shares / total * scale)
     if HAS_SCALES:
@@ -167,6 +166,7 @@ def _route(
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
+    TOTAL_EPS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -184,8 +184,8 @@ def _route(
     num_real = tl.load(starts_ptr + num_requests)
     places, is_pair = choose(
         ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens, num_real,
-        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, HAS_BIAS, HAS_SCALES, NUM_GROUPS,
-        TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED, PADDED_GROUPS,
+        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, TOTAL_EPS, HAS_BIAS, HAS_SCALES,
+        NUM_GROUPS, TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED, PADDED_GROUPS,
     )  # fmt: skip
     if layout is not None:
         count_and_lay_out(
@@ -264,11 +264,12 @@ def route(
 
 def constants_of(
     choice: Choice, bias: Tensor | None, scales: Tensor | None
-) -> dict[str, int | bool]:
+) -> dict[str, int | bool | float]:
     """Returns the constants of `choose` that do not depend on the number of experts."""
     return {
         "DIVIDES_BY_ALL": choice.divides_by_all,
         "IS_SIGMOID": choice.is_sigmoid,
+        "TOTAL_EPS": choice.total_eps,
         "HAS_BIAS": bias is not None,
         "HAS_SCALES": scales is not None,
         "NUM_GROUPS": choice.num_groups,

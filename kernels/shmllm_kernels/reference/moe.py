@@ -12,9 +12,6 @@ from shmllm_kernels.reference.activation import activate
 GATE_LIMIT = 7.0
 """gpt-oss bounds gate from above, and up on both sides."""
 
-SMALLEST_TOTAL = 1e-20
-"""DeepSeek-V3 adds it to a sum of sigmoids."""
-
 _SLOPE = 1.702
 
 
@@ -26,6 +23,7 @@ class Choice:
         divides_by_all: whether the weights of all experts, and not those of the chosen ones, add up
             to 1. With sigmoids: whether the weights are not divided.
         is_sigmoid: whether ``score = sigmoid(logit)``, and not ``exp(logit) / sum(exp(logits))``.
+        total_eps: with sigmoids: added to the sum by which the weights are divided.
         num_groups: the number of groups of consecutive experts.
         top_groups: the number of groups that the experts are chosen from.
         num_best: how many of a group's largest scores make the group's score, 1 or 2.
@@ -34,6 +32,7 @@ class Choice:
 
     divides_by_all: bool
     is_sigmoid: bool = False
+    total_eps: float = 1e-20
     num_groups: int = 1
     top_groups: int = 1
     num_best: int = 1
@@ -76,7 +75,7 @@ def route(
     chosen = shares.gather(-1, ids)
     total = (shares if choice.divides_by_all else chosen).sum(-1, keepdim=True)
     if choice.is_sigmoid:
-        total = torch.ones_like(total) if choice.divides_by_all else total + SMALLEST_TOTAL
+        total = torch.ones_like(total) if choice.divides_by_all else total + choice.total_eps
     weights = chosen / total * choice.scale
     return ids, weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)
 

@@ -134,7 +134,8 @@ class ExpertOps:
         extra = [0 if each is None else each.data_ptr() for each in (buffers.ranks, moe.correction)]
         groups = [spec.num_groups, spec.top_groups, spec.best_of_group]
         kernel = ROUTE[SIGMOID if spec.scoring == "sigmoid" else SOFTMAX]
-        operands = [*source, *numbers, *out, *extra, *groups, word_of_float(spec.weight_scale)]
+        factors = map(word_of_float, (spec.weight_scale, spec.total_eps))
+        operands = [*source, *numbers, *out, *extra, *groups, *factors]
         self._kernels.record(kernel, [self._num_tokens, *operands], label="route")
         if moe.scale is not None:
             operands = [self._num_tokens, spec.top_k, *out, moe.scale.data_ptr()]

@@ -338,6 +338,7 @@ def _choice_of(spec: MoESpec) -> Choice:
     return Choice(
         divides_by_all=spec.divides_by_all,
         is_sigmoid=spec.scoring == "sigmoid",
+        total_eps=spec.total_eps,
         num_groups=spec.num_groups,
         top_groups=spec.top_groups,
         num_best=spec.best_of_group,

@@ -118,6 +118,13 @@ LFM2: dict[str, Any] = {
     "block_ffn_dim_multiplier": 1.3,
     "block_multiple_of": 24,
 }
+LFM2_EXPERTS: dict[str, Any] = {
+    "layer_types": ["conv", FULL, "conv"],
+    "num_dense_layers": 1,
+    "moe_intermediate_size": 24,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -181,6 +188,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LFM2
         | {"conv_L_cache": 4, "conv_bias": True, "tie_word_embeddings": False, "head_dim": 12}
         | {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "conv", FULL]},
+    ),
+    "lfm2-moe": ("lfm2_moe", LFM2_EXPERTS),
+    "lfm2-moe-all-experts": (
+        "lfm2_moe",
+        LFM2_EXPERTS
+        | {"num_experts_per_tok": 6, "num_dense_layers": 0, "routed_scaling_factor": 2.5}
+        | {"use_expert_bias": False, "norm_topk_prob": False},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
@@ -526,6 +540,7 @@ BFLOAT16 = [
     "gpt2",
     "granite",
     "lfm2",
+    "lfm2-moe-all-experts",
     "llama-yarn",
     "mistral-window",
     "mixtral-all-experts",

@@ -29,7 +29,7 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 OF_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "youtu")
 """The families whose defaults `test_latent_attention` compares."""
-OTHERS = ("gpt2", "gemma4", "lfm2", "opt", "granite_swa", *OF_DEEPSEEK, *MAMBAS)
+OTHERS = ("gpt2", "gemma4", "lfm2", "lfm2_moe", "opt", "granite_swa", *OF_DEEPSEEK, *MAMBAS)
 NAMED_LIKE_LLAMA = [family for family in CONFIGS if family not in OTHERS]
 """Our families whose fields and weights have Llama's names, and whose layers have the same
 heads."""
