@@ -112,6 +112,19 @@ _LFM2: Places = {
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
 }
+_LFM2_MOE: Places = {
+    **_LFM2,
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "ffn_gate_exps": "feed_forward.experts.{}.w1",
+    "ffn_up_exps": "feed_forward.experts.{}.w3",
+    "ffn_down_exps": "feed_forward.experts.{}.w2",
+}
+_OUTSIDE_LFM2 = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",  # so it is called there
+    "output": "lm_head",
+}
 _GPT2: Places = {
     "attn_norm": "ln_1",
     "attn_qkv": Place(name="attn.c_attn", layout="transposed"),
@@ -282,11 +295,15 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Lfm2ForCausalLM",
         model_type="lfm2",
         modules=_LFM2,
-        outside={
-            "token_embd": "model.embed_tokens",
-            "token_embd_norm": "model.embedding_norm",  # so it is called there
-            "output": "lm_head",
-        },
+        outside=_OUTSIDE_LFM2,
+        is_hybrid=True,
+    ),
+    ("lfm2moe", True): GgufFamily(
+        title="LFM2 MoE",
+        architecture="Lfm2MoeForCausalLM",
+        model_type="lfm2_moe",
+        modules=_LFM2_MOE,
+        outside=_OUTSIDE_LFM2,
         is_hybrid=True,
     ),
     ("gpt-oss", True): GgufFamily(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.errors import QuantizeError
+from shmllm.frontend.gguf.family_fields import SIGMOIDS
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import ShortConvolutionSpec
@@ -38,7 +39,7 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
     """
     if not config.attentions:
         raise QuantizeError("no GGUF file can be written of a model without attention")
-    attention, mlp = config.attentions[0], config.layers[0].mlp
+    attention = config.attentions[0]
     values: Values = {
         "block_count": config.num_layers,
         "context_length": config.max_position_embeddings,
@@ -51,8 +52,8 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
         _NORM_EPS[config.norm.kind]: config.norm.eps,
         "vocab_size": config.vocab_size,
     }
-    if isinstance(mlp, MoESpec):
-        values |= _experts(mlp)
+    if config.mixtures:
+        values |= _experts(config.mixtures[0])
     windows = _windows(config)
     if windows:
         values["attention.sliding_window"] = windows[0]
@@ -150,6 +151,15 @@ def _lfm2(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
     return {"attention.head_count_kv": heads, "shortconv.l_cache": taps}
 
 
+def _lfm2_moe(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    are_dense = [not isinstance(layer.mlp, MoESpec) for layer in config.layers]
+    return _lfm2(config, fields) | {
+        "leading_dense_block_count": sum(are_dense),
+        "expert_gating_func": SIGMOIDS,
+        "expert_weights_scale": max((each.weight_scale for each in config.mixtures), default=1.0),
+    }
+
+
 def _cohere(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {"logit_scale": config.logits_scale}
 
@@ -182,6 +192,7 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
     "granite": _granite,
     "lfm2": _lfm2,
+    "lfm2moe": _lfm2_moe,
     "cohere2": _cohere,
     "command-r": _cohere,
     "exaone4": _pattern,

@@ -21,7 +21,7 @@ from shmllm.errors import QuantizeError
 from shmllm.formats.gguf_family import GgufFamily, Place, is_tensor
 from shmllm.models.gguf_tensors import of_place
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.specs import LayerSpec
+from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.quantize.gguf_description import rope_tensors
 from shmllm.quantize.source import Source, SourceTensor
 
@@ -30,6 +30,8 @@ _UNROUNDED = (".ffn_gate_inp.", ".shortconv.conv.", "position_embd.", ".bias")
 biases."""
 _OF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 _OF_CONVOLUTION = ("shortconv.",)
+_OF_MLP = ("ffn_gate.", "ffn_up.", "ffn_down.")
+_OF_EXPERTS = ("ffn_gate_inp", "exp_probs_b", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
 @dataclass(slots=True)
@@ -155,4 +157,5 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
 
 def _absent(layer: LayerSpec) -> tuple[str, ...]:
     """What the names of those tensors begin with that a layer lacks beside others of its model."""
-    return _OF_CONVOLUTION if isinstance(layer.mixer, AttentionSpec) else _OF_ATTENTION
+    mixer = _OF_CONVOLUTION if isinstance(layer.mixer, AttentionSpec) else _OF_ATTENTION
+    return mixer + (_OF_MLP if isinstance(layer.mlp, MoESpec) else _OF_EXPERTS)

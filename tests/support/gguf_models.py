@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
 PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "arcee")
@@ -133,9 +134,14 @@ def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, str, Array]]:
     for name, values in stored_values(model):
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name.replace("expert_bias", "expert_bias.bias")
+        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         yield name, stored, values
+
+
+_EXPERTS = "feed_forward.experts", "mlp.experts"
+"""What LFM2 calls experts, and what the names of `gguf` know."""
 
 
 def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
@@ -147,9 +153,10 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
             yield from _of_gpt_oss(name, values)
         elif name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, 1), strict=True):
-                yield name.replace("gate_up_proj", f"{part}.weight"), np.ascontiguousarray(half)
+                own = name.replace("gate_up_proj", f"{part}.weight")
+                yield own.replace(*_EXPERTS), np.ascontiguousarray(half)
         elif name.endswith("experts.down_proj"):
-            yield f"{name}.weight", values
+            yield f"{name}.weight".replace(*_EXPERTS), values
         elif family.startswith("gemma") and name.endswith("norm.weight"):
             yield name, values + 1
         elif family in PERMUTED:
@@ -203,7 +210,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    if family == "lfm2":
+    if family.startswith("lfm2"):
         _add_lfm2(writer, config)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
@@ -236,9 +243,15 @@ def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
 
 
+def _add_lfm2_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_experts(writer, config)
+    writer.add_leading_dense_block_count(config.num_dense_layers)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 def _add_lfm2(writer: gguf.GGUFWriter, config: Any) -> None:
     inner = config.intermediate_size
-    if config.block_auto_adjust_ff_dim:
+    if getattr(config, "block_auto_adjust_ff_dim", False):
         multiple = config.block_multiple_of
         inner = int(config.block_ffn_dim_multiplier * int(2 * inner / 3))
         inner = multiple * ((inner + multiple - 1) // multiple)
@@ -291,6 +304,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "qwen3_moe": _add_experts,
     "olmoe": _add_experts,
     "gpt_oss": _add_experts,
+    "lfm2_moe": _add_lfm2_moe,
     "gemma2": _add_gemma2,
     "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
     "phi3": _add_partial,

@@ -155,7 +155,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2_moe": (
         "Lfm2Moe",
         {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
-        | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2},
+        | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+        | {"tie_word_embeddings": True},
     ),
     "mamba": ("Mamba", {"intermediate_size": 128}),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
@@ -196,7 +197,7 @@ DENSE = (
 )
 """Dense families that are made of what others have."""
 NOT_IN_GGUF = (
-    *(kind for kind in RECURRENT if kind != "lfm2"),
+    *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *("glm", "opt"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite"),
 )

@@ -15,6 +15,8 @@ from shmllm.frontend.gguf.metadata import Metadata
 Json = dict[str, Any]
 
 _WINDOW = "attention.sliding_window"
+SIGMOIDS = 2
+"""The value of ``expert_gating_func`` for experts that are chosen by sigmoids."""
 
 
 def _window(known: Metadata, config: Json) -> int | None:
@@ -251,6 +253,22 @@ def _lfm2(known: Metadata, config: Json) -> Json:
     }
 
 
+def _lfm2_moe(known: Metadata, config: Json) -> Json:
+    if known.find("expert_gating_func") != SIGMOIDS:
+        raise known.header.error("experts that are not chosen by sigmoids are not supported")
+    has_bias = any(name.endswith("exp_probs_b.bias") for name in known.header.tensors)
+    return (
+        _lfm2(known, config)
+        | _experts(known, "num_experts")
+        | {
+            "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+            "num_dense_layers": known.find("leading_dense_block_count") or 0,
+            "use_expert_bias": has_bias,
+            "routed_scaling_factor": _scale(known, "expert_weights_scale", 1.0),
+        }
+    )
+
+
 def _gpt_oss(known: Metadata, config: Json) -> Json:
     _check_one_base(known)
     fields = _experts(known, "num_local_experts") | {
@@ -299,6 +317,7 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
     "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
     "gpt_oss": _gpt_oss,
     "gpt2": _gpt2,
 }

@@ -138,6 +138,20 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         {"layer_types": ["full_attention", "conv", "conv"], "conv_bias": True},
         None,
     ),
+    "lfm2 with experts": (
+        "lfm2_moe",
+        EXPERTS
+        | {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+        | {"moe_intermediate_size": 24},
+        None,
+    ),
+    "lfm2 without a bias of experts": (
+        "lfm2_moe",
+        EXPERTS
+        | {"layer_types": ["full_attention", "conv", "conv"], "num_dense_layers": 0}
+        | {"moe_intermediate_size": 24, "use_expert_bias": False, "routed_scaling_factor": 2.5},
+        lambda writer: writer.add_expert_weights_scale(2.5),
+    ),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
 }
 
