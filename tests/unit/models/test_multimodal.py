@@ -28,13 +28,17 @@ TOKENS = [3, 14, 15, 92, 65]
 QWEN3_VL = "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"
 MISTRAL3 = "mistral", "Mistral3ForConditionalGeneration", "mistral"
 GEMMA4 = "gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"
-OPTIONS = {"gemma4": {"vocab_size_per_layer_input": 97, "global_head_dim": 32}}
+OPTIONS = {
+    "gemma4": {"vocab_size_per_layer_input": 97, "global_head_dim": 32},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+}
 GEMMA3 = "gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"
+LFM2_VL = "lfm2", "Lfm2VlForConditionalGeneration", "lfm2"
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", NAMES)
-@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, GEMMA3, GEMMA4])
+@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, GEMMA3, GEMMA4, LFM2_VL])
 def test_the_language_model_runs_alone(
     family: tuple[str, str, str], form: str, tied: bool, tmp_path: Path
 ) -> None:
@@ -100,7 +104,7 @@ def test_names_of_other_parts_are_known_and_others_stay() -> None:
     assert model_name("my_vision_tower.weight", False) == "my_vision_tower.weight"
 
 
-@pytest.mark.parametrize("family", ["Qwen3VL", "Mistral3", "Gemma3"])
+@pytest.mark.parametrize("family", ["Qwen3VL", "Mistral3", "Gemma3", "Lfm2Vl"])
 def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
     import transformers
 
@@ -117,6 +121,11 @@ def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
         text |= {"num_hidden_layers": 7, "sliding_window": 2}
         vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
         outer |= {"image_token_index": 96, "mm_tokens_per_image": 1}
+    elif family == "Lfm2Vl":
+        text |= {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+        del text["rope_parameters"]
+        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 2}
+        outer |= {"image_token_id": 96, "projector_hidden_size": 16}
     else:
         text |= {"model_type": "mistral", "rope_parameters": {"rope_type": "default"}}
         vision |= {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2}
