@@ -19,12 +19,13 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import IDENTITY, LINK, LINK_STEM, SourceFile, identity
 from shmllm.formats.gguf_pieces import piece_name, pieces_of, read_pieces
 from shmllm.frontend.gguf.config import generation_config, model_config
-from shmllm.frontend.gguf.tokenizer import make_tokenizer
+from shmllm.frontend.gguf.tokenizer import has_vocabulary, make_tokenizer
 
 VERSION = 2
 """Raise this when the same GGUF file gives other contents than before."""
@@ -94,18 +95,17 @@ def _is_ours(directory: Path) -> bool:
 def _convert(pieces: list[Path], sources: Sequence[SourceFile]) -> dict[str, str]:
     """The texts of the files by name."""
     header = read_pieces(pieces)
-    tokenizer, settings = make_tokenizer(header)
+    tokenizers: dict[str, Any] = {}
+    if has_vocabulary(header):
+        tokenizer, settings = make_tokenizer(header)
+        tokenizers = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
     config, generation = model_config(header), generation_config(header)
     for path, source in zip(pieces, sources, strict=True):
         if SourceFile.of(path) != source:
             raise EngineStartError(
                 f"{path} changed while it was read; try again when it is complete"
             )
-    contents = {
-        "config.json": config,
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": settings,
-    }
+    contents = {"config.json": config} | tokenizers
     if generation:
         contents["generation_config.json"] = generation
     texts = {name: json.dumps(each, ensure_ascii=False) for name, each in contents.items()}

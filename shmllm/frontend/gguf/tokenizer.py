@@ -17,6 +17,7 @@ Json = dict[str, Any]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """llama.cpp's types of tokens."""
 _LONGEST_TOKEN = 4096
+_NO_VOCABULARY = "none"
 _SPACE = "\u2581"
 NAMED_IDS = {
     "bos_token": "bos",
@@ -82,6 +83,12 @@ class Vocabulary:
         for token_id, token in enumerate(self.tokens):
             ids.setdefault(token, token_id)
         return ids
+
+
+def has_vocabulary(header: GgufHeader) -> bool:
+    """Whether a file may have a vocabulary. One of llama.cpp's that says "none" is for token ids
+    alone."""
+    return header.metadata.get("tokenizer.ggml.model") != _NO_VOCABULARY
 
 
 def make_tokenizer(header: GgufHeader) -> tuple[Json, Json]:

@@ -215,3 +215,17 @@ heavy = {"gguf", "numpy", "torch", "transformers", "tokenizers", "yaml"}
 print(json.dumps(sorted(heavy & {name.partition(".")[0] for name in sys.modules})))
 """
     assert [result_of(run_source(source, str(file))) for _ in range(2)] == [[], []]
+
+
+def test_a_file_without_a_vocabulary_is_for_token_ids(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    model = reference_model("llama", num_hidden_layers=1)
+    write_model(file, model, lambda writer: writer.add_tokenizer_model("none"))
+    made = model_directory(file)
+    assert {each.name for each in made.iterdir()} & FILES == FILES - {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert ModelConfig.from_directory(made).num_layers == 1
+    with pytest.raises(EngineStartError, match="no tokenizer"):
+        Tokenizer.from_directory(made)
