@@ -34,6 +34,7 @@ class ShortConvolutionConformance:
             own, given = torch.full_like(rows[:, :channels], float("nan")), rows.clone()
             short_convolution.short_convolution(
                 own, rows, weights, bias, run.states, run.requests(step),
+                max(end - start for _, start, end in filter(None, step)),
                 has_dependent_launches(draw.device),
             )  # fmt: skip
             put(out, own, step)

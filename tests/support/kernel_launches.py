@@ -241,7 +241,7 @@ def short_convolutions(facts: dict[str, Any], capability: int) -> None:
         x, weights = empty(4, 3 * width, dtype=dtype), empty(taps, width, dtype=dtype)
         out = empty(4, width, dtype=dtype)
         for bias in (None, weights[0]):
-            short_convolution(out, x, weights, bias, states, requests, is_dependent)
+            short_convolution(out, x, weights, bias, states, requests, 4, is_dependent)
     facts.clear()
 
 

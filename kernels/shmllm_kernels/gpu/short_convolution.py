@@ -124,6 +124,7 @@ def short_convolution(
     bias: Tensor | None,
     states: Tensor,
     requests: Requests,
+    most_tokens: int,
     is_dependent: bool = False,
 ) -> None:
     """Writes the outputs of ``reference.convolution.convolve_gated`` for each request.
@@ -136,6 +137,7 @@ def short_convolution(
         bias: [channels], x's dtype, or None.
         states: [blocks, (taps - 1) * channels] float32, with any stride between blocks.
         requests: the requests.
+        most_tokens: no request has more tokens in the step.
         is_dependent: see `few_delta_net.run_delta_net`.
 
     One launch a layer, a program for each request, CHANNELS channels and ROWS tokens. With 2,048
@@ -145,14 +147,14 @@ def short_convolution(
     together.
     """
     taps, channels = weights.shape
-    num_tokens, num_requests = len(x), len(requests.context_lens)
+    num_requests = len(requests.context_lens)
     assert 2 <= taps <= MOST_TAPS
     assert x.shape[1] == 3 * channels, "x: what the projection returns"
-    assert out.shape == (num_tokens, channels), "out: a row for each token"
+    assert out.shape == (len(x), channels), "out: a row for each token"
     assert x.stride(1) == out.stride(1) == 1, "rows must be contiguous"
     if num_requests == 0:
         return
-    grid = num_requests, triton.cdiv(channels, CHANNELS), triton.cdiv(num_tokens, ROWS)
+    grid = num_requests, triton.cdiv(channels, CHANNELS), triton.cdiv(most_tokens, ROWS)
     _short_convolution[grid](
         x, weights, x if bias is None else bias, states, out,
         requests.query_starts, requests.context_lens, requests.block_table,

@@ -204,7 +204,11 @@ class RecurrentOps:
         self, out: Tensor, x: Tensor, mixer: ShortConvolution, is_dependent: bool
     ) -> None:
         weights, states = (mixer.convolution, mixer.convolution_bias), self._cache.states
-        short_convolution(out, x, *weights, states[mixer.layer], self._requests, is_dependent)
+        step = self._step.descriptor
+        most_tokens = 1 if step.uniform else step.max_verified or step.num_tokens
+        short_convolution(
+            out, x, *weights, states[mixer.layer], self._requests, most_tokens, is_dependent
+        )
 
     def _convolve(self, x: Tensor, mixer: Mamba) -> None:
         states = self._cache.states[mixer.layer]
