@@ -41,7 +41,7 @@ ENDING_S = 1.0
 @click.group()
 def engine() -> None:
     """Start, list, stop and suspend named engines, which outlive their front ends."""
-    from shmllm.ipc import bus_guard
+    from shmllm.sigbus import bus_guard
 
     bus_guard.install()
 

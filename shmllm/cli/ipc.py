@@ -23,7 +23,7 @@ DEFAULT_RECORDS = 8
 @click.group()
 def ipc() -> None:
     """List and inspect shared memory segments, and remove those of dead processes."""
-    from shmllm.ipc import bus_guard
+    from shmllm.sigbus import bus_guard
 
     bus_guard.install()
 

@@ -26,7 +26,7 @@ def kv() -> None:
     Engines that compute the same, which have the same KEY, read each other's. A region outlives its
     engine: the next one of its KEY takes it over and finds its prefixes.
     """
-    from shmllm.ipc import bus_guard
+    from shmllm.sigbus import bus_guard
 
     bus_guard.install()
 

@@ -56,7 +56,9 @@ def quantize(model: str, out: Path, format: str, overwrite: bool) -> None:
     and the drift: the root mean square of the rounding errors over that of the weights.
     """
     from shmllm.quantize.job import quantize as run
+    from shmllm.sigbus import bus_guard
 
+    bus_guard.install()
     status = Status()
 
     def show(name: str, done: int, total: int) -> None:

@@ -44,7 +44,7 @@ def top(name: str | None, interval: float, once: bool, as_json: bool) -> int:
     """
     from rich.console import Console
 
-    from shmllm.ipc import bus_guard
+    from shmllm.sigbus import bus_guard
 
     os.nice(NICENESS)  # engines have priority
     bus_guard.install()

@@ -16,9 +16,10 @@ from shmllm.engine import garbage
 from shmllm.engine.process import EXIT_FAILED_START, EngineProcess
 from shmllm.engine.session import Session
 from shmllm.errors import SegmentError, ShmLLMError
-from shmllm.ipc import bus_guard, registry
+from shmllm.ipc import registry
 from shmllm.ipc.segment import Segment
 from shmllm.ipc.states import SegmentKind
+from shmllm.sigbus import bus_guard
 
 
 def _run_private(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.sigbus import bus_guard
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -172,7 +173,11 @@ def read_header(path: Path) -> GgufHeader:
             if os.fstat(file.fileno()).st_size == 0:
                 raise EngineStartError(f"{path} is empty; copy or download it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return _parse(path, content)
+                guard = bus_guard.guard(content)
+                header = _parse(path, content)
+                if guard is not None and guard.is_lost:
+                    raise _Damage("it has become shorter while it was read")
+                return header
     except OSError as error:
         raise EngineStartError(f"cannot read {path}: {error.strerror or error}") from None
     except (struct.error, _Damage, UnicodeDecodeError) as error:

@@ -22,7 +22,7 @@ import struct
 import weakref
 
 from shmllm.errors import SegmentError
-from shmllm.ipc import bus_guard, layout
+from shmllm.ipc import layout
 from shmllm.ipc.access import Access, WritablePage, map_file, map_pages
 from shmllm.ipc.doorbell import choose_kind, initialise_doorbell, remove_doorbell
 from shmllm.ipc.segment_file import (
@@ -35,6 +35,7 @@ from shmllm.ipc.segment_file import (
 )
 from shmllm.ipc.states import DoorbellKind, SegmentKind
 from shmllm.ipc.words import Word
+from shmllm.sigbus import bus_guard
 
 _FLOCK = struct.Struct("hhqqi4x")
 OWNER_BYTE = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -23,6 +23,11 @@ class PackedTarget(Protocol):
 def stored_twice(name: str, first: Path, second: Path) -> EngineStartError:
     """Returns the error about a tensor that two files have."""
     return EngineStartError(f"{first} and {second} both have {name}: remove one of them")
+
+
+def changed(path: Path) -> EngineStartError:
+    """Returns the error about a file that is not the one that was opened."""
+    return EngineStartError(f"{path} has changed while it was read: load it again")
 
 
 class CheckpointFile(Protocol):
@@ -51,7 +56,13 @@ class CheckpointFile(Protocol):
         """
         ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *error: Any) -> None:
+        """Closes the file.
+
+        Raises:
+            EngineStartError: the file has changed since it was opened first.
+        """
+        ...
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of the tensors by name, in the order in which they are best read."""

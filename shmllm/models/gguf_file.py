@@ -6,7 +6,6 @@ them. This module must not know config.json or tokenizers, nor which tensors a f
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -19,11 +18,12 @@ from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import TENSOR_TYPES, TensorEntry
-from shmllm.formats.gguf_directory import LINK, check_source
+from shmllm.formats.gguf_directory import LINK, SourceFile, check_source
 from shmllm.formats.gguf_pieces import label, models_in, pieces_of, read_pieces
-from shmllm.models.checkpoint import PackedTarget
+from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.gguf_blocks import BLOCK_TYPES
 from shmllm.models.gguf_tensors import FilePart, StoredTensor, stored_tensors, unpermuted
+from shmllm.models.mapped_file import MappedFile
 
 ELEMENTS_AT_ONCE = 2**18
 """About how many elements are dequantised at a time: `gguf` needs several temporaries of them."""
@@ -44,22 +44,34 @@ class GgufFile:
         self.num_bytes = 0
         self.num_bytes_read = 0
         self._pieces = tuple(pieces) or (path,)
-        self._contents: dict[Path, Any] = {}
+        self._sources: tuple[SourceFile, ...] = ()
+        self._files: dict[Path, MappedFile] = {}
         self._stored: dict[str, StoredTensor] = {}
         self._floats = torch.empty(0, dtype=torch.float32)
 
     def __enter__(self) -> Self:
+        self._sources = self._sources or tuple(map(SourceFile.of, self._pieces))
+        self._check_unchanged()
         every = stored_tensors(self._pieces)
         # A tensor whose parts are in several files belongs to the file with the first one.
         self._stored = {
             name: stored for name, stored in every.items() if stored.parts[0].path == self.path
         }
-        self.num_bytes, self.num_bytes_read = len(self._content(self.path)), 0
+        self.num_bytes, self.num_bytes_read = len(self._file(self.path).content), 0
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._contents = {}  # closing a map fails while tensors point into it
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._files = {}
         self._floats = torch.empty(0, dtype=torch.float32)
+        # An error may come from what the file contains now.
+        if kind is None or issubclass(kind, Exception):
+            self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """Checks that the files are those that were opened first."""
+        for path, source in zip(self._pieces, self._sources, strict=True):
+            if SourceFile.of(path) != source:
+                raise changed(path)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: stored.shape for name, stored in self._stored.items()}
@@ -104,26 +116,28 @@ class GgufFile:
             joined[:, number :: len(stored.parts)] = self._read(part)
         return joined
 
-    def _content(self, path: Path) -> Any:
-        if path not in self._contents:
+    def _file(self, path: Path) -> MappedFile:
+        if path not in self._files:
             try:
                 with open(path, "rb") as file:
-                    # A private mapping counts as writable, without which torch warns.
-                    self._contents[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            except (OSError, ValueError) as error:
+                    self._files[path] = MappedFile(file, path)
+            except OSError as error:
                 raise EngineStartError(f"cannot read {path}: {error}") from None
-        return self._contents[path]
+        return self._files[path]
 
     def _blocks(self, part: FilePart) -> Tensor:
         """The stored bytes, [rows, blocks, block bytes] uint8."""
         entry, kind = part.entry, TENSOR_TYPES[part.entry.type_number]
         content = torch.frombuffer(
-            self._content(part.path), dtype=torch.uint8, count=entry.num_bytes, offset=entry.begin
+            self._file(part.path).content,
+            dtype=torch.uint8,
+            count=entry.num_bytes,
+            offset=entry.begin,
         )
         return content.view(-1, entry.shape[-1] // kind.block_elements, kind.block_bytes)
 
     def _read(self, part: FilePart) -> Tensor:
-        entry, content = part.entry, self._content(part.path)
+        entry, content = part.entry, self._file(part.path).content
         dtype = _DTYPES.get(entry.type_name)
         if dtype is not None:
             count = entry.num_bytes // dtype.itemsize
@@ -144,14 +158,10 @@ class GgufFile:
 
     def _finish(self, stored: StoredTensor) -> None:
         """Releases the pages of the files that contain nothing but this tensor."""
-        page = mmap.PAGESIZE
         for part in stored.parts:
             entry = part.entry
             self.num_bytes_read += entry.num_bytes if part.path == self.path else 0
-            begin = -(-entry.begin // page) * page
-            end = (entry.begin + entry.num_bytes) // page * page
-            if end > begin:
-                self._content(part.path).madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            self._file(part.path).finish(entry.begin, entry.num_bytes)
 
 
 def _in_turn(parts: Sequence[Tensor], some: slice) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.checkpoint import PackedTarget
+from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.fields import Fields, read_json_object
+from shmllm.sigbus import bus_guard
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -43,19 +45,21 @@ class SafetensorsFile:
     def __enter__(self) -> Self:
         try:
             status = self.path.stat()
+            self._identity = self._identity or _identity_of(status)
+            self._check_unchanged()
             self._file = safe_open(self.path, framework="pt", device="cpu")
         except OSError as error:
             raise EngineStartError(f"cannot read {self.path}: {error}") from None
         except SafetensorError as error:
             raise self._damaged(error) from None
         self.num_bytes, self.num_bytes_read = status.st_size, 0
-        self._identity = self._identity or _identity_of(status)
         self._check_unchanged()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file = None
-        if not any(error):
+        # An error may come from what the file contains now.
+        if kind is None or issubclass(kind, Exception):
             self._check_unchanged()
 
     def _check_unchanged(self) -> None:
@@ -66,7 +70,7 @@ class SafetensorsFile:
         except OSError:
             is_same = False
         if not is_same:
-            raise EngineStartError(f"{self.path} has changed while it was read: load it again")
+            raise changed(self.path)
 
     def _damaged(self, error: SafetensorError) -> EngineStartError:
         text = "".join(each if each.isprintable() else "?" for each in str(error))
@@ -106,11 +110,13 @@ class SafetensorsFile:
     @contextmanager
     def component(self, name: str) -> Iterator[Tensor]:
         """Reads a tensor of any dtype, such as the integers of a quantised weight; as `tensor`."""
+        self._check_unchanged()  # the library reads a byte, before the memory can be protected
         try:
             tensor = self._file.get_tensor(name.removeprefix(self._prefix))
         except SafetensorError as error:
             raise self._damaged(error) from None
-        yield tensor
+        with reading(tensor, f"{name} in {self.path}"):
+            yield tensor
         self.num_bytes_read += tensor.nbytes
         release_pages(tensor)
 
@@ -152,6 +158,25 @@ def _is_file_name(value: object) -> bool:
     if not isinstance(value, str) or not value.isprintable() or Path(value).name != value:
         return False
     return 0 < len(os.fsencode(value)) <= _LONGEST_FILE_NAME
+
+
+@contextmanager
+def reading(tensor: Tensor, what: str) -> Iterator[None]:
+    """Allows the file of a tensor of another library to be truncated inside of the `with` block.
+
+    Args:
+        tensor: it may lie in a mapped file.
+        what: what a message calls it.
+
+    Raises:
+        EngineStartError: the tensor's memory was lost, because the file has become too short or
+            its disk has an error. If it became too short, the end of the file's own `with` block
+            says so.
+    """
+    with bus_guard.guarded(tensor.data_ptr(), tensor.nbytes) as guard:
+        yield
+        if guard is not None and guard.is_lost:
+            raise EngineStartError(f"cannot read {what}: {os.strerror(errno.EIO)}")
 
 
 def release_pages(tensor: Tensor) -> None:

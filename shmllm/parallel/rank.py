@@ -33,6 +33,7 @@ from shmllm.parallel.rank_tracing import RankTracing
 from shmllm.parallel.replies import pack_failure, pack_result
 from shmllm.parallel.staging import StagedTensor, StagingReader
 from shmllm.plugins.entry_points import keep_vllm_names, load_general_plugins, search_also
+from shmllm.sigbus import bus_guard
 from shmllm.tracing.layout import Slice
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Kind
@@ -313,6 +314,7 @@ def run(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.stderr is not None:
         faulthandler.enable()
+    bus_guard.install()
     commands, replies = Connection(read_fd, writable=False), Connection(write_fd, readable=False)
     config = EngineConfig.from_json(commands.recv_bytes().decode())
     try:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.ipc import bus_guard
 from shmllm.ipc.segment import is_locked
 from shmllm.ipc.words import Word, WordTable
 from shmllm.shared_kv.layout import (
@@ -29,6 +28,7 @@ from shmllm.shared_kv.layout import (
     WAYS,
     RegionLayout,
 )
+from shmllm.sigbus import bus_guard
 
 
 class Region:

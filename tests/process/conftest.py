@@ -25,6 +25,7 @@ STARTED_BY_EXEC = (
     "test_shared_kv_ranks.py",
     "test_sleep_rounds.py",
     "test_sleeping_engines.py",
+    "test_truncated_checkpoint.py",
 )
 """Files about the start and the end of processes, their memory, and what engines must agree on."""
 

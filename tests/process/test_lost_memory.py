@@ -228,11 +228,12 @@ import json, os
 from pathlib import Path
 from shmllm.cli.ipc import contents, describe, open_segment
 from shmllm.errors import IpcError
-from shmllm.ipc import bus_guard, registry
+from shmllm.ipc import registry
 from shmllm.ipc.states import SegmentKind
 from shmllm.ipc.segment import Segment
 from shmllm.monitor.find import FoundEngine, find_engines, identity_of
 from shmllm.monitor.sample import Watch
+from shmllm.sigbus import bus_guard
 bus_guard.install()
 found = []
 for kind, path in (

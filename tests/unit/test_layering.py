@@ -45,15 +45,16 @@ RULES = {
     "shmllm.config": Rule("errors", lazy_packages="torch transformers"),
     "shmllm.plugins": Rule("errors params", lazy="compat"),
     "shmllm.params": Rule("errors outputs"),
-    "shmllm.formats": Rule("errors", packages="numpy"),
+    "shmllm.sigbus": Rule("errors", packages="numpy"),
+    "shmllm.formats": Rule("errors sigbus", packages="numpy"),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
-    "shmllm.ipc": Rule("errors", packages="numpy posix_ipc", lazy_packages="cuda torch"),
-    "shmllm.shared_kv": Rule("config errors ipc"),
+    "shmllm.ipc": Rule("errors sigbus", packages="numpy posix_ipc", lazy_packages="cuda torch"),
+    "shmllm.shared_kv": Rule("config errors ipc sigbus"),
     "shmllm.wire": Rule("errors ipc outputs params", packages="numpy", lazy_packages="cloudpickle"),
     "shmllm.core": Rule("config errors outputs params plugins"),
     "shmllm.models": Rule(
-        "errors formats shmllm_kernels",
+        "errors formats shmllm_kernels sigbus",
         packages="torch safetensors numpy",
         lazy_packages="gguf tokenizers",
     ),
@@ -67,7 +68,7 @@ RULES = {
     ),
     # Only engines with several ranks import it.
     "shmllm.parallel": Rule(
-        "config errors ipc models outputs plugins shmllm_kernels tracing worker",
+        "config errors ipc models outputs plugins shmllm_kernels sigbus tracing worker",
         packages="numpy torch",
         lazy_packages="cloudpickle",
     ),
@@ -76,7 +77,7 @@ RULES = {
     "shmllm.transfer": Rule("errors", lazy_packages="torch"),
     "shmllm.trainer": Rule("config errors transfer"),
     "shmllm.engine": Rule(
-        "client config core errors ipc outputs params shared_kv tracing wire",
+        "client config core errors ipc outputs params shared_kv sigbus tracing wire",
         lazy="models plugins transfer worker",
         packages="numpy",
         lazy_packages="torch",
@@ -100,7 +101,7 @@ RULES = {
     ),
     "shmllm.cli": Rule(
         "batch bench client config errors extras frontend ipc monitor outputs params plugins "
-        "shared_kv quantize tracing version wire",
+        "shared_kv sigbus quantize tracing version wire",
         packages="click prompt_toolkit",
         lazy_packages="numpy prometheus_client rich",
     ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -70,10 +70,12 @@ class QuantizedFile:
         self._file.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._opened.close()
-        self._others.clear()
-        self._file.__exit__(*error)
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._opened.__exit__(*error)
+        finally:
+            self._others.clear()
+            self._file.__exit__(*error)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         stored = self._weights

@@ -22,6 +22,7 @@ from shmllm.models.safetensors_file import (
     INDEX_FILE,
     SINGLE_FILE,
     find_safetensors,
+    reading,
     release_pages,
 )
 from shmllm.models.transformers_impl.module import error_words
@@ -54,7 +55,8 @@ def copy_weights(
     total, done = sum(each.nbytes for each in stored.values()), 0
     for name, own in stored.items():
         tensor = weights.pop(name)
-        own.copy_(tensor)
+        with reading(tensor, name):
+            own.copy_(tensor)
         for owner, last in owners[id(tensor)]:
             owner[last] = None
         if tensor.is_contiguous() and places[tensor.data_ptr()] == 1:

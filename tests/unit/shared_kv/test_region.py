@@ -400,7 +400,7 @@ def test_a_truncated_region_of_a_reader_counts_as_pinned(
     child = os.fork()
     if child == 0:
         try:
-            from shmllm.ipc import bus_guard
+            from shmllm.sigbus import bus_guard
 
             if not bus_guard.install():
                 os._exit(0)

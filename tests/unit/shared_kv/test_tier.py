@@ -12,12 +12,12 @@ import pytest
 from support.shared_regions import Member, key_of, layout_of
 
 from shmllm.errors import NoSpaceError, SegmentError
-from shmllm.ipc import bus_guard
 from shmllm.shared_kv import own_region, region_files
 from shmllm.shared_kv.layout import PINS_OF_OFFSET
 from shmllm.shared_kv.own_region import OwnRegion
 from shmllm.shared_kv.region_files import adopt, create, remove
 from shmllm.shared_kv.tier import SharedTier
+from shmllm.sigbus import bus_guard
 
 Join = Callable[..., Member]
 

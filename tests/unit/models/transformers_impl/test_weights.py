@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.programs import result_of, run_source
 from support.transformers_models import make_family
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.transformers_impl.model import TransformersModel
+from shmllm.sigbus.bus_handler import HANDLERS
 from shmllm.worker.cpu.make_program import check_model
 from shmllm.worker.cpu.memory import HostMemory
 from shmllm.worker.loading import LoadedModel, load_model
@@ -140,6 +143,34 @@ def test_a_file_that_changes_while_it_is_copied_is_an_error(tmp_path: Path) -> N
     assert model.missing == set(model.named_weights())
     loaded.reload(None)
     assert not model.missing
+
+
+COPYING = """
+import json, os, sys
+from pathlib import Path
+from shmllm.config.load import LoadConfig
+from shmllm.errors import EngineStartError
+from shmllm.sigbus import bus_guard
+from shmllm.worker.cpu.make_program import check_model
+from shmllm.worker.cpu.memory import HostMemory
+from shmllm.worker.loading import load_model
+assert bus_guard.install()
+directory, file = Path(sys.argv[1]), Path(sys.argv[2])
+config = LoadConfig(str(directory), model_impl="transformers", dtype="float32")
+loaded = load_model(config, HostMemory(), lambda checkpoint: "float32", check_model)
+try:
+    loaded.model.load(directory, lambda done, total: os.truncate(file, 4096))
+except EngineStartError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in HANDLERS, reason="no SIGBUS handler")
+def test_a_file_that_is_truncated_while_it_is_copied_is_an_error(tmp_path: Path) -> None:
+    make_family("gemma", tmp_path)
+    file = tmp_path / FILE
+    message = result_of(run_source(COPYING, str(tmp_path), str(file)))
+    assert message == f"{file} has changed while it was read: load it again"
 
 
 def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.programs import Completed, result_of, run_source
 
-from shmllm.ipc.bus_handler import ACTION_BYTES, HANDLERS, NUM_ENTRIES, TABLE_OFFSET
+from shmllm.sigbus.bus_handler import ACTION_BYTES, HANDLERS, NUM_ENTRIES, TABLE_OFFSET
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in HANDLERS, reason=f"no SIGBUS handler for {platform.machine()}"
@@ -20,7 +20,7 @@ import faulthandler, json, mmap, os, sys, threading
 if not sys.argv[1:]:
     faulthandler.enable()
 import numpy as np
-from shmllm.ipc import bus_guard
+from shmllm.sigbus import bus_guard
 SIZE = 2**24
 assert bus_guard.install() and bus_guard.install()
 def mapped(nbytes=SIZE):
@@ -146,7 +146,7 @@ def test_the_default_action_without_faulthandler() -> None:
     done = run_source(
         """
         import mmap, os
-        from shmllm.ipc import bus_guard
+        from shmllm.sigbus import bus_guard
         bus_guard.install()
         fd = os.memfd_create("mapping")
         os.ftruncate(fd, 4096)
@@ -204,7 +204,7 @@ def test_a_process_without_the_handler_guards_nothing() -> None:
     done = run_source(
         """
         import mmap
-        from shmllm.ipc import bus_guard
+        from shmllm.sigbus import bus_guard
         print("null" if bus_guard.guard(mmap.mmap(-1, 4096)) is None else 1)
         """
     )

@@ -3,8 +3,8 @@ no memory left.
 
 The kernel answers an access to such a page with SIGBUS, and any process that may write to the file
 can cause that at any time, so no check before the access helps. After `install`, the handler
-replaces the whole mapping by private zeros and the interrupted instruction continues. The owner of
-the mapping asks `Guard.is_lost` and gives the mapping up. This module must not know what the
+replaces the protected memory by private zeros and the interrupted instruction continues. The owner
+of the mapping asks `Guard.is_lost` and gives the mapping up. This module must not know what the
 mappings contain.
 
 Only shmllm's own programs call `install`; the process of a user keeps its signals. The other
@@ -23,11 +23,13 @@ import os
 import platform
 import signal
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from shmllm.errors import SegmentError
-from shmllm.ipc.bus_handler import (
+from shmllm.sigbus.bus_handler import (
     ACTION_BYTES,
     HANDLERS,
     NUM_ENTRIES,
@@ -58,7 +60,7 @@ class _Action(ctypes.Structure):
 
 
 class Guard:
-    """The entry of one mapping in the handler's table. It ends with the mapping.
+    """The entry of some protected memory in the handler's table.
 
     Args:
         entries: the table's entries.
@@ -73,7 +75,7 @@ class Guard:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the mapping's memory was replaced by zeros."""
+        """Whether the memory was replaced by zeros."""
         return self._entries[self._first + _LOST] != 0
 
     def _begin(self, address: int, nbytes: int) -> None:
@@ -116,7 +118,7 @@ class _Table:
         self._entries = memoryview(memory)[_ENTRIES_OFFSET:].cast("Q")
         self._free = list(range(NUM_ENTRIES))
 
-    def add(self, mapping: mmap.mmap) -> Guard:
+    def add(self, address: int, nbytes: int) -> Guard:
         try:
             index = self._free.pop()
         except IndexError:
@@ -125,14 +127,12 @@ class _Table:
                 "that it protects against damage: close some"
             ) from None
         guard = Guard(self._entries, index)
-        guard._begin(_address_of(mapping), len(mapping))
-        # The end of the mapping, not of its Segment: views may keep the mapping for longer.
-        weakref.finalize(mapping, self._remove, guard, index).atexit = False
+        guard._begin(address, nbytes)
         return guard
 
-    def _remove(self, guard: Guard, index: int) -> None:
+    def remove(self, guard: Guard) -> None:
         guard._end()
-        self._free.append(index)
+        self._free.append(guard._first // WORDS_PER_ENTRY)
 
 
 _table: _Table | None = None
@@ -162,7 +162,35 @@ def guard(mapping: mmap.mmap) -> Guard | None:
     Raises:
         SegmentError: the process has too many protected mappings.
     """
-    return None if _table is None else _table.add(mapping)
+    if _table is None:
+        return None
+    added = _table.add(_address_of(mapping), len(mapping))
+    # The end of the mapping, not of its Segment: views may keep the mapping for longer.
+    weakref.finalize(mapping, _table.remove, added).atexit = False
+    return added
+
+
+@contextmanager
+def guarded(address: int, nbytes: int) -> Iterator[Guard | None]:
+    """Protect a part of a mapping, whose object is not at hand, for the time of a `with` block;
+    None if this process has no handler. The pages at both ends are protected as a whole.
+
+    Args:
+        address: where the part begins.
+        nbytes: its size.
+
+    Raises:
+        SegmentError: the process has too many protected mappings.
+    """
+    if _table is None:
+        yield None
+        return
+    begin, end = address // mmap.PAGESIZE, -(-(address + nbytes) // mmap.PAGESIZE)
+    added = _table.add(begin * mmap.PAGESIZE, (end - begin) * mmap.PAGESIZE)
+    try:
+        yield added
+    finally:
+        _table.remove(added)
 
 
 def _address_of(mapping: mmap.mmap) -> int:

@@ -1,0 +1,1 @@
+"""Keeps a process alive when it loses the file behind mapped memory."""
