@@ -14,6 +14,7 @@ from dataclasses import asdict, astuple
 from typing import Any, Protocol, TypeVar
 
 from shmllm.client.channel_client import ChannelEngineClient
+from shmllm.client.pool_adapters import change_adapter
 from shmllm.client.pool_work import Outcome, outcome_of, results_of, run_on_workers
 from shmllm.client.revival import Revival
 from shmllm.client.uninterrupted import call_uninterrupted
@@ -79,6 +80,7 @@ COMBINE: dict[Method, Callable[[Sequence[Any]], Any]] = {
     Method.ADD_LORA: any,
     Method.REMOVE_LORA: any,
     Method.PIN_LORA: all,
+    Method.HOLD_LORA: all,
 }
 """How the answers of all engines become one; those of other methods are equal."""
 
@@ -187,22 +189,10 @@ class PoolCalls:
         return ask()
 
     def _change_adapter(self, number: Any, change: Callable[[], T]) -> T:
-        """Change an adapter at all engines. If one refuses, or at an interrupt, all restore what
-        they have had."""
-        restore = True
-        try:
-            self._at_all(Method.HOLD_LORA, number)
-            answer = change()
-            restore = False
-            return answer
-        finally:
-            for _ in self._engines.each(lambda client: self._release(client, restore)):
-                pass
+        def hold() -> bool:
+            return bool(self._at_all(Method.HOLD_LORA, number))
 
-    def _release(self, client: ChannelEngineClient, restore: bool) -> None:
-        outcome = outcome_of(lambda: client.call(Method.RELEASE_LORA, restore))
-        if outcome.error is not None:
-            logger.warning("an engine of the pool keeps an adapter: %s", outcome.error)
+        return change_adapter(self._engines, number, hold, change)
 
     def _note_refusals(self) -> None:
         sleeps = [options for method, options in self._sleeps if method is Method.SLEEP]

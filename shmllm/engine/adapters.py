@@ -8,6 +8,7 @@ module must not know what an adapter contains.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,8 @@ from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.params.lora import LoRARequest
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +59,7 @@ class Adapters:
         self._read = read
         self._scheduler = scheduler
         self._known: dict[int, Adapter] = {}  # the least recently used first
-        self._held: tuple[int, int, Adapter | None] | None = None
+        self._held: dict[int, tuple[int, Adapter | None]] = {}  # by front end, what it changes
         scheduler.adapters.prepare = self.prepare
 
     @property
@@ -151,15 +154,33 @@ class Adapters:
         adapter.is_pinned = True
         return True
 
-    def hold(self, client: int, number: int) -> None:
-        """Remember an adapter for `release`, in place of the one that was held before.
+    def hold(self, client: int, number: int) -> bool:
+        """Remember an adapter for `release`, in place of the one that the front end held before.
 
         Args:
             client: the front end that asks.
             number: the adapter's; it need not be known.
+
+        Returns:
+            False, without any effect, if another front end holds the adapter.
         """
+        if self._is_held_by_another(client, number):
+            return False
         known = self._known.get(number)
-        self._held = client, number, None if known is None else replace(known)
+        self._held[client] = number, None if known is None else replace(known)
+        return True
+
+    def holds(self, client: int) -> bool:
+        """Whether a front end holds an adapter."""
+        return client in self._held
+
+    def check_free(self, client: int, number: int) -> None:
+        """Raise RequestError if another front end than this one holds an adapter."""
+        if self._is_held_by_another(client, number):
+            raise RequestError(f"another front end is changing adapter {number}: try again")
+
+    def _is_held_by_another(self, client: int, number: int) -> bool:
+        return any(held == number and owner != client for owner, (held, _) in self._held.items())
 
     def release(self, client: int, restore: bool) -> None:
         """Forget what was held. Does nothing if the front end holds no adapter.
@@ -171,13 +192,20 @@ class Adapters:
         Raises:
             RequestError: it is new and requests use it, or it cannot be read again.
         """
-        if self._held is None or self._held[0] != client:
+        if client not in self._held:
             return
-        (_, number, before), self._held = self._held, None
+        number, before = self._held.pop(client)
         if restore and before is None:
             self.remove(number)
         elif restore and before is not None:
             self._restore(number, before)
+
+    def forget_client(self, client: int) -> None:
+        """Restore the adapter that a disconnected front end held: it has not ended the change."""
+        try:
+            self.release(client, restore=True)
+        except RequestError as problem:
+            logger.warning("an adapter keeps what a front end changed before it ended: %s", problem)
 
     def _restore(self, number: int, before: Adapter) -> None:
         now = self._known.get(number)

@@ -108,10 +108,13 @@ def _close_transfer(core: EngineCore, client: int, argument: Any) -> None:
 
 
 def _add_lora(core: EngineCore, client: int, argument: Any) -> bool:
-    return core.adapters.add(LoRARequest(**argument))
+    lora = LoRARequest(**argument)
+    core.adapters.check_free(client, lora.lora_int_id)
+    return core.adapters.add(lora)
 
 
 def _remove_lora(core: EngineCore, client: int, argument: Any) -> bool:
+    core.adapters.check_free(client, argument)
     return core.adapters.remove(argument)
 
 
@@ -120,11 +123,12 @@ def _list_loras(core: EngineCore, client: int, argument: Any) -> list[int]:
 
 
 def _pin_lora(core: EngineCore, client: int, argument: Any) -> bool:
+    core.adapters.check_free(client, argument)
     return core.adapters.pin(argument)
 
 
-def _hold_lora(core: EngineCore, client: int, argument: Any) -> None:
-    core.adapters.hold(client, argument)
+def _hold_lora(core: EngineCore, client: int, argument: Any) -> bool:
+    return core.adapters.hold(client, argument)
 
 
 def _release_lora(core: EngineCore, client: int, argument: Any) -> None:

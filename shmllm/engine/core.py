@@ -214,9 +214,8 @@ class EngineCore:
         return outputs.by_client.get(client, OutputColumns(step=self.scheduler.stats.steps))
 
     def pause(self, client: int, mode: PauseMode) -> int:
-        """Pause for a front end until it resumes or disconnects.
-
-        The last rows of requests that this ends are in `take_outputs`.
+        """Pause for a front end until it resumes or disconnects. The last rows of requests that
+        this ends are in `take_outputs`.
 
         Returns:
             The number of requests that have not ended.
@@ -259,17 +258,18 @@ class EngineCore:
         return result
 
     def forget_client(self, client: int) -> None:
-        """End the requests, the pause and the weight update of a disconnected front end."""
+        """End the requests of a disconnected front end, and what it has begun and not ended."""
         self.resume(client)
         self.sleeper.stop_draining(client)
         self.transfer.forget_client(client)
         self.weights.abandon(client)
         self.scheduler.abort_client(client)
+        self.adapters.forget_client(client)
 
     def holds_up_others(self, client: int) -> bool:
-        """Whether other front ends wait until this one ends its pause, its wait for a sleep or its
-        update of the weights."""
-        return client in self.pauses or self.sleeper.drains(client) or self.weights.updates(client)
+        """Whether others wait until this front end ends what it has begun; see `forget_client`."""
+        is_waited_for = client in self.pauses or self.adapters.holds(client)
+        return is_waited_for or self.sleeper.drains(client) or self.weights.updates(client)
 
     def abort_all(self) -> None:
         """End all requests now. Their last rows are in `take_outputs`."""

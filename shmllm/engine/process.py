@@ -349,7 +349,7 @@ class EngineProcess:
                 self._publisher.publish_call_effects(core)
                 self._reply(session, reply, message.method)
             case Work() if core is not None and self._rpc_server is not None:
-                reply = self._rpc_server.reply_to(session.channel, message)
+                reply = self._rpc_server.reply_to(session.place, session.channel, message)
                 self._reporter.write_state(core)
                 self._publisher.publish_call_effects(core)
                 self._reply(session, reply)

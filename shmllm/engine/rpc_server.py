@@ -34,14 +34,14 @@ class RpcServer:
         self._worker = Worker(core)
         self._allow_functions = allow_functions
 
-    def reply_to(self, channel: CoreChannel, work: Work) -> Reply:
-        """Run a call on the worker, and return the reply."""
-        return reply_with(work.number, lambda: self._run(channel, json.loads(work.json)))
+    def reply_to(self, client: int, channel: CoreChannel, work: Work) -> Reply:
+        """Run a call of the front end `client` on the worker, and return the reply."""
+        return reply_with(work.number, lambda: self._run(client, channel, json.loads(work.json)))
 
-    def _run(self, channel: CoreChannel, message: dict[str, Any]) -> str:
+    def _run(self, client: int, channel: CoreChannel, message: dict[str, Any]) -> str:
         with _tensors_of(channel, message) as tensors:
             call = decode_call(message["tree"], tensors, self._allow_functions)
-            tree, results = encode_result(self._worker.run(call), call)
+            tree, results = encode_result(self._worker.run(call, client), call)
             # Within the `with` block, because a result may be a view of an argument in a slot.
             ref = _put_results(channel, results)
         return json.dumps({"tree": tree, "tensors": ref and ref.to_json()})

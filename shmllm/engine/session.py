@@ -270,8 +270,9 @@ class Session:
         """Why the session has to end; None if it continues. Makes system calls.
 
         Args:
-            holds_up_others: other front ends wait until this one ends a pause or an update of the
-                weights. It may take any time for that, but it must not be stopped.
+            holds_up_others: other front ends wait until this one ends a pause, an update of the
+                weights or a change of an adapter. It may take any time for that, but it must not be
+                stopped.
         """
         if self._is_lost:
             return SessionEnd.LOST_MEMORY

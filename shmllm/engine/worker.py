@@ -44,6 +44,7 @@ class Worker:
         self.model_runner: Any = core.runner
         self._profile: Any = None
         self._num_profiles = 0
+        self._client = 0  # the front end whose call runs
         self._read: tuple[WeightsSource | None, int] = None, -1
         # Where `reload_weights` has read weights from last, and the version behind it.
         if core.extension:
@@ -76,8 +77,8 @@ class Worker:
             with TemporaryDirectory(prefix="shmllm-ranks-") as directory:
                 self.run(RpcCall(join_group, (f"{directory}/store", info.num_processes)))
 
-    def run(self, call: RpcCall) -> Any:
-        """Run a method or a function between two steps.
+    def run(self, call: RpcCall, client: int = 0) -> Any:
+        """Run a method or a function of the front end `client` between two steps.
 
         If the call changed weights, they get a new version, and the prefix cache is emptied,
         because it was computed with the previous weights.
@@ -91,6 +92,7 @@ class Worker:
             KeyboardInterrupt: it raised that, or the process was interrupted.
         """
         self._core.settle()
+        self._client = client
         version = self.model.weights_version
         try:
             if isinstance(call.method, str):
@@ -190,8 +192,10 @@ class Worker:
             load_inplace: replace the contents of an adapter of this number.
 
         Raises:
-            RequestError: it does not suit the model, or the number is in use.
+            RequestError: it does not suit the model, the number is in use, or another front end
+                is changing the adapter.
         """
+        self._core.adapters.check_free(self._client, number)
         lora = LoRARequest(name, number, load_inplace=load_inplace)
         given = {key: _as_tensor(value) for key, value in tensors.items()}
         self._core.adapters.add_made(lora, lambda: self._core.runner.make_lora(config, given))

@@ -124,6 +124,7 @@ class FakeMember:
             Method.GET_WEIGHT_VERSION: version,
             Method.PAUSE: 0,
             Method.RESUME: True,
+            Method.HOLD_LORA: True,
         }
         self.refusal: str | None = None
         self.counters: dict[str, int] = {}

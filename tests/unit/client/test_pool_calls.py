@@ -10,6 +10,7 @@ import pytest
 from support.fake_members import REFUSAL, FakeMember, FakeWaiter, report
 from support.interrupting import Moment, raising_handler
 
+from shmllm.client import pool_adapters
 from shmllm.client.pool_calls import PoolCalls, combined
 from shmllm.client.revival import NEW_WEIGHTS, Revival
 from shmllm.errors import CallError, EngineDeadError, IpcTimeoutError, RequestError
@@ -125,6 +126,40 @@ def test_engines_restore_an_adapter_whose_tensors_one_refuses(engines, calls, op
         calls.run_on_worker(RpcCall("add_lora", **options), None)
     for member in engines.members:
         assert member.calls == [HELD, (Method.RELEASE_LORA, True)]
+
+
+def answering(*answers):
+    """Answers for the calls of one method, the last one for all further ones."""
+    return iter([*answers, *itertools.repeat(answers[-1], 1000)])
+
+
+def test_a_change_waits_until_another_front_end_holds_the_adapter_no_more(engines, calls):
+    """It holds the adapter nowhere while it waits: the other one may need those engines."""
+    first, second = engines.members
+    answers, answer = answering(False, False, True), second.call
+
+    def call(method, argument=None):
+        answer(method, argument)
+        return next(answers) if method is Method.HOLD_LORA else None
+
+    second.call = call
+    first.answers[Method.ADD_LORA] = True
+    assert calls.call(Method.ADD_LORA, {"lora_int_id": 3})
+    released, added = (Method.RELEASE_LORA, False), (Method.ADD_LORA, {"lora_int_id": 3})
+    attempts = [HELD, released] * 2
+    assert first.calls == second.calls == [*attempts, HELD, added, released]
+    assert engines.events.count("collect") == 2
+
+
+def test_a_change_waits_no_longer_than_its_deadline(engines, calls, monkeypatch):
+    monkeypatch.setattr(pool_adapters, "WAIT_S", 0.01)
+    engines.members[1].answers[Method.HOLD_LORA] = False
+    message = "another front end has been changing adapter 3 for 0.01 s"
+    with pytest.raises(RequestError, match=message):
+        calls.call(Method.REMOVE_LORA, 3)
+    for member in engines.members:
+        assert member.calls[-1] == (Method.RELEASE_LORA, False)
+        assert Method.REMOVE_LORA not in {method for method, _ in member.calls}
 
 
 def test_an_interrupt_gives_no_half_of_the_engines_another_version(engines, calls):

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.fakes import FakeRunner, info
 
+from shmllm.client.rpc_client import content_of
 from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from shmllm.config.load import LoadConfig
 from shmllm.config.lora import LoraConfig
+from shmllm.engine.calls import reply_to
 from shmllm.engine.core import EngineCore
+from shmllm.engine.worker import Worker
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.params.lora import LoRARequest
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
+from shmllm.wire.messages import Call, Method
+from shmllm.wire.rpc import RpcCall
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -309,6 +317,79 @@ def test_an_adapter_of_tensors_is_restored(bench: Bench) -> None:
     adapters.remove(1)
     adapters.release(0, restore=True)
     assert adapters._known[1].loaded is made
+
+
+def test_an_adapter_is_held_by_one_front_end_at_a_time(bench: Bench) -> None:
+    adapters = bench.adapters
+    assert adapters.hold(0, 1)
+    assert adapters.hold(0, 1)  # an interrupt may have ended what it wanted before
+    assert not adapters.hold(1, 1)
+    assert adapters.hold(1, 2)
+    adapters.add(bench.write(1, "text"))
+    adapters.release(1, restore=True)
+    assert adapters.ids == [1]
+    adapters.release(0, restore=True)
+    assert adapters.ids == []
+    assert adapters.hold(1, 1)
+
+
+def test_others_do_not_change_what_a_front_end_holds(bench: Bench) -> None:
+    adapters = bench.adapters
+    adapters.hold(0, 1)
+    adapters.check_free(0, 1)
+    adapters.check_free(1, 2)
+    with pytest.raises(RequestError, match="another front end is changing adapter 1: try again"):
+        adapters.check_free(1, 1)
+    adapters.release(0, restore=False)
+    adapters.check_free(1, 1)
+
+
+def call(bench: Bench, client: int, method: Method, argument: Any) -> Any:
+    return content_of(reply_to(bench.core, client, Call(1, method, json.dumps(argument))))
+
+
+def test_a_change_of_another_front_end_is_refused_while_an_adapter_is_held(bench: Bench) -> None:
+    lora = asdict(bench.write(1, "text"))
+    assert call(bench, 0, Method.HOLD_LORA, 1)
+    assert not call(bench, 1, Method.HOLD_LORA, 1)
+    bench.runner.model = SimpleNamespace(weights_version=0)
+    worker = Worker(bench.core)
+    tensors = RpcCall("add_lora", ("sent", 1, {}, {}))
+    changes = {Method.ADD_LORA: lora, Method.REMOVE_LORA: 1, Method.PIN_LORA: 1}
+    for method, argument in changes.items():
+        with pytest.raises(RequestError, match="another front end is changing adapter 1"):
+            call(bench, 1, method, argument)
+    with pytest.raises(RequestError, match="another front end is changing adapter 1"):
+        worker.run(tensors, client=1)
+    assert call(bench, 0, Method.ADD_LORA, lora)
+    call(bench, 0, Method.RELEASE_LORA, False)
+    assert call(bench, 1, Method.REMOVE_LORA, 1)
+
+
+def test_what_a_front_end_has_not_ended_at_its_own_end_is_restored(bench: Bench) -> None:
+    adapters, core = bench.adapters, bench.core
+    adapters.add(bench.write(1, "old"))
+    before = [*map(repr, adapters._known.items())]
+    adapters.hold(5, 1)
+    adapters.add(replace(bench.write(1, "new"), load_inplace=True))
+    core.forget_client(4)
+    assert core.holds_up_others(5)
+    core.forget_client(5)
+    assert not core.holds_up_others(5)
+    assert [*map(repr, adapters._known.items())] == before
+
+
+def test_a_new_adapter_that_others_use_outlives_the_front_end(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    lora = bench.write(2, "text")
+    bench.adapters.hold(5, 2)
+    bench.adapters.add(lora)
+    bench.ask(lora, client=4)
+    bench.core.forget_client(5)
+    assert bench.adapters.ids == [2]
+    assert "keeps what a front end changed before it ended: adapter 2 has 1 req" in caplog.text
+    bench.run()
 
 
 def test_only_the_front_end_that_holds_an_adapter_restores_it(bench: Bench) -> None:
