@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from shmllm.client.channel_client import ChannelEngineClient
 from shmllm.client.pool_adapters import change_adapter
-from shmllm.client.pool_work import Outcome, outcome_of, results_of, run_on_workers
+from shmllm.client.pool_work import Outcome, at_engine, outcome_of, results_of, run_on_workers
 from shmllm.client.revival import Revival
 from shmllm.client.uninterrupted import call_uninterrupted
 from shmllm.errors import CallError, EngineDeadError, RequestError, ShmLLMError
@@ -112,7 +112,7 @@ def combined(method: Method, answers: Sequence[Any]) -> Any:
 def _named(error: ShmLLMError, engine: int) -> ShmLLMError:
     """The error with a message that names the engine."""
     named = copy(error)
-    named.args = (f"engine {engine} of the pool: {error.args[0]}", *error.args[1:])
+    named.args = (at_engine(engine, error.args[0]), *error.args[1:])
     return named
 
 

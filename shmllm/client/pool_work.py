@@ -39,6 +39,11 @@ class Outcome:
     error: ShmLLMError | None = None
 
 
+def at_engine(engine: int, message: Any) -> str:
+    """The message of an error, with the engine that it comes from."""
+    return f"engine {engine} of the pool: {message}"
+
+
 def outcome_of(function: Callable[[], Any]) -> Outcome:
     """Call a function, and return what it gives. The death of the engine is raised."""
     try:
@@ -118,6 +123,6 @@ _END = {False: ", so their states may differ", True: ""}
 
 
 def _in_words(errors: Mapping[int, ShmLLMError], engines: Iterable[int]) -> str:
-    parts = [f"engine {engine} of the pool: {error.args[0]}" for engine, error in errors.items()]
+    parts = [at_engine(engine, error.args[0]) for engine, error in errors.items()]
     others = sorted({*engines} - errors.keys())
     return "; ".join([*parts, *(f"engine {engine} of the pool ran the call" for engine in others)])
