@@ -45,7 +45,8 @@ class Target:
         path = self.path
         if not overwrite:
             raise QuantizeError(f"{path} exists; choose another name, or add --overwrite")
-        if self._is_directory != path.is_dir() or path.is_symlink():
+        is_one = path.is_dir() if self._is_directory else path.is_file()
+        if not is_one or path.is_symlink():
             wanted = "directory" if self._is_directory else "file"
             raise QuantizeError(f"cannot overwrite {path}: it is not a {wanted}")
         if self._is_directory and any(path.iterdir()) and not (path / "config.json").is_file():

@@ -61,6 +61,14 @@ def test_only_a_directory_with_a_model_is_replaced(tmp_path: Path) -> None:
         file_target(tmp_path / "a", True)
 
 
+@pytest.mark.parametrize("make", [file_target, directory_target])
+def test_what_is_no_file_is_not_replaced(make: type[Target], tmp_path: Path) -> None:
+    """A pipe here, and /dev/null elsewhere."""
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(QuantizeError, match="cannot overwrite .*a: it is not a"):
+        make(tmp_path / "a", True)
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(QuantizeError, match="nowhere does not exist or is not writable"):
         file_target(tmp_path / "nowhere" / "a")
