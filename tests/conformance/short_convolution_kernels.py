@@ -7,6 +7,7 @@ import pytest
 import torch
 from conformance.recurrent_steps import LENGTH, STEPS, Run, put, rows_of, tolerances
 from support.kernel_helpers import assert_close
+from support.variants import each_once
 
 from shmllm_kernels.gpu import short_convolution
 from shmllm_kernels.gpu.configs import has_dependent_launches
@@ -14,14 +15,12 @@ from shmllm_kernels.reference.convolution import convolve_gated
 
 
 class ShortConvolutionConformance:
-    @pytest.mark.parametrize("steps", STEPS)
     @pytest.mark.parametrize(
-        ("taps", "has_bias", "most_rows"), [(2, False, 32), (3, False, 4), (4, True, 3)]
+        ("sizes", "steps"), each_once([(2, False, 32), (3, False, 4), (4, True, 3)], STEPS)
     )
-    def test_outputs_and_states(
-        self, draw, dtype, monkeypatch, taps, has_bias, most_rows, steps
-    ) -> None:
+    def test_outputs_and_states(self, draw, dtype, monkeypatch, sizes, steps) -> None:
         """Also where the tokens of a request are those of several programs."""
+        taps, has_bias, most_rows = sizes
         monkeypatch.setattr(short_convolution, "ROWS", most_rows)
         channels = 150
         x = draw.normal(2, LENGTH, 3 * channels, dtype=dtype)
