@@ -65,7 +65,7 @@ def test_only_a_directory_with_a_model_is_replaced(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_replaced(make: type[Target], tmp_path: Path) -> None:
     """A pipe here, and /dev/null elsewhere."""
     os.mkfifo(tmp_path / "a")
-    with pytest.raises(QuantizeError, match="cannot overwrite .*a: it is not a"):
+    with pytest.raises(QuantizeError, match=r"cannot overwrite .*a: it is not a"):
         make(tmp_path / "a", True)
 
 
