@@ -159,6 +159,18 @@ class ExpertKernelsConformance:
         torch.testing.assert_close(weights, plain.route(logits, 3, choice)[1])
         assert not torch.allclose(weights, plain.route(logits, 3, without)[1])
 
+    def test_a_sum_of_chosen_scores_of_a_softmax_is_not_too_small(self, draw):
+        """The bias chooses experts with less than 1e-12 of the sum of all scores."""
+        logits = draw.normal(4, 12, dtype=torch.float32)
+        logits[1:, :3] += 40.0
+        bias = torch.where(torch.arange(12, device=draw.device) < 4, 0.0, 2.0)
+        choice = plain.Choice(divides_by_all=False)
+        ids, weights = routed(logits, 4, choice, bias=bias)
+        want_ids, want = plain.route(logits, 4, choice, bias)
+        assert torch.equal(ids.long(), want_ids)
+        assert (want[1:].sum(-1) < 0.5).all()
+        torch.testing.assert_close(weights, want, atol=1e-7, rtol=1e-5)
+
     def test_a_nan_is_chosen_last_and_makes_all_weights_nan(self, draw, dtype):
         logits = draw.normal(3, 6, dtype=dtype)
         logits[0, 2] = torch.nan

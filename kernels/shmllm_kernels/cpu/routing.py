@@ -22,6 +22,8 @@ from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 """What the scores of experts are made of their logits by."""
 
+_SMALLEST_SHARE = 1e-12  # ERNIE 4.5 divides by no smaller share of the sum over all experts
+
 TOKENS_AT_ONCE = 8
 """The largest number of tokens in one piece of work."""
 
@@ -131,17 +133,42 @@ def _share(logit, largest, scoring):
 
 
 @compiled
-def _rank_experts(operands, logits, ranks, scoring):
-    """Writes the numbers by which a token's experts are chosen."""
-    num_experts, bias, num_groups = word(operands, 3), word(operands, 9), word(operands, 10)
+def _write_shares(logits, ranks, num_experts):
+    """Writes the softmax of a token's logits; those that are NaN do not count in its sum."""
+    source, target = floats(logits), floats(ranks)
+    largest, total = _largest(logits, num_experts), np.float32(0.0)
+    for expert in range(num_experts):
+        logit = source[expert]
+        share = _share(logit, largest, SOFTMAX) if logit == logit else np.float32(0.0)
+        target[expert] = share if logit == logit else logit
+        total += share
+    for expert in range(num_experts):
+        target[expert] /= total
+
+
+@compiled
+def _write_ranks(logits, ranks, num_experts, scoring):
+    """Writes a token's logits, or their sigmoids."""
     source, target = floats(logits), floats(ranks)
     for expert in range(num_experts):
         rank = source[expert]
         if scoring == SIGMOID and rank == rank:
             rank = sigmoid(rank)
-        if bias != 0:
-            rank += floats(bias)[expert]
         target[expert] = rank
+
+
+@compiled
+def _rank_experts(operands, logits, ranks, scoring):
+    """Writes the numbers by which a token's experts are chosen."""
+    num_experts, bias, num_groups = word(operands, 3), word(operands, 9), word(operands, 10)
+    if scoring == SOFTMAX and bias != 0:
+        _write_shares(logits, ranks, num_experts)
+    else:
+        _write_ranks(logits, ranks, num_experts, scoring)
+    if bias != 0:
+        target, addends = floats(ranks), floats(bias)
+        for expert in range(num_experts):
+            target[expert] += addends[expert]
     if num_groups > 1:
         _keep_best_groups(ranks, num_experts, num_groups, word(operands, 11), word(operands, 12))
 
@@ -156,10 +183,11 @@ def _route_token(operands, logits, ranks, ids, weights, scoring):
     total = np.float32(0.0)
     if scoring == SIGMOID:
         total = float_of_word(word(operands, 14))
-    num_chosen = np.int64(0)
+    every, num_chosen = np.float32(0.0), np.int64(0)
     for expert in range(num_experts):
         logit = values[expert]
         share = _share(logit, largest, scoring)
+        every += share
         is_chosen = _is_chosen_before(_rank(chosen_by[expert]), expert, last_rank, last + 1)
         if divides_by_all != 0 or is_chosen:
             total += share
@@ -169,6 +197,8 @@ def _route_token(operands, logits, ranks, ids, weights, scoring):
             put_word(ids, num_chosen, expert)
             shares[num_chosen] = share
             num_chosen += 1
+    if scoring == SOFTMAX and total < every * np.float32(_SMALLEST_SHARE):
+        total = every * np.float32(_SMALLEST_SHARE)
     if scoring == SIGMOID and divides_by_all != 0:
         total = np.float32(1.0) if total == total else total
     scale = float_of_word(word(operands, 13))
@@ -197,8 +227,8 @@ them.
 
 SOFTMAX: ``weight = exp(logit) / sum(exp(logits))``, where the sum is over all experts or over the
 chosen ones. The latter is both the softmax of the chosen logits, and the softmax of all logits
-divided by the sum over the chosen ones. SIGMOID: ``weight = sigmoid(logit)``, or this divided by
-the sum over the chosen ones.
+divided by the sum over the chosen ones; that counts as at least 1e-12. SIGMOID: ``weight =
+sigmoid(logit)``, or this divided by the sum over the chosen ones.
 
 A NaN is chosen last; all weights of its token are NaN then, as they are if the largest logit is
 infinite and the scores are SOFTMAX.
@@ -212,7 +242,7 @@ Operands (addresses; strides in bytes):
     6  ids [tokens, top_k] int64, in ascending order, 7  weights [tokens, top_k] float32
     8  scratch [tokens, experts + groups] float32, or 0: logits rank the experts, and operands 9 to
        12 are not used
-    9  bias [experts] float32, added to what ranks the experts, or 0
+    9  bias [experts] float32, added to the scores that rank the experts, or 0
     10 groups, of consecutive experts; 1: there are none (a number)
     11 the number of groups that a token's experts are chosen from, and 12 how many of a group's
        largest ranks make the group's score: 1 or 2 (numbers)

@@ -24,10 +24,12 @@ from shmllm_kernels.gpu.pair_layout import (
     tokens_at_once,
 )
 from shmllm_kernels.gpu.pairs import check_room
+from shmllm_kernels.reference import moe as plain
 from shmllm_kernels.reference.moe import Choice
 
 MAX_EXPERTS = 4096
 NUM_WARPS = 8
+SMALLEST_SHARE = tl.constexpr(plain.SMALLEST_SHARE)
 
 
 @triton.jit
@@ -119,6 +121,10 @@ def choose(
     largest = tl.max(tl.where(is_nan, float("-inf"), logits), axis=1)[:, None]
     shares = sigmoid(logits) if IS_SIGMOID else tl.exp(logits - largest)
     ranks = shares if IS_SIGMOID else logits
+    BY_SHARES: tl.constexpr = HAS_BIAS and not IS_SIGMOID
+    if BY_SHARES:
+        every = tl.sum(tl.where(inside & (shares == shares), shares, 0.0), axis=1)[:, None]
+        ranks = shares / every
     if HAS_BIAS:
         ranks += tl.load(bias_ptr + experts, mask=inside, other=0.0)
     ranks = tl.where(is_nan | (ranks != ranks) | (inside == 0), float("-inf"), ranks)
@@ -138,6 +144,8 @@ def choose(
     total = tl.sum(tl.where(counted, shares, 0.0), axis=1)[:, None]
     if IS_SIGMOID:
         total = 1.0 if DIVIDES_BY_ALL else total + TOTAL_EPS
+    if BY_SHARES:
+        total = tl.where(total < every * SMALLEST_SHARE, every * SMALLEST_SHARE, total)
     has_nan = tl.max(is_nan.to(tl.int32), axis=1)[:, None] > 0
     weights = tl.where(has_nan, float("nan"), shares / total * scale)
     if HAS_SCALES:

@@ -12,6 +12,9 @@ from shmllm_kernels.reference.activation import activate
 GATE_LIMIT = 7.0
 """gpt-oss bounds gate from above, and up on both sides."""
 
+SMALLEST_SHARE = 1e-12
+"""ERNIE 4.5 divides the scores of a softmax by no smaller sum of chosen ones."""
+
 _SLOPE = 1.702
 
 
@@ -52,13 +55,17 @@ def route(
         top_k: the number of experts for each token.
         choice: how they are chosen.
         bias: [experts], added to the scores for the choice alone; None: there is none. With a
-            softmax it is added to the logits.
+            softmax, scores that are NaN do not count in the sum of all then.
 
     Returns:
         The experts [tokens, top_k] int64, in ascending order, and their weights [tokens, top_k] in
         the dtype of the logits.
     """
-    ranks = logits.sigmoid() if choice.is_sigmoid else logits
+    if choice.is_sigmoid:
+        shares = ranks = logits.sigmoid()
+    else:
+        shares = (logits - _ordered(logits).amax(-1, keepdim=True)).exp()
+        ranks = logits if bias is None else shares / shares.nansum(-1, keepdim=True)
     ranks = _ordered(ranks if bias is None else ranks + bias)
     if choice.num_groups > 1:
         groups = ranks.unflatten(-1, (choice.num_groups, -1))
@@ -68,14 +75,12 @@ def route(
         )
         ranks = groups.scatter(1, left_out, -torch.inf).flatten(1)
     ids = _order(ranks)[:, :top_k].sort(-1).values
-    if choice.is_sigmoid:
-        shares = logits.sigmoid()
-    else:
-        shares = (logits - _ordered(logits).amax(-1, keepdim=True)).exp()
-    chosen = shares.gather(-1, ids)
-    total = (shares if choice.divides_by_all else chosen).sum(-1, keepdim=True)
+    chosen, every = shares.gather(-1, ids), shares.sum(-1, keepdim=True)
+    total = every if choice.divides_by_all else chosen.sum(-1, keepdim=True)
     if choice.is_sigmoid:
         total = torch.ones_like(total) if choice.divides_by_all else total + choice.total_eps
+    else:
+        total = total.maximum(SMALLEST_SHARE * every)
     weights = chosen / total * choice.scale
     return ids, weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)
 

@@ -157,6 +157,24 @@ def test_groups_agree_with_the_reference_on_ties_and_numbers_that_are_not_finite
             )
 
 
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_a_bias_of_a_softmax_counts_for_the_choice_alone(scale: float) -> None:
+    """ERNIE 4.5's router, as transformers writes it. With a scale of 40 some tokens' chosen experts
+    have less than 1e-12 of the sum of all."""
+    logits, bias = torch.randn(80, 64) * scale, torch.randn(64)
+    run = MoERun(64, 6, len(logits))
+    run.route(logits, Choice(divides_by_all=False), bias)
+    scores = logits.double().softmax(-1)
+    ids = (scores + bias).topk(6).indices.sort(-1).values
+    chosen = scores.gather(-1, ids)
+    total = chosen.sum(-1, keepdim=True)
+    assert bool((total < 1e-12).any()) == (scale > 1)
+    assert torch.equal(run.ids, ids)
+    torch.testing.assert_close(
+        run.weights.double(), chosen / total.clamp(min=1e-12), atol=1e-6, rtol=1e-5
+    )
+
+
 def check_sorted(run: MoERun) -> None:
     """Compares the order of the pairs with a stable sort, and the blocks with the order."""
     experts, order = run.ids.flatten().sort(stable=True)
