@@ -4,45 +4,29 @@ beside one that all tokens go to; the factors of Granite."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.granite import with_factors
+from shmllm.models.granite_moe import module_weights, named_weights, read_granite_experts
 from shmllm.models.mamba_fields import HYBRID_MAMBA2, LINEAR, read_mamba2
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.readers import (
     FULL,
     read_activation,
     read_attention,
-    read_experts,
     read_layer_types,
     read_model,
     read_num_layers,
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec
 
-if TYPE_CHECKING:
-    from shmllm.models.layers import NamedWeights
+__all__ = ["configure", "module_weights", "named_weights"]
 
 _OLD_TYPES = {"mamba": LINEAR, "attention": FULL}
 """What the names of types of layers in the model's first files mean."""
-_SHARED = "input_linear", ("gate_proj", "up_proj")
-_NAMES = {
-    ".mlp.gate.": ".block_sparse_moe.router.layer.",
-    ".mlp.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
-    ".mlp.experts.down_proj": ".block_sparse_moe.output_linear.weight",
-    ".mlp.shared_expert.": ".shared_mlp.",
-    ".mlp.": ".shared_mlp.",
-    ".shared_mlp.down_proj.": ".shared_mlp.output_linear.",
-}
-_MODULE_NAMES = {
-    ".mlp.gate.": ".block_sparse_moe.router.",
-    ".mlp.": ".block_sparse_moe.",
-}
-"""The parts of names that differ from the default ones, in files and in transformers' modules."""
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -84,25 +68,4 @@ def _read_feed_forward(fields: Fields) -> FeedForwardSpec:
     )
     if fields.integer("num_local_experts", 8, minimum=0) == 0:
         return shared
-    inner = fields.integer("intermediate_size", 11008)
-    experts: MoESpec = read_experts(fields, inner, num_experts=8, top_k=2)
-    return replace(experts, scoring="softmax_of_top", whole=True, shared=shared)
-
-
-def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    from shmllm.models.fused_names import with_fused
-
-    return _renamed(with_fused(weights, _SHARED), _NAMES)
-
-
-def module_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    return _renamed(weights, _MODULE_NAMES)
-
-
-def _renamed(weights: NamedWeights, names: dict[str, str]) -> NamedWeights:
-    def renamed(name: str) -> str:
-        for part, own in names.items():
-            name = name.replace(part, own)
-        return name
-
-    return {renamed(name): views for name, views in weights.items()}
+    return replace(read_granite_experts(fields), shared=shared)

@@ -258,7 +258,7 @@ class Attention(AttentionHeads):
         prefix = f"{prefix}.self_attn"
         names = {part: f"{prefix}.{part}_proj" for part in self._parts}
         weights = self.qkv_proj.named_weights(*names.values())
-        if self.spec.gated:
+        if self.spec.gated and not self.spec.gates_apart:
             weights |= self._with_gates(weights, names["q"], names["gate"])
         if self.spec.keys_are_values and self.spec.source is None:
             for kind in ("weight", "bias") if self.spec.bias else ("weight",):

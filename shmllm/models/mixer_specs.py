@@ -67,6 +67,8 @@ class AttentionSpec:
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
             elements, before the output projection.
+        gates_apart: whether a checkpoint has the projection to the gates by itself, and not that of
+            each head behind the head's query.
         value_norm: whether values have an RMSNorm over each head, without a weight.
         keys_are_values: whether a checkpoint has one projection for keys and values.
         source: the layer whose keys and values this one reads instead of its own, which it then has
@@ -86,6 +88,7 @@ class AttentionSpec:
     bias: bool = False
     output_bias: bool = False
     gated: bool = False
+    gates_apart: bool = False
     value_norm: bool = False
     keys_are_values: bool = False
     source: int | None = None

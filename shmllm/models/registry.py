@@ -13,6 +13,7 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.text_files import read_text
 
 ARCHITECTURES: dict[str, str] = {
+    "AfmoeForCausalLM": "afmoe",
     "ArceeForCausalLM": "arcee",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
@@ -20,8 +21,11 @@ ARCHITECTURES: dict[str, str] = {
     "Cohere2ForCausalLM": "cohere2",
     "CohereForCausalLM": "cohere",
     "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "Exaone4ForCausalLM": "exaone4",
+    "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconMambaForCausalLM": "falcon_mamba",
+    "FlexOlmoForCausalLM": "flex_olmo",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -38,6 +42,8 @@ ARCHITECTURES: dict[str, str] = {
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granite_moe",
+    "GraniteMoeSharedForCausalLM": "granite_moe_shared",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
     "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
     "Idefics3ForConditionalGeneration": "idefics3",
@@ -49,6 +55,7 @@ ARCHITECTURES: dict[str, str] = {
     "LlavaForConditionalGeneration": "llava",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",

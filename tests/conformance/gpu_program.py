@@ -131,6 +131,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
     "glm4": {"head_dim": 16},
+    "afmoe": EXPERTS
+    | {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES}
+    | {"mup_enabled": True, "route_scale": 2.5},
+    "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24},
+    "exaone_moe": EXPERTS | {"sliding_window": 5, "layer_types": LAYER_TYPES},
+    "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 3},
+    "granite_moe": {"num_local_experts": 4, "intermediate_size": 24, "residual_multiplier": 0.4},
+    "granite_moe_shared": {"num_local_experts": 4, "shared_intermediate_size": 96},
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3}
+    | {"head_dim": 16, "rotary_dim": 8},
     "arcee": {},
     "cohere": {},
     "ernie4_5": {"head_dim": 16, "use_bias": True},

@@ -41,14 +41,14 @@ FAMILIES = [
     "phi", "phimoe", "vaultgemma",
 ]  # fmt: skip
 RUNS = {
-    "afmoe", "apertus", "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
+    "apertus", "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
     "bert-generation", "bitnet", "codegen", "cohere2_moe", "cohere_compass_text", "ctrl",
-    "cwm", "dbrx", "electra", "emu3", "ernie", "ernie4_5_moe", "exaone_moe",
-    "flex_olmo", "flint", "fuyu", "gemma", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
-    "gpt_bigcode", "gpt_neox", "gptj", "granite_swa", "granitemoe", "granitemoe_swa",
-    "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax",
+    "cwm", "dbrx", "electra", "emu3", "ernie",
+    "flint", "fuyu", "gemma", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
+    "gpt_bigcode", "gpt_neox", "gptj", "granite_swa", "granitemoe_swa",
+    "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax",
     "jais2", "jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3",
-    "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mllama", "modernbert-decoder",
+    "minimax_m3_vl_text", "ministral", "ministral3", "mllama", "modernbert-decoder",
     "moshi", "nanochat", "nemotron", "olmo", "persimmon", "phi", "phi4_multimodal", "phimoe",
     "roc_bert", "vaultgemma",
 }  # fmt: skip

@@ -62,6 +62,18 @@ LATENT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
+ROUTER: dict[str, Any] = {
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+}
+GRANITE_MOE: dict[str, Any] = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+}
 LAYERS = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
 MAMBA: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -106,9 +118,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
+    "afmoe": (
+        "Afmoe",
+        ROUTER
+        | {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 48}
+        | {"mup_enabled": True, "route_scale": 1.5},
+    ),
     "arcee": ("Arcee", {}),
     "cohere": ("Cohere", {"attention_bias": True}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 16, "moe_k": 4, "moe_intermediate_size": 32},
+    ),
+    "exaone_moe": ("ExaoneMoe", ROUTER | {"num_hidden_layers": 5, "sliding_window": 48}),
+    "flex_olmo": ("FlexOlmo", {"num_experts": 8, "num_experts_per_tok": 3}),
     "exaone4": ("Exaone4", {"sliding_window": 48, "num_hidden_layers": 5}),
     "glm": ("Glm", {"head_dim": 16}),
     "opt": ("OPT", {"ffn_dim": 96}),
@@ -117,6 +141,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"sliding_window": 48}),
     "gpt2": ("GPT2", {"n_inner": 96}),
     "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
+    "granite_moe": ("GraniteMoe", GRANITE_MOE),
+    "granite_moe_shared": ("GraniteMoeShared", GRANITE_MOE | {"shared_intermediate_size": 48}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 16, "num_experts_per_tok": 4, "head_dim": 16, "rotary_dim": 8},
+    ),
     "olmo2": ("Olmo2", {"num_key_value_heads": 4}),
     "olmo3": ("Olmo3", {"sliding_window": 48, "num_hidden_layers": 5}),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
@@ -196,9 +226,14 @@ DENSE = (
     *("opt", "seed_oss", "stablelm", "starcoder2"),
 )
 """Dense families that are made of what others have."""
+WITH_EXPERTS = (
+    *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
+    *("granite_moe", "granite_moe_shared", "minimax_m2"),
+)
+"""Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
-    *("glm", "opt"),
+    *(*WITH_EXPERTS, "glm", "opt"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite"),
 )
 """Those that GGUF files here do not have yet."""
@@ -208,7 +243,7 @@ QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
 rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
-    *DENSE,
+    *(*DENSE, *WITH_EXPERTS),
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "olmo2", "olmoe"),
     *("lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )

@@ -126,6 +126,33 @@ LFM2_EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
 }
 
+FACTORS = {
+    name: GRANITE[name]
+    for name in (
+        "embedding_multiplier",
+        "attention_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
+    )
+}
+GRANITE_MOE = FACTORS | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}
+AFMOE: dict[str, Any] = EXPERTS | {
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "sliding_window": 7,
+    "route_scale": 2.5,
+    "mup_enabled": True,
+}
+MINIMAX: dict[str, Any] = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "head_dim": 16,
+    "rotary_dim": 8,
+}
+ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24}
+EXAONE = {"num_hidden_layers": 5, "sliding_window": 7}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -208,6 +235,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "num_key_value_heads": 6},
     ),
     "mixtral-window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "afmoe": ("afmoe", AFMOE),
+    "afmoe-all-experts": (
+        "afmoe",
+        AFMOE
+        | {"num_experts_per_tok": 6, "num_shared_experts": 1, "num_dense_layers": 0}
+        | {"mup_enabled": False, "global_attn_every_n_layers": 2, "num_key_value_heads": None},
+    ),
     "arcee": ("arcee", {}),
     "arcee-bias": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
@@ -256,6 +290,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ernie4.5": ("ernie4_5", {"head_dim": 16}),
     "ernie4.5-bias": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "ernie4.5-moe": ("ernie4_5_moe", ERNIE),
+    "ernie4.5-moe-some-layers": (
+        "ernie4_5_moe",
+        ERNIE
+        | {"num_hidden_layers": 5, "moe_layer_end_index": 3, "moe_layer_interval": 2}
+        | {"moe_num_shared_experts": 0, "tie_word_embeddings": False},
+    ),
+    "ernie4.5-moe-all-experts": ("ernie4_5_moe", ERNIE | {"moe_k": 6, "head_dim": 16}),
+    "exaone-moe": ("exaone_moe", EXPERTS | EXAONE),
+    "exaone-moe-all-experts": (
+        "exaone_moe",
+        EXPERTS
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "num_experts_per_tok": 6}
+        | {"sliding_window": 7, "n_group": 2, "topk_group": 2, "num_shared_experts": 2}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "exaone4": ("exaone4", {"sliding_window": 7, "num_hidden_layers": 5}),
     "exaone4-no-window": (
         "exaone4",
@@ -336,6 +386,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 8, "num_hidden_layers": 2},
     ),
     "youtu": ("youtu", {name: LATENT[name] for name in LATENT if "moe" not in name}),
+    "flex-olmo": ("flex_olmo", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "flex-olmo-all-experts": (
+        "flex_olmo",
+        {"num_experts": 4, "num_experts_per_tok": 4, "norm_topk_prob": True}
+        | {"attention_bias": True, "num_key_value_heads": None},
+    ),
     "gemma2": ("gemma2", GEMMA),
     "gemma2-no-caps": (
         "gemma2",
@@ -383,6 +439,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GEMMA4
         | {"enable_moe_block": True, "num_experts": 3, "top_k_experts": 3}
         | {"moe_intermediate_size": 24, "final_logit_softcapping": 0.5},
+    ),
+    "granite-moe": ("granite_moe", GRANITE_MOE),
+    "granite-moe-all-experts": (
+        "granite_moe",
+        GRANITE_MOE | {"num_experts_per_tok": 6, "attention_bias": True},
+    ),
+    "granite-moe-shared": ("granite_moe_shared", GRANITE_MOE | {"shared_intermediate_size": 36}),
+    "granite-moe-shared-all-experts": (
+        "granite_moe_shared",
+        GRANITE_MOE | {"num_experts_per_tok": 6, "shared_intermediate_size": 20},
+    ),
+    "granite-moe-shared-none": ("granite_moe_shared", GRANITE_MOE | {"tie_word_embeddings": True}),
+    "minimax-m2": ("minimax_m2", MINIMAX),
+    "minimax-m2-all-experts": (
+        "minimax_m2",
+        MINIMAX | {"num_experts_per_tok": 6, "rotary_dim": 16},
     ),
     "granite": (
         "granite",
@@ -477,13 +549,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 VARIANTS_OF_ROUTERS = {
+    "afmoe-all-experts",
     "deepseek-v2",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",
     "deepseek-v3-no-groups",
     "dots1-all-experts",
+    "ernie4.5-moe-all-experts",
+    "exaone-moe-all-experts",
+    "flex-olmo-all-experts",
     "glm4-moe-bias",
     "glm4-moe-lite-all-experts",
+    "granite-moe-all-experts",
+    "granite-moe-shared-all-experts",
+    "granite-moe-shared-none",
+    "minimax-m2-all-experts",
     "solar-open-all-experts",
 }
 """Cases that repeat what others show of latent attention and of routers in groups."""
@@ -501,7 +581,7 @@ def test_every_architecture_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("case", "scale"),
     diagonal([case for case in CASES if case not in VARIANTS_OF_ROUTERS], [1.0, 4.0])
-    + [slow(*each) for each in itertools.product(VARIANTS_OF_ROUTERS, [1.0, 4.0])],
+    + [slow(*each) for each in itertools.product(sorted(VARIANTS_OF_ROUTERS), [1.0, 4.0])],
 )
 def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Path) -> None:
     family, options = CASES[case]
@@ -514,10 +594,14 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "afmoe-all-experts",
     "arcee",
     "bamba",
     "falcon-mamba",
     "granite-hybrid-all-experts",
+    "granite-moe-all-experts",
+    "granite-moe-shared-all-experts",
+    "minimax-m2-all-experts",
     "jamba-all-experts",
     "mamba",
     "mamba2",
@@ -528,7 +612,10 @@ BFLOAT16 = [
     "deepseek-v3-all-experts",
     "dots1-all-experts",
     "ernie4.5",
+    "ernie4.5-moe-all-experts",
+    "exaone-moe-all-experts",
     "exaone4",
+    "flex-olmo-all-experts",
     "gemma2",
     "gemma3",
     "gemma4-per-layer",
@@ -569,7 +656,11 @@ def test_every_family_has_a_case_in_bfloat16() -> None:
     assert {CASES[case][0] for case in BFLOAT16} == {family for family, _ in CASES.values()}
 
 
-SLOW_IN_BFLOAT16 = {"dots1-all-experts", "glm4-moe-bias", "solar-open-all-experts", "youtu"}
+SLOW_IN_BFLOAT16 = {*VARIANTS_OF_ROUTERS, "youtu"} - {
+    "deepseek-v2-all-experts",
+    "deepseek-v3-all-experts",
+    "glm4-moe-lite-all-experts",
+}
 
 
 @pytest.mark.parametrize(

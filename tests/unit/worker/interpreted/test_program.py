@@ -174,7 +174,16 @@ def launches_of_experts(num_requests: int) -> list[str]:
     return few if num_requests > 1 else ["multiply_single_row", "combine_single_row"]
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", *map(slow, ("mixtral", "qwen3_moe", "gpt_oss"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2_moe",
+        *map(
+            slow,
+            ("mixtral", "qwen3_moe", "gpt_oss", "granite_moe", "granite_moe_shared", "minimax_m2"),
+        ),
+    ],
+)
 @pytest.mark.parametrize("num_requests", [1, 3])
 def test_a_layer_with_a_mixture_of_experts_is_six_launches_for_one_token_and_seven_for_few(
     gpu_device, models, num_requests, name

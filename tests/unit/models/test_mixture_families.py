@@ -1,0 +1,230 @@
+"""Families with experts that are made of what others have: fields, names of weights, and FP8."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.model_helpers import (
+    CONFIGS,
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
+from support.quantized_checkpoints import fp8, load_packed, named, write_checkpoint
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.specs import MLPSpec, MoESpec
+
+TOKENS = [int(token) for token in torch.randint(0, 97, (30,), generator=torch.manual_seed(5))]
+ROUTER = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GRANITE = {"num_local_experts": 5, "num_experts_per_tok": 2}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "afmoe": ROUTER | {"head_dim": 16},
+    "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24},
+    "exaone_moe": ROUTER | {"sliding_window": 7},
+    "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
+    "granite_moe": GRANITE,
+    "granite_moe_shared": GRANITE | {"shared_intermediate_size": 20},
+    "minimax_m2": GRANITE | {"head_dim": 16},
+}
+
+
+def make(family: str, scale: float = 1.0, **options: Any) -> Any:
+    return reference_model(family, scale, **OPTIONS[family] | {"num_hidden_layers": 2} | options)
+
+
+def assert_computes(model: Any, reference: Any) -> None:
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 1e-4)
+
+
+def read(directory: Path, family: str, **fields: Any) -> ModelConfig:
+    """Reads the fields of a small model of a family, with others."""
+    written = make(family).config.to_dict()
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[written["model_type"]]
+    (directory / "config.json").write_text(
+        json.dumps(written | {"architectures": [architecture]} | fields)
+    )
+    return ModelConfig.from_directory(directory)
+
+
+@pytest.mark.parametrize("family", OPTIONS)
+def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    """transformers writes all fields of a configuration."""
+    sizes = {"vocab_size": 97, "hidden_size": 256, "num_attention_heads": 32}
+    written = CONFIGS[family](**sizes)
+    named = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[written.model_type]]}
+    every_field = written.to_dict()
+    required = {name: every_field[name] for name in ("num_hidden_layers", "intermediate_size")}
+    for directory, fields in (("few", sizes | required), ("all", every_field)):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "config.json").write_text(json.dumps(fields | named))
+    few, every = (ModelConfig.from_directory(tmp_path / name) for name in ("few", "all"))
+    assert replace(few, eos_token_ids=every.eos_token_ids) == every
+
+
+@pytest.mark.parametrize("family", OPTIONS)
+def test_an_update_has_the_names_of_transformers_modules(family: str, tmp_path: Path) -> None:
+    model = load(save(make(family), tmp_path))
+    other = make(family, 2.0)
+    model.weights_lost()
+    model.load_weights(other.named_parameters())
+    buffers = {name: tensor for name, tensor in other.named_buffers() if "correction" in name}
+    assert len(model.missing) == len(buffers)
+    model.load_weights(buffers.items())
+    assert not model.missing
+    assert_computes(model, other)
+
+
+@pytest.mark.parametrize("family", ["afmoe", "ernie4_5_moe", "exaone_moe", "minimax_m2"])
+def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -> None:
+    model = load(save(make(family), tmp_path), torch.bfloat16)
+    exact = [views[0] for views in model.named_weights().values()]
+    shapes = {tuple(each.shape) for each in exact if each.dtype is torch.float32}
+    assert shapes <= {(5,), (1, 5), (5, 48)}
+    assert (5, 48) in shapes
+    assert len(shapes) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("afmoe", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("afmoe", {"score_func": "softmax"}, "score_func 'softmax' is not supported"),
+        ("afmoe", {"route_norm": False}, "route_norm False is not supported; supported: True"),
+        ("afmoe", {"n_group": 2}, "n_group 2 is not supported; supported: 1"),
+        ("afmoe", {"sliding_window": None}, "no sliding window is enabled"),
+        ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is not supported; supported: false"),
+        ("ernie4_5_moe", {"moe_norm_min": 1e-9}, "moe_norm_min 1e-09 is not supported"),
+        ("ernie4_5_moe", {"moe_k": 6}, r"num_experts_per_tok \(6\) is more than"),
+        ("ernie4_5_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' are not supported"),
+        ("exaone_moe", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("exaone_moe", {"mlp_layer_types": ["dense"]}, "'mlp_layer_types' must say"),
+        ("exaone_moe", {"mlp_layer_types": ["dense", "moe"]}, "'mlp_layer_types' must say"),
+        (
+            "exaone_moe",
+            {"layer_types": None, "sliding_window_pattern": "LLLG"},
+            "'sliding_window_pattern' must be an integer",
+        ),
+        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias False is not supported"),
+        ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type 'per_head' is not supported"),
+        ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size 8 is not"),
+        ("minimax_m2", {"attn_type_list": [0, 1]}, "'attn_type_list' is not supported but"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    family: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=message):
+        read(tmp_path, family, **fields)
+
+
+def test_minimax_m2_as_its_authors_write_it(tmp_path: Path) -> None:
+    fields = {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "attn_type_list": [1, 1],
+        "head_dim": 128,
+        "hidden_size": 3072,
+        "intermediate_size": 1536,
+        "num_attention_heads": 48,
+        "num_hidden_layers": 2,
+        "qk_norm_type": "per_layer",
+        "rope_theta": 5000000,
+        "rotary_dim": 64,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "sliding_window": None,
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+        "vocab_size": 200064,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = ModelConfig.from_directory(tmp_path)
+    [rope] = config.ropes
+    assert (rope.rotary_dim, rope.theta, rope.interleaved) == (64, 5e6, False)
+    experts = config.layers[1].mlp
+    assert isinstance(experts, MoESpec)
+    assert (experts.num_experts, experts.top_k, experts.inner) == (256, 8, 1536)
+
+
+def test_minimax_m2_in_fp8_with_blocks_of_128(tmp_path: Path) -> None:
+    options = {"hidden_size": 192, "intermediate_size": 136}
+    plain = save(make("minimax_m2", **options), tmp_path / "plain")
+    packed = save(make("minimax_m2", **options), tmp_path / "packed")
+    values, tensors = load_file(plain / "model.safetensors"), {}
+    for name, tensor in values.items():
+        if name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")):
+            weight = fp8((tensor.shape[0], tensor.shape[1]), (128, 128))
+            scale = 0.08 / weight.values.std()
+            weight.parts[".weight_scale_inv"] *= scale
+            values[name] = (weight.values * scale).contiguous()
+            tensors |= named(name.removesuffix(".weight"), weight)
+        else:
+            tensors[name] = tensor
+    save_file(values, plain / "model.safetensors")
+    left = ["gate", "e_score_correction_bias", "lm_head"]
+    method = {"quant_method": "fp8", "fmt": "float8_e4m3fn", "activation_scheme": "dynamic"}
+    method |= {"weight_block_size": [128, 128], "modules_to_not_convert": left}
+    write_checkpoint(packed, method, tensors)
+    model = load_packed(packed)
+    names = [
+        name
+        for name, (view, *_) in model.named_weights().items()
+        if isinstance(view, QuantizedMatrix)
+    ]
+    assert "model.layers.1.block_sparse_moe.experts.4.w2.weight" in names
+    assert len(names) == 2 * (4 + 3 * 5)
+    assert_logits_close(our_logits(model, TOKENS), our_logits(load(plain), TOKENS), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("exaone_moe", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("ernie4_5_moe", "model.mtp_block.0.self_attn.q_proj.weight"),
+        ("minimax_m2", "model.layers.4.self_attn.q_proj.weight"),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_left_out(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    reference = make(family)
+    save(reference, tmp_path)
+    path, config_path = tmp_path / "model.safetensors", tmp_path / "config.json"
+    config = json.loads(config_path.read_text()) | {"num_mtp_modules": 3}
+    config_path.write_text(json.dumps(config))
+    stored = load_file(path)
+    save_file(stored | {name: torch.ones(3, 5)}, path)
+    assert_computes(load(tmp_path), reference)
+    save_file(stored | {"model.layers.5.self_attn.q_proj.weight": torch.ones(3, 5)}, path)
+    with pytest.raises(EngineStartError, match=r"the model lacks: model\.layers\.5\."):
+        load(tmp_path)
+
+
+def test_the_last_layer_of_ernie_with_experts_is_the_one_that_the_file_says(tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 6, "moe_layer_start_index": 2, "moe_layer_interval": 2}
+    for last, expected in ((-1, [3, 5]), (4, [3])):
+        config = read(tmp_path, "ernie4_5_moe", **layers, moe_layer_end_index=last)
+        found = [n for n, layer in enumerate(config.layers) if isinstance(layer.mlp, MoESpec)]
+        assert found == expected
+        assert isinstance(config.layers[0].mlp, MLPSpec)
+
+
+def test_only_windows_of_afmoe_rotate(tmp_path: Path) -> None:
+    config = read(tmp_path, "afmoe", num_hidden_layers=8, layer_types=None, sliding_window=9)
+    mixers = [mixer for mixer in config.mixers if isinstance(mixer, AttentionSpec)]
+    assert [mixer.window for mixer in mixers] == [9, 9, 9, None] * 2
+    assert [mixer.rope is None for mixer in mixers] == [False, False, False, True] * 2
