@@ -67,6 +67,7 @@ class ClientAcceptor:
         self._holds_up_others = holds_up_others
         self._last_hellos = [0] * NUM_CLIENTS
         self._last_served = [0] * NUM_CLIENTS
+        self._unswept: set[int] = set()  # the places whose names outlive their sessions
         self.sessions: dict[int, Session] = {}
 
     def has_pending(self) -> bool:
@@ -111,17 +112,26 @@ class ClientAcceptor:
         del self.sessions[session.place]
         session.close()
         self._on_dismissed(session.place)
-        if self._path is not None:
-            registry.sweep(self._client_path(session.place))
+        self._unswept.add(session.place)
+        self._sweep()
 
     def dismiss_ended(self) -> None:
         """Dismiss the front ends that closed, died, or do not read their outputs."""
+        self._sweep()
         ended = [(s, end) for s in self.sessions.values() if (end := self._ended(s)) is not None]
         for session, end in ended:
             error = session.error
             if error is not None and self._path is None:
                 raise error  # a private engine has no other front end
             self._dismiss_ended(session, end)
+
+    def _sweep(self) -> None:
+        """Remove the names of dismissed front ends that have ended. One that is stopped still has
+        its own, which nobody would remove after its end."""
+        for place in [*self._unswept]:
+            is_over = place in self.sessions or self._path is None
+            if is_over or registry.sweep(self._client_path(place)):
+                self._unswept.discard(place)
 
     def _dismiss_ended(self, session: Session, end: SessionEnd) -> None:
         if reason := session.reason_of(end):
