@@ -319,21 +319,22 @@ def integers(*shape: int) -> torch.Tensor:
 
 
 def routers(facts: dict[str, Any], capability: int) -> None:
-    """Launch the routers of DeepSeek-V3 and of DeepSeek-V2."""
-    starts = empty(2, dtype=torch.int32)
-    for count, top_k, top_groups, is_sigmoid in ((256, 8, 4, True), (160, 6, 3, False)):
+    """Launch the routers of DeepSeek-V3, of DeepSeek-V2 and of ERNIE 4.5 21B-A3B."""
+    starts, in_groups = empty(2, dtype=torch.int32), Choice(divides_by_all=False, num_groups=8)
+    for count, top_k, hidden, choice in (
+        (256, 8, 7168, replace(in_groups, is_sigmoid=True, top_groups=4, num_best=2, scale=2.5)),
+        (160, 6, 5120, replace(in_groups, divides_by_all=True, top_groups=3, scale=2.5)),
+        (64, 6, 2560, Choice(divides_by_all=False)),
+    ):
         ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
         logits, bias = empty(4, count, dtype=torch.float32), empty(count, dtype=torch.float32)
-        choice = Choice(
-            divides_by_all=not is_sigmoid, is_sigmoid=is_sigmoid, num_groups=8,
-            top_groups=top_groups, num_best=2 if is_sigmoid else 1, scale=2.5,
-        )  # fmt: skip
+        has_bias = not choice.divides_by_all
         layout = PairLayout(
             room(4 * top_k, count), LayoutScratch.allocate(count, top_k, integers), 16
         )
-        bias_of = bias if is_sigmoid else None
+        bias_of = bias if has_bias else None
         route(ids, weights, logits, starts, choice, bias_of, layout=layout)
-        hidden, exact = (7168, torch.float32) if is_sigmoid else (5120, torch.bfloat16)
+        exact = torch.float32 if has_bias else torch.bfloat16
         for tokens in (1, 4):
             launch_router(
                 facts, tokens, hidden, exact, choice, ids, bias_of, layout, capability >= 90
