@@ -238,14 +238,14 @@ def test_embedded_prompts_generate_as_transformers_does(
 
 def check_embedded_prompts(llm: LLM, reference: Any) -> None:
     torch.manual_seed(5)
-    table = reference.get_input_embeddings().weight.detach()
-    scale = table.std()
+    embed = reference.get_input_embeddings()  # Gemma's multiplies by its scale
+    scale = embed.weight.detach().std()
     soft = [torch.randn(n, 64) * scale for n in (1, 5, 16, 17, 60)]
     ids = [[7, 8, 9] * 12, [11] * 40]
     prompts: list[Any] = [{"prompt_embeds": each} for each in soft]
-    prompts += [{"prompt_embeds": table[torch.tensor(each)]} for each in ids]
-    wanted = [reference_tokens(reference, each, 12) for each in soft]
-    wanted += [reference_tokens(reference, table[torch.tensor(each)], 12) for each in ids]
+    embedded = [embed(torch.tensor(each)).detach() for each in ids]
+    prompts += [{"prompt_embeds": each} for each in embedded]
+    wanted = [reference_tokens(reference, each, 12) for each in (*soft, *embedded)]
     mixed = prompts + ids + [{"prompt_embeds": soft[3][None].numpy()}]
     for _ in range(2):
         outputs = llm.generate(mixed, GREEDY, use_tqdm=False)
