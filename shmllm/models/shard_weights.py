@@ -148,10 +148,10 @@ def _places(whole: _View, own: _View, move: _Map) -> tuple[Tensor, ...]:
 
 
 def _share_of_rows(whole: Sequence[_View], own: Sequence[_View], maps: Sequence[_Map]) -> Share:
-    """Returns the share of a matrix that consists of rows of several weights. All of its columns
-    are whole."""
-    width = whole[0].shape[1]
-    assert all(view.shape[1] == width for view in own), "the columns are whole"
+    """Returns the share of a matrix, or of a vector, that consists of rows of several weights. All
+    of its columns are whole."""
+    columns = whole[0].shape[1:]
+    assert all(view.shape[1:] == columns for view in own), "the columns are whole"
     by_weight: dict[int, list[tuple[int, int, int]]] = {}  # by offset: stride, and first row
     begin = 0
     for view in whole:
@@ -166,4 +166,4 @@ def _share_of_rows(whole: Sequence[_View], own: Sequence[_View], maps: Sequence[
         at = maps[view.weight](view.offset + view.strides[0] * torch.arange(view.shape[0]))
         part = torch.searchsorted(offsets, at, right=True) - 1
         rows.append(firsts[part] + (at - offsets[part]) // strides[part])
-    return Share((begin, width), (torch.cat(rows), torch.arange(width)))
+    return Share((begin, *columns), (torch.cat(rows), *map(torch.arange, columns)))
