@@ -75,7 +75,7 @@ class Ops(LinearOps, Protocol):
         the sum.
 
         RMSNorm is ``(weight + offset) * (r / sqrt(mean(r**2) + eps))``, LayerNorm
-        ``weight * (r - mean(r)) / sqrt(var(r) + eps) + bias``, over the last dimension.
+        ``(weight + offset) * (r - mean(r)) / sqrt(var(r) + eps) + bias``, over the last dimension.
 
         Args:
             x: [tokens, hidden] or None.

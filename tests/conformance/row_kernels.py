@@ -97,18 +97,19 @@ class RowKernelsConformance:
         assert torch.equal(total, residual)
         assert_close(out, want, *tolerances(dtype))
 
-    @pytest.mark.parametrize("has_bias", [True, False])
+    @pytest.mark.parametrize(("has_bias", "offset"), [(True, 1.0), (False, 0.0)])
     @pytest.mark.parametrize("shape", NORM_SHAPES[:4])
-    def test_layer_norm(self, draw, dtype, shape, has_bias):
+    def test_layer_norm(self, draw, dtype, shape, has_bias, offset):
         x, residual = (draw.normal(*shape, dtype=dtype) + 2 for _ in range(2))
         weight = draw.normal(shape[1], dtype=dtype)
         bias = draw.normal(shape[1], dtype=dtype) if has_bias else None
         out = poisoned(*shape, dtype=dtype, device=draw.device)
-        norm.layer_norm(out, x, weight, bias, EPS)
-        assert_close(out, plain_norm.layer_norm(x, weight, bias, EPS), *tolerances(dtype))
+        norm.layer_norm(out, x, weight, bias, EPS, offset=offset)
+        want = plain_norm.layer_norm(x, weight, bias, EPS, offset)
+        assert_close(out, want, *tolerances(dtype))
         total = residual.clone()
-        norm.layer_norm(out, x, weight, bias, EPS, total, 0.5)
-        want = plain_norm.add_layer_norm(x, residual, weight, bias, EPS, 0.5)
+        norm.layer_norm(out, x, weight, bias, EPS, total, 0.5, offset)
+        want = plain_norm.add_layer_norm(x, residual, weight, bias, EPS, 0.5, offset)
         assert torch.equal(total, residual)
         assert_close(out, want, *tolerances(dtype))
 

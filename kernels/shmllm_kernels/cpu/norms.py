@@ -96,6 +96,7 @@ def _add_layer_norm(operands, piece, thread, num_threads, kind):
     addend, residual, weight = word(operands, 1), word(operands, 2), word(operands, 3)
     out, width, eps = word(operands, 4), word(operands, 5), float_of_word(word(operands, 6))
     scale, bias, stride = float_of_word(word(operands, 7)), word(operands, 8), word(operands, 9)
+    offset = float_of_word(word(operands, 10))
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         source = residual + row * stride
@@ -105,7 +106,7 @@ def _add_layer_norm(operands, piece, thread, num_threads, kind):
         factor = np.float32(1.0) / np.sqrt(_variance(source, width, mean) + eps)
         values, normed = floats(source), floats(out + row * width * 4)
         for i in range(width):
-            normed[i] = (values[i] - mean) * factor * number(weight, i, kind)
+            normed[i] = (values[i] - mean) * factor * (number(weight, i, kind) + offset)
         if bias != 0:
             for i in range(width):
                 normed[i] += number(bias, i, kind)
@@ -113,11 +114,12 @@ def _add_layer_norm(operands, piece, thread, num_threads, kind):
 
 ADD_LAYER_NORM = {kind: Kernel(count_pieces, _add_layer_norm, kind) for kind in KINDS}
 """Kernels by the dtype name of weight and bias. ``residual += scale * x; out = (residual - mean) /
-sqrt(variance + eps) * weight + bias`` (Ba et al., 2016).
+sqrt(variance + eps) * (weight + offset) + bias`` (Ba et al., 2016).
 
 Operands: address of the number of rows; x [rows, width] or 0; residual [rows, width]; weight
 [width]; out [rows, width], which may be residual; width; eps and scale, numbers from
-`word_of_float`; bias [width] or 0; the bytes from one row of residual to the next.
+`word_of_float`; bias [width] or 0; the bytes from one row of residual to the next; offset, a
+number from `word_of_float`.
 """
 
 

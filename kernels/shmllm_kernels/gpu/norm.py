@@ -143,6 +143,7 @@ def _layer_norm(
     dim,
     eps,
     x_scale,
+    offset,
     HAS_RESIDUAL: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -152,7 +153,7 @@ def _layer_norm(
     columns = tl.arange(0, BLOCK)
     inside = columns < dim
     dtype = out_ptr.dtype.element_ty
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32) + offset
     bias = tl.zeros((BLOCK,), tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
@@ -277,9 +278,10 @@ def layer_norm(
     eps: float,
     residual: Tensor | None = None,
     scale: float = 1.0,
+    offset: float = 0.0,
 ) -> None:
-    """Writes ``reference.norm.layer_norm(x, weight, bias, eps)`` to ``out``, or, with a residual
-    stream, adds ``scale * x`` to it, in place, and writes the norm of the sum.
+    """Writes ``reference.norm.layer_norm(x, weight, bias, eps, offset)`` to ``out``, or, with a
+    residual stream, adds ``scale * x`` to it, in place, and writes the norm of the sum.
 
     Args:
         out: [rows, dim], each row contiguous, with any stride between rows; may be ``x``.
@@ -289,6 +291,7 @@ def layer_norm(
         eps: added to the variance.
         residual: [rows, dim], out's dtype; becomes ``residual + scale * x``.
         scale: the factor of ``x`` in the sum.
+        offset: added to the weight, in float32.
 
     Moves as many elements as `rms_norm` or `add_rms_norm`, in as many launches: with 4,096 in
     bfloat16, 4.2 MB for 256 rows, or 8.4 MB with a residual stream, 2 us.
@@ -311,6 +314,7 @@ def layer_norm(
         dim,
         eps,
         scale,
+        offset,
         HAS_RESIDUAL=residual is not None,
         HAS_SCALE=scale != 1,
         HAS_BIAS=bias is not None,

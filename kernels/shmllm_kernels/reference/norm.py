@@ -66,21 +66,24 @@ def add_rms_norm(
     return rms_norm(residual.add_(x, alpha=scale), weight, eps, offset)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Returns ``weight * (x - mean(x)) / sqrt(var(x) + eps) + bias`` over the last dimension (Ba et
-    al., 2016), computed in float32.
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float = 0.0
+) -> Tensor:
+    """Returns ``(weight + offset) * (x - mean(x)) / sqrt(var(x) + eps) + bias`` over the last
+    dimension (Ba et al., 2016), computed in float32.
 
     Args:
         x: [..., dim], any floating dtype.
         weight: [dim], x's dtype.
         bias: [dim], x's dtype, or None.
         eps: added to the variance.
+        offset: added to the weight, in float32.
 
     Returns:
         [..., dim] in x's dtype.
     """
     added = None if bias is None else bias.float()
-    return F.layer_norm(x.float(), weight.shape, weight.float(), added, eps).to(x.dtype)
+    return F.layer_norm(x.float(), weight.shape, weight.float() + offset, added, eps).to(x.dtype)
 
 
 def add_layer_norm(
@@ -90,7 +93,8 @@ def add_layer_norm(
     bias: Tensor | None,
     eps: float,
     scale: float = 1.0,
+    offset: float = 0.0,
 ) -> Tensor:
     """Adds ``scale * x`` to the residual stream, in place, and returns `layer_norm` of the sum. The
     arguments are those of `add_rms_norm` and `layer_norm`."""
-    return layer_norm(residual.add_(x, alpha=scale), weight, bias, eps)
+    return layer_norm(residual.add_(x, alpha=scale), weight, bias, eps, offset)

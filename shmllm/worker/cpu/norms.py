@@ -34,10 +34,12 @@ def record_norm(
     added = 0 if x is None else x.data_ptr()
     addresses = [added, residual.data_ptr(), norm.weight.data_ptr(), out.data_ptr()]
     sizes = [out.shape[1], word_of_float(norm.spec.eps), word_of_float(scale)]
+    offset, stride = word_of_float(norm.spec.offset), 4 * residual.stride(0)
     if norm.spec.kind == "rms":
-        kernels, last = ADD_RMS_NORM, word_of_float(norm.spec.offset)
+        kernels, rest = ADD_RMS_NORM, [offset, stride]
     else:
-        kernels, last = ADD_LAYER_NORM, 0 if norm.bias is None else norm.bias.data_ptr()
+        bias = 0 if norm.bias is None else norm.bias.data_ptr()
+        kernels, rest = ADD_LAYER_NORM, [bias, stride, offset]
     label = f"{norm.spec.kind}_norm" if x is None else f"add_{norm.spec.kind}_norm"
-    kernel, stride = kernels[kind_of(norm.weight)], 4 * residual.stride(0)
-    program.record(kernel, [num_rows, *addresses, *sizes, last, stride], label=label)
+    kernel = kernels[kind_of(norm.weight)]
+    program.record(kernel, [num_rows, *addresses, *sizes, *rest], label=label)

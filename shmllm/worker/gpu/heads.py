@@ -83,5 +83,5 @@ class _HeadOps:
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         spec, weight = norm.spec, norm.weight.float()
         if spec.kind == "layer":
-            return layer_norm(x, weight, norm.bias, spec.eps)
+            return layer_norm(x, weight, norm.bias, spec.eps, spec.offset)
         return rms_norm(x, weight, spec.eps, spec.offset)

@@ -192,7 +192,7 @@ class GpuOps:
         out, spec = self._buffers.normed[: len(residual)], norm.spec
         if spec.kind == "layer":
             added, stream = (residual, None) if x is None else (x, residual)
-            layer_norm(out, added, norm.weight, norm.bias, spec.eps, stream, scale)
+            layer_norm(out, added, norm.weight, norm.bias, spec.eps, stream, scale, spec.offset)
         elif x is None:
             options = spec.eps, spec.offset, self._norms_are_dependent
             rms_norm(out, residual, norm.weight, *options)
@@ -241,7 +241,7 @@ class GpuOps:
         if x.shape[1] > width:
             out, x = self._buffers.unprojected(width)[: len(x)], x[:, :width]
         if spec.kind == "layer":
-            layer_norm(out, x, norm.weight, norm.bias, spec.eps)
+            layer_norm(out, x, norm.weight, norm.bias, spec.eps, offset=spec.offset)
         else:
             rms_norm(out, x, norm.weight, spec.eps, spec.offset)
         return out

@@ -97,9 +97,9 @@ def test_a_factor_of_the_addition_applies_before_the_norm() -> None:
     total = residual + 0.3 * x
     normed = add_rms_norm(x, residual.clone(), weight, 1e-6, scale=0.3, offset=1.0)
     torch.testing.assert_close(normed, rms_norm(total, weight + 1, 1e-6))
-    normed = add_layer_norm(x, residual, weight, bias, 1e-6, scale=0.3)
+    normed = add_layer_norm(x, residual, weight, bias, 1e-6, scale=0.3, offset=1.0)
     torch.testing.assert_close(residual, total)
-    torch.testing.assert_close(normed, F.layer_norm(total, (32,), weight, bias, 1e-6))
+    torch.testing.assert_close(normed, F.layer_norm(total, (32,), weight + 1, bias, 1e-6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -41,6 +41,7 @@ def layer_norm(
     bias: Tensor | None,
     out: Tensor,
     scale: float = 1.0,
+    offset: float = 0.0,
     num_threads: int = 2,
 ) -> None:
     addend, width = 0 if x is None else x, residual.shape[1]
@@ -48,7 +49,8 @@ def layer_norm(
     kernel = ADD_LAYER_NORM[str(weight.dtype).removeprefix("torch.")]
     run_kernel(
         kernel, len(residual), addend, residual, weight, out, width, *numbers,
-        0 if bias is None else bias, 4 * residual.stride(0), num_threads=num_threads,
+        0 if bias is None else bias, 4 * residual.stride(0), word_of_float(offset),
+        num_threads=num_threads,
     )  # fmt: skip
 
 
@@ -74,6 +76,9 @@ def test_an_offset_is_added_to_the_weights_in_float32(kind: str, width: int) -> 
     weight = (torch.randn(width) * 0.01).to(getattr(torch, kind))
     rms_norm(None, residual, weight, out, offset=1.0)
     expected = F.rms_norm(residual.double(), (width,), weight.double() + 1, EPS)
+    torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=2e-6)
+    layer_norm(None, residual, weight, None, out, offset=1.0)
+    expected = F.layer_norm(residual.double(), (width,), weight.double() + 1, None, EPS)
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=2e-6)
 
 
@@ -140,7 +145,7 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     def normed(rows: slice, num_threads: int) -> Tensor:
         outs = torch.empty(2, len(x[rows]), 100)
         rms_norm(added[rows], x[rows].clone(), weight, outs[0], 0.3, 1.0, num_threads)
-        layer_norm(added[rows], x[rows].clone(), weight, weight, outs[1], 0.3, num_threads)
+        layer_norm(added[rows], x[rows].clone(), weight, weight, outs[1], 0.3, 1.0, num_threads)
         return outs
 
     whole = normed(slice(0, 33), 2)
