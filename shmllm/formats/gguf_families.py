@@ -7,7 +7,7 @@ fields of config.json, nor import torch.
 from __future__ import annotations
 
 from shmllm.formats.gguf import GgufHeader, shown
-from shmllm.formats.gguf_family import GgufFamily, Place, Places
+from shmllm.formats.gguf_family import OUTSIDE, GgufFamily, Place, Places
 
 _ATTENTION: Places = {
     "attn_norm": "input_layernorm",
@@ -80,6 +80,20 @@ _OLMO2: Places = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _UNGATED: Places = {module: at for module, at in _DENSE.items() if module != "ffn_gate"}
+_GPTNEOX: Places = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": Place(name="attention.query_key_value", layout="heads"),
+    "attn_output": "attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_PHI2: Places = {
+    **_ATTENTION,
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 _STARCODER2: Places = {**_UNGATED, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 _SEED_OSS: Places = {**_ATTENTION, "post_attention_norm": "post_attention_layernorm", **_MLP}
 _PHI3: Places = {
@@ -181,6 +195,13 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="qwen3_vl_text",
         modules={**_DENSE, **_QK_NORMS},
     ),
+    ("gemma", False): GgufFamily(
+        title="Gemma 1",
+        architecture="GemmaForCausalLM",
+        model_type="gemma",
+        modules=_DENSE,
+        norm_offset=1.0,
+    ),
     ("gemma2", False): GgufFamily(
         title="Gemma 2",
         architecture="Gemma2ForCausalLM",
@@ -195,6 +216,15 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         modules={**_GEMMA, **_QK_NORMS},
         norm_offset=1.0,
         also=("Gemma3ForConditionalGeneration",),
+    ),
+    ("phi2", False): GgufFamily(
+        title="Phi 1 and 2",
+        architecture="PhiForCausalLM",
+        model_type="phi",
+        modules=_PHI2,
+        outside={**OUTSIDE, "output_norm": "model.final_layernorm"},
+        is_partial=True,
+        needs_head=True,
     ),
     ("phi3", False): GgufFamily(
         title="Phi 3 and 4",
@@ -215,6 +245,17 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="SmolLM3ForCausalLM",
         model_type="smollm3",
         modules=_DENSE,
+        is_permuted=True,
+    ),
+    ("olmo", False): GgufFamily(
+        title="OLMo 1",
+        architecture="OlmoForCausalLM",
+        model_type="olmo",
+        modules={
+            **{module: at for module, at in _ATTENTION.items() if module != "attn_norm"},
+            **_MLP,
+        },
+        outside={module: at for module, at in OUTSIDE.items() if module != "output_norm"},
         is_permuted=True,
     ),
     ("olmo2", False): GgufFamily(
@@ -269,6 +310,28 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Starcoder2ForCausalLM",
         model_type="starcoder2",
         modules=_STARCODER2,
+    ),
+    ("nemotron", False): GgufFamily(
+        title="Nemotron",
+        architecture="NemotronForCausalLM",
+        model_type="nemotron",
+        modules=_UNGATED,
+        is_partial=True,
+        norm_offset=1.0,
+        needs_head=True,
+    ),
+    ("gptneox", False): GgufFamily(
+        title="GPT-NeoX",
+        architecture="GPTNeoXForCausalLM",
+        model_type="gpt_neox",
+        modules=_GPTNEOX,
+        outside={
+            **OUTSIDE,
+            "token_embd": "model.embed_in",
+            "output_norm": "model.final_layer_norm",
+        },
+        is_partial=True,
+        needs_head=True,
     ),
     ("stablelm", False): GgufFamily(
         title="StableLM",

@@ -18,7 +18,7 @@ _NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
 _NORM = re.compile(r".*norm\.weight")
 _KINDS = ("weight", "bias")
 
-Layout = Literal["same", "transposed", "row", "channels"]
+Layout = Literal["same", "transposed", "row", "channels", "heads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,9 @@ class Place:
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
             other way round; "row": the checkpoint has a matrix of one row, the file a vector;
             "channels": the checkpoint has a matrix of one row for each channel of a convolution,
-            the file a row.
+            the file a row;
+            "heads": the checkpoint has the rows of a query, a key and a value head side by side,
+            the file those of all queries before those of all keys and all values.
         part: the number of this tensor among those whose rows take turns in the checkpoint's one:
             it has the rows `part`, `part + num_parts` and so on of each expert.
         num_parts: how many tensors of the file these are.
@@ -120,8 +122,10 @@ class GgufFamily:
         ]
 
     def heads_key(self, stored: str) -> str | None:
-        """Returns the key, below the architecture's prefix, of the number of heads whose rows are
-        permuted in a tensor of a file; None: its rows are in a checkpoint's order."""
+        """Returns the key, below the architecture's prefix, of the number of heads whose rows have
+        another order in a tensor of a file; None: its rows are in a checkpoint's order."""
+        if self.place(stored).layout == "heads":
+            return _NUM_HEADS["q"]
         found = _PERMUTED.fullmatch(stored) if self.is_permuted else None
         return _NUM_HEADS[found[1]] if found else None
 

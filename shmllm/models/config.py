@@ -58,8 +58,7 @@ class ModelConfig:
         norm: all norms of the model, those of queries and keys included.
         dtype: the dtype of the checkpoint: "float32", "float16" or "bfloat16"; None: config.json
             does not name one.
-        eos_token_ids: the union of those in config.json and generation_config.json, in that
-            order.
+        eos_token_ids: those in config.json, then further ones in generation_config.json.
         embedding_scale: the factor of the embeddings of tokens, which is rounded to the dtype of
             the weights.
         embeds_scale: the factor of embeddings that a prompt gives itself, rounded likewise.
@@ -69,6 +68,7 @@ class ModelConfig:
         embedding_norm: whether the embeddings have a norm.
         final_norm: whether the result of the last layer has a norm.
         lm_head: whether the model has an LM head, and so can generate.
+        lm_head_bias: whether the LM head has a bias.
         head: what is computed of pooled hidden states; None: nothing.
         pooling: which hidden states are pooled unless somebody says otherwise.
         usual_length: at how many tokens prompts are cut unless somebody says otherwise; None: only
@@ -79,8 +79,7 @@ class ModelConfig:
         logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
         transposed: whether a checkpoint has the matrices of the layers as [in, out].
         per_layer: the inputs that each layer has of its own; None: there are none.
-        scales_layers: whether each layer ends with the multiplication of the residual stream by a
-            weight.
+        scales_layers: whether each layer ends by multiplying the residual stream by a weight.
         further_layers: the layers that a checkpoint may have behind those of the model, each of
             which predicts one token further ahead.
         num_further: how many of them are loaded.
@@ -112,6 +111,7 @@ class ModelConfig:
     embedding_norm: bool = False
     final_norm: bool = True
     lm_head: bool = True
+    lm_head_bias: bool = False
     head: HeadSpec | None = None
     pooling: Pooled = "LAST"
     usual_length: int | None = None

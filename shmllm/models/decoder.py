@@ -297,11 +297,13 @@ class DecoderLayer:
             assert x is not None, "a layer has a mixer or an MLP"
             return x
         if normed is not None and self.spec.parallel:
-            ops.add_norm(x, residual, None, scale)  # and the MLP reads what the mixer read
+            if self._before_mlp is not None:  # else the MLP reads what the mixer read
+                normed = ops.add_norm(None, residual, self._before_mlp, scale)
+            ops.add_norm(x, residual, None, scale)
         else:
             normed = ops.add_norm(x, residual, self._before_mlp, scale)
-        out = self._feed_forward(ops, normed, residual)
-        return out if self._after_mlp is None else ops.norm(out, self._after_mlp)
+        x = self._feed_forward(ops, normed, residual)
+        return x if self._after_mlp is None else ops.norm(x, self._after_mlp)
 
     def _run_with_norms_of_sums(self, ops: Ops, residual: Tensor) -> None:
         """Runs a layer whose norms read the stream and take its place: nothing is left to add."""

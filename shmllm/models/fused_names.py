@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shmllm.models.layers import NamedWeights
-from shmllm.models.matrices import joined
+from shmllm.models.matrices import Matrix, joined
 
 QKV = "qkv_proj", ("q_proj", "k_proj", "v_proj")
 GATE_UP = "gate_up_proj", ("gate_proj", "up_proj")
@@ -19,6 +19,33 @@ def with_fused(weights: NamedWeights, *fused: tuple[str, Sequence[str]]) -> Name
         fused: the name of each fused projection, and those of its parts, in the order of their
             rows.
     """
+    return _with_joined(weights, fused, joined)
+
+
+def with_fused_heads(
+    weights: NamedWeights, fused: tuple[str, Sequence[str]], head_dim: int
+) -> NamedWeights:
+    """As `with_fused`, where the rows of each head's parts are side by side, head by head.
+
+    Args:
+        weights: the destinations under the default names.
+        fused: the name of the fused projection, and those of its parts, which have the same heads.
+        head_dim: the number of rows of a head.
+    """
+
+    def by_head(parts: Sequence[Matrix]) -> Matrix:
+        sizes = [head_dim] * (parts[0].shape[0] // head_dim)
+        heads = zip(*(part.split_with_sizes(sizes) for part in parts), strict=True)
+        return joined([rows for head in heads for rows in head])
+
+    return _with_joined(weights, (fused,), by_head)
+
+
+def _with_joined(
+    weights: NamedWeights,
+    fused: Sequence[tuple[str, Sequence[str]]],
+    join: Callable[[Sequence[Matrix]], Matrix],
+) -> NamedWeights:
     found: NamedWeights = {}
     whole = {parts[0]: (name, parts) for name, parts in fused}
     others = {part for _, parts in fused for part in parts[1:]}
@@ -27,7 +54,7 @@ def with_fused(weights: NamedWeights, *fused: tuple[str, Sequence[str]]) -> Name
         if projection in whole:
             fused_name, parts = whole[projection]
             columns = zip(*(weights[f"{prefix}{part}{kind}"] for part in parts), strict=True)
-            found[f"{prefix}{fused_name}{kind}"] = tuple(joined(views) for views in columns)
+            found[f"{prefix}{fused_name}{kind}"] = tuple(join(views) for views in columns)
         elif projection not in others:
             found[name] = views
     return found

@@ -22,7 +22,7 @@ from shmllm.formats.gguf_directory import LINK, SourceFile, check_source
 from shmllm.formats.gguf_pieces import label, models_in, pieces_of, read_pieces
 from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.gguf_blocks import BLOCK_TYPES
-from shmllm.models.gguf_tensors import FilePart, StoredTensor, stored_tensors, unpermuted
+from shmllm.models.gguf_tensors import FilePart, StoredTensor, stored_tensors
 from shmllm.models.mapped_file import MappedFile
 
 ELEMENTS_AT_ONCE = 2**18
@@ -92,7 +92,7 @@ class GgufFile:
         repack = BLOCK_TYPES[stored.type_name].repack
         parts = [self._blocks(part) for part in stored.parts]
         if stored.num_heads:
-            order = unpermuted(torch.arange(len(parts[0])), stored.num_heads)
+            order = stored.in_order(torch.arange(len(parts[0])))
             matrix.write(lambda some: repack(parts[0][order[some]]))
         elif len(parts) == 1:
             matrix.write(lambda some: repack(parts[0][some]))

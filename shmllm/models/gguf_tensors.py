@@ -44,7 +44,7 @@ class StoredTensor:
     Attributes:
         parts: what files have of it, each with the same shape. If there are several, their rows
             (the second dimension) take turns.
-        num_heads: the number of heads whose rows are permuted; 0 if they are not.
+        num_heads: the number of heads whose rows have another order; 0 if they have not.
         offset: what the values of the file have more than a checkpoint's.
         layout: see `gguf_family.Place`.
     """
@@ -82,11 +82,17 @@ class StoredTensor:
 
     def arranged(self, tensor: Tensor) -> Tensor:
         """Returns the checkpoint's values of those of all parts, [joined_shape]."""
-        if self.num_heads:
-            tensor = unpermuted(tensor, self.num_heads)
+        tensor = self.in_order(tensor)
         if self.offset:
             tensor = tensor - self.offset
         return in_layout(tensor, self.layout)
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Returns what there is of each row of the file in the order of the checkpoint's rows."""
+        if not self.num_heads:
+            return rows
+        order = by_head if self.layout == "heads" else unpermuted
+        return order(rows, self.num_heads)
 
 
 def stored_tensors(pieces: tuple[Path, ...]) -> dict[str, StoredTensor]:
@@ -162,7 +168,7 @@ def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:
 
 
 def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str) -> int:
-    """The number of heads in the rows of queries or keys; 0 for all other tensors."""
+    """The number of heads whose rows have another order; 0 for all other tensors."""
     key = family.heads_key(stored)
     if key is None:
         return 0
@@ -172,7 +178,8 @@ def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str) -> 
         num_heads = header.metadata.get(f"{prefix}.attention.head_count")
     num_heads = num_heads[0] if isinstance(num_heads, list) and num_heads else num_heads
     num_rows = header.tensors[stored].shape[0]
-    if type(num_heads) is not int or num_heads < 1 or num_rows % (2 * num_heads):
+    of_head = 3 if family.place(stored).layout == "heads" else 2
+    if type(num_heads) is not int or num_heads < 1 or num_rows % (of_head * num_heads):
         raise header.error(f"{stored} has {num_rows} rows for {shown(num_heads)} heads")
     return num_heads
 
@@ -188,6 +195,23 @@ def permuted(tensor: Tensor, num_heads: int) -> Tensor:
     neighbours: what `unpermuted` reverses."""
     halves = tensor.view(num_heads, 2, len(tensor) // num_heads // 2, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def by_head(tensor: Tensor, num_heads: int) -> Tensor:
+    """The rows of query, key and value of each head side by side, of those of all queries, keys and
+    values."""
+    parts = tensor.view(3, num_heads, len(tensor) // num_heads // 3, *tensor.shape[1:])
+    return parts.transpose(0, 1).reshape(tensor.shape)
+
+
+def in_file_order(tensor: Tensor, num_heads: int, layout: Layout) -> Tensor:
+    """A checkpoint's rows in the order of a file: what `StoredTensor.in_order` reverses."""
+    if not num_heads:
+        return tensor
+    if layout != "heads":
+        return permuted(tensor, num_heads)
+    heads = tensor.view(num_heads, 3, len(tensor) // num_heads // 3, *tensor.shape[1:])
+    return heads.transpose(0, 1).reshape(tensor.shape)
 
 
 def in_layout(tensor: Tensor, layout: Layout) -> Tensor:

@@ -23,6 +23,7 @@ from shmllm.models.matrices import (
 )
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.specs import MLPSpec, NormSpec
+from shmllm.models.weight_names import LM_HEAD
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""
@@ -83,6 +84,10 @@ class Storage:
     def float32(self, *dimensions: Dimension) -> Tensor:
         """Allocates a weight that is float32 in a model of any dtype."""
         return replace(self, dtype=torch.float32).tensor(*dimensions)
+
+    def ones(self, width: int) -> Tensor:
+        """Returns [width] ones beside the weights: a constant, which nobody loads or updates."""
+        return self.allocate((0,), self.dtype).new_ones(width)
 
     def for_head(self) -> Storage:
         """Returns the storage of the LM head."""
@@ -185,19 +190,19 @@ class Norm:
     """A norm of rows.
 
     Attributes:
-        weight: [width].
+        weight: [width]; ones, which no checkpoint has, if the norm has no weight.
         bias: [width] or None.
         spec: what it computes.
     """
 
     def __init__(self, width: int, spec: NormSpec, storage: Storage) -> None:
         self.spec = spec
-        self.weight = storage.tensor(width)
+        self.weight = storage.tensor(width) if spec.weight else storage.ones(width)
         self.bias = storage.tensor(width) if spec.bias else None
 
     def named_weights(self, name: str) -> NamedWeights:
         """Returns the destinations of a norm's weight and bias, by the norm's name."""
-        weights: NamedWeights = {f"{name}.weight": (self.weight,)}
+        weights: NamedWeights = {f"{name}.weight": (self.weight,)} if self.spec.weight else {}
         return weights if self.bias is None else weights | {f"{name}.bias": (self.bias,)}
 
 
@@ -336,7 +341,7 @@ class TokenEmbedding:
         shared = self.table if is_shared else None
         self.head: Linear | None = None
         if config.lm_head:
-            self.head = Linear(hidden_size, [num_tokens], False, of_head, shared)
+            self.head = Linear(hidden_size, [num_tokens], config.lm_head_bias, of_head, shared)
         of_first = storage.kept_if(stage.is_first)
         self.positions, self.token_types = (
             of_first.tensor(length, hidden_size) if length else None
@@ -354,17 +359,17 @@ class TokenEmbedding:
         return None if head is self.table else head
 
     def named_weights(self) -> NamedWeights:
-        """Returns the destinations of the matrices, each [rows, hidden].
+        """Returns the destinations of the matrices, each [rows, hidden], and of the LM head's bias.
 
         A tied model has one name for table and head. In a quantized tied model that name has two
         destinations: the table, and the rounded copy that the LM head multiplies with.
         """
         weights: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
-        if self.head is None:
-            pass
-        elif not self.tied:
+        if self.head is not None:
             weights |= self.head.named_weights("lm_head")
-        elif self.copied_head is not None:
+            if self.tied:
+                del weights[LM_HEAD]
+        if self.copied_head is not None:
             weights["model.embed_tokens.weight"] = (self.table, self.copied_head)
         if self.positions is not None:
             weights["model.embed_positions.weight"] = (self.positions,)

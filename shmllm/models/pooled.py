@@ -223,6 +223,8 @@ def _converted(config: ModelConfig, fields: Fields, use: ModelUse) -> ModelConfi
         config = _without_head(config)
     elif use.convert == "classify" and not has_classifier:
         config = replace(config, head=_score(fields, config.hidden_size))
+    if config.classes_are_tokens and config.lm_head_bias:
+        raise fields.error("classes that are tokens of an LM head with a bias are not supported")
     is_pooling = use.runner == "pooling" or use.convert in ("embed", "classify")
     return replace(config, lm_head=config.lm_head and not is_pooling)
 

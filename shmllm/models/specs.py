@@ -25,14 +25,16 @@ class NormSpec:
     Attributes:
         kind: "rms": RMSNorm (Zhang and Sennrich, 2019); "layer": LayerNorm (Ba et al., 2016).
         eps: added to the mean square, or to the variance.
-        offset: added to the weights of an RMSNorm, in float32.
+        offset: added to the weights, in float32.
         bias: whether a LayerNorm has a bias.
+        weight: whether the norm has a weight; otherwise it multiplies by one.
     """
 
     kind: NormKind = "rms"
     eps: float = 1e-6
     offset: float = 0.0
     bias: bool = False
+    weight: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +229,8 @@ class LayerNorms:
     Attributes:
         before_mixer: reads the residual stream; the mixer reads its output.
         after_mixer: reads the mixer's output, before that is added to the stream.
-        before_mlp: as `before_mixer`; a parallel layer has none.
+        before_mlp: as `before_mixer`; without one, the MLP of a parallel layer reads what the mixer
+            reads.
         after_mlp: as `after_mixer`.
         of_sums: whether the norms behind mixer and MLP read the stream with the output added, and
             take the stream's place (Vaswani et al., 2017, section 3.1). There are no others then.
@@ -252,8 +255,8 @@ class LayerSpec:
         mixer: its attention, or what takes its place; None: it has an MLP alone.
         mlp: its MLP or its experts; None: it has a mixer alone.
         norms: the norms before and behind both.
-        parallel: whether the MLP reads what the mixer reads, and not its sum with the mixer's
-            output.
+        parallel: whether the MLP reads the stream that the mixer reads, and not its sum with the
+            mixer's output.
     """
 
     mixer: MixerSpec | None

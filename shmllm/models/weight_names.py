@@ -17,9 +17,12 @@ RENAMED_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.text_model.": "model.",
     "backbone.": "model.",
+    "gpt_neox.": "model.",
+    "embed_out.": "lm_head.",
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
     **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
-    **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm")},
+    **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "embed_in")},
+    **{f"{name}.": f"model.{name}." for name in ("final_layer_norm", "final_layernorm")},
     **{
         f"decoder.{name}.": f"model.decoder.{name}."
         for name in ("layers", "embed_tokens", "embed_positions", "final_layer_norm")
@@ -29,8 +32,8 @@ RENAMED_PREFIXES = {
         for name in ("embeddings.tok_embeddings", "embeddings.norm", "final_norm")
     },
 }
-"""What a prefix of a model's weights stands for. Mamba's is "backbone"; the first files of GPT-2
-and OPT, and those of models without an LM head, have none."""
+"""What a prefix of a model's weights stands for. Mamba's is "backbone", GPT-NeoX's its name; the
+first files of GPT-2 and OPT, and those of models without an LM head, have none."""
 
 TOWER_PREFIXES = {
     f"{outer}{name}.{inner}": f"{name}."
@@ -66,10 +69,12 @@ _SKIPPED_SUFFIXES = (
     "rotary_pos_emb.inv_freq",
     ".attn.bias",
     ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
     ".position_ids",
 )
-"""The ends of the names of constants: frequencies, the causal masks in GPT-2's first files, and the
-numbers of the positions in BERT's."""
+"""The ends of the names of constants: frequencies, the causal masks in the first files of GPT-2 and
+GPT-NeoX, and the numbers of the positions in BERT's."""
 
 _RENAMED_SUFFIXES = {
     ".LayerNorm.gamma": ".LayerNorm.weight",

@@ -168,7 +168,7 @@ def _phi3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {"attention.sliding_window": next(iter(_windows(config)), 0)}
 
 
-def _stablelm(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+def _parallel(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {"use_parallel_residual": config.layers[0].parallel}
 
 
@@ -198,7 +198,8 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "exaone4": _pattern,
     "phi3": _phi3,
     "olmo2": _pattern,
-    "stablelm": _stablelm,
+    "gptneox": _parallel,
+    "stablelm": _parallel,
     "qwen3vl": _qwen3_vl,
 }
 """What only files of one of llama.cpp's architectures have."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from shmllm.formats.gguf import TensorEntry
 from shmllm.frontend.gguf.config import SAMPLING
 from shmllm.frontend.model_files import generation_defaults, model_title
-from shmllm.models.gguf_tensors import of_place, permuted
+from shmllm.models.gguf_tensors import in_file_order, of_place
 from shmllm.quantize.drift import Drift, squares
 from shmllm.quantize.gguf_description import describe, rope_tensors
 from shmllm.quantize.gguf_metadata import check_kept, find_gguf_family
@@ -164,8 +164,7 @@ def _stored_bytes(each: Planned, drift: Drift) -> Array:
         part = each.parts[number]
         with part.read() as tensor:
             tensor = of_place(tensor, each.place)
-            if each.num_heads:
-                tensor = permuted(tensor, each.num_heads)
+            tensor = in_file_order(tensor, each.num_heads, each.place.layout)
             rounded = stored[number * size : (number + 1) * size]
             error, total = _round_into(rounded, tensor, each)
         if each.kind is not Kind.F32:

@@ -31,7 +31,10 @@ LENGTHS = (5, 200)
 WINDOW = 48
 LEFT_OUT = ("mistral", "phi3", "starcoder2")
 """Families whose windows llama.cpp leaves out."""
-TOLERANCES = {"gpt2": 1e-3, "starcoder2": 1e-3, "gemma2": 5e-3, "gemma3": 5e-2}
+TOLERANCES = {
+    **dict.fromkeys(("gpt2", "gpt_neox", "phi", "starcoder2"), 1e-3),
+    **{"gemma": 5e-3, "gemma2": 5e-3, "gemma3": 5e-2},
+}
 """llama.cpp takes GELU from a table in float16."""
 ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 128}
 YARN = ROPE | {"rope_type": "yarn", "factor": 4.0}

@@ -40,11 +40,16 @@ ARCHITECTURES = {
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "nemotron": gguf.MODEL_ARCH.NEMOTRON,
+    "olmo": gguf.MODEL_ARCH.OLMO,
+    "phi": gguf.MODEL_ARCH.PHI2,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
-PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "arcee")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo")
 UNROUNDED = ("ffn_gate_inp.", "shortconv.conv.", "position_embd.", ".bias")
 """What is F32 in any file, though it may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
@@ -157,7 +162,9 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
                 yield own.replace(*_EXPERTS), np.ascontiguousarray(half)
         elif name.endswith("experts.down_proj"):
             yield f"{name}.weight".replace(*_EXPERTS), values
-        elif family.startswith("gemma") and name.endswith("norm.weight"):
+        elif family == "gpt_neox" and "query_key_value" in name:
+            yield name, _all_queries_first(values, model.config)
+        elif (family.startswith("gemma") or family == "nemotron") and name.endswith("norm.weight"):
             yield name, values + 1
         elif family in PERMUTED:
             yield name, permuted(values, name, model.config)
@@ -165,10 +172,21 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
             (".c_attn.weight", ".c_proj.weight", "c_fc.weight")
         ):
             yield name, np.ascontiguousarray(values.T)
-        elif name.endswith("conv.conv.weight"):
-            yield name, values[:, 0]
         else:
-            yield name, values[0] if name.endswith("shared_expert_gate.weight") else values
+            yield name, _without_dimension(name, values)
+
+
+def _without_dimension(name: str, values: Array) -> Array:
+    """A matrix of one row as a vector, and convolutions as rows."""
+    if name.endswith("conv.conv.weight"):
+        return values[:, 0]
+    return values[0] if name.endswith("shared_expert_gate.weight") else values
+
+
+def _all_queries_first(values: Array, config: Any) -> Array:
+    """The rows of all queries, all keys and all values, of those of each head side by side."""
+    heads = values.reshape(config.num_attention_heads, 3, -1, *values.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(0, 1).reshape(values.shape))
 
 
 def _of_gpt_oss(name: str, values: Array) -> Iterator[tuple[str, Array]]:
@@ -214,8 +232,11 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         _add_lfm2(writer, config)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
-    if family in _LAYER_NORM_EPS:
+        if family != "gpt_neox":
+            writer.add_head_count_kv(config.num_key_value_heads)
+    if family == "olmo":
+        writer.add_layer_norm_eps(1e-5)
+    elif family in _LAYER_NORM_EPS:
         writer.add_layer_norm_eps(getattr(config, _LAYER_NORM_EPS[family]))
     else:
         names = ("rms_norm_eps", "norm_eps")
@@ -273,6 +294,8 @@ def _add_partial(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(int(width * share))
     if config.model_type == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
+    if config.model_type == "gpt_neox":
+        writer.add_parallel_residual(config.use_parallel_residual)
 
 
 def _add_granite(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -314,11 +337,15 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "cohere": lambda writer, config: writer.add_logit_scale(config.logit_scale),
     "cohere2": _add_cohere2,
     "exaone4": _add_exaone4,
+    "gpt_neox": _add_partial,
+    "nemotron": _add_partial,
+    "phi": _add_partial,
     "stablelm": _add_partial,
     "starcoder2": lambda writer, config: writer.add_sliding_window(config.sliding_window or 0),
 }
 _LAYER_NORM_EPS = {
-    **dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"),
+    **dict.fromkeys(("cohere", "cohere2", "gpt_neox", "phi", "stablelm"), "layer_norm_eps"),
+    "nemotron": "norm_eps",
     "starcoder2": "norm_epsilon",
 }
 

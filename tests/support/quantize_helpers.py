@@ -18,6 +18,7 @@ TIED = {"tie_word_embeddings": True}
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16} | TIED
 """llama.cpp takes head_dim, and a file cannot say another one; Gemma 2 has no LM head in a file."""
 WRITABLE: dict[str, dict[str, Any]] = {
+    "gemma": TIED,
     "gemma2": GEMMA,
     "gemma3": GEMMA,
     "cohere": TIED,  # has no LM head in a file

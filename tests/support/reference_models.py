@@ -134,7 +134,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone_moe": ("ExaoneMoe", ROUTER | {"num_hidden_layers": 5, "sliding_window": 48}),
     "flex_olmo": ("FlexOlmo", {"num_experts": 8, "num_experts_per_tok": 3}),
     "exaone4": ("Exaone4", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "gemma": ("Gemma", {"head_dim": 16}),
     "glm": ("Glm", {"head_dim": 16}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "gptj": ("GPTJ", {"n_inner": 96, "rotary_dim": 8}),
+    "helium": ("Helium", {"head_dim": 16}),
+    "nemotron": ("Nemotron", {}),
+    "olmo": ("Olmo", {}),
+    "phi": ("Phi", {"num_key_value_heads": 4}),
     "opt": ("OPT", {"ffn_dim": 96}),
     "seed_oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
     "stablelm": ("StableLm", {"use_parallel_residual": True}),
@@ -224,6 +231,7 @@ RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", *MAMBAS
 DENSE = (
     *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
+    *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
 )
 """Dense families that are made of what others have."""
 WITH_EXPERTS = (
@@ -233,7 +241,7 @@ WITH_EXPERTS = (
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
-    *(*WITH_EXPERTS, "glm", "opt"),
+    *(*WITH_EXPERTS, "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite"),
 )
 """Those that GGUF files here do not have yet."""

@@ -6,6 +6,7 @@ types have, and refuses what no engine computes. It knows what llama.cpp knows a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,10 @@ def _qwen3_moe(known: Metadata, config: Json) -> Json:
     )
 
 
+def _gemma1(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | {"hidden_act": "gelu_pytorch_tanh"}
+
+
 def _gemma2(known: Metadata, config: Json) -> Json:
     return _gemma(known, config, period=2, layers_of_27b=46) | {
         "attn_logit_softcapping": known.number("attn_logit_softcapping", 50.0),
@@ -161,6 +166,15 @@ def _smollm3(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | {"no_rope_layer_interval": 4}
 
 
+def _olmo(known: Metadata, config: Json) -> Json:
+    eps = config["layer_norm_eps"]  # transformers has no field of it
+    if not math.isclose(eps, 1e-5, rel_tol=1e-5):
+        raise known.header.error(f"attention.layer_norm_epsilon {eps:g} is not supported")
+    if known.find("attention.clamp_kqv"):
+        raise known.header.error("attention.clamp_kqv is not supported")
+    return no_window(known, config)
+
+
 def _olmo2(known: Metadata, config: Json) -> Json:
     """OLMo 3's models have the architecture olmo2, and windows."""
     if known.find(_WINDOW) in (None, 0):
@@ -200,7 +214,7 @@ def _cohere(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | {"logit_scale": known.number("logit_scale")}
 
 
-def _arcee(known: Metadata, config: Json) -> Json:
+def _relu_squared(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | {"hidden_act": "relu2"}
 
 
@@ -230,6 +244,21 @@ def _stablelm(known: Metadata, config: Json) -> Json:
         "use_qkv_bias": config["attention_bias"],
         "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
         "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
+    }
+
+
+def _phi(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | {"hidden_act": "gelu_new"}
+
+
+def _gpt_neox(known: Metadata, config: Json) -> Json:
+    """Pythia's GELU has the error function, which llama.cpp approximates."""
+    return no_window(known, config) | {
+        "hidden_act": "gelu",
+        "rotary_emb_base": config["rope_theta"],
+        "rotary_pct": config["partial_rotary_factor"],
+        "attention_bias": "blk.0.attn_qkv.bias" in known.header.tensors,
+        "use_parallel_residual": known.flag("use_parallel_residual", True),
     }
 
 
@@ -300,15 +329,20 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "mixtral": _mixtral,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "phi3": _phi3,
     "granite": _granite,
     "smollm3": _smollm3,
+    "olmo": _olmo,
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "glm4": _glm4,
-    "arcee": _arcee,
+    "arcee": _relu_squared,
+    "nemotron": _relu_squared,
+    "gpt_neox": _gpt_neox,
+    "phi": _phi,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "ernie4_5": _ernie,

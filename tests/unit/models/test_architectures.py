@@ -312,6 +312,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True}
         | {"rope_parameters": LLAMA3_ROPE},
     ),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma-untied": (
+        "gemma",
+        {"head_dim": 12, "tie_word_embeddings": False, "attention_bias": True}
+        | {"hidden_act": "gelu"},
+    ),
     "glm": ("glm", {"head_dim": 16}),
     "glm-no-bias": (
         "glm",
@@ -463,6 +469,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2": ("gpt2", {}),
     "gpt2-untied": ("gpt2", {"n_inner": 72, "tie_word_embeddings": False, "n_head": 4}),
+    "gpt-neox": ("gpt_neox", {"num_attention_heads": 3}),
+    "gpt-neox-sequential": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
+        | {"hidden_act": "gelu_fast"}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "gptj": ("gptj", {"n_inner": 80, "rotary_dim": 4}),
+    "gptj-tied": ("gptj", {"rotary_dim": 8, "tie_word_embeddings": True}),
+    "helium": ("helium", {"head_dim": 8}),
+    "helium-bias": (
+        "helium",
+        {"head_dim": 8, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "nemotron": ("nemotron", {}),
+    "nemotron-bias": (
+        "nemotron",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "hidden_act": "silu"}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 1.0}},
+    ),
+    "olmo": ("olmo", {}),
+    "olmo-bias": ("olmo", {"attention_bias": True, "tie_word_embeddings": True}),
+    "phi": ("phi", {}),
+    "phi-tied": (
+        "phi",
+        {"tie_word_embeddings": True, "num_key_value_heads": 6}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.25}},
+    ),
     "opt": ("opt", {"ffn_dim": 80}),
     "opt-untied": (
         "opt",
@@ -616,6 +650,7 @@ BFLOAT16 = [
     "exaone-moe-all-experts",
     "exaone4",
     "flex-olmo-all-experts",
+    "gemma",
     "gemma2",
     "gemma3",
     "gemma4-per-layer",
@@ -625,16 +660,22 @@ BFLOAT16 = [
     "glm4-moe-lite-all-experts",
     "gpt-oss-all-experts",  # near-ties of a router would choose other experts
     "gpt2",
+    "gpt-neox",
+    "gptj",
     "granite",
     "lfm2",
     "lfm2-moe-all-experts",
+    "helium",
     "llama-yarn",
     "mistral-window",
     "mixtral-all-experts",
+    "nemotron",
+    "olmo",
     "olmo2",
     "olmo3",
     "olmoe",
     "opt",
+    "phi",
     "phi3",
     "qwen2-tied",
     "qwen3-next-all-experts",

@@ -29,7 +29,19 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 OF_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "youtu")
 """The families whose defaults `test_latent_attention` compares."""
-OTHERS = ("gpt2", "gemma4", "lfm2", "lfm2_moe", "opt", "granite_swa", *OF_DEEPSEEK, *MAMBAS)
+OTHERS = (
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "gemma4",
+    "helium",
+    "lfm2",
+    "lfm2_moe",
+    "opt",
+    "granite_swa",
+    *OF_DEEPSEEK,
+    *MAMBAS,
+)
 NAMED_LIKE_LLAMA = [family for family in CONFIGS if family not in OTHERS]
 """Our families whose fields and weights have Llama's names, and whose layers have the same
 heads."""
@@ -80,13 +92,12 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     expected = CONFIGS[family](**sizes | wide)
     name = type(expected).__name__.replace("Text", "").replace("Config", "ForCausalLM")
     config = read(tmp_path, architectures=[name], **wide)
-    assert config.attentions[0].num_kv_heads == expected.num_key_value_heads
+    assert config.attentions[0].num_kv_heads == (expected.num_key_value_heads or 32)
     assert config.attentions[0].head_dim == (getattr(expected, "head_dim", None) or 8)
     assert config.max_position_embeddings == expected.max_position_embeddings
-    names = "layer_norm_eps", "norm_epsilon", "rms_norm_eps"
-    assert config.norm.eps == next(
-        getattr(expected, eps) for eps in names if hasattr(expected, eps)
-    )
+    names = "layer_norm_eps", "norm_epsilon", "norm_eps", "rms_norm_eps"
+    found = (getattr(expected, eps) for eps in names if hasattr(expected, eps))
+    assert config.norm.eps == next(found, 1e-5)  # OLMo has no such field
     assert config.tie_word_embeddings == expected.tie_word_embeddings
     ropes = expected.rope_parameters
     by_type = ropes.values() if "rope_theta" not in ropes else [ropes]
@@ -141,7 +152,8 @@ def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
     attention = config.attentions[0]
     assert (attention.num_heads, attention.num_kv_heads) == (6, 2)
     layer = next(n for n, each in enumerate(config.layers) if each.mixer in config.attentions)
-    projection = reference.get_submodule(f"model.layers.{layer}.self_attn.o_proj")
+    output = "dense" if family == "phi" else "o_proj"
+    projection = reference.get_submodule(f"model.layers.{layer}.self_attn.{output}")
     assert attention.width == projection.in_features
     names = [name for name, _ in reference.named_parameters()]
     assert config.attentions[0].bias == any(name.endswith("q_proj.bias") for name in names)
@@ -203,6 +215,45 @@ def test_absent_fields_of_opt_agree_with_transformers(tmp_path: Path) -> None:
     assert config.tie_word_embeddings == expected.tie_word_embeddings
 
 
+DENSE = {
+    "gpt_neox": ("GPTNeoXForCausalLM", MINIMAL, "layer_norm_eps"),
+    "gptj": ("GPTJForCausalLM", {}, "layer_norm_epsilon"),
+    "helium": (
+        "HeliumForCausalLM",
+        MINIMAL | {"hidden_size": 2560, "num_attention_heads": 20},
+        "rms_norm_eps",
+    ),
+}
+"""Families with names of fields, or limits of sizes, of their own."""
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_absent_fields_of_dense_families_agree_with_transformers(
+    family: str, tmp_path: Path
+) -> None:
+    architecture, sizes, eps = DENSE[family]
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"architectures": [architecture]}))
+    config, expected = ModelConfig.from_directory(tmp_path), CONFIGS[family](**sizes)
+    (attention,) = set(config.attentions)
+    assert len(config.layers) == expected.num_hidden_layers
+    assert attention.width == config.hidden_size == expected.hidden_size
+    assert attention.num_heads == attention.num_kv_heads == expected.num_attention_heads
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.norm.eps == getattr(expected, eps)
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    assert attention.rope is not None
+    ropes = getattr(expected, "rope_parameters", {"rope_theta": 10_000.0})
+    assert attention.rope.theta == ropes["rope_theta"]
+    partial = attention.head_dim * ropes.get("partial_rotary_factor", 1.0)
+    assert attention.rope.rotary_dim == getattr(expected, "rotary_dim", partial)
+
+
+def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
+    own = {"rotary_emb_base": 500.0, "rotary_pct": 0.5}
+    config = read(tmp_path, architectures=["GPTNeoXForCausalLM"], **own)
+    assert config.ropes == (RopeConfig(rotary_dim=4, theta=500.0),)
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "reason"),
     [
@@ -211,6 +262,13 @@ def test_absent_fields_of_opt_agree_with_transformers(tmp_path: Path) -> None:
         ("Cohere", {"use_qk_norm": True}, "use_qk_norm true is not supported"),
         ("StableLm", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
         ("Exaone4", {"sliding_window_pattern": "LLLG"}, "'sliding_window_pattern' must be an int"),
+        ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' beside hidden_act"),
+        ("Gemma", {"use_bidirectional_attention": True}, "attention is causal"),
+        ("GPTJ", {"rotary_dim": None}, "rotary_dim null is not supported"),
+        ("GPTJ", {"rotary_dim": 7}, "rotary_dim .7. must be even and at most 256"),
+        ("Helium", {}, "the width of all heads .1024. must be hidden_size .128."),
+        ("Olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
+        ("Phi", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
     ],
 )
 def test_what_no_kernel_computes_is_refused(
@@ -219,6 +277,23 @@ def test_what_no_kernel_computes_is_refused(
     usual = {"num_key_value_heads": 4, "hidden_size": 128}
     with pytest.raises(EngineStartError, match=reason):
         read(tmp_path, architectures=[f"{architecture}ForCausalLM"], **usual | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "activation"),
+    [
+        ({}, "gelu_tanh"),
+        ({"hidden_act": "gelu"}, "gelu_tanh"),
+        ({"hidden_act": "gelu", "hidden_activation": None}, "gelu_tanh"),
+        ({"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_new"}, "gelu_tanh"),
+        ({"hidden_act": "silu", "hidden_activation": "silu"}, "silu"),
+    ],
+)
+def test_gelu_of_gemmas_first_files_is_the_approximation(
+    fields: dict[str, Any], activation: str, tmp_path: Path
+) -> None:
+    config = read(tmp_path, architectures=["GemmaForCausalLM"], num_key_value_heads=1, **fields)
+    assert {mlp.activation for mlp in config.dense_mlps} == {activation}
 
 
 def test_absent_fields_of_gpt2_agree_with_transformers(tmp_path: Path) -> None:

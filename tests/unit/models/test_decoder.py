@@ -95,7 +95,7 @@ class PlainOps:
         width = linear.weight.shape[0]
         out = self._products.setdefault(width, x.new_empty(TOKENS, width))
         assert isinstance(linear.weight, Tensor)
-        return out.copy_(x @ linear.weight.t())
+        return out.copy_(x @ linear.weight.t() + (0 if linear.bias is None else linear.bias))
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         self.calls.append("attend")
@@ -122,12 +122,14 @@ def forward(model: DecoderModel) -> Tensor:
             return x if name is None else normed(x, norms[name])
 
         inside, behind = (names, LayerNorms()) if not names.of_sums else (LayerNorms(), names)
-        reads = maybe(stream, names.before_mixer)
+        reads, before = maybe(stream, names.before_mixer), stream
         out = mixed(reads @ layer.mixer.qkv_proj.weight.t())
         out = maybe(out @ layer.mixer.o_proj.weight.t(), inside.after_mixer)
         stream = maybe(stream + scale * out, behind.after_mixer)
         if not layer.spec.parallel:
             reads = maybe(stream, names.before_mlp)
+        elif names.before_mlp is not None:
+            reads = maybe(before, names.before_mlp)
         up = reads @ layer.mlp.gate_up_proj.weight.t()
         out = (up[:, :INNER].sigmoid() * up[:, -INNER:]) @ layer.mlp.down_proj.weight.t()
         stream = maybe(stream + scale * maybe(out, inside.after_mlp), behind.after_mlp)
@@ -140,6 +142,7 @@ LAYERS = {
     "of sums": replace(PRE, norms=replace(POST_NORMS, of_sums=True)),
     "both": replace(PRE, norms=SANDWICH),
     "parallel": replace(PRE, norms=ONE_NORM, parallel=True),
+    "parallel with two norms": replace(PRE, parallel=True),
     "no gate": replace(PRE, mlp=MLPSpec(inner=INNER, gated=False)),
 }
 
@@ -164,6 +167,25 @@ def test_the_model_owns_its_logits(scale: float, cap: float | None) -> None:
     expected = scale * hidden @ model.embedding.head.weight.t()
     expected = expected if cap is None else cap * (expected / cap).tanh()
     torch.testing.assert_close(model.logits(PlainOps(), hidden), expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_lm_head_may_have_a_bias(tied: bool) -> None:
+    model = make_model(config_of(PRE, lm_head_bias=True, tie_word_embeddings=tied))
+    head = model.embedding.head
+    assert head.bias.shape == (16,)
+    names = {name for name in model.named_weights() if name.startswith("lm_head.")}
+    assert names == {"lm_head.bias"} | (set() if tied else {"lm_head.weight"})
+    hidden = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, generator=torch.manual_seed(1))
+    expected = hidden @ head.weight.t() + head.bias
+    torch.testing.assert_close(model.logits(PlainOps(), hidden), expected)
+
+
+def test_a_norm_without_a_weight_multiplies_by_one_and_is_no_weight_of_the_model() -> None:
+    model = make_model(config_of(PRE, norm=NormSpec(eps=1e-3, weight=False)))
+    assert not [name for name in model.named_weights() if "norm" in name]
+    assert all(torch.equal(norm.weight, torch.ones(HIDDEN)) for norm in model.layers[0].all_norms())
+    torch.testing.assert_close(model.forward(PlainOps()), forward(model))
 
 
 def test_names_of_weights_follow_the_spec() -> None:

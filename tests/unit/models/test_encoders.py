@@ -131,3 +131,5 @@ def test_unknown_ways_to_make_classes_of_tokens_are_refused(tmp_path: Path) -> N
     ]:
         with pytest.raises(EngineStartError, match=reason):
             read(tmp_path, name, **fields)
+    with pytest.raises(EngineStartError, match="an LM head with a bias are not supported"):
+        read(tmp_path, "PhiForSequenceClassification", **pair)

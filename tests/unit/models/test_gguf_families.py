@@ -152,6 +152,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"moe_intermediate_size": 24, "use_expert_bias": False, "routed_scaling_factor": 2.5},
         lambda writer: writer.add_expert_weights_scale(2.5),
     ),
+    "gemma": ("gemma", {"head_dim": 16}, None),
+    "gpt-neox": ("gpt_neox", {}, None),
+    "gpt-neox sequential": ("gpt_neox", {"use_parallel_residual": False}, None),
+    "nemotron": ("nemotron", {"attention_bias": True, "mlp_bias": True}, None),
+    "olmo": ("olmo", {}, None),
+    "phi": ("phi", {}, None),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
 }
 

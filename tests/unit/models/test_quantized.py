@@ -131,7 +131,7 @@ def test_writing_a_clone_back_changes_no_bit(
 @pytest.mark.parametrize(
     ("family", "kind"),
     [("llama", "int8"), ("qwen2", "int8"), ("qwen3", "int8"), ("qwen2", "int4"),
-     ("llama", "int4-g64")],
+     ("llama", "int4-g64"), ("phi", "int8")],
 )  # fmt: skip
 def test_logits_are_those_of_the_rounded_matrices(
     family: str, kind: str, dtype: torch.dtype, tmp_path: Path

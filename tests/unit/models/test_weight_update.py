@@ -38,6 +38,20 @@ def test_loading_all_weights_of_another_model_gives_its_logits(pair):
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [("gpt_neox", False), ("gptj", False), ("olmo", True), ("phi", False), ("phi", True)],
+)
+def test_weights_have_the_names_of_their_family(family, tied, tmp_path):
+    options = {"tie_word_embeddings": tied} | ({"rotary_dim": 8} if family == "gptj" else {})
+    first, other = (reference_model(family, scale, **options) for scale in (1.0, 2.0))
+    ours = load(save(first, tmp_path))
+    assert ours.load_weights(other.named_parameters()) == set(ours.named_weights())
+    torch.testing.assert_close(
+        our_logits(ours, TOKENS), reference_logits(other, TOKENS), atol=1e-4, rtol=1e-4
+    )
+
+
 def test_some_weights_change_alone(pair):
     ours, _ = pair
     before = snapshot(ours)
