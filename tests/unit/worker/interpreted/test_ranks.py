@@ -95,6 +95,8 @@ def ask_everything(engine: Engine) -> None:
 FAMILIES = (
     "llama",
     "gpt2",
+    "gpt_neox",
+    "phi",
     "qwen2_moe",
     "gpt_oss",
     "qwen3_next",
