@@ -268,8 +268,7 @@ class DecoderLayer:
             residual: [tokens, hidden], the residual stream, changed in place.
 
         Returns:
-            [tokens, hidden], which the next norm adds to ``residual``; None: nothing is left to
-            add.
+            [tokens, hidden], which the next norm adds to ``residual``; None: nothing is left.
         """
         out = self._run(ops, x, residual)
         if self.input is None and self.scale is None:

@@ -26,8 +26,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from shmllm.errors import SegmentError
 from shmllm.sigbus.bus_handler import (
     ACTION_BYTES,
@@ -194,6 +192,8 @@ def guarded(address: int, nbytes: int) -> Iterator[Guard | None]:
 
 
 def _address_of(mapping: mmap.mmap) -> int:
+    import numpy as np  # front ends, which have no handler, import this module too
+
     return int(np.frombuffer(mapping, np.uint8).ctypes.data)
 
 

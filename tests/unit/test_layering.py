@@ -45,7 +45,7 @@ RULES = {
     "shmllm.config": Rule("errors", lazy_packages="torch transformers"),
     "shmllm.plugins": Rule("errors params", lazy="compat"),
     "shmllm.params": Rule("errors outputs"),
-    "shmllm.sigbus": Rule("errors", packages="numpy"),
+    "shmllm.sigbus": Rule("errors", lazy_packages="numpy"),
     "shmllm.formats": Rule("errors sigbus", packages="numpy"),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),

@@ -267,6 +267,7 @@ def test_every_kernel_has_a_launch_and_its_facts(capability: int, tmp_path: Path
         "some-latents",
         "some-packed",
         "some-decodes",
+        "some-decoders",
     )
     missing = set() if capability >= 90 else {"many_rows_kernel.multiply_many_rows"}
     assert {name_of(kernel) for kernel in found} == kernels() - missing
