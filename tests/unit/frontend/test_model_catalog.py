@@ -239,7 +239,7 @@ def test_several_gguf_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_class_of_transformers_is_named_as_a_way_out(model: Path) -> None:
-    change_config(model, architectures=["GemmaForCausalLM"])
+    change_config(model, architectures=["PersimmonForCausalLM"])
     with pytest.raises(EngineStartError, match="; model_impl='transformers' may run it, slower"):
         check_model(model, needs_weights=True)
     check_model(model, needs_weights=True, ours=False)
