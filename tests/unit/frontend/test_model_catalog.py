@@ -243,7 +243,7 @@ def test_a_class_of_transformers_is_named_as_a_way_out(model: Path) -> None:
     with pytest.raises(EngineStartError, match="; model_impl='transformers' may run it, slower"):
         check_model(model, needs_weights=True)
     check_model(model, needs_weights=True, ours=False)
-    change_config(model, architectures=["GemmaModel"])
+    change_config(model, architectures=["PersimmonModel"])
     with pytest.raises(EngineStartError, match="known ones") as caught:
         check_model(model, needs_weights=True)
     assert "model_impl" not in str(caught.value)
