@@ -11,6 +11,7 @@ from __future__ import annotations
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ from shmllm.wire.values import Tree, flatten, restore
 
 Flat = tuple[Tree, list[Any]]
 """The result of `flatten`: a tree and its tensors."""
+
+
+_by_value_lock = threading.Lock()
+"""Held while modules are registered with cloudpickle, which has one registry for all threads."""
 
 
 @dataclass(slots=True)
@@ -141,7 +146,7 @@ def pickle_call(call: RpcCall) -> bytes:
         RequestError: it cannot be pickled.
     """
     try:
-        with _by_value([call.method, *call.args]):
+        with _by_value_lock, _by_value([call.method, *call.args]):
             data: bytes = _cloudpickle().dumps((call.method, call.args, call.kwargs))
             return data
     except Exception as problem:

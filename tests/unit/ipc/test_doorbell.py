@@ -201,9 +201,9 @@ if not (child := os.fork()):
     os._exit(0)
 bell = open_doorbell(memory)
 num_taken = 0
-end = time.monotonic() + 20
+end = time.monotonic() + 50
 try:
-    while num_taken < 1000 and time.monotonic() < end:
+    while num_taken < 200 and time.monotonic() < end:
         num_taken += bell.wait(0.0001)
         bell.post()
         bell.drain()
@@ -220,8 +220,8 @@ print(num_taken)
 
 @needs_futex
 def test_a_process_that_damages_a_doorbell_all_the_time_ends_no_other() -> None:
-    done = run_source(DAMAGED, timeout=60)
-    assert (done.returncode, done.stdout) == (0, b"1000\n"), done.stderr.decode()
+    done = run_source(DAMAGED, timeout=120)
+    assert (done.returncode, done.stdout) == (0, b"200\n"), done.stderr.decode()
 
 
 @needs_futex
