@@ -1,0 +1,148 @@
+"""Where a checkpoint has what a layer of a GGUF file has: a table for each kind of layers.
+
+The names on one side are llama.cpp's, on the other transformers'; `gguf_families.py` says which
+families have which. This module must not import torch.
+"""
+
+from __future__ import annotations
+
+from shmllm.formats.gguf_family import Place, Places
+
+ATTENTION: Places = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+QK_NORMS: Places = {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+MLP: Places = {
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+FUSED_MLP: Places = {
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+DENSE: Places = {**ATTENTION, "ffn_norm": "post_attention_layernorm", **MLP}
+GEMMA: Places = {
+    **DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+EXPERTS: Places = {
+    **ATTENTION,
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+MIXTRAL: Places = {
+    **EXPERTS,
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+QWEN2_MOE: Places = {
+    **EXPERTS,
+    "ffn_gate_inp_shexp": Place(name="mlp.shared_expert_gate", layout="row"),
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+GATE_UP = Place(name="mlp.experts.gate_up_proj", layout="transposed", num_parts=2)
+GATE_UP_BIAS = Place(name="mlp.experts.gate_up_proj_bias", num_parts=2)
+GPT_OSS: Places = {
+    **ATTENTION,
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps.weight": GATE_UP,
+    "ffn_gate_exps.bias": GATE_UP_BIAS,
+    "ffn_up_exps.weight": Place(name=GATE_UP.name, layout="transposed", part=1, num_parts=2),
+    "ffn_up_exps.bias": Place(name=GATE_UP_BIAS.name, part=1, num_parts=2),
+    "ffn_down_exps.weight": Place(name="mlp.experts.down_proj", layout="transposed"),
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
+OLMO2: Places = {
+    **{module: at for module, at in ATTENTION.items() if module != "attn_norm"},
+    **QK_NORMS,
+    **MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+UNGATED: Places = {module: at for module, at in DENSE.items() if module != "ffn_gate"}
+GPTNEOX: Places = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": Place(name="attention.query_key_value", layout="heads"),
+    "attn_output": "attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+PHI2: Places = {
+    **ATTENTION,
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+STARCODER2: Places = {**UNGATED, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+SEED_OSS: Places = {**ATTENTION, "post_attention_norm": "post_attention_layernorm", **MLP}
+PHI3: Places = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    **FUSED_MLP,
+}
+GLM4: Places = {
+    **ATTENTION,
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **FUSED_MLP,
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+LFM2: Places = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": Place(name="conv.conv", layout="channels"),
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+LFM2_MOE: Places = {
+    **LFM2,
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "ffn_gate_exps": "feed_forward.experts.{}.w1",
+    "ffn_up_exps": "feed_forward.experts.{}.w3",
+    "ffn_down_exps": "feed_forward.experts.{}.w2",
+}
+OUTSIDE_LFM2 = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",  # so it is called there
+    "output": "lm_head",
+}
+GPT2: Places = {
+    "attn_norm": "ln_1",
+    "attn_qkv": Place(name="attn.c_attn", layout="transposed"),
+    "attn_output": Place(name="attn.c_proj", layout="transposed"),
+    "ffn_norm": "ln_2",
+    "ffn_up": Place(name="mlp.c_fc", layout="transposed"),
+    "ffn_down": Place(name="mlp.c_proj", layout="transposed"),
+}
