@@ -10,7 +10,13 @@ from shmllm.models.deepseek_v3 import read_sigmoid_experts
 from shmllm.models.exaone4 import POSITIONS, read_mixers
 from shmllm.models.fields import Fields
 from shmllm.models.olmo2 import olmo_model
-from shmllm.models.readers import read_mlp, read_num_layers, read_positions
+from shmllm.models.readers import (
+    SPARSE,
+    read_mlp,
+    read_mlp_types,
+    read_num_layers,
+    read_positions,
+)
 from shmllm.models.specs import LayerSpec
 
 if TYPE_CHECKING:
@@ -33,13 +39,12 @@ def configure(fields: Fields) -> ModelConfig:
 
 def _layers_with_experts(fields: Fields) -> list[bool]:
     """Returns for each layer whether it has experts."""
-    num_layers, types = read_num_layers(fields), fields.texts("mlp_layer_types")
-    if not types:
+    num_layers = read_num_layers(fields)
+    types = read_mlp_types(fields, num_layers)
+    if types is None:
         num_dense = fields.integer("first_k_dense_replace", 1, minimum=0)
         return [index >= num_dense for index in range(num_layers)]
-    if len(types) != num_layers or not {"dense", "sparse"}.issuperset(types):
-        raise fields.error(f"'mlp_layer_types' must say dense or sparse for {num_layers} layers")
-    return [kind == "sparse" for kind in types]
+    return [kind == SPARSE for kind in types]
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import (
@@ -13,15 +12,16 @@ from shmllm.models.deepseek_v3 import (
 )
 from shmllm.models.fields import Fields
 from shmllm.models.readers import (
+    DENSE,
+    SPARSE,
     read_mlp,
+    read_mlp_types,
     read_model,
     read_norm,
     read_num_layers,
     read_positions,
 )
 from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
-
-DENSE, SPARSE = "dense", "sparse"
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -41,14 +41,7 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(model, norm=read_norm(fields, default=1e-5))
 
 
-def _mlp_types(fields: Fields) -> list[str]:
-    """Returns "dense" or "sparse" for each layer; by default the first one is dense."""
+def _mlp_types(fields: Fields) -> tuple[str, ...]:
+    """Returns DENSE or SPARSE for each layer; by default the first one is dense."""
     num_layers = read_num_layers(fields)
-    types: Any = fields.values.get("mlp_layer_types")
-    if types is None:
-        return [DENSE] + [SPARSE] * (num_layers - 1)
-    if not isinstance(types, list) or len(types) != num_layers or set(types) - {DENSE, SPARSE}:
-        raise fields.error(
-            f"'mlp_layer_types' must list {DENSE!r} or {SPARSE!r} for each of {num_layers} layers"
-        )
-    return types
+    return read_mlp_types(fields, num_layers) or (DENSE,) + (SPARSE,) * (num_layers - 1)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.readers import (
-    read_activation,
     read_attention,
     read_model,
     read_num_layers,
     read_positions,
+    read_ungated_mlp,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ def configure(fields: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias", True)
     attention = read_attention(fields, bias=bias, output_bias=bias)
     rope = RopeConfig.from_fields(fields, positions, attention.head_dim, partial=0.25)
-    mlp = MLPSpec(
-        inner=fields.integer("intermediate_size"),
-        activation=read_activation(fields, default="gelu"),
-        gated=False,
-        bias=True,
-    )
+    mlp = read_ungated_mlp(fields, activation="gelu", bias=True)
     layer = LayerSpec(
         mixer=replace(attention, rope=rope),
         mlp=mlp,

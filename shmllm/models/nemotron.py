@@ -8,14 +8,14 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.readers import (
-    read_activation,
     read_attention,
     read_model,
     read_num_layers,
     read_positions,
+    read_ungated_mlp,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerSpec, NormSpec
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -23,12 +23,7 @@ def configure(fields: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, bias=bias, output_bias=bias)
     rope = RopeConfig.from_fields(fields, positions, attention.head_dim, partial=0.5)
-    mlp = MLPSpec(
-        inner=fields.integer("intermediate_size"),
-        activation=read_activation(fields, default="relu2"),
-        gated=False,
-        bias=fields.flag("mlp_bias", False),
-    )
+    mlp = read_ungated_mlp(fields, activation="relu2", bias=fields.flag("mlp_bias", False))
     layer = LayerSpec(mixer=replace(attention, rope=rope), mlp=mlp)
     model = read_model(fields, [layer] * read_num_layers(fields), positions)
     eps = fields.number("norm_eps", 1e-5)

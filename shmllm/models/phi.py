@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.readers import (
-    read_activation,
     read_attention,
     read_model,
     read_num_layers,
     read_positions,
+    read_ungated_mlp,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerNorms, LayerSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 2048)
     attention = read_attention(fields, bias=True, output_bias=True)
     rope = RopeConfig.from_fields(fields, positions, attention.head_dim, partial=0.5)
-    mlp = MLPSpec(
-        inner=fields.integer("intermediate_size"),
-        activation=read_activation(fields, default="gelu_new"),
-        gated=False,
-        bias=True,
-    )
+    mlp = read_ungated_mlp(fields, activation="gelu_new", bias=True)
     layer = LayerSpec(
         mixer=replace(attention, rope=rope),
         mlp=mlp,

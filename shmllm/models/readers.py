@@ -23,6 +23,9 @@ MOST_LAYERS = 4096
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Types of layers, as in the field ``layer_types``."""
 
+DENSE, SPARSE = "dense", "sparse"
+"""Types of feed-forwards, as in the field ``mlp_layer_types``."""
+
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -105,6 +108,16 @@ def read_mlp(fields: Fields, *, bias: bool = False) -> MLPSpec:
     return MLPSpec(inner=inner, activation=activation, bias=bias)
 
 
+def read_ungated_mlp(fields: Fields, *, activation: str, bias: bool) -> MLPSpec:
+    """Returns an MLP without a gate, whose ``hidden_act`` is by default `activation`."""
+    return MLPSpec(
+        inner=fields.integer("intermediate_size"),
+        activation=read_activation(fields, default=activation),
+        gated=False,
+        bias=bias,
+    )
+
+
 def read_experts(fields: Fields, inner: int, *, num_experts: int, top_k: int) -> MoESpec:
     """Returns experts without biases; those of a token are the first of the softmax of all.
 
@@ -176,20 +189,28 @@ def read_window(fields: Fields, default: int | None) -> int | None:
 
 
 def read_layer_types(
-    fields: Fields, num_layers: int, known: tuple[str, ...] = (FULL, SLIDING)
+    fields: Fields,
+    num_layers: int,
+    known: tuple[str, ...] = (FULL, SLIDING),
+    name: str = "layer_types",
 ) -> tuple[str, ...] | None:
-    """Returns ``layer_types``, each one of the known ones; None if the field is absent."""
-    types: Any = fields.values.get("layer_types")
+    """Returns the field `name`, a known type for each layer; None if the field is absent."""
+    types: Any = fields.values.get(name)
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != num_layers:
-        raise fields.error(f"'layer_types' must list one type for each of {num_layers} layers")
-    unknown = [name for name in types if name not in known]
+        raise fields.error(f"{name!r} must list one type for each of {num_layers} layers")
+    unknown = [each for each in types if each not in known]
     if unknown:
         raise fields.error(
             f"layer type {unknown[0]!r} is not supported; supported: {', '.join(known)}"
         )
     return tuple(types)
+
+
+def read_mlp_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
+    """Returns ``mlp_layer_types``: DENSE, or SPARSE for experts; None if the field is absent."""
+    return read_layer_types(fields, num_layers, (DENSE, SPARSE), "mlp_layer_types")
 
 
 def windows_by_type(

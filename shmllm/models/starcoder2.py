@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.readers import (
-    read_activation,
     read_attention,
     read_model,
     read_num_layers,
     read_positions,
+    read_ungated_mlp,
     read_window,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ def configure(fields: Fields) -> ModelConfig:
     bias = fields.flag("use_bias", True)
     attention = read_attention(fields, num_kv_heads=2, bias=bias, output_bias=bias)
     attention = replace(with_rope(attention, fields, positions), window=read_window(fields, None))
-    mlp = MLPSpec(
-        inner=fields.integer("intermediate_size"),
-        activation=read_activation(fields, default="gelu_pytorch_tanh"),
-        gated=False,
-        bias=bias,
-    )
+    mlp = read_ungated_mlp(fields, activation="gelu_pytorch_tanh", bias=bias)
     layer = LayerSpec(mixer=attention, mlp=mlp)
     model = read_model(fields, [layer] * read_num_layers(fields), positions, tied=True)
     norm = NormSpec(kind="layer", eps=fields.number("norm_epsilon", 1e-5), bias=True)

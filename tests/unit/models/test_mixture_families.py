@@ -111,8 +111,8 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
         ("ernie4_5_moe", {"moe_k": 6}, r"num_experts_per_tok \(6\) is more than"),
         ("ernie4_5_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' are not supported"),
         ("exaone_moe", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
-        ("exaone_moe", {"mlp_layer_types": ["dense"]}, "'mlp_layer_types' must say"),
-        ("exaone_moe", {"mlp_layer_types": ["dense", "moe"]}, "'mlp_layer_types' must say"),
+        ("exaone_moe", {"mlp_layer_types": ["dense"]}, "'mlp_layer_types' must list one"),
+        ("exaone_moe", {"mlp_layer_types": ["dense", "moe"]}, "layer type 'moe' is not"),
         (
             "exaone_moe",
             {"layer_types": None, "sliding_window_pattern": "LLLG"},
