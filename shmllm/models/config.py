@@ -26,10 +26,10 @@ from shmllm.models.mixer_specs import (
     AttentionSpec,
     KVHeads,
     LatentAttentionSpec,
-    MambaSpec,
     MixerSpec,
 )
 from shmllm.models.quantization_methods import quantization_fields
+from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage

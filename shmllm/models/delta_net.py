@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.mixer_specs import DeltaNetSpec
+from shmllm.models.recurrent_specs import DeltaNetSpec
 
 
 class DeltaNet:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE, MOST_TAPS
-from shmllm.models.mixer_specs import MixerSpec, ShortConvolutionSpec
+from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.readers import (
     FULL,
     read_attention,
@@ -19,6 +19,7 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
+from shmllm.models.recurrent_specs import ShortConvolutionSpec
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import FeedForwardSpec, LayerNorms, LayerSpec, MLPSpec
 from shmllm.models.weight_names import renamed

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import Mamba2Spec, MambaNorms, MambaSpec
 from shmllm.models.readers import read_activation
+from shmllm.models.recurrent_specs import Mamba2Spec, MambaNorms, MambaSpec
 
 LINEAR = "linear_attention"
 """The type of layers with a recurrent state, as in the field ``layer_types``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.mixer_specs import MambaSpec
+from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.specs import NormSpec
 
 

@@ -1,7 +1,7 @@
 """The kinds of mixers: which class owns the weights of each, and which operations it consists of.
 
-A new kind is a spec in `specs.py`, a class of weights in a module of its own, an operation of
-`ops.Ops`, and a row of `MIXERS`.
+A new kind is a spec in `mixer_specs.py` or `recurrent_specs.py`, a class of weights in a module of
+its own, an operation of `ops.Ops`, and a row of `MIXERS`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,9 @@ from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
-from shmllm.models.mixer_specs import (
-    AttentionSpec,
-    DeltaNetSpec,
-    LatentAttentionSpec,
-    Mamba2Spec,
-    MambaSpec,
-    MixerSpec,
-    ShortConvolutionSpec,
-)
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec, MixerSpec
 from shmllm.models.ops import Ops
+from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec, ShortConvolutionSpec
 from shmllm.models.short_convolution import ShortConvolution
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import AttentionSpec, DeltaNetSpec
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
     read_activation,
@@ -22,6 +22,7 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
+from shmllm.models.recurrent_specs import DeltaNetSpec
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import DeltaNetSpec
 from shmllm.models.qwen2_moe import read_experts_and_shared, with_dense_mlps
 from shmllm.models.qwen3_5 import configure_with
+from shmllm.models.recurrent_specs import DeltaNetSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

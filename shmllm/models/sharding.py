@@ -14,14 +14,8 @@ from typing import Any
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
-from shmllm.models.mixer_specs import (
-    AttentionSpec,
-    DeltaNetSpec,
-    LatentAttentionSpec,
-    Mamba2Spec,
-    MambaSpec,
-    ShortConvolutionSpec,
-)
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec, ShortConvolutionSpec
 from shmllm.models.shard import Shard, Stage
 from shmllm.models.specs import DenseAndExpertsSpec, LayerSpec, MLPSpec, MoESpec
 

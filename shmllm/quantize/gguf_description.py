@@ -14,7 +14,7 @@ from shmllm.errors import QuantizeError
 from shmllm.frontend.gguf.family_fields import SIGMOIDS
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import ShortConvolutionSpec
+from shmllm.models.recurrent_specs import ShortConvolutionSpec
 from shmllm.models.rope import attention_factor
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import MLPSpec, MoESpec

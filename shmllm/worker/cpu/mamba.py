@@ -8,7 +8,7 @@ from torch import Tensor
 from shmllm.models.layers import Allocator
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
-from shmllm.models.mixer_specs import MambaSpec
+from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.worker.cpu.products import Products, kind_of
 from shmllm.worker.cpu.states import States
 from shmllm_kernels.cpu import Kernel, KernelProgram, mamba, mamba2, word_of_float

@@ -9,13 +9,8 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
-from shmllm.models.mixer_specs import (
-    AttentionSpec,
-    DeltaNetSpec,
-    Mamba2Spec,
-    MambaSpec,
-    MixerSpec,
-)
+from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
+from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device

@@ -12,7 +12,8 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import AttentionSpec, ShortConvolutionSpec
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.recurrent_specs import ShortConvolutionSpec
 from shmllm.models.specs import MLPSpec
 
 BASE: dict[str, Any] = {

@@ -12,7 +12,8 @@ from support.model_helpers import CONFIGS
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import AttentionSpec, Mamba2Spec, MambaSpec
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.recurrent_specs import Mamba2Spec, MambaSpec
 from shmllm.models.specs import MLPSpec
 
 SIZES = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 4}
