@@ -66,8 +66,11 @@ class AttentionSpec:
         scale: the factor of the scores.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: whether each head has a weight that joins the softmax's denominator.
-        qk_norm: which norm queries and keys have before the rotation: None, one over each "head",
-            or one over the "row" of all heads side by side.
+        qk_norm: which norm queries and keys have: None, one over each "head", or one over the "row"
+            of all heads side by side.
+        norms_rotated: whether that of each head is behind the rotation, and not before it.
+        growth: rate and length of ``1 + rate * log(1 + floor(position / length))``, the factor of
+            rotated queries (Llama 4); None: they have none.
         bias: whether the projections to queries, keys and values have a bias.
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
@@ -90,6 +93,8 @@ class AttentionSpec:
     soft_cap: float | None = None
     sinks: bool = False
     qk_norm: QKNorm | None = None
+    norms_rotated: bool = False
+    growth: tuple[float, int] | None = None
     bias: bool = False
     output_bias: bool = False
     gated: bool = False
@@ -145,6 +150,7 @@ class LatentAttentionSpec:
         scale: the factor of the scores.
         bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
             Queries have none.
+        growth: see `AttentionSpec`.
     """
 
     num_heads: int
@@ -156,6 +162,7 @@ class LatentAttentionSpec:
     rope: RopeConfig
     scale: float
     bias: bool = False
+    growth: tuple[float, int] | None = None
 
     state_bytes = 0
 

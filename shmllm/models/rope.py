@@ -16,6 +16,10 @@ from shmllm.models.rope_config import NUM_AXES, RopeConfig
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:
     """Returns the angle per position of each rotated pair: [rotary_dim / 2] float32 on the CPU."""
+    return -_frequencies(rope) if rope.reversed else _frequencies(rope)
+
+
+def _frequencies(rope: RopeConfig) -> Tensor:
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     wavelengths = rope.theta**exponents
     if rope.type == "linear":

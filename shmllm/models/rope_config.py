@@ -63,6 +63,7 @@ class RopeConfig:
             column (Wang et al., "Qwen2-VL", 2024, section 2.1); (): a position is one number.
         mixes_axes: whether pairs of the three axes take turns, and do not follow each other axis by
             axis; see `rope.axes`.
+        reversed: whether heads turn the other way.
     """
 
     rotary_dim: int
@@ -85,6 +86,7 @@ class RopeConfig:
     num_pairs: int = 0
     sections: tuple[int, ...] = ()
     mixes_axes: bool = False
+    reversed: bool = False
 
     @classmethod
     def from_fields(

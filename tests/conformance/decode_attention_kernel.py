@@ -14,7 +14,7 @@ from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention import MAX_TOKENS, decode_attention
 from shmllm_kernels.reference.attention import paged_attention
-from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write, to_float8
+from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth, rope_and_write, to_float8
 
 CONTEXTS = (1, 15, 16, 17, 33, 2)
 ONE = {}
@@ -42,7 +42,9 @@ class Decodes:
         counts: the number of new tokens of each request; None: one each.
         max_tokens: the most that a request may have.
         rotary_dim: how many elements of a head are rotated; None: nothing is.
-        norm: "", "offset", or "values", which is a norm of queries, keys and values.
+        norm: "", "offset", "values", which is a norm of queries, keys and values, or "behind" the
+            rotation.
+        growth: the factor of rotated queries.
         over_row: whether the norms of queries and keys are those of all heads side by side.
         gated: whether the output is multiplied by sigmoids of gates.
         padding: the number of padded requests, and of padded tokens.
@@ -59,6 +61,7 @@ class Decodes:
     rotary_dim: int | None = 16
     interleaved: bool = False
     norm: str | None = None
+    growth: QueryGrowth | None = None
     over_row: bool = False
     gated: bool = False
     window: int | None = None
@@ -128,7 +131,8 @@ class Step:
             counts = (case.heads, case.kv_heads) if case.over_row else (1, 1)
             weights = (draw.normal(count * case.dim, dtype=dtype) for count in counts)
             offset = 1.0 if case.norm == "offset" else 0.0
-            self.norms = HeadNorms(*weights, EPS, offset, case.norm == "values")
+            kinds = case.norm == "values", case.norm == "behind"
+            self.norms = HeadNorms(*weights, EPS, offset, *kinds)
         self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
         self.scale = 1.3 * case.dim**-0.5
         shape = padded, case.heads, case.dim
@@ -147,7 +151,7 @@ class Step:
         decode_attention(
             self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules,
             max_tokens=case.max_tokens, loads_first=case.loads_first, gates=self.gates,
-            **options,
+            growth=case.growth, **options,
         )  # fmt: skip
         return self.out
 
@@ -156,7 +160,13 @@ class Step:
         case, cache = self.case, self.cache.clone()
         query = torch.empty_like(self.out)
         tables = (None, None) if self.cos is None else (self.cos[:, None], self.sin[:, None])
-        rope_and_write(query, *cache, self.heads, *tables, self.slots, self.norms, case.interleaved)
+        rows = zip(case.contexts, case.counts_of_all, strict=True)
+        positions = [torch.arange(context - count, context) for context, count in rows]
+        of_tokens = torch.cat([*positions, torch.zeros(case.padding, dtype=torch.int64)])
+        rope_and_write(
+            query, *cache, self.heads, *tables, self.slots, self.norms, case.interleaved,
+            case.growth, of_tokens.to(query.device),
+        )  # fmt: skip
         step = self.table, self.starts, self.contexts
         rules = case.window, case.soft_cap, self.sinks
         out = paged_attention(query, *cache, *step, self.scale, *rules)
@@ -185,7 +195,7 @@ class DecodeAttentionConformance:
         Step(draw, dtype, Decodes(**options, **new)).check()
 
     @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
-    @pytest.mark.parametrize("norm", [None, "", "offset", "values"])
+    @pytest.mark.parametrize("norm", [None, "", "offset", "values", "behind"])
     @pytest.mark.parametrize(
         ("rotary_dim", "interleaved"),
         [(None, False), (24, False), (8, False), (24, True), (8, True)],
@@ -193,6 +203,12 @@ class DecodeAttentionConformance:
     def test_norms_and_rotations(self, draw, dtype, norm, rotary_dim, interleaved, new):
         options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
         Step(draw, dtype, Decodes((9, 3), dim=24, **options, **new)).check()
+
+    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
+    @pytest.mark.parametrize("num_splits", [1, 2])
+    def test_queries_that_grow_with_their_position(self, draw, dtype, num_splits, new):
+        options = {"growth": QueryGrowth(0.5, 2), "num_splits": num_splits}
+        Step(draw, dtype, Decodes((9, 3), dim=24, rotary_dim=24, **options, **new)).check()
 
     @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
     @pytest.mark.parametrize("norm", ["", "offset", "values"])

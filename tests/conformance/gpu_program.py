@@ -57,6 +57,13 @@ HYBRID = {
     "mamba_n_groups": 2,
     "mamba_d_state": 20,
 }
+GROWING: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 4,
+    "llama_4_scaling_beta": 0.5,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "bamba": {name: HYBRID[name] for name in HYBRID if name != "layer_types"}
     | {"attn_layer_indices": [1]},
@@ -141,6 +148,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "granite_moe_shared": {"num_local_experts": 4, "shared_intermediate_size": 96},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3}
     | {"head_dim": 16, "rotary_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2, "intermediate_size": 24},
+    "ministral3": {"head_dim": 16, "rope_parameters": GROWING},
+    "mistral4": LATENT
+    | {"n_routed_experts": 8, "num_experts_per_tok": 2, "rope_parameters": dict(GROWING)},
+    "nanochat": {},
     "arcee": {},
     "cohere": {},
     "ernie4_5": {"head_dim": 16, "use_bias": True},

@@ -17,7 +17,7 @@ from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.reference.latent_attention import paged_latent_attention as plain_attention
 from shmllm_kernels.reference.latent_write import write_latents as plain_write
-from shmllm_kernels.reference.rope_write import to_float8
+from shmllm_kernels.reference.rope_write import QueryGrowth, query_factors, to_float8
 
 SMALL = AttentionConfig(16, 16, 4, 2)
 LONG = AttentionConfig(16, 64, 4, 2)
@@ -27,7 +27,7 @@ MIXED = ((1, 21), (5, 5), (1, 1), (19, 30), (1, 16))
 @dataclass(frozen=True)
 class Case:
     """The shapes of a batch and of a model; lengths: for each request, (tokens in this step,
-    context length); has_float8: whether latents are in FP8."""
+    context length); has_float8: whether latents are in FP8; growth: the factor of queries."""
 
     lengths: tuple[tuple[int, int], ...]
     heads: int = 4
@@ -39,6 +39,7 @@ class Case:
     padding: int = 0
     in_place: bool = False
     has_float8: bool = False
+    growth: QueryGrowth | None = None
 
     @property
     def tokens(self) -> int:
@@ -98,14 +99,25 @@ class Launch:
             out = tensors[0]
         else:
             out = poisoned(*query.shape, dtype=query.dtype, device=query.device)
-        options = case.num_splits, self.scratch()
+        options = case.num_splits, self.scratch(), case.growth
         paged_latent_attention(out, *tensors, case.config, 0.17, *options)
         return out
+
+    def want(self) -> torch.Tensor:
+        query, rope_query, *others = self.tensors()
+        if self.case.growth is None:
+            return plain_attention(query, rope_query, *others, 0.17)
+        rows = self.case.lengths
+        positions = [torch.arange(context - count, context) for count, context in rows]
+        of_tokens = torch.cat([*positions, torch.zeros(self.case.padding)]).to(query.device)
+        factors = query_factors(of_tokens, self.case.growth)[:, None, None]
+        grown = query.double() * factors, rope_query.double() * factors
+        return plain_attention(*grown, *others, 0.17).to(query.dtype)
 
     def check(self) -> None:
         got, tokens = self.run(), self.case.tokens
         assert got[tokens:].isnan().all(), "a padded token was written"
-        want = plain_attention(*self.tensors(), 0.17)
+        want = self.want()
         assert_close(got[:tokens], want[:tokens], *tolerances(got.dtype))
 
 
@@ -113,6 +125,11 @@ class LatentKernelsConformance:
     @pytest.mark.parametrize("splits", [1, 2])
     def test_a_mixed_batch(self, draw, dtype, splits):
         Launch(draw, dtype, Case(MIXED, num_splits=splits, padding=2)).check()
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_queries_that_grow_with_their_position(self, draw, dtype, splits):
+        growth = QueryGrowth(0.5, 4)
+        Launch(draw, dtype, Case(MIXED, num_splits=splits, padding=2, growth=growth)).check()
 
     @pytest.mark.parametrize("in_place", [True, False])
     @pytest.mark.parametrize(("rank", "rope_dim"), [(512, 64), (40, 8), (16, 2), (33, 6)])

@@ -8,7 +8,7 @@ from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.reference import rope_write as plain
-from shmllm_kernels.reference.rope_write import HeadNorms
+from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 
 EPS = 1e-6
 
@@ -50,14 +50,17 @@ class Step:
         self.cache = poisoned(*shape, dtype=dtype, device=draw.device)
         self.query = poisoned(tokens, heads, dim, dtype=dtype, device=draw.device)
         self.norms, self.interleaved = None, interleaved
+        self.growth = None
+        self.positions = torch.arange(tokens, device=draw.device) * 7
         if has_norms:
             weights = draw.normal(dim, dtype=dtype), draw.normal(dim, dtype=dtype)
             self.norms = HeadNorms(*weights, EPS, offset)
 
     def run(self, function, query, cache):
         function(
-            query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms, self.interleaved
-        )
+            query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms,
+            self.interleaved, self.growth, self.positions,
+        )  # fmt: skip
 
     def check(self, tolerances):
         query, cache = self.query.clone(), self.cache.clone()
@@ -85,6 +88,23 @@ class RopeWriteConformance:
     def test_values_with_a_norm(self, draw, dtype):
         step = Step(draw, dtype, 3, 4, 2, 24, has_norms=True)
         step.norms = step.norms._replace(has_values=True)
+        step.check(tolerances(dtype))
+
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(24, False), (8, True)])
+    def test_norms_behind_the_rotation(self, draw, dtype, rotary_dim, interleaved, offset):
+        step = Step(draw, dtype, 3, 4, 2, 24, 8, 6, True, offset, rotary_dim, interleaved)
+        step.norms = step.norms._replace(is_behind=True)
+        step.cos *= 1.5  # as a rotation does that extends the context
+        step.sin *= 1.5
+        step.check(tolerances(dtype))
+
+    @pytest.mark.parametrize("is_rotated", [False, True])
+    def test_queries_that_grow_with_their_position(self, draw, dtype, is_rotated):
+        step = Step(draw, dtype, 5, 4, 2, 24, has_norms=True)
+        step.growth = QueryGrowth(0.5, 10)
+        if not is_rotated:
+            step.cos = step.sin = None
         step.check(tolerances(dtype))
 
     def test_a_step_without_keys_and_values_writes_nothing(self, draw, dtype):

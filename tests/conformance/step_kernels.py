@@ -136,10 +136,14 @@ class StepConformance:
         assert torch.equal(out, source[indices])
         assert torch.equal(same, out)
 
-    @pytest.mark.parametrize(("tokens", "dim"), [(0, 16), (1, 128), (70, 16), (5, 80), (3, 256)])
-    def test_rope_tables(self, draw, dtype, tokens, dim):
+    @pytest.mark.parametrize(
+        ("tokens", "dim", "is_reversed"),
+        [(0, 16, False), (1, 128, False), (70, 16, False), (5, 80, True), (3, 256, False)],
+    )
+    def test_rope_tables(self, draw, dtype, tokens, dim, is_reversed):
         positions = draw.integers(0, MAX_POSITION, tokens)
-        frequencies = inverse_frequencies(RopeConfig(rotary_dim=dim)).to(draw.device)
+        rope = RopeConfig(rotary_dim=dim, reversed=is_reversed)
+        frequencies = inverse_frequencies(rope).to(draw.device)
         got = tables(frequencies, positions, 0.8, dtype)
         want = [torch.empty_like(got[0]) for _ in range(2)]
         plain.rope_tables(*want, positions, frequencies, 0.8)

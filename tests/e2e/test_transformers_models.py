@@ -36,9 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 QUICK = "exaone4"
 """Windows in three of four layers, which prompts exceed, and one without a rotation."""
 FAMILIES = [
-    "apertus", "flint", "gemma3n_text",
-    "hunyuan_v1_dense", "minicpm3", "ministral", "modernbert-decoder",
-    "phimoe", "vaultgemma",
+    "apertus", "flint", "gemma3n_text", "minicpm3", "modernbert-decoder", "phimoe", "vaultgemma",
 ]  # fmt: skip
 RUNS = {
     "apertus", "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
@@ -46,10 +44,10 @@ RUNS = {
     "cwm", "dbrx", "electra", "emu3", "ernie",
     "flint", "fuyu", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
     "gpt_bigcode", "granite_swa", "granitemoe_swa",
-    "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax",
+    "hy_v3", "hyperclovax",
     "jais2", "jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3",
-    "minimax_m3_vl_text", "ministral", "ministral3", "mllama", "modernbert-decoder",
-    "moshi", "nanochat", "persimmon", "phi4_multimodal", "phimoe",
+    "minimax_m3_vl_text", "mllama", "modernbert-decoder",
+    "moshi", "persimmon", "phi4_multimodal", "phimoe",
     "roc_bert", "vaultgemma",
 }  # fmt: skip
 """The families that run, which docs/models.md lists."""

@@ -95,7 +95,7 @@ from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 from shmllm_kernels.reference.moe import Choice
-from shmllm_kernels.reference.rope_write import HeadNorms
+from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 from shmllm_kernels.reference.sampling import SamplingColumns
 from shmllm_kernels.reference.step import LearnedRows, StepSizes, StepTensors
 
@@ -170,13 +170,18 @@ def rows(capability: int) -> None:
     slots = empty(4, dtype=torch.int64)
     norms = HeadNorms(angles[0, 0], angles[0, 0], 1e-6)
     query, heads = empty(4, 32, 128), empty(4, 48, 128)
-    for kind in (None, norms, norms._replace(offset=1.0), norms._replace(has_values=True)):
+    behind = norms._replace(is_behind=True)
+    for kind in (None, norms, norms._replace(offset=1.0), norms._replace(has_values=True), behind):
         rope_and_write(query, cache[0], cache[1], heads, angles, angles, slots, kind)
     rope_and_write(query, cache[0], cache[1], heads[:, :32], angles, angles, slots, norms)
     rope_and_write(query, cache[0], cache[1], heads, None, None, slots)
     part = empty(4, 1, 64)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, norms)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, interleaved=True)
+    rope_and_write(
+        query, cache[0], cache[1], heads, angles, angles, slots,
+        growth=QueryGrowth(0.1, 16384), positions=slots,
+    )  # fmt: skip
 
 
 def delta_nets(facts: dict[str, Any], capability: int) -> None:
@@ -649,11 +654,13 @@ VARIANTS = (
 OTHER_DECODES = (
     *itertools.product(((16, 2, 256), (8, 2, 256)), ("gates",), (1, 2)),
     *itertools.product(((32, 32, 128), (40, 8, 128)), ("row norms",), (1, 2, 5, 9)),
+    *itertools.product(((32, 8, 128),), ("norms behind", "growth"), (1, 5)),
     *itertools.product(((8, 1, 256), (8, 1, 512)), ("no keys",), (1, 2)),
     *itertools.product(((8, 1, 512),), ("",), (1, 2)),
 )
 """Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, with norms of all heads side by side,
-of OLMo-2-7B and 32B, and of Gemma 4 E2B, of layers that read the keys and values of another one,
+of OLMo-2-7B and 32B, with norms behind the rotation, of Hunyuan-A13B, with queries that grow, of
+Ministral-3-8B, and of Gemma 4 E2B, of layers that read the keys and values of another one,
 and of those with heads of 512: heads, feature, and tokens of a request."""
 FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
 
@@ -715,7 +722,7 @@ def decodes(
         elif feature:
             counts_of_heads = (heads, kv_heads) if feature == "row norms" else (1, 1)
             of_queries, of_keys = (empty(each * dim) for each in counts_of_heads)
-            norms = HeadNorms(of_queries, of_keys, 1e-6)
+            norms = HeadNorms(of_queries, of_keys, 1e-6, is_behind=feature == "norms behind")
         cache = empty(2, 8, 16, kv_heads, dim, dtype=kept)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
         scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
@@ -729,6 +736,7 @@ def decodes(
             scratch=scratch, max_tokens=count, loads_first=is_split and (count > 1 or is_dependent),
             is_dependent=is_dependent, ahead=ahead,
             gates=empty(4, heads, dim) if feature == "gates" else None,
+            growth=QueryGrowth(0.1, 16384) if feature == "growth" else None,
         )  # fmt: skip
     facts.clear()
 
@@ -1022,14 +1030,18 @@ def launch_latents(
             parts_of = starts, splits, scratch
             project_values(out, query, value_up, *parts_of, is_dependent)
         facts.pop("splits")
-        for longest, splits in ((1, 1), (1, 4), (512, 1), (512, 4)):
+        growths = (None, QueryGrowth(0.1, 8192)) if takes_all else (None,)
+        steps = (1, 1), (1, 4), (512, 1), (512, 4)
+        for growth, (longest, splits) in itertools.product(growths, steps):
             config = latent_entry(key, heads, longest, dtype)
             facts |= {"splits": splits, "longest": longest} | asdict(config)
+            facts["grows"] = growth is not None
             scratch = AttentionScratch.allocate(4, heads, splits, 512, torch.device("cpu"))
             operands = query, query.clone(), rope, cache, table, starts, starts[1:]
-            paged_latent_attention(*operands, config, 0.1, splits, scratch)
+            paged_latent_attention(*operands, config, 0.1, splits, scratch, growth)
             if longest == 1:
-                attend_parts(*operands, config, 0.1, splits, scratch, is_dependent)
+                more = splits, scratch, growth, is_dependent
+                attend_parts(*operands, config, 0.1, *more)
         facts.clear()
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
     ArceeConfig,
     AutoConfig,
-    AutoModelForCausalLM,
     BambaConfig,
     Cohere2Config,
     CohereConfig,
@@ -44,6 +44,8 @@ from transformers import (
     GraniteMoeSharedConfig,
     GraniteSWAConfig,
     HeliumConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     JambaConfig,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -51,8 +53,12 @@ from transformers import (
     Mamba2Config,
     MambaConfig,
     MiniMaxM2Config,
+    Ministral3Config,
+    MinistralConfig,
+    Mistral4Config,
     MistralConfig,
     MixtralConfig,
+    NanoChatConfig,
     NemotronConfig,
     NemotronHConfig,
     Olmo2Config,
@@ -137,12 +143,18 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "helium": HeliumConfig,
     "jamba": JambaConfig,
     "granite_swa": GraniteSWAConfig,
+    "hunyuan_v1_dense": HunYuanDenseV1Config,
+    "hunyuan_v1_moe": HunYuanMoEV1Config,
     "lfm2": Lfm2Config,
     "lfm2_moe": Lfm2MoeConfig,
     "llama": LlamaConfig,
     "mamba": MambaConfig,
     "mamba2": Mamba2Config,
+    "ministral": MinistralConfig,
+    "ministral3": Ministral3Config,
     "mistral": MistralConfig,
+    "mistral4": Mistral4Config,
+    "nanochat": NanoChatConfig,
     "nemotron": NemotronConfig,
     "nemotron_h": NemotronHConfig,
     "olmo": OlmoConfig,
@@ -188,8 +200,7 @@ def reference_model(
     settings = SIZES | ({"head_dim": 16} if family == "qwen3" else {}) | options
     torch.manual_seed(11)
     config = CONFIGS[family](**settings)
-    auto: Any = AutoModelForCausalLM  # its methods have no annotations
-    model: PreTrainedModel = auto.from_config(config, attn_implementation="eager").eval()
+    model = model_of(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name or name.endswith("scale"):

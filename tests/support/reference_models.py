@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import transformers
+from support.auto_model import model_of
 from support.scoring import choices
 from support.variants import diagonal, slow
-from transformers import AutoModelForCausalLM
 
 from shmllm.frontend.model_files import resolve_model
 
@@ -73,6 +73,13 @@ GRANITE_MOE: dict[str, Any] = {
     "intermediate_size": 32,
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.3,
+}
+GROWING: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.3,
 }
 LAYERS = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
 MAMBA: dict[str, Any] = {
@@ -150,6 +157,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
     "granite_moe": ("GraniteMoe", GRANITE_MOE),
     "granite_moe_shared": ("GraniteMoeShared", GRANITE_MOE | {"shared_intermediate_size": 48}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 16}),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        {"head_dim": 16, "num_experts": 8, "moe_topk": 3, "intermediate_size": 32},
+    ),
+    "ministral3": ("Ministral3", {"head_dim": 16, "rope_parameters": GROWING}),
+    "mistral4": (
+        "Mistral4",
+        LATENT | {"kv_lora_rank": 24, "first_k_dense_replace": 0, "rope_parameters": dict(GROWING)},
+    ),
+    "nanochat": ("NanoChat", {}),
     "minimax_m2": (
         "MiniMaxM2",
         {"num_local_experts": 16, "num_experts_per_tok": 4, "head_dim": 16, "rotary_dim": 8},
@@ -232,27 +250,29 @@ DENSE = (
     *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
+    *("hunyuan_v1_dense", "ministral3", "nanochat"),
 )
 """Dense families that are made of what others have."""
 WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
-    *("granite_moe", "granite_moe_shared", "minimax_m2"),
+    *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *(*WITH_EXPERTS, "glm", "opt", "gptj", "helium"),
-    *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite"),
+    *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4"),
+    *("hunyuan_v1_dense", "ministral3", "nanochat"),
 )
 """Those that GGUF files here do not have yet."""
-LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
 rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
     *(*DENSE, *WITH_EXPERTS),
-    *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "olmo2", "olmoe"),
+    *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "mistral4", "olmo2", "olmoe"),
     *("lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )
 """Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
@@ -324,8 +344,7 @@ def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **con
     torch.manual_seed(7)
     name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     settings = getattr(transformers, name)(**(SHAPE | variant | config))
-    auto: Any = AutoModelForCausalLM  # its methods have no annotations
-    model = auto.from_config(settings).eval()
+    model = model_of(settings).eval()
     draw_weights(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -241,6 +241,7 @@ def _store(operands, piece, thread, num_threads, stored, kind):
     q_norm, k_norm = _norm(operands, word(operands, 8)), _norm(operands, word(operands, 9))
     v_norm = _norm(operands, word(operands, 15))
     num_pairs, is_interleaved = word(operands, 13), word(operands, 14)
+    is_behind = word(operands, 16)
     head_dim, num_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_HEADS)
     num_kv_heads = word(heads, at.NUM_KV_HEADS) if cache != 0 else 0
     chunk = _chunk(num_tokens, num_threads)
@@ -248,8 +249,9 @@ def _store(operands, piece, thread, num_threads, stored, kind):
     for token in range(begin, end):
         row = qkv + token * qkv_stride
         keys = row + 4 * num_heads * head_dim
-        _normalise_heads(row, num_heads, head_dim, q_norm, kind)
-        _normalise_heads(keys, num_kv_heads, head_dim, k_norm, kind)
+        if is_behind == 0:
+            _normalise_heads(row, num_heads, head_dim, q_norm, kind)
+            _normalise_heads(keys, num_kv_heads, head_dim, k_norm, kind)
         values = keys + 4 * num_kv_heads * head_dim
         _normalise_heads(values, num_kv_heads, head_dim, v_norm, kind)
         if num_pairs > 0:
@@ -257,6 +259,9 @@ def _store(operands, piece, thread, num_threads, stored, kind):
             sin = word(operands, 5) + token * num_pairs * 4
             for index in range(num_heads + num_kv_heads):
                 rotate(row + 4 * index * head_dim, num_pairs, is_interleaved, cos, sin)
+        if is_behind != 0:
+            _normalise_heads(row, num_heads, head_dim, q_norm, kind)
+            _normalise_heads(keys, num_kv_heads, head_dim, k_norm, kind)
     token, slots = begin, word(operands, 6)
     while cache != 0 and token < end:
         keys = qkv + token * qkv_stride + 4 * num_heads * head_dim
@@ -285,4 +290,5 @@ Operands (addresses; strides in bytes):
        none, and cos and sin are not read (a number)
     14 0: element i belongs to element i + pairs; 1: element 2 i to element 2 i + 1 (a number)
     15 v_norm: the weights of the values' norm, or 0 if the model has none
+    16 0: queries and keys are normalised before the rotation; 1: behind it (a number)
 """

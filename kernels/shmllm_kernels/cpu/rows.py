@@ -293,6 +293,28 @@ Operands: address of the number of rows; x [rows, width]; width; gate, its strid
 
 
 @compiled
+def _grow(operands, piece, thread, num_threads):
+    x, stride, width, positions = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+    )  # fmt: skip
+    rate, length = float_of_word(word(operands, 5)), word(operands, 6)
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for row in range(begin, end):
+        steps = np.float32(word(positions, row) // length + 1)
+        values, factor = floats(x + row * stride), np.float32(1.0) + rate * math.log(steps)
+        for i in range(width):
+            values[i] *= factor
+
+
+GROW = Kernel(count_pieces, _grow)
+"""``x *= 1 + rate * log(1 + floor(position / length))``, in place.
+
+Operands: address of the number of rows; x, its stride in bytes, and the width of its rows;
+positions int64 [rows]; rate, a number from `word_of_float`; length.
+"""
+
+
+@compiled
 def _count_parts(operands, piece, thread, num_threads):
     return (word(word(operands, 0), 0) * word(operands, 2) + NUMBERS_AT_ONCE - 1) // NUMBERS_AT_ONCE
 

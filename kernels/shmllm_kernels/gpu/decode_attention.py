@@ -36,8 +36,9 @@ from shmllm_kernels.gpu.decode_attention_kernel import (
 from shmllm_kernels.gpu.decode_parts import Gates
 from shmllm_kernels.gpu.float8 import as_stored
 from shmllm_kernels.gpu.rope_write import weights_of
+from shmllm_kernels.gpu.rotated_heads import norm_order
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
-from shmllm_kernels.reference.rope_write import HeadNorms
+from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 
 MAX_TOKENS = 16
 """The most tokens of a request in a step, whose keys are one operand of a product."""
@@ -69,6 +70,7 @@ def decode_attention(
     loads_first: bool = False,
     is_dependent: bool = False,
     gates: Tensor | None = None,
+    growth: QueryGrowth | None = None,
     ahead: WeightsAhead | None = None,
 ) -> None:
     """Computes ``reference.rope_write.rope_and_write`` and the causal
@@ -105,6 +107,7 @@ def decode_attention(
             complete by then.
         gates: [tokens, num_heads, dim], contiguous but for the tokens, in the dtype of ``heads``,
             whose further heads they may be; None: there are none.
+        growth: the factor of rotated queries; None: they have none.
         ahead: the weights that the L2 cache is asked for, from compute capability 9.0 on; None:
             none.
 
@@ -147,6 +150,9 @@ def decode_attention(
     has_keys = heads.shape[1] > num_heads
     assert norms is None or norms.key is not None or not has_keys, "keys have a norm, too"
     is_of_head = norms is None or norms.query.shape == (dim,)
+    assert norms is None or is_of_head or not norms.is_behind, (
+        "a norm behind the rotation is one over each head"
+    )
     sizes = (dim, dim) if is_of_head else (num_heads * dim, num_kv_heads * dim)
     if norms is not None and norms.key is None:
         sizes = sizes[0], sizes[0]  # the queries' weight stands for what is not read
@@ -185,6 +191,7 @@ def decode_attention(
             block_table.stride(0),
         ),
         None if gates is None else Gates(gates, gates.stride(0)),
+        growth,
         None if ahead is None else ahead.as_arguments(),
         **constants_of(config, num_heads, num_kv_heads, dim, num_splits, max_tokens),
         HAS_WINDOW=window is not None,
@@ -192,7 +199,7 @@ def decode_attention(
         HAS_SINKS=sinks is not None,
         ROTARY_HALF=0 if cos is None else cos.shape[-1] // 2,
         IS_INTERLEAVED=interleaved,
-        HAS_NORM=norms is not None,
+        NORM=norm_order(norms),
         HAS_OFFSET=norms is not None and norms.offset != 0,
         NORM_TOKENS=0 if is_of_head else next_power_of_two(max_tokens),
         HAS_VALUE_NORM=norms is not None and norms.has_values,

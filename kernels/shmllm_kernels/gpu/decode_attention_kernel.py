@@ -44,6 +44,7 @@ from shmllm_kernels.gpu.rotated_heads import (
     load_weights,
     normed_value,
     partners,
+    query_factor,
     rotated,
 )
 from shmllm_kernels.gpu.weights_ahead import ask_ahead
@@ -173,9 +174,9 @@ def part_of(
 
 @triton.jit
 def attend_part(
-    part, layer, strides, numbers, window, memory, gates, ahead, meeting,
+    part, layer, strides, numbers, window, memory, gates, growth, ahead, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr,
+    ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr, NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
@@ -190,6 +191,7 @@ def attend_part(
         layer, strides, numbers, memory: see their classes.
         window: see `paged_attention`.
         gates: see their class; None: there are none.
+        growth: the factor of queries, see `QueryGrowth`; None: they have none.
         ahead: the weights that the cache is asked for; None: none.
         meeting: the meeting of the programs of this launch behind which the heads are there; None:
             an earlier launch has written them.
@@ -208,11 +210,11 @@ def attend_part(
     query_heads = query_heads_with_norms(rows, kv_head, NORM_TOKENS, HEADS_PER_KV)
     key_heads = key_head_with_norm(kv_head, NORM_TOKENS)
     query_weights = load_weights(
-        layer.query_weight, query_heads, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM,
+        layer.query_weight, query_heads, partner, numbers.offset, NORM, ROTARY_HALF, DIM,
         DIM_PADDED,
     )  # fmt: skip
     key_weights = load_weights(
-        layer.key_weight, key_heads, partner, numbers.offset, HAS_NORM, ROTARY_HALF, DIM,
+        layer.key_weight, key_heads, partner, numbers.offset, NORM, ROTARY_HALF, DIM,
         DIM_PADDED,
     )  # fmt: skip
     slot = tl.load(layer.slots + token + new, mask=is_new, other=-1)[:, None]
@@ -263,8 +265,11 @@ def attend_part(
     )
     query = rotated(
         query, other_query, *query_weights, query_scale, *of_rows, numbers.eps, dtype, ROTARY_HALF,
-        HAS_NORM, HAS_OFFSET, DIM,
-    ).to(dtype)  # fmt: skip
+        NORM, HAS_OFFSET, DIM,
+    )  # fmt: skip
+    if growth is not None:
+        query *= query_factor(position + rows // HEADS_PER_KV, growth)[:, None]
+    query = query.to(dtype)
     is_first = part.split == 0
     if HAS_KEYS:
         key_scale = scale_of_all_heads(
@@ -273,7 +278,7 @@ def attend_part(
         )  # fmt: skip
         key = rotated(
             key, other_key, *key_weights, key_scale, cos, sin, numbers.eps, dtype, ROTARY_HALF,
-            HAS_NORM, HAS_OFFSET, DIM,
+            NORM, HAS_OFFSET, DIM,
         )  # fmt: skip
         cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
         new_key = stored(key, dtype, cache_dtype)
@@ -345,13 +350,14 @@ def attend_decodes(
     window,
     strides,
     gates,
+    growth,
     ahead,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
     NORM_TOKENS: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
@@ -384,8 +390,8 @@ def attend_decodes(
         ask_ahead(ahead)
         return
     attend_part(
-        part, layer, strides, numbers, window, memory, gates, ahead, None,
-        HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, HAS_NORM, HAS_OFFSET,
+        part, layer, strides, numbers, window, memory, gates, growth, ahead, None,
+        HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, NORM, HAS_OFFSET,
         NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
         TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, HAS_KEYS, LOADS_FIRST,
         IS_DEPENDENT,

@@ -27,6 +27,7 @@ from shmllm_kernels.gpu.decoder_kernel import Norm, Sizes, Streams, decode_layer
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.float8 import as_stored
 from shmllm_kernels.gpu.norm import add_normed
+from shmllm_kernels.gpu.rotated_heads import NORM_BEFORE
 from shmllm_kernels.gpu.row_configs import DecoderConfig
 from shmllm_kernels.gpu.row_operands import Activation
 
@@ -292,7 +293,7 @@ def run_layers(
         HAS_CAP=numbers.soft_cap is not None,
         ROTARY_HALF=0 if first.cos is None else first.cos.shape[-1] // 2,
         IS_INTERLEAVED=numbers.interleaved,
-        HAS_NORM=first.query_norm is not None,
+        NORM=NORM_BEFORE.value if first.query_norm is not None else 0,
         HAS_OFFSET=numbers.head_offset != 0,
         BLOCK_SIZE=first.keys.shape[1],
         num_warps=config.num_warps,

@@ -20,6 +20,8 @@ from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.attention_kernels import LOG2_E, find_request, merge_splits
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.float8 import as_stored, from_cache
+from shmllm_kernels.gpu.rotated_heads import query_factor
+from shmllm_kernels.reference.rope_write import QueryGrowth
 
 MAX_RANK = 512
 
@@ -94,6 +96,7 @@ def attend_latents(
     part_stats_ptr,
     num_requests,
     scale,
+    growth,
     out_token_stride,
     out_head_stride,
     query_token_stride,
@@ -147,6 +150,8 @@ def attend_latents(
 
     context = tl.load(contexts_ptr + request)
     positions = context - query_len + of_request
+    if growth is not None:
+        scale = (scale * query_factor(positions, growth))[:, None]
     first_position = context - query_len + first_query
     keys_end = tl.minimum(first_position + BLOCK_Q, context)
     lowest = tile * 0
@@ -199,6 +204,7 @@ def paged_latent_attention(
     scale: float,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
+    growth: QueryGrowth | None = None,
 ) -> None:
     """Computes ``reference.latent_attention.paged_latent_attention``; rows of no request stay
     unchanged.
@@ -214,6 +220,7 @@ def paged_latent_attention(
         scale: the factor of the scores.
         num_splits, scratch: see `attention.paged_attention`; scratch is for heads of
             ``rank`` elements.
+        growth: a factor of queries by their position; None: they have none.
 
     One launch a layer, two if contexts are split. It reads the latents of each request once for
     each block_q of its tokens and for each block_m of their heads, and has 4 * rank + 2 * rope_dim
@@ -224,7 +231,7 @@ def paged_latent_attention(
     """
     attend_parts(
         out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
-        num_splits, scratch,
+        num_splits, scratch, growth,
     )  # fmt: skip
     tokens, num_heads, rank = query.shape
     requests = context_lens.shape[0]
@@ -258,6 +265,7 @@ def attend_parts(
     scale: float,
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
+    growth: QueryGrowth | None = None,
     is_dependent: bool = False,
 ) -> None:
     """Computes `paged_latent_attention`, but of split contexts the parts only: they are in
@@ -266,7 +274,7 @@ def attend_parts(
 
     Args:
         out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
-            num_splits, scratch: see `paged_latent_attention`.
+            num_splits, scratch, growth: see `paged_latent_attention`.
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0.
     """
@@ -300,6 +308,7 @@ def attend_parts(
         stats,
         requests,
         scale * LOG2_E.value,
+        growth,
         *out.stride()[:2],
         *query.stride()[:2],
         *rope_query.stride()[:2],

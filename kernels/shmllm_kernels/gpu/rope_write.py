@@ -13,7 +13,8 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.float8 import as_stored, to_cache
-from shmllm_kernels.reference.rope_write import HeadNorms
+from shmllm_kernels.gpu.rotated_heads import NORM_BEFORE, NORM_BEHIND, norm_order, query_factor
+from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 
 HEADS_PER_PROGRAM = 8
 _FLOAT16_MAX = tl.constexpr(65504.0)
@@ -28,28 +29,23 @@ def _scale(first, second, eps, HALF: tl.constexpr):
 
 @triton.jit
 def _normed(
-    first,
-    second,
-    weight_ptr,
-    first_place,
-    second_place,
-    inside,
-    eps,
-    offset,
-    dtype: tl.constexpr,
-    HALF: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
-):
-    """Applies RMSNorm to heads given as pairs of elements, and rounds where the reference does."""
-    scale = _scale(first, second, eps, HALF)
-    low = tl.load(weight_ptr + first_place, mask=inside, other=0.0).to(tl.float32)[None, :]
-    high = tl.load(weight_ptr + second_place, mask=inside, other=0.0).to(tl.float32)[None, :]
-    first, second = first * scale, second * scale
-    if HAS_OFFSET:
-        low, high = low + offset, high + offset
-    else:
+    first, second, weight_ptr, first_place, second_place, inside, eps, offset, dtype: tl.constexpr,
+    HALF: tl.constexpr, HAS_NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Applies RMSNorm, if there is one, to heads given as pairs of elements, and rounds where the
+    reference does."""
+    if HAS_NORM:
         first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-    return (first * low).to(dtype).to(tl.float32), (second * high).to(dtype).to(tl.float32)
+        scale = _scale(first, second, eps, HALF)
+        low = tl.load(weight_ptr + first_place, mask=inside, other=0.0).to(tl.float32)[None, :]
+        high = tl.load(weight_ptr + second_place, mask=inside, other=0.0).to(tl.float32)[None, :]
+        first, second = first * scale, second * scale
+        if HAS_OFFSET:
+            low, high = low + offset, high + offset
+        else:
+            first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+        first, second = (first * low).to(dtype), (second * high).to(dtype)
+    return first.to(tl.float32), second.to(tl.float32)
 
 
 @triton.jit
@@ -85,12 +81,14 @@ def _rope_write(
     block_size,
     eps,
     offset,
+    growth,
+    positions_ptr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
     HEADS: tl.constexpr,
@@ -141,14 +139,13 @@ def _rope_write(
         tl.store(values + second_place[None, :], stored(second, dtype, cache_dtype), mask=mask)
         return
 
-    if HAS_NORM:
-        weight_ptr = query_weight_ptr
-        if not is_query:
-            weight_ptr = key_weight_ptr
-        first, second = _normed(
-            *(first, second, weight_ptr, first_place, second_place),
-            *(inside, eps, offset, dtype, HALF, HAS_OFFSET),
-        )
+    weight_ptr = query_weight_ptr
+    if not is_query:
+        weight_ptr = key_weight_ptr
+    first, second = _normed(
+        first, second, weight_ptr, first_place, second_place, inside, eps, offset, dtype, HALF,
+        NORM == NORM_BEFORE, HAS_OFFSET,
+    )  # fmt: skip
     if ROTARY_HALF:
         # The second half of each table has the sign of the cosine or sine itself.
         has_angle = pairs < ROTARY_HALF
@@ -157,7 +154,14 @@ def _rope_write(
         angle = token * sin_stride + ROTARY_HALF + pairs
         sin = tl.load(sin_ptr + angle, mask=has_angle, other=0.0).to(tl.float32)[None, :]
         first, second = first * cos - second * sin, second * cos + first * sin
+    first, second = _normed(
+        first, second, weight_ptr, first_place, second_place, inside, eps, offset, dtype, HALF,
+        NORM == NORM_BEHIND, HAS_OFFSET,
+    )  # fmt: skip
     if is_query:
+        if growth is not None:
+            factor = query_factor(tl.load(positions_ptr + token), growth)
+            first, second = first * factor, second * factor
         target = query_ptr + token * query_token_stride
         target += head[:, None] * query_head_stride
         tl.store(target + first_place[None, :], first.to(dtype), mask=mask)
@@ -178,6 +182,8 @@ def rope_and_write(
     slots: Tensor,
     norms: HeadNorms | None = None,
     interleaved: bool = False,
+    growth: QueryGrowth | None = None,
+    positions: Tensor | None = None,
 ) -> None:
     """Computes the same as ``reference.rope_write.rope_and_write``, with float32 intermediates.
 
@@ -196,6 +202,8 @@ def rope_and_write(
         norms: norms of each head, with weights of [dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together, and not those of the two
             halves of the first ``rotary_dim`` elements.
+        growth: the factor of rotated queries; None: they have none.
+        positions: [tokens] int64, contiguous, read with ``growth``.
 
     Reads and writes every element of ``heads`` once: 24 KiB for a token of 48 heads of 128; 6 flops
     for each rotated pair, 8 more with norms. One launch a layer: 2 us for one token, 47 us for
@@ -207,6 +215,10 @@ def rope_and_write(
     if cos is not None and sin is not None:
         tables = cos.view(tokens, cos.shape[-1]), sin.view(tokens, sin.shape[-1])
     _check(query, key_cache, value_cache, heads, *tables, slots)
+    if growth is not None:
+        assert positions is not None, "growth needs positions"
+        assert positions.shape == (tokens,), "positions: one per token"
+        assert positions.stride(0) == 1 or tokens < 2, "positions must be contiguous"
     if tokens == 0:
         return
     weights = weights_of(norms, (dim, dim), heads)
@@ -229,12 +241,14 @@ def rope_and_write(
         key_cache.shape[1],
         0.0 if norms is None else norms.eps,
         0.0 if norms is None else norms.offset,
+        growth,
+        positions,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=dim // 2,
         ROTARY_HALF=0 if cos is None else cos.shape[-1] // 2,
         IS_INTERLEAVED=interleaved,
-        HAS_NORM=norms is not None,
+        NORM=norm_order(norms),
         HAS_OFFSET=norms is not None and norms.offset != 0,
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         HEADS=per_program,

@@ -8,6 +8,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from shmllm_kernels.reference.rope_write import HeadNorms
+
+NORM_BEFORE = tl.constexpr(1)
+NORM_BEHIND = tl.constexpr(2)
+"""When heads are normalised: before their rotation, or behind it; 0: they have no norm."""
+
+
+def norm_order(norms: HeadNorms | None) -> int:
+    """Returns when heads are normalised, as kernels know it."""
+    if norms is None:
+        return 0
+    return int((NORM_BEHIND if norms.is_behind else NORM_BEFORE).value)
+
 
 @triton.jit
 def partners(ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, DIM_PADDED: tl.constexpr):
@@ -44,12 +57,12 @@ def load_heads(
 @triton.jit
 def load_weights(
     weight_ptr, heads, partner, offset,
-    HAS_NORM: tl.constexpr, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    NORM: tl.constexpr, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
     """Returns a norm's weight for each element of heads and for its partner, [heads, DIM_PADDED] or
     [1, DIM_PADDED], or 1. The weights of heads lie side by side; None: all heads have the same."""
     weight, other = 1.0, 1.0
-    if HAS_NORM:
+    if NORM:
         dims = tl.arange(0, DIM_PADDED)
         inside, is_rotated = dims < DIM, dims < 2 * ROTARY_HALF
         if heads is not None:
@@ -90,20 +103,29 @@ def load_angles(
 @triton.jit
 def rotated(
     x, other, weight, other_weight, scale, cos, sin, eps,
-    dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, DIM: tl.constexpr,
+    dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    DIM: tl.constexpr,
 ):  # fmt: skip
     """Returns normalised and rotated heads, float32. It rounds where the reference does, but not
     the result. The angles are those of each head, or of the only token. The norm's scale is
-    [heads, 1]; None: that of a norm over each head."""
-    if HAS_NORM:
+    [heads, 1]; None: that of a norm over each head, as all are behind a rotation."""
+    if NORM == NORM_BEFORE:
         if scale is None:
-            scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+            scale = _scale_of_heads(x, eps, DIM)
         x = _scaled(x, scale, weight, dtype, HAS_OFFSET)
         other = _scaled(other, scale, other_weight, dtype, HAS_OFFSET)
     if ROTARY_HALF:
         x = x * cos + other * sin
+    if NORM == NORM_BEHIND:
+        x = x.to(dtype).to(tl.float32)
+        x = _scaled(x, _scale_of_heads(x, eps, DIM), weight, dtype, HAS_OFFSET)
     return x
+
+
+@triton.jit
+def _scale_of_heads(x, eps, DIM: tl.constexpr):
+    """Returns what a norm over each head multiplies heads by, [heads, 1]."""
+    return tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
 
 
 @triton.jit
@@ -119,5 +141,11 @@ def _scaled(x, scale, weight, dtype: tl.constexpr, HAS_OFFSET: tl.constexpr):
 def normed_value(value, eps, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
     """Returns value heads, [heads, DIM_PADDED] float32, with their norm."""
     if HAS_NORM:
-        value *= tl.rsqrt(tl.sum(value * value, axis=1) / DIM + eps)[:, None]
+        value *= _scale_of_heads(value, eps, DIM)
     return value
+
+
+@triton.jit
+def query_factor(position, growth):
+    """Returns the factor of queries of some positions; see `QueryGrowth`."""
+    return 1.0 + growth.rate * tl.log(1.0 + (position // growth.length).to(tl.float32))

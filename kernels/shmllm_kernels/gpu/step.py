@@ -42,7 +42,7 @@ def _reduced(angle):
 def _sine_and_cosine(angle):
     """Returns sine and cosine to the last one or two bits of float32, with the polynomials of
     Cephes' sinf and cosf."""
-    quarter, x = _reduced(angle)
+    quarter, x = _reduced(tl.abs(angle))
     z = x * x
     sine = x + x * z * (-1.6666654611e-1 + z * (8.3321608736e-3 - z * 1.9515295891e-4))
     cosine = 4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5)
@@ -50,7 +50,9 @@ def _sine_and_cosine(angle):
     is_odd = (quarter & 1) == 1
     s = tl.where(is_odd, cosine, sine)
     c = tl.where(is_odd, sine, cosine)
-    return tl.where(quarter >= 2, -s, s), tl.where((quarter == 1) | (quarter == 2), -c, c)
+    return tl.where((quarter >= 2) != (angle < 0), -s, s), tl.where(
+        (quarter == 1) | (quarter == 2), -c, c
+    )
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -176,8 +178,8 @@ def rope_tables(
             between rows; gets the cosines twice.
         sin: as ``cos``; gets the negated sines, then the sines.
         positions: [tokens] int64, not negative; with ``axes`` [axes, tokens], rows contiguous.
-        frequencies: [dim / 2] float32, in radians per position. Frequencies and angles must be
-            below 2**24. Angles are rounded to float32, as in transformers.
+        frequencies: [dim / 2] float32, in radians per position. The magnitudes of frequencies and
+            of angles must be below 2**24. Angles are rounded to float32, as in transformers.
         scale: the factor of cosines and sines.
         axes: [dim / 2] int64, the axis of the position that belongs to each frequency; None: a
             position is one number.

@@ -20,6 +20,7 @@ class HeadNorms(NamedTuple):
     eps: their eps, and that of the values' norm.
     offset: added to these weights.
     has_values: whether value heads have a norm, too, without a weight.
+    is_behind: whether queries and keys are normalised behind the rotation, and not before it.
     """
 
     query: Tensor
@@ -27,6 +28,18 @@ class HeadNorms(NamedTuple):
     eps: float
     offset: float = 0.0
     has_values: bool = False
+    is_behind: bool = False
+
+
+class QueryGrowth(NamedTuple):
+    """The factor of queries, ``1 + rate * log(1 + floor(position / length))`` (Llama 4).
+
+    rate: the factor of the logarithm.
+    length: the number of positions that have the same factor.
+    """
+
+    rate: float
+    length: int
 
 
 def rope_and_write(
@@ -39,6 +52,8 @@ def rope_and_write(
     slots: Tensor,
     norms: HeadNorms | None = None,
     interleaved: bool = False,
+    growth: QueryGrowth | None = None,
+    positions: Tensor | None = None,
 ) -> None:
     """Normalises and rotates the heads of a step's tokens and writes keys and values to the cache.
 
@@ -57,19 +72,23 @@ def rope_and_write(
         slots: [tokens] int64, block * block_size + offset in the block; -1: not written.
         norms: the norms of heads; None: they have none.
         interleaved: see ``reference.rope``.
+        growth: the factor of rotated queries; None: they have none.
+        positions: [tokens] int64, read with ``growth``.
     """
     num_heads = query.shape[1]
     num_kv_heads = (heads.shape[1] - num_heads) // 2
     sizes = [num_heads, num_kv_heads, num_kv_heads]
     rotated, key, value = heads.split_with_sizes(sizes, dim=1)
-    if norms is not None:
-        rotated = _normalise(rotated, norms.query, norms.eps, norms.offset)
-        if norms.key is not None:
-            key = _normalise(key, norms.key, norms.eps, norms.offset)
-        if norms.has_values:
-            value = _normalise(value, torch.ones_like(value[0, 0]), norms.eps, 0.0)
+    if norms is not None and norms.has_values:
+        value = _normalise(value, torch.ones_like(value[0, 0]), norms.eps, 0.0)
+    if norms is not None and not norms.is_behind:
+        rotated, key = _normalise_both(rotated, key, norms)
     if cos is not None and sin is not None:
         rotated, key = apply_rope(rotated, key, cos, sin, interleaved)
+    if norms is not None and norms.is_behind:
+        rotated, key = _normalise_both(rotated, key, norms)
+    if growth is not None and positions is not None:
+        rotated = rotated * query_factors(positions, growth)[:, None, None].to(rotated.dtype)
     query.copy_(rotated)
     if not num_kv_heads:
         return
@@ -83,10 +102,22 @@ def rope_and_write(
         cache[blocks, places] = part[stored]
 
 
+def query_factors(positions: Tensor, growth: QueryGrowth) -> Tensor:
+    """Returns the factor of the queries of each position, [tokens] float32."""
+    return 1 + growth.rate * torch.log1p((positions // growth.length).float())
+
+
 def to_float8(x: Tensor) -> Tensor:
     """Rounds numbers to float8_e4m3fn, those beyond 448 to 448. NaN stays NaN."""
     most = torch.finfo(torch.float8_e4m3fn).max
     return x.clamp(-most, most).to(torch.float8_e4m3fn)
+
+
+def _normalise_both(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
+    query = _normalise(query, norms.query, norms.eps, norms.offset)
+    if norms.key is not None:
+        key = _normalise(key, norms.key, norms.eps, norms.offset)
+    return query, key
 
 
 def _normalise(heads: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

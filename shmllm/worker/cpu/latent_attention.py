@@ -11,6 +11,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
+from shmllm.worker.cpu.attention import record_growth
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, latent_layout
 from shmllm.worker.cpu.inputs import CpuInputs, Division
@@ -89,6 +90,8 @@ class LatentAttentionOps:
         head_bytes = 4 * (spec.nope_dim + spec.rope_dim)
         ropes = [query.data_ptr() + 4 * spec.nope_dim, 4 * query.shape[1]]
         rotation = [*ropes, spec.num_heads, head_bytes, *self._rotation(spec)]
+        if spec.growth is not None:
+            record_growth(self._program, self._inputs, query, spec.query_width, spec.growth)
         self._program.record(ROTATE, [self._num_tokens, *rotation], label="rotate")
         self._multiply(query, spec.nope_dim + spec.rope_dim, attention.key_up, latents)
         self._attend(latents, [*ropes, head_bytes], attention)

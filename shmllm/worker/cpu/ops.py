@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
@@ -18,45 +17,34 @@ from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
-from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.cpu.attention import AttentionOps, requests_of_groups
 from shmllm.worker.cpu.buffers import CpuBuffers
-from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
+from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.group import Meetings
-from shmllm.worker.cpu.inputs import CpuInputs, Division
+from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.latent_attention import LatentAttentionOps
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.per_layer import PerLayerOps
-from shmllm.worker.cpu.products import Products, dtype_name, kind_of, weights_of
+from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm.worker.cpu.rope_tables import record_rope_tables
 from shmllm.worker.cpu.short_convolution import ShortConvolutionOps
 from shmllm.worker.cpu.states import States
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
-from shmllm_kernels.cpu.attention import (
-    ATTEND,
-    MERGE_SPLITS,
-    scratch_bytes,
-    split_states_bytes,
-)
-from shmllm_kernels.cpu.attention_pieces import request_words
-from shmllm_kernels.cpu.attention_state import LOG2_E
-from shmllm_kernels.cpu.cache_layout import head_words
-from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.norms import ADD, SCALE
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     EMBED,
     EMBED_PACKED,
-    GATE,
     GATHER,
     JOIN,
     SCALE_AND_CAP,
@@ -163,36 +151,13 @@ class CpuOps:
         self._config = config
         self._buffers = buffers
         self._inputs = inputs
-        self._cache = cache
-        self._requests = {
-            (group, division): request_words(
-                inputs.first_tokens.ctypes.data,
-                inputs.counts.ctypes.data,
-                inputs.context_lens.ctypes.data,
-                inputs.rows.ctypes.data,
-                block_table.ctypes.data,
-                block_table.shape[1],
-                *(words.ctypes.data for words in pieces),
-            )
-            for group, block_table in enumerate(block_tables)
-            for division, pieces in inputs.pieces.items()
-        }
-        self._heads: list[LongArray] = []  # the kernels read them in every step
-        self._ones: Tensor | None = None
-        layouts = [
-            (head_layout(cache.layers[index]), layer.mixer.num_heads)
-            for index, layer in enumerate(config.layers)
-            if isinstance(layer.mixer, AttentionSpec)
-        ]
-        size = max((scratch_bytes(*each) for each in layouts), default=0)
-        self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
-        states = max((split_states_bytes(*each) for each in layouts), default=0)
-        self._split_states = torch.empty(states, dtype=torch.uint8)
         self._num_tokens = inputs.address_of("num_tokens")
         self._products = products
         self._lora = lora
+        requests = requests_of_groups(inputs, block_tables)
+        self._attentions = AttentionOps(program, config, buffers, inputs, cache, requests)
         self._latents = LatentAttentionOps(
-            program, products, config, buffers, inputs, cache, self._requests
+            program, products, config, buffers, inputs, cache, requests
         )
         every_state = States(inputs, cache, block_tables)
         self._delta_nets = DeltaNetOps(program, every_state)
@@ -296,54 +261,9 @@ class CpuOps:
         return meetings.sum_parts(self._num_tokens, out) if is_partial else out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
-        spec, cache = attention.spec, self._cache.layers[attention.layer]
-        out = self._buffers.attended(spec.width)
-        blocks = cache.blocks
-        layout = head_layout(cache)
-        heads = head_words(layout, spec.num_heads, spec.scale, blocks.stride(0))
-        self._heads.append(heads)
-        source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
-        kinds = layout.stored, dtype_name(attention.dtype)
-        self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
-        requests = self._requests[cache.group, Division.of(spec)]
-        operands = [
-            requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
-            spec.window or 0, self._scratch.data_ptr(), self._scratch.shape[1],
-            word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
-            self._split_states.data_ptr(), self._inputs.address_of_ends(spec.ahead),
-        ]  # fmt: skip
-        self._record("attend", ATTEND[kinds], *operands)
-        self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
-        if spec.gated:
-            gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.width), 4 * qkv.shape[1]]
-            self._record("gate", GATE, out.data_ptr(), spec.width, *gates)
+        out = self._buffers.attended(attention.spec.width)
+        self._attentions.attend(qkv, attention, out)
         return out
-
-    def _storing(self, attention: AttentionHeads, cache: LayerCache) -> list[int]:
-        """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""
-        spec, norm = attention.spec, self._config.norm
-        angles, rotation = [0, 0], [0, 0]
-        if spec.rope is not None:
-            angles = [table.data_ptr() for table in self._buffers.angles[spec.rope]]
-            rotation = [spec.rope.rotary_dim // 2, int(spec.rope.interleaved)]
-        target = cache.blocks.data_ptr() if spec.source is None else 0
-        norms = attention.q_norm, attention.k_norm
-        weights = [None if each is None else each.weight for each in norms]
-        return [
-            *angles, self._inputs.slot_mapping[cache.group].ctypes.data, target,
-            *map(_address, weights),
-            word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row"),
-            *rotation, _address(self._weight_of_values(attention)),
-        ]  # fmt: skip
-
-    def _weight_of_values(self, attention: AttentionHeads) -> Tensor | None:
-        """Return the weight of the values' norm, which are all 1; None: they have no norm."""
-        if not attention.spec.value_norm:
-            return None
-        if self._ones is None:
-            widest = max(each.head_dim for each in self._config.attentions)
-            self._ones = torch.ones(widest, dtype=attention.dtype)
-        return self._ones
 
     def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
         self._latents.store(x[:, -attention.spec.key_dim :], attention)

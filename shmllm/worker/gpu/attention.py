@@ -23,7 +23,7 @@ from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
-from shmllm_kernels.reference.rope_write import HeadNorms
+from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,14 @@ class _Heads:
         cos, sin: [tokens, rotary_dim], or None: nothing is rotated.
         norms: the norms of each head, or of all heads side by side, or None.
         interleaved: whether neighbouring elements are rotated together.
+        growth: the factor of rotated queries, or None.
     """
 
     cos: Tensor | None
     sin: Tensor | None
     norms: HeadNorms | None
     interleaved: bool
+    growth: QueryGrowth | None
 
 
 class AttentionOps:
@@ -114,6 +116,7 @@ class AttentionOps:
             None if sin is None else sin[:num_tokens],
             self._norms_of_heads(qkv, attention, is_one_launch),
             spec.rope is not None and spec.rope.interleaved,
+            None if spec.growth is None else QueryGrowth(*spec.growth),
         )
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
@@ -143,7 +146,9 @@ class AttentionOps:
             return None
         of_keys = None if k_norm is None else k_norm.weight
         kind = q_norm.spec
-        return HeadNorms(q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm)
+        return HeadNorms(
+            q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm, spec.norms_rotated
+        )
 
     def _rotate_and_write(
         self, query: Tensor, heads: Tensor, attention: AttentionHeads, rotation: _Heads
@@ -160,6 +165,8 @@ class AttentionOps:
             slots,
             rotation.norms,
             rotation.interleaved,
+            rotation.growth,
+            self._inputs.step.positions[: len(heads)],
         )
 
     def _attend_decodes(
@@ -198,6 +205,7 @@ class AttentionOps:
             loads_first=launch.loads_first or (self._step.is_few and self._step.is_dependent),
             is_dependent=self._step.is_dependent,
             gates=gates,
+            growth=rotation.growth,
             ahead=self._ahead.get(attention.layer) if self._step.is_few else None,
         )
 

@@ -22,6 +22,7 @@ from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_atten
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.rope_write import rope_and_write
+from shmllm_kernels.reference.rope_write import QueryGrowth
 
 
 class LatentAttentionOps:
@@ -137,7 +138,7 @@ class LatentAttentionOps:
     ) -> dict[str, Any]:
         """Return the arguments of `paged_latent_attention`."""
         inputs, step = self._inputs, self._step.descriptor
-        num_reqs = step.num_reqs
+        num_reqs, growth = step.num_reqs, attention.spec.growth
         num_tokens = num_reqs if step.uniform else len(latents)
         group, rows, _ = self._cache.layers[attention.layer]
         heads = HeadShape.of(attention.spec)
@@ -152,6 +153,7 @@ class LatentAttentionOps:
             "context_lens": inputs.step.context_lens[:num_reqs],
             "config": launch.config,
             "scale": attention.spec.scale,
+            "growth": None if growth is None else QueryGrowth(*growth),
             "num_splits": launch.num_splits,
             "scratch": self._buffers.scratch(heads, num_tokens, launch.num_splits),
         }

@@ -70,6 +70,8 @@ LATENT: dict[str, Any] = {
     "moe_intermediate_size": 24,
 }
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+GROWING = YARN_ROPE | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8}
+"""A factor of queries that grows after each eight tokens."""
 MSCALE_ROPE = YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.2}
 MAMBA2: dict[str, Any] = {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 20}
 HYBRID: dict[str, Any] = {
@@ -222,6 +224,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LFM2_EXPERTS
         | {"num_experts_per_tok": 6, "num_dense_layers": 0, "routed_scaling_factor": 2.5}
         | {"use_expert_bias": False, "norm_topk_prob": False},
+    ),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 16}),
+    "hunyuan-alpha": (
+        "hunyuan_v1_dense",
+        {"head_dim": 12, "attention_bias": True, "num_key_value_heads": None}
+        | {"rope_parameters": ROPE | {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan-moe": (
+        "hunyuan_v1_moe",
+        {"head_dim": 16, "num_experts": 6, "moe_topk": 2, "intermediate_size": 24},
+    ),
+    "hunyuan-moe-all-experts": (
+        "hunyuan_v1_moe",
+        {"head_dim": 8, "num_experts": 3, "moe_topk": [3, 3, 3], "intermediate_size": 24}
+        | {"tie_word_embeddings": True},
+    ),
+    "ministral": (
+        "ministral",
+        {"sliding_window": 7, "head_dim": 16}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}),
+    "ministral3-window": (
+        "ministral3",
+        {"head_dim": 8, "sliding_window": 7, "tie_word_embeddings": True}
+        | {"rope_parameters": GROWING | {"mscale_all_dim": 1.2}},
+    ),
+    "mistral4": (
+        "mistral4",
+        LATENT
+        | {"n_routed_experts": 12, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
+        | {"rope_parameters": GROWING | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "mistral4-all-experts": (
+        "mistral4",
+        LATENT
+        | {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_shared_experts": 2}
+        | {"q_lora_rank": None, "norm_topk_prob": False, "routed_scaling_factor": 1.5}
+        | {"rope_interleave": False, "rope_parameters": GROWING | {"beta_fast": 16.0}}
+        | {"attention_bias": True},
+    ),
+    "nanochat": ("nanochat", {}),
+    "nanochat-biases": (
+        "nanochat",
+        {"attention_bias": True, "final_logit_softcapping": None, "rms_norm_eps": 0.1}
+        | {"num_key_value_heads": 6, "tie_word_embeddings": True},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
@@ -597,10 +645,16 @@ VARIANTS_OF_ROUTERS = {
     "granite-moe-all-experts",
     "granite-moe-shared-all-experts",
     "granite-moe-shared-none",
+    "hunyuan-moe-all-experts",
     "minimax-m2-all-experts",
+    "mistral4-all-experts",
     "solar-open-all-experts",
 }
 """Cases that repeat what others show of latent attention and of routers in groups."""
+
+
+SAME_MODULE = {"ministral": "mistral"}
+"""Families of transformers that are one here."""
 
 
 def test_every_architecture_has_a_case() -> None:
@@ -608,7 +662,7 @@ def test_every_architecture_has_a_case() -> None:
     plain = {name: family for name, family in ARCHITECTURES.items() if name not in TEXT_MODELS}
     encoders = {name for name in plain if name.endswith("Model") and "LMHead" not in name}
     generating = {family for name, family in plain.items() if name not in encoders}
-    assert generating == {family for family, _ in CASES.values()}
+    assert generating == {SAME_MODULE.get(family, family) for family, _ in CASES.values()}
     assert encoders <= {f"{family}Model" for family, _ in RECIPES.values()}
 
 
@@ -635,7 +689,13 @@ BFLOAT16 = [
     "granite-hybrid-all-experts",
     "granite-moe-all-experts",
     "granite-moe-shared-all-experts",
+    "hunyuan-alpha",
+    "hunyuan-moe-all-experts",
     "minimax-m2-all-experts",
+    "ministral",
+    "ministral3",
+    "mistral4-all-experts",
+    "nanochat",
     "jamba-all-experts",
     "mamba",
     "mamba2",

@@ -27,7 +27,15 @@ MINIMAL: dict[str, Any] = {
 }
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
-OF_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite", "youtu")
+OF_DEEPSEEK = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "dots1",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "youtu",
+    "mistral4",
+)
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
     "gpt2",
@@ -82,7 +90,11 @@ def test_absent_fields_get_transformers_defaults(tmp_path: Path) -> None:
 
 
 DELTA_NETS = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
-OPTIONS = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS)
+OPTIONS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS),
+    # Without the width of heads transformers makes no model of these.
+    **{kind: {"head_dim": 8} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+}
 
 
 @pytest.mark.parametrize("family", NAMED_LIKE_LLAMA)

@@ -73,12 +73,14 @@ SIZES = {
     "num_hidden_layers": 5,
     "num_attention_heads": 32,
 }
+CLASSES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"mistral4": "Mistral4ForCausalLM"}
 REQUIRED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3},
     "deepseek_v3": {},
     "dots1": {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 1},
     "glm4_moe": {},
     "glm4_moe_lite": {},
+    "mistral4": {},
     "solar_open": {},
     "youtu": {},
 }
@@ -91,7 +93,7 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     heads = {} if family in ("dots1", "glm4_moe", "solar_open") else {"num_key_value_heads": 32}
     sizes = SIZES | REQUIRED[family] | heads
     written = CONFIGS[family](**sizes)
-    named = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]}
+    named = {"architectures": [CLASSES[family]]}
     for directory, fields in (("few", sizes), ("all", written.to_dict())):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "config.json").write_text(json.dumps(fields | named))

@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
     "granite_moe": GRANITE,
     "granite_moe_shared": GRANITE | {"shared_intermediate_size": 20},
+    "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2, "head_dim": 16},
     "minimax_m2": GRANITE | {"head_dim": 16},
 }
 
@@ -118,6 +119,12 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
             {"layer_types": None, "sliding_window_pattern": "LLLG"},
             "'sliding_window_pattern' must be an integer",
         ),
+        ("hunyuan_v1_moe", {"use_cla": True}, "use_cla true is not supported"),
+        ("hunyuan_v1_moe", {"use_qk_norm": False}, "use_qk_norm false is not supported"),
+        ("hunyuan_v1_moe", {"moe_intermediate_size": [8, 8]}, "moe_intermediate_size 8 is not"),
+        ("hunyuan_v1_moe", {"num_shared_expert": 2}, "num_shared_expert 2 is not supported"),
+        ("hunyuan_v1_moe", {"moe_topk": [2]}, "'moe_topk' lists 1 layers, fewer than"),
+        ("hunyuan_v1_moe", {"moe_topk": 6}, r"num_experts_per_tok \(6\) is more than"),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias False is not supported"),
         ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type 'per_head' is not supported"),

@@ -27,6 +27,7 @@ from shmllm.models.weight_staging import StagedWeights
 TOKENS = [3, 14, 15, 92, 65]
 QWEN3_VL = "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"
 MISTRAL3 = "mistral", "Mistral3ForConditionalGeneration", "mistral"
+MINISTRAL3 = "ministral3", "Mistral3ForConditionalGeneration", "ministral3"
 GEMMA4 = "gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"
 OPTIONS = {
     "gemma4": {"vocab_size_per_layer_input": 97, "global_head_dim": 32},
@@ -38,7 +39,7 @@ LFM2_VL = "lfm2", "Lfm2VlForConditionalGeneration", "lfm2"
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", NAMES)
-@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, GEMMA3, GEMMA4, LFM2_VL])
+@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, MINISTRAL3, GEMMA3, GEMMA4, LFM2_VL])
 def test_the_language_model_runs_alone(
     family: tuple[str, str, str], form: str, tied: bool, tmp_path: Path
 ) -> None:
@@ -62,8 +63,9 @@ def test_fields_beside_text_config_win(tmp_path: Path) -> None:
 
 def test_another_language_model_in_a_known_architecture_is_refused(tmp_path: Path) -> None:
     save(reference_model("mistral"), tmp_path)
-    nest(tmp_path, MISTRAL3[1], "ministral3", "old")
-    with pytest.raises(EngineStartError, match=r"text_config: model_type 'ministral3'.*: mistral$"):
+    nest(tmp_path, MISTRAL3[1], "mixtral", "old")
+    others = "mistral, ministral3, mistral4"
+    with pytest.raises(EngineStartError, match=rf"model_type 'mixtral' is not.*: {others}$"):
         ModelConfig.from_directory(tmp_path)
 
 

@@ -13,7 +13,13 @@ from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.memory import word_of_float
-from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
+from shmllm_kernels.cpu.rows import GROW
+from shmllm_kernels.reference.rope_write import (
+    HeadNorms,
+    QueryGrowth,
+    query_factors,
+    rope_and_write,
+)
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 40, 16, 4
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -30,6 +36,7 @@ class Case:
     offset: float = 0.0
     stored: str = "float32"
     has_value_norm: bool = False
+    is_behind: bool = False
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -58,6 +65,8 @@ CASES = [
     Case(is_wide=True, stored="float16"),
     Case(num_pairs=12, is_wide=False, offset=1.0, stored="bfloat16"),
     Case(is_wide=False, has_value_norm=True),
+    Case(is_wide=False, is_behind=True),
+    Case(num_pairs=8, is_interleaved=True, is_wide=False, offset=1.0, is_behind=True),
     Case(stored="int8"),
     Case(num_pairs=10, is_interleaved=True, is_wide=True, stored="int8"),
 ]
@@ -93,7 +102,8 @@ def stored(
         [num_tokens.ctypes.data, heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1],
          *([table.data_ptr() for table in tables] or [0, 0]), slots.data_ptr(), cache.data_ptr(),
          *norms, word_of_float(EPS), word_of_float(case.offset), int(case.is_wide or False),
-         case.num_pairs, int(case.is_interleaved), ones.data_ptr() if case.has_value_norm else 0],
+         case.num_pairs, int(case.is_interleaved), ones.data_ptr() if case.has_value_norm else 0,
+         int(case.is_behind)],
     )  # fmt: skip
     program.replay()
     return qkv[:, : NUM_HEADS * HEAD_DIM], cache
@@ -126,9 +136,9 @@ def expected(case: Case, qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Te
     rope_and_write(
         query, keys, values, qkv.double().view(len(qkv), -1, HEAD_DIM),
         cos if case.num_pairs else None, sin if case.num_pairs else None, slots,
-        None
-        if case.is_wide is None
-        else HeadNorms(q_norm.double(), k_norm.double(), EPS, case.offset, case.has_value_norm),
+        None if case.is_wide is None else HeadNorms(
+            q_norm.double(), k_norm.double(), EPS, case.offset, case.has_value_norm, case.is_behind
+        ),
         case.is_interleaved,
     )  # fmt: skip
     return query, keys, values
@@ -167,3 +177,19 @@ def test_a_token_has_the_same_bits_in_any_step(case: Case) -> None:
     alone = [stored(case, qkv[i : i + 1], slots[i : i + 1], 1, i) for i in range(len(qkv))]
     assert torch.equal(query, torch.cat([of_one for of_one, _ in alone]))
     assert torch.equal(cache, sum((of_one for _, of_one in alone), torch.zeros_like(cache)))
+
+
+def test_queries_grow_with_their_position() -> None:
+    growth = QueryGrowth(0.5, 7)
+    queries, positions = torch.randn(40, 33), torch.arange(40) * 11
+    rows, count = queries.clone(), np.array([40])
+    program = KernelProgram(2)
+    program.record(
+        GROW,
+        [count.ctypes.data, rows.data_ptr(), 4 * 33, 20, positions.data_ptr(),
+         word_of_float(growth.rate), growth.length],
+    )  # fmt: skip
+    program.replay()
+    assert torch.equal(rows[:, 20:], queries[:, 20:])
+    want = queries[:, :20] * query_factors(positions, growth)[:, None]
+    torch.testing.assert_close(rows[:, :20], want, rtol=1e-6, atol=0)

@@ -1,0 +1,175 @@
+"""The attention of heads on a CPU: its kernels, with the norms, the rotation and the cache writes
+before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.layers import AttentionHeads
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.cpu.buffers import CpuBuffers
+from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
+from shmllm.worker.cpu.inputs import CpuInputs, Division
+from shmllm.worker.cpu.products import dtype_name
+from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
+from shmllm_kernels.cpu.attention import (
+    ATTEND,
+    MERGE_SPLITS,
+    scratch_bytes,
+    split_states_bytes,
+)
+from shmllm_kernels.cpu.attention_pieces import request_words
+from shmllm_kernels.cpu.attention_state import LOG2_E
+from shmllm_kernels.cpu.cache_layout import head_words
+from shmllm_kernels.cpu.heads import STORE_HEADS
+from shmllm_kernels.cpu.rows import GATE, GROW
+
+
+def requests_of_groups(
+    inputs: CpuInputs, block_tables: IntArray
+) -> dict[tuple[int, Division], LongArray]:
+    """Return the step's requests by group of layers and division; see
+    `attention_pieces.request_words`.
+
+    Args:
+        inputs: the inputs that the kernels read.
+        block_tables: (groups, rows, blocks) int32, the block ids of each row's request.
+    """
+    return {
+        (group, division): request_words(
+            inputs.first_tokens.ctypes.data,
+            inputs.counts.ctypes.data,
+            inputs.context_lens.ctypes.data,
+            inputs.rows.ctypes.data,
+            block_table.ctypes.data,
+            block_table.shape[1],
+            *(words.ctypes.data for words in pieces),
+        )
+        for group, block_table in enumerate(block_tables)
+        for division, pieces in inputs.pieces.items()
+    }
+
+
+def record_growth(
+    program: KernelProgram,
+    inputs: CpuInputs,
+    queries: Tensor,
+    width: int,
+    growth: tuple[float, int],
+) -> None:
+    """Record the factor of queries by their position.
+
+    Args:
+        program: the program to record in.
+        inputs: the step's inputs, whose positions it reads.
+        queries: [tokens, columns] float32, changed in place.
+        width: how many of the columns are queries.
+        growth: see `AttentionSpec`.
+    """
+    rate, length = growth
+    rows = [queries.data_ptr(), 4 * queries.shape[1], width]
+    numbers = [inputs.positions.ctypes.data, word_of_float(rate), length]
+    program.record(GROW, [inputs.address_of("num_tokens"), *rows, *numbers], label="grow")
+
+
+class AttentionOps:
+    """Records the attention of heads in a kernel program.
+
+    Args:
+        program: the program to record in.
+        config: the model's configuration.
+        buffers: the buffers for the results.
+        inputs: the inputs that the kernels read.
+        cache: the KV cache.
+        requests: the step's requests, see `requests_of_groups`.
+    """
+
+    def __init__(
+        self,
+        program: KernelProgram,
+        config: ModelConfig,
+        buffers: CpuBuffers,
+        inputs: CpuInputs,
+        cache: CpuKVCache,
+        requests: Mapping[tuple[int, Division], LongArray],
+    ) -> None:
+        self._program = program
+        self._config = config
+        self._buffers = buffers
+        self._inputs = inputs
+        self._cache = cache
+        self._requests = requests
+        self._num_tokens = inputs.address_of("num_tokens")
+        self._heads: list[LongArray] = []  # the kernels read them in every step
+        self._ones: Tensor | None = None
+        layouts = [
+            (head_layout(cache.layers[index]), layer.mixer.num_heads)
+            for index, layer in enumerate(config.layers)
+            if isinstance(layer.mixer, AttentionSpec)
+        ]
+        size = max((scratch_bytes(*each) for each in layouts), default=0)
+        self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
+        states = max((split_states_bytes(*each) for each in layouts), default=0)
+        self._split_states = torch.empty(states, dtype=torch.uint8)
+
+    def attend(self, qkv: Tensor, attention: AttentionHeads, out: Tensor) -> None:
+        """Record the operation `models.ops.Ops.attend`, which writes to ``out``."""
+        spec, cache = attention.spec, self._cache.layers[attention.layer]
+        blocks, layout = cache.blocks, head_layout(cache)
+        heads = head_words(layout, spec.num_heads, spec.scale, blocks.stride(0))
+        self._heads.append(heads)
+        source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
+        kinds = layout.stored, dtype_name(attention.dtype)
+        self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
+        if spec.growth is not None:
+            record_growth(self._program, self._inputs, qkv, spec.width, spec.growth)
+        requests = self._requests[cache.group, Division.of(spec)]
+        operands = [
+            requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
+            spec.window or 0, self._scratch.data_ptr(), self._scratch.shape[1],
+            word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
+            self._split_states.data_ptr(), self._inputs.address_of_ends(spec.ahead),
+        ]  # fmt: skip
+        self._record("attend", ATTEND[kinds], *operands)
+        self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
+        if spec.gated:
+            gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.width), 4 * qkv.shape[1]]
+            self._record("gate", GATE, out.data_ptr(), spec.width, *gates)
+
+    def _storing(self, attention: AttentionHeads, cache: LayerCache) -> list[int]:
+        """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""
+        spec, norm = attention.spec, self._config.norm
+        angles, rotation = [0, 0], [0, 0]
+        if spec.rope is not None:
+            angles = [table.data_ptr() for table in self._buffers.angles[spec.rope]]
+            rotation = [spec.rope.rotary_dim // 2, int(spec.rope.interleaved)]
+        target = cache.blocks.data_ptr() if spec.source is None else 0
+        norms = attention.q_norm, attention.k_norm
+        weights = [None if each is None else each.weight for each in norms]
+        return [
+            *angles, self._inputs.slot_mapping[cache.group].ctypes.data, target,
+            *map(_address, weights),
+            word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row"),
+            *rotation, _address(self._weight_of_values(attention)), int(spec.norms_rotated),
+        ]  # fmt: skip
+
+    def _weight_of_values(self, attention: AttentionHeads) -> Tensor | None:
+        """Return the weight of the values' norm, which are all 1; None: they have no norm."""
+        if not attention.spec.value_norm:
+            return None
+        if self._ones is None:
+            widest = max(each.head_dim for each in self._config.attentions)
+            self._ones = torch.ones(widest, dtype=attention.dtype)
+        return self._ones
+
+    def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
+        self._program.record(kernel, [self._num_tokens, *operands], label=label)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
