@@ -140,11 +140,11 @@ def values_of(launch: Launch, value_up: torch.Tensor) -> torch.Tensor:
     latents = query.clone()
     tensors = latents, *launch.tensors()[1:]
     is_dependent = has_dependent_launches(query.device)
-    sizes = case.num_splits, launch.scratch(), is_dependent
-    attend_parts(latents, *tensors, case.config, 0.17, *sizes)
+    parts = case.num_splits, launch.scratch()
+    attend_parts(latents, *tensors, case.config, 0.17, *parts, is_dependent=is_dependent)
     width = case.heads * value_up.shape[1]
     out = poisoned(len(query), width, dtype=query.dtype, device=query.device)
-    project_values(out, latents, value_up, launch.starts, *sizes)
+    project_values(out, latents, value_up, launch.starts, *parts, is_dependent)
     return out
 
 

@@ -10,7 +10,7 @@ import torch
 from conformance.expert_kernels import SMALL, placed, tolerances
 from conformance.packed_kernels import ONE_RUN, drawn, rows_of, values_of, whole_rows
 from support.kernel_helpers import Draw, assert_close, poisoned
-from support.variants import diagonal, slow
+from support.variants import each_once, slow
 from torch import Tensor
 
 from shmllm.models.quantized import QuantizedMatrix
@@ -127,8 +127,7 @@ def case_of(
 
 
 class SharedExpertConformance:
-    @pytest.mark.parametrize("tokens", [1, 8])
-    @pytest.mark.parametrize(("kind", "others"), diagonal(KINDS, OTHERS))
+    @pytest.mark.parametrize(("kind", "others", "tokens"), each_once(KINDS, OTHERS, [1, 8]))
     def test_equals_the_reference(self, draw, dtype, tokens, kind, others):
         activation, parts, is_gated = others
         case = case_of(draw, dtype, tokens, parts, kind, activation, is_gated)

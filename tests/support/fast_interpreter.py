@@ -7,12 +7,13 @@ functions that it replaces, and a launch puts them back. Each block gets objects
 shape and its type, equal types are compared number by number, and each look-up of a numpy dtype
 builds the whole table of dtypes. Each operation of two operands finds out again which types they
 have to have, and makes a block of each number in it. A launch copies all storages of its arguments
-to the host and back, where they are already.
+to the host and back, where they are already, and reads the signature of its kernel twice.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from functools import cache
 from types import NoneType
@@ -341,6 +342,24 @@ def _get_np_dtype(dtype: Any) -> Any:
     return np_dtypes[name]
 
 
+signature_of = cache(inspect.signature)
+
+
+class _Inspect:
+    """The module `inspect`, which keeps the signatures of kernels."""
+
+    getfullargspec = staticmethod(cache(inspect.getfullargspec))
+
+    @staticmethod
+    def getcallargs(function: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        bound = signature_of(function).bind(*args, **options)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(inspect, name)
+
+
 def _use_arguments(_executor: Any, args: Any, options: Any) -> Any:
     return args, options
 
@@ -357,6 +376,7 @@ def install() -> None:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     for package in (language, core, language.math, core.tensor, core.tensor_descriptor_base):
         _builtin_names(package)
+    interpreter.inspect = _Inspect()
     interpreter._patch_builtin = _patch_builtin
     interpreter._patch_attr = _patch_attr
     interpreter._patch_lang = _patch_lang
