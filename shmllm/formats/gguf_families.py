@@ -6,19 +6,26 @@ fields of config.json, nor import torch.
 
 from __future__ import annotations
 
+import re
+
 from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
+    AFMOE,
     ATTENTION,
     DENSE,
+    ERNIE_MOE,
+    EXAONE_MOE,
     EXPERTS,
     GEMMA,
     GLM4,
     GPT2,
     GPT_OSS,
     GPTNEOX,
+    GRANITE_MOE,
     LFM2,
     LFM2_MOE,
+    MINIMAX,
     MIXTRAL,
     MLP,
     OLMO2,
@@ -31,6 +38,8 @@ from shmllm.formats.gguf_places import (
     STARCODER2,
     UNGATED,
 )
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
 
 FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ("llama", False): GgufFamily(
@@ -124,6 +133,14 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         modules=DENSE,
         is_permuted=True,
     ),
+    ("granitemoe", True): GgufFamily(
+        title="Granite MoE",
+        architecture="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        modules=GRANITE_MOE,
+        is_permuted=True,
+        also=("GraniteMoeSharedForCausalLM",),
+    ),
     ("smollm3", False): GgufFamily(
         title="SmolLM3",
         architecture="SmolLM3ForCausalLM",
@@ -177,11 +194,40 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="ernie4_5",
         modules=DENSE,
     ),
+    # llama.cpp reads experts in every layer behind the first ones, whatever the interval.
+    ("ernie4_5-moe", True): GgufFamily(
+        title="ERNIE 4.5 MoE",
+        architecture="Ernie4_5_MoeForCausalLM",
+        model_type="ernie4_5_moe",
+        modules=ERNIE_MOE,
+    ),
     ("exaone4", False): GgufFamily(
         title="EXAONE 4",
         architecture="Exaone4ForCausalLM",
         model_type="exaone4",
         modules=OLMO2,
+    ),
+    ("exaone-moe", True): GgufFamily(
+        title="K-EXAONE",
+        architecture="ExaoneMoeForCausalLM",
+        model_type="exaone_moe",
+        modules=EXAONE_MOE,
+        needs_head=True,
+    ),
+    ("minimax-m2", True): GgufFamily(
+        title="MiniMax M2",
+        architecture="MiniMaxM2ForCausalLM",
+        model_type="minimax_m2",
+        modules=MINIMAX,
+        is_partial=True,
+        needs_head=True,
+    ),
+    # llama.cpp scales the embeddings and rotates all but every fourth layer, whatever a file says.
+    ("afmoe", True): GgufFamily(
+        title="AFMoE",
+        architecture="AfmoeForCausalLM",
+        model_type="afmoe",
+        modules=AFMOE,
     ),
     ("seed_oss", False): GgufFamily(
         title="Seed-OSS",
@@ -293,6 +339,32 @@ def family_of(header: GgufHeader) -> GgufFamily:
         f"{', '.join(dict.fromkeys(known for known, _ in FAMILIES))} "
         f"({', '.join(family.title for family in FAMILIES.values())})"
     )
+
+
+def layers_of(header: GgufHeader) -> tuple[int, int]:
+    """Returns the number of layers of a file's model, and how many behind these predict further
+    tokens.
+
+    Raises:
+        EngineStartError: the metadata do not say it.
+    """
+    name, known = header.architecture, header.metadata
+    count, further = known.get(f"{name}.block_count"), known.get(f"{name}.nextn_predict_layers", 0)
+    if type(count) is not int or type(further) is not int or not 0 <= further < count:
+        raise header.error(
+            f"{name}.block_count must be a positive whole number above nextn_predict_layers; found "
+            f"{shown(count)} and {shown(further)}"
+        )
+    return count - further, further
+
+
+def further_prefixes(header: GgufHeader) -> tuple[str, ...]:
+    """Returns what the names of the tensors begin with that predict further tokens."""
+    if not header.metadata.get(f"{header.architecture}.nextn_predict_layers"):
+        return ()
+    count, further = layers_of(header)
+    numbers = {match[1] for match in map(_LAYER.match, header.tensors) if match is not None}
+    return tuple(f"blk.{each}." for each in numbers if 0 <= int(each) - count < further)
 
 
 def family_of_class(architecture: str) -> tuple[str, GgufFamily] | None:

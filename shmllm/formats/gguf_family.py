@@ -29,20 +29,24 @@ class Place:
         name: the checkpoint's name. A name with ``{}`` stands for all experts, which the file has
             in one tensor.
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
-            other way round; "row": the checkpoint has a matrix of one row, the file a vector;
+            other way round; "row": the checkpoint has a matrix of one row, the file that or a
+            vector;
             "channels": the checkpoint has a matrix of one row for each channel of a convolution,
             the file a row;
             "heads": the checkpoint has the rows of a query, a key and a value head side by side,
             the file those of all queries before those of all keys and all values.
-        part: the number of this tensor among those whose rows take turns in the checkpoint's one:
-            it has the rows `part`, `part + num_parts` and so on of each expert.
+        part: the number of this tensor among those that make the checkpoint's one.
         num_parts: how many tensors of the file these are.
+        in_turn: whether their rows take turns, the rows `part`, `part + num_parts` and so on of
+            each expert being this tensor's; False: those of a matrix follow each other part by
+            part.
     """
 
     name: str
     layout: Layout = "same"
     part: int = 0
     num_parts: int = 1
+    in_turn: bool = True
 
 
 Places = Mapping[str, str | Place]

@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from shmllm.formats.gguf_family import Place, Places
 
+
+def _halves(modules: str, name: str) -> Places:
+    """The modules of gates and ups, which a checkpoint has in one matrix, one below the other."""
+    return {
+        modules.format(kind): Place(name=name, part=part, num_parts=2, in_turn=False)
+        for part, kind in enumerate(("gate", "up"))
+    }
+
+
 ATTENTION: Places = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -56,6 +65,46 @@ QWEN2_MOE: Places = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+GRANITE_MOE: Places = {
+    **ATTENTION,
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **_halves("ffn_{}_exps", "block_sparse_moe.input_linear"),
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+    **_halves("ffn_{}_shexp", "shared_mlp.input_linear"),
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+SHARED_EXPERTS: Places = {
+    **EXPERTS,
+    **MLP,  # of the first layers
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+ERNIE_MOE: Places = {
+    **SHARED_EXPERTS,
+    "exp_probs_b.bias": Place(name="mlp.moe_statics.e_score_correction_bias", layout="row"),
+}
+EXAONE_MOE: Places = {
+    **SHARED_EXPERTS,
+    **QK_NORMS,
+    "exp_probs_b.bias": "mlp.e_score_correction_bias",
+}
+AFMOE: Places = {
+    **SHARED_EXPERTS,
+    **QK_NORMS,
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_gate_inp": "mlp.router.gate",
+    "exp_probs_b.bias": "mlp.expert_bias",
+}
+MINIMAX: Places = {
+    **MIXTRAL,
+    **QK_NORMS,
+    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
 }
 GATE_UP = Place(name="mlp.experts.gate_up_proj", layout="transposed", num_parts=2)
 GATE_UP_BIAS = Place(name="mlp.experts.gate_up_proj_bias", num_parts=2)

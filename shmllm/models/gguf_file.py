@@ -22,7 +22,7 @@ from shmllm.formats.gguf_directory import LINK, SourceFile, check_source
 from shmllm.formats.gguf_pieces import label, models_in, pieces_of, read_pieces
 from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.gguf_blocks import BLOCK_TYPES
-from shmllm.models.gguf_tensors import FilePart, StoredTensor, stored_tensors
+from shmllm.models.gguf_tensors import FilePart, StoredTensor, part_of, stored_tensors
 from shmllm.models.mapped_file import MappedFile
 
 ELEMENTS_AT_ONCE = 2**18
@@ -97,7 +97,7 @@ class GgufFile:
         elif len(parts) == 1:
             matrix.write(lambda some: repack(parts[0][some]))
         else:
-            matrix.write(lambda some: repack(_in_turn(parts, some)))
+            matrix.write(lambda some: repack(_joined_rows(parts, some, stored.stretch)))
         self._finish(stored)
 
     @contextmanager
@@ -113,7 +113,7 @@ class GgufFile:
             return first
         joined = torch.empty(stored.joined_shape, dtype=first.dtype)
         for number, part in enumerate(stored.parts):
-            joined[:, number :: len(stored.parts)] = self._read(part)
+            part_of(joined, stored.place, number).copy_(self._read(part))
         return joined
 
     def _file(self, path: Path) -> MappedFile:
@@ -164,16 +164,16 @@ class GgufFile:
             self._file(part.path).finish(entry.begin, entry.num_bytes)
 
 
-def _in_turn(parts: Sequence[Tensor], some: slice) -> Tensor:
-    """Some of the rows that take turns in tensors of equal shapes."""
+def _joined_rows(parts: Sequence[Tensor], some: slice, stretch: int) -> Tensor:
+    """Some of the rows of tensors of equal shapes, which take turns after so many rows."""
     begin, end, _ = some.indices(len(parts) * len(parts[0]))
-    rows = parts[0].new_empty(end - begin, *parts[0].shape[1:])
+    rounds, rest = np.divmod(np.arange(begin, end), len(parts) * stretch)
+    owners, offsets = np.divmod(rest, stretch)
+    rows = np.empty((end - begin, *parts[0].shape[1:]), np.uint8)
     for number, part in enumerate(parts):
-        first = (number - begin) % len(parts)
-        mine = rows[first :: len(parts)]
-        start = (begin + first) // len(parts)
-        mine.copy_(part[start : start + len(mine)])
-    return rows
+        mine = np.flatnonzero(owners == number)
+        rows[mine] = part.numpy()[rounds[mine] * stretch + offsets[mine]]
+    return torch.from_numpy(rows)
 
 
 def find_gguf(directory: Path) -> list[GgufFile]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shmllm.formats.gguf import GgufHeader, TensorEntry, shown
 from shmllm.formats.gguf_directory import SourceFile
-from shmllm.formats.gguf_families import family_of
+from shmllm.formats.gguf_families import family_of, further_prefixes
 from shmllm.formats.gguf_family import GgufFamily, Layout, Place
 from shmllm.formats.gguf_pieces import read_pieces
 
@@ -42,31 +42,40 @@ class StoredTensor:
     """A tensor of a checkpoint.
 
     Attributes:
-        parts: what files have of it, each with the same shape. If there are several, their rows
-            (the second dimension) take turns.
+        parts: what files have of it, each with the same shape.
         num_heads: the number of heads whose rows have another order; 0 if they have not.
         offset: what the values of the file have more than a checkpoint's.
-        layout: see `gguf_family.Place`.
+        place: the place of the first part.
     """
 
     parts: tuple[FilePart, ...]
     num_heads: int
     offset: float
-    layout: Layout
+    place: Place
+
+    @property
+    def layout(self) -> Layout:
+        """See `gguf_family.Place`."""
+        return self.place.layout
 
     @property
     def joined_shape(self) -> tuple[int, ...]:
         """The shape of all parts together, in the file's layout."""
-        shape = self.parts[0].entry.shape
-        if len(self.parts) == 1:
-            return shape
-        return (shape[0], len(self.parts) * shape[1], *shape[2:])
+        shape = [*self.parts[0].entry.shape]
+        if len(self.parts) > 1:
+            shape[1 if self.place.in_turn else -2] *= len(self.parts)
+        return tuple(shape)
+
+    @property
+    def stretch(self) -> int:
+        """How many rows of one part lie together, before those of the next."""
+        return 1 if self.place.in_turn else self.parts[0].entry.shape[-2]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape in a checkpoint."""
         shape = self.joined_shape
-        if self.layout == "row":
+        if self.layout == "row" and len(shape) == 1:
             return (1, *shape)
         if self.layout == "channels" and len(shape) > 1:
             return (shape[0], 1, *shape[1:])
@@ -112,10 +121,11 @@ def _stored_tensors(
     read, and loading opens a file several times."""
     header = read_pieces(list(pieces))
     family = family_of(header)
+    ignored = (*_IGNORED, *further_prefixes(header))
     found: dict[str, list[tuple[int, str, FilePart]]] = {}
     for piece in header.pieces or (header,):
         for name, entry in piece.tensors.items():
-            if name in _IGNORED:
+            if name.startswith(ignored):
                 continue
             place = family.place(name)
             for target, part in _parts(header, place, name, entry):
@@ -138,7 +148,7 @@ def _stored(
         listed = " and ".join(str([*shape]) for shape in shapes)
         raise header.error(f"{' and '.join(names)} have the shapes {listed}")
     heads = _num_permuted_heads(header, family, names[0])
-    return StoredTensor(parts, heads, family.offset(names[0]), place.layout)
+    return StoredTensor(parts, heads, family.offset(names[0]), place)
 
 
 def _parts(
@@ -217,7 +227,7 @@ def in_file_order(tensor: Tensor, num_heads: int, layout: Layout) -> Tensor:
 def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """A tensor of a file in a checkpoint's layout."""
     if layout == "row":
-        return tensor[None]
+        return tensor.view(1, -1)
     if layout == "channels" and tensor.ndim > 1:
         return tensor.unsqueeze(1)
     return tensor.transpose(-1, -2) if layout == "transposed" and tensor.ndim > 1 else tensor
@@ -231,4 +241,13 @@ def of_place(tensor: Tensor, place: Place) -> Tensor:
         tensor = tensor[:, 0]
     elif place.layout == "transposed" and tensor.ndim > 1:
         tensor = tensor.transpose(-1, -2)
-    return tensor[:, place.part :: place.num_parts] if place.num_parts > 1 else tensor
+    return part_of(tensor, place, place.part)
+
+
+def part_of(joined: Tensor, place: Place, part: int) -> Tensor:
+    """The view of one part in a tensor of all parts together."""
+    if place.num_parts == 1:
+        return joined
+    if place.in_turn:
+        return joined[:, part :: place.num_parts]
+    return joined.chunk(place.num_parts, -2)[part]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.errors import QuantizeError
-from shmllm.frontend.gguf.family_fields import SIGMOIDS
+from shmllm.frontend.gguf.expert_fields import SIGMOIDS
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
 from shmllm.models.config import ModelConfig
 from shmllm.models.recurrent_specs import ShortConvolutionSpec
@@ -151,13 +151,37 @@ def _lfm2(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
     return {"attention.head_count_kv": heads, "shortconv.l_cache": taps}
 
 
-def _lfm2_moe(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+def _sigmoid_experts(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    """Those that are chosen by sigmoids, behind layers with an MLP."""
     are_dense = [not isinstance(layer.mlp, MoESpec) for layer in config.layers]
-    return _lfm2(config, fields) | {
+    return {
         "leading_dense_block_count": sum(are_dense),
         "expert_gating_func": SIGMOIDS,
         "expert_weights_scale": max((each.weight_scale for each in config.mixtures), default=1.0),
     }
+
+
+def _lfm2_moe(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    return _lfm2(config, fields) | _sigmoid_experts(config, fields)
+
+
+def _ernie_moe(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    count = _sigmoid_experts(config, fields)["leading_dense_block_count"]
+    return {"leading_dense_block_count": count, "interleave_moe_layer_step": 1}
+
+
+def _shared_experts(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    mixture = next(iter(config.mixtures), None)
+    values: Values = _sigmoid_experts(config, fields) | _pattern(config, fields)
+    if mixture is not None:
+        shared = 0 if mixture.shared is None else mixture.shared.inner
+        values |= {
+            "expert_shared_count": shared // mixture.inner,
+            "expert_weights_norm": mixture.renormalize,
+            "expert_group_count": mixture.num_groups,
+            "expert_group_used_count": mixture.top_groups,
+        }
+    return values
 
 
 def _cohere(config: ModelConfig, _: Mapping[str, Any]) -> Values:
@@ -191,6 +215,11 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
     "granite": _granite,
+    "granitemoe": _granite,
+    "ernie4_5-moe": _ernie_moe,
+    "exaone-moe": _shared_experts,
+    "minimax-m2": _sigmoid_experts,
+    "afmoe": _shared_experts,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "cohere2": _cohere,

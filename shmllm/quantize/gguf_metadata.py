@@ -93,7 +93,16 @@ def check_kept(
 def _comparable(config: ModelConfig) -> Values:
     """The fields, without different ways to say the same."""
     layers = tuple(_comparable_layer(each, config) for each in config.layers)
-    return asdict(replace(config, layers=layers, architecture="", dtype=None, eos_token_ids=()))
+    return asdict(
+        replace(
+            config,
+            layers=layers,
+            architecture="",
+            dtype=None,
+            eos_token_ids=(),
+            skipped_prefixes=(),  # what the file does not have
+        )
+    )
 
 
 def _comparable_layer(layer: LayerSpec, config: ModelConfig) -> LayerSpec:

@@ -32,6 +32,7 @@ _OF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 _OF_CONVOLUTION = ("shortconv.",)
 _OF_MLP = ("ffn_gate.", "ffn_up.", "ffn_down.")
 _OF_EXPERTS = ("ffn_gate_inp", "exp_probs_b", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_OF_SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 
 
 @dataclass(slots=True)
@@ -158,4 +159,6 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
 def _absent(layer: LayerSpec) -> tuple[str, ...]:
     """What the names of those tensors begin with that a layer lacks beside others of its model."""
     mixer = _OF_CONVOLUTION if isinstance(layer.mixer, AttentionSpec) else _OF_ATTENTION
-    return mixer + (_OF_MLP if isinstance(layer.mlp, MoESpec) else _OF_EXPERTS)
+    if not isinstance(layer.mlp, MoESpec):
+        return mixer + _OF_EXPERTS + _OF_SHARED
+    return mixer + _OF_MLP + (() if layer.mlp.shared else _OF_SHARED)

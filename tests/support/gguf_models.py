@@ -48,8 +48,17 @@ ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "gpt2": gguf.MODEL_ARCH.GPT2,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "afmoe": gguf.MODEL_ARCH.AFMOE,
 }
-PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo")
+PERMUTED = (
+    *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
+    *("granitemoe", "granitemoeshared"),
+)
 UNROUNDED = ("ffn_gate_inp.", "shortconv.conv.", "position_embd.", ".bias")
 """What is F32 in any file, though it may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
@@ -139,14 +148,26 @@ def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, str, Array]]:
     for name, values in stored_values(model):
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        known = name.replace("expert_bias", "expert_bias.bias")
-        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        stored = names.get_name(_renamed(name), try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         yield name, stored, values
 
 
-_EXPERTS = "feed_forward.experts", "mlp.experts"
-"""What LFM2 calls experts, and what the names of `gguf` know."""
+_NAMES = {
+    "feed_forward.experts": "mlp.experts",
+    "block_sparse_moe.experts": "mlp.experts",
+    "block_sparse_moe.router": "block_sparse_moe.router.layer",
+    "gate.moe_statics": "moe_statics",
+    "expert_bias": "expert_bias.bias",
+    "e_score_correction_bias": "e_score_correction.bias",
+}
+"""Parts of names of transformers' modules, and what the names of `gguf` know."""
+
+
+def _renamed(name: str) -> str:
+    for part, known in _NAMES.items():
+        name = name.replace(part, known)
+    return name
 
 
 def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
@@ -157,11 +178,12 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
         if family == "gpt_oss":
             yield from _of_gpt_oss(name, values)
         elif name.endswith("experts.gate_up_proj"):
-            for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, 1), strict=True):
-                own = name.replace("gate_up_proj", f"{part}.weight")
-                yield own.replace(*_EXPERTS), np.ascontiguousarray(half)
+            yield from _halves(f"{name}.weight", "gate_up_proj", values)
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            known = name.replace("shared_mlp", "mlp.shared_experts")
+            yield from _halves(known, "input_linear", values)
         elif name.endswith("experts.down_proj"):
-            yield f"{name}.weight".replace(*_EXPERTS), values
+            yield f"{name}.weight", values
         elif family == "gpt_neox" and "query_key_value" in name:
             yield name, _all_queries_first(values, model.config)
         elif (family.startswith("gemma") or family == "nemotron") and name.endswith("norm.weight"):
@@ -174,6 +196,11 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
             yield name, np.ascontiguousarray(values.T)
         else:
             yield name, _without_dimension(name, values)
+
+
+def _halves(name: str, joined: str, values: Array) -> Iterator[tuple[str, Array]]:
+    for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, -2), strict=True):
+        yield name.replace(joined, part), np.ascontiguousarray(half)
 
 
 def _without_dimension(name: str, values: Array) -> Array:
@@ -264,10 +291,65 @@ def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
 
 
-def _add_lfm2_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+def _add_sigmoids(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_experts(writer, config)
-    writer.add_leading_dense_block_count(config.num_dense_layers)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _add_minimax(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_sigmoids(writer, config)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_rope_dimension_count(config.rotary_dim)
+
+
+def _add_granite_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_granite(writer, config)
+    _add_experts(writer, config)
+    if config.model_type == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+
+
+def _add_ernie_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The converter takes the width of the shared experts for that of an MLP over the key heads,
+    which it is in the published models."""
+    writer.add_expert_count(config.moe_num_experts)
+    writer.add_expert_used_count(config.moe_k)
+    writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+    writer.add_leading_dense_block_count(config.moe_layer_start_index)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.moe_num_shared_experts)
+    if config.moe_num_shared_experts:
+        shared = config.moe_num_shared_experts * config.moe_intermediate_size
+        writer.add_expert_shared_feed_forward_length(shared)
+
+
+def _add_exaone_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_sigmoids(writer, config)
+    _add_olmo3(writer, config)
+    inner, num_shared = config.moe_intermediate_size, config.num_shared_experts
+    writer.add_expert_shared_count(num_shared)
+    writer.add_expert_shared_feed_forward_length(inner * num_shared)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    writer.add_leading_dense_block_count(config.mlp_layer_types.count("dense"))
+    writer.add_nextn_predict_layers(0)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def _add_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_sigmoids(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_expert_shared_count(config.num_shared_experts)
+    writer.add_leading_dense_block_count(config.num_dense_layers)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(config.route_scale)
+
+
+def _add_lfm2_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_sigmoids(writer, config)
+    writer.add_leading_dense_block_count(config.num_dense_layers)
 
 
 def _add_lfm2(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -328,6 +410,12 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "olmoe": _add_experts,
     "gpt_oss": _add_experts,
     "lfm2_moe": _add_lfm2_moe,
+    "granitemoe": _add_granite_moe,
+    "granitemoeshared": _add_granite_moe,
+    "ernie4_5_moe": _add_ernie_moe,
+    "exaone_moe": _add_exaone_moe,
+    "minimax_m2": _add_minimax,
+    "afmoe": _add_afmoe,
     "gemma2": _add_gemma2,
     "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
     "phi3": _add_partial,

@@ -26,6 +26,8 @@ WRITABLE: dict[str, dict[str, Any]] = {
     "gpt2": TIED,
     "glm4": {"attention_bias": True},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},  # whole blocks
+    "granite_moe_shared": {"shared_intermediate_size": 64},
+    "minimax_m2": {"num_mtp_modules": 3},  # which a checkpoint has beside the model
     "olmoe": {"num_key_value_heads": 4},  # llama.cpp reads no others
 }
 """What differs from `make_model`, by its names of families."""

@@ -260,9 +260,9 @@ WITH_EXPERTS = (
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
-    *(*WITH_EXPERTS, "glm", "opt", "gptj", "helium"),
+    *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4"),
-    *("hunyuan_v1_dense", "ministral3", "nanochat"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral3", "nanochat"),
 )
 """Those that GGUF files here do not have yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")

@@ -11,8 +11,9 @@ from collections import Counter
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader, shown
-from shmllm.formats.gguf_families import family_of
+from shmllm.formats.gguf_families import family_of, layers_of
 from shmllm.formats.gguf_family import GgufFamily
+from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
 from shmllm.frontend.gguf.metadata import Metadata
 from shmllm.frontend.gguf.rope import rope_fields
@@ -64,7 +65,7 @@ def model_config(header: GgufHeader) -> Json:
         "vocab_size": tensors[_EMBEDDING].shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": known.whole("feed_forward_length"),
-        "num_hidden_layers": known.whole("block_count"),
+        "num_hidden_layers": layers_of(header)[0],
         "num_attention_heads": num_heads,
         "num_key_value_heads": known.whole(
             "attention.head_count_kv", num_heads, may_be_absent=family.is_hybrid
@@ -81,7 +82,8 @@ def model_config(header: GgufHeader) -> Json:
         **_special_ids(header),
     }
     check_layers(header, config["num_hidden_layers"])
-    config |= OF_FAMILY.get(family.model_type, no_window)(known, config)
+    own_fields = (OF_FAMILY | OF_MIXTURE).get(family.model_type, no_window)
+    config |= own_fields(known, config)
     check_shapes(header, config, family)
     return config
 

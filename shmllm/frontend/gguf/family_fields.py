@@ -1,7 +1,8 @@
 """The fields of config.json that only models of one type have, from the metadata of a GGUF file.
 
-A type is a function and a line in OF_FAMILY. The function gets the metadata and the fields that all
-types have, and refuses what no engine computes. It knows what llama.cpp knows and files do not say.
+A type is a function and a line in OF_FAMILY, or in OF_MIXTURE of `expert_fields`. The function gets
+the metadata and the fields that all types have, and refuses what no engine computes. It knows what
+llama.cpp knows and files do not say.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ from shmllm.frontend.gguf.metadata import Metadata
 
 Json = dict[str, Any]
 
-_WINDOW = "attention.sliding_window"
-SIGMOIDS = 2
-"""The value of ``expert_gating_func`` for experts that are chosen by sigmoids."""
+WINDOW = "attention.sliding_window"
 
 
 def _window(known: Metadata, config: Json) -> int | None:
     """The number of positions that attention sees; None: all."""
-    if known.find(_WINDOW) in (None, 0):
+    if known.find(WINDOW) in (None, 0):
         return None
-    window = known.whole(_WINDOW)
+    window = known.whole(WINDOW)
     return window if window < config["max_position_embeddings"] else None
 
 
@@ -38,19 +37,19 @@ def no_window(known: Metadata, config: Json) -> Json:
     return {}
 
 
-def _layer_types(known: Metadata, config: Json, period: int) -> list[str]:
+def layer_types(known: Metadata, config: Json, period: int) -> list[str]:
     """Which layers have a window: all but the last one of each period, unless the file has a
     pattern."""
-    own = known.find("attention.sliding_window_pattern")
+    own, count = known.find("attention.sliding_window_pattern"), config["num_hidden_layers"]
     if isinstance(own, list):
-        types = [bool(is_sliding) for is_sliding in own]
+        types = [bool(is_sliding) for is_sliding in own[:count]]  # more layers may follow
     else:
         period = known.whole("attention.sliding_window_pattern", period)
-        types = [(layer + 1) % period > 0 for layer in range(config["num_hidden_layers"])]
+        types = [(layer + 1) % period > 0 for layer in range(count)]
     return ["sliding_attention" if each else "full_attention" for each in types]
 
 
-def _check_one_base(known: Metadata) -> None:
+def check_one_base(known: Metadata) -> None:
     """Refuses another rotation in layers with a window."""
     base, own = known.find("rope.freq_base"), known.find("rope.freq_base_swa")
     if own not in (None, base):
@@ -60,14 +59,7 @@ def _check_one_base(known: Metadata) -> None:
         )
 
 
-def _experts(known: Metadata, count: str) -> Json:
-    return {
-        count: known.whole("expert_count"),
-        "num_experts_per_tok": known.whole("expert_used_count"),
-    }
-
-
-def _scale(known: Metadata, name: str, default: float) -> float:
+def scale(known: Metadata, name: str, default: float) -> float:
     """A factor; 0 stands for its default, as in llama.cpp."""
     return default if known.find(name) in (None, 0) else known.number(name)
 
@@ -82,38 +74,6 @@ def _llama(known: Metadata, config: Json) -> Json:
         "model_type": "mistral",
         "sliding_window": window,
     }
-
-
-def _mixtral(known: Metadata, config: Json) -> Json:
-    return no_window(known, config) | _experts(known, "num_local_experts")
-
-
-def _qwen2_moe(known: Metadata, config: Json) -> Json:
-    inner, fields = config["intermediate_size"], _experts(known, "num_experts")
-    smaller = max(inner // fields["num_experts_per_tok"], 1)
-    return (
-        no_window(known, config)
-        | fields
-        | {
-            "moe_intermediate_size": known.whole("expert_feed_forward_length", smaller),
-            "shared_expert_intermediate_size": known.whole(
-                "expert_shared_feed_forward_length", inner
-            ),
-            "norm_topk_prob": known.flag("expert_weights_norm", False),
-            "qkv_bias": config["attention_bias"],
-        }
-    )
-
-
-def _qwen3_moe(known: Metadata, config: Json) -> Json:
-    return (
-        no_window(known, config)
-        | _experts(known, "num_experts")
-        | {
-            "moe_intermediate_size": known.whole("expert_feed_forward_length"),
-            "norm_topk_prob": known.flag("expert_weights_norm", True),
-        }
-    )
 
 
 def _gemma1(known: Metadata, config: Json) -> Json:
@@ -142,8 +102,8 @@ def _gemma(known: Metadata, config: Json, *, period: int, layers_of_27b: int) ->
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scale_of_27b if is_27b else config["head_dim"],
-        "sliding_window": known.whole(_WINDOW),
-        "layer_types": _layer_types(known, config, period),
+        "sliding_window": known.whole(WINDOW),
+        "layer_types": layer_types(known, config, period),
     }
 
 
@@ -151,13 +111,13 @@ def _phi3(known: Metadata, config: Json) -> Json:
     return {"sliding_window": _window(known, config)}
 
 
-def _granite(known: Metadata, config: Json) -> Json:
+def granite(known: Metadata, config: Json) -> Json:
     if not known.flag("rope.scaling.finetuned", True):
         raise known.header.error("Granite without rotary embedding is not supported")
     return no_window(known, config) | {
-        "attention_multiplier": _scale(known, "attention.scale", config["head_dim"] ** -0.5),
-        "embedding_multiplier": _scale(known, "embedding_scale", 1.0),
-        "residual_multiplier": _scale(known, "residual_scale", 1.0),
+        "attention_multiplier": scale(known, "attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": scale(known, "embedding_scale", 1.0),
+        "residual_multiplier": scale(known, "residual_scale", 1.0),
         "logits_scaling": known.number("logit_scale"),
     }
 
@@ -177,22 +137,15 @@ def _olmo(known: Metadata, config: Json) -> Json:
 
 def _olmo2(known: Metadata, config: Json) -> Json:
     """OLMo 3's models have the architecture olmo2, and windows."""
-    if known.find(_WINDOW) in (None, 0):
+    if known.find(WINDOW) in (None, 0):
         return {}
-    _check_one_base(known)
+    check_one_base(known)
     return {
         "architectures": ["Olmo3ForCausalLM"],
         "model_type": "olmo3",
-        "sliding_window": known.whole(_WINDOW),
-        "layer_types": _layer_types(known, config, period=4),
+        "sliding_window": known.whole(WINDOW),
+        "layer_types": layer_types(known, config, period=4),
     }
-
-
-def _olmoe(known: Metadata, config: Json) -> Json:
-    if known.find("attention.clamp_kqv"):
-        raise known.header.error("attention.clamp_kqv is not supported")
-    normalized = {"norm_topk_prob": known.flag("expert_weights_norm", False)}
-    return no_window(known, config) | _experts(known, "num_experts") | normalized
 
 
 def _glm4(known: Metadata, config: Json) -> Json:
@@ -204,8 +157,8 @@ def _glm4(known: Metadata, config: Json) -> Json:
 
 def _cohere2(known: Metadata, config: Json) -> Json:
     return {
-        "sliding_window": known.whole(_WINDOW),  # also where it is longer than the context:
-        "layer_types": _layer_types(known, config, period=4),  # only these layers rotate
+        "sliding_window": known.whole(WINDOW),  # also where it is longer than the context:
+        "layer_types": layer_types(known, config, period=4),  # only these layers rotate
         "logit_scale": known.number("logit_scale"),
     }
 
@@ -218,18 +171,18 @@ def _relu_squared(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | {"hidden_act": "relu2"}
 
 
-def _ernie(known: Metadata, config: Json) -> Json:
+def ernie(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | {"use_bias": config["attention_bias"]}
 
 
 def _exaone4(known: Metadata, config: Json) -> Json:
     """A window that no text reaches still says which layers rotate."""
-    if known.find(_WINDOW) in (None, 0):
+    if known.find(WINDOW) in (None, 0):
         types = ["full_attention"] * config["num_hidden_layers"]
         return {"sliding_window": None, "layer_types": types}
     return {
-        "sliding_window": known.whole(_WINDOW),
-        "layer_types": _layer_types(known, config, period=4),
+        "sliding_window": known.whole(WINDOW),
+        "layer_types": layer_types(known, config, period=4),
     }
 
 
@@ -270,7 +223,7 @@ def _starcoder2(known: Metadata, config: Json) -> Json:
     }
 
 
-def _lfm2(known: Metadata, config: Json) -> Json:
+def lfm2(known: Metadata, config: Json) -> Json:
     heads = known.find("attention.head_count_kv")
     every = heads if isinstance(heads, list) else [heads] * config["num_hidden_layers"]
     return no_window(known, config) | {
@@ -280,37 +233,6 @@ def _lfm2(known: Metadata, config: Json) -> Json:
         "conv_bias": any(name.endswith("shortconv.conv.bias") for name in known.header.tensors),
         "block_auto_adjust_ff_dim": False,
     }
-
-
-def _lfm2_moe(known: Metadata, config: Json) -> Json:
-    if known.find("expert_gating_func") != SIGMOIDS:
-        raise known.header.error("experts that are not chosen by sigmoids are not supported")
-    has_bias = any(name.endswith("exp_probs_b.bias") for name in known.header.tensors)
-    return (
-        _lfm2(known, config)
-        | _experts(known, "num_experts")
-        | {
-            "moe_intermediate_size": known.whole("expert_feed_forward_length"),
-            "num_dense_layers": known.find("leading_dense_block_count") or 0,
-            "use_expert_bias": has_bias,
-            "routed_scaling_factor": _scale(known, "expert_weights_scale", 1.0),
-        }
-    )
-
-
-def _gpt_oss(known: Metadata, config: Json) -> Json:
-    _check_one_base(known)
-    fields = _experts(known, "num_local_experts") | {
-        "intermediate_size": known.whole("expert_feed_forward_length"),
-        "sliding_window": known.whole(_WINDOW),
-        "layer_types": _layer_types(known, config, period=2),
-    }
-    # Without the field config.json means yarn; a file without the key means none.
-    scaling = config.get("rope_scaling", {"rope_type": "default"})
-    if scaling["rope_type"] == "yarn":
-        # These models do not round the range of yarn, which files have no key for.
-        scaling |= {"truncate": False}
-    return fields | {"rope_scaling": scaling}
 
 
 def _gpt2(known: Metadata, config: Json) -> Json:
@@ -326,18 +248,14 @@ def _gpt2(known: Metadata, config: Json) -> Json:
 
 OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "llama": _llama,
-    "mixtral": _mixtral,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
     "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "phi3": _phi3,
-    "granite": _granite,
+    "granite": granite,
     "smollm3": _smollm3,
     "olmo": _olmo,
     "olmo2": _olmo2,
-    "olmoe": _olmoe,
     "glm4": _glm4,
     "arcee": _relu_squared,
     "nemotron": _relu_squared,
@@ -345,14 +263,12 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "phi": _phi,
     "cohere": _cohere,
     "cohere2": _cohere2,
-    "ernie4_5": _ernie,
+    "ernie4_5": ernie,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
-    "lfm2": _lfm2,
-    "lfm2_moe": _lfm2_moe,
-    "gpt_oss": _gpt_oss,
+    "lfm2": lfm2,
     "gpt2": _gpt2,
 }
-"""By the model's type; all others have no fields of their own, and no window."""
+"""By the model's type; all others without experts have no fields of their own, and no window."""

@@ -7,13 +7,18 @@ file, so that no damaged number asks for more than the file can fill.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader
 from shmllm.formats.gguf_family import GgufFamily
 
 _LAYER = re.compile(r"blk\.(\d+)\..*")
+_NUM_EXPERTS = "num_experts", "num_local_experts", "moe_num_experts"
+_SHARED_WIDTHS = "shared_expert_intermediate_size", "shared_intermediate_size"
+_NUM_SHARED = "num_shared_experts", "moe_num_shared_experts"
+"""The fields of models with experts: how many, the width of the MLP that all tokens go to, or how
+many experts that MLP is as wide as."""
 
 
 def check_layers(header: GgufHeader, num_layers: int) -> None:
@@ -27,29 +32,43 @@ def check_layers(header: GgufHeader, num_layers: int) -> None:
 
 
 def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFamily) -> None:
-    """Raises EngineStartError if the tensors of the first layer have other shapes than config.json
-    asks for. Those of the others are checked when they are loaded."""
+    """Raises EngineStartError if a tensor of the first layer that has one has another shape than
+    config.json asks for. Those of the others are checked when they are loaded."""
     hidden_size, head_dim = config["hidden_size"], config["head_dim"]
-    num_experts = config.get("num_experts", config.get("num_local_experts"))
+    num_experts = _first_of(config, _NUM_EXPERTS)
     width = config.get("moe_intermediate_size", config["intermediate_size"])
-    shared_width = config.get("shared_expert_intermediate_size")
+    shared_width = _first_of(config, _SHARED_WIDTHS)
+    if shared_width is None:
+        shared_width = width * (_first_of(config, _NUM_SHARED) or 0)
     up_width = config["intermediate_size"] * (2 if family.has_fused_gate else 1)
     q_width = config["num_attention_heads"] * head_dim
     kv_width = config["num_key_value_heads"] * head_dim
     expected = {
         "token_embd": (config["vocab_size"], hidden_size),
         "position_embd": (config["max_position_embeddings"], hidden_size),
-        "blk.0.attn_qkv": (q_width + 2 * kv_width, hidden_size),
-        "blk.0.attn_q": (q_width, hidden_size),
-        "blk.0.attn_k": (kv_width, hidden_size),
-        "blk.0.ffn_up": (up_width, hidden_size),
-        "blk.0.ffn_up_shexp": (shared_width, hidden_size),
-        "blk.0.ffn_gate_inp": (num_experts, hidden_size),
-        "blk.0.ffn_up_exps": (num_experts, width, hidden_size),
+        "attn_qkv": (q_width + 2 * kv_width, hidden_size),
+        "attn_q": (q_width, hidden_size),
+        "attn_k": (kv_width, hidden_size),
+        "ffn_up": (up_width, hidden_size),
+        "ffn_up_shexp": (shared_width, hidden_size),
+        "ffn_gate_inp": (num_experts, hidden_size),
+        "ffn_up_exps": (num_experts, width, hidden_size),
     }
     for module, shape in expected.items():
-        entry = header.tensors.get(f"{module}.weight")
-        if entry is not None and entry.shape != shape:
+        name = next(filter(header.tensors.__contains__, _places(module, config)), None)
+        if name is not None and header.tensors[name].shape != shape:
             raise header.error(
-                f"{module}.weight has the shape {[*entry.shape]}, the metadata ask for {[*shape]}"
+                f"{name} has the shape {[*header.tensors[name].shape]}, the metadata ask for "
+                f"{[*shape]}"
             )
+
+
+def _first_of(config: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The first of these fields that config.json has, or None."""
+    return next((config[name] for name in names if name in config), None)
+
+
+def _places(module: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """The names that the weight of a module may have."""
+    yield f"{module}.weight"
+    yield from (f"blk.{layer}.{module}.weight" for layer in range(config["num_hidden_layers"]))

@@ -49,6 +49,14 @@ LONG: dict[str, Any] = {
 LONG_TENSOR = "rope_factors_long.weight"
 GPT_OSS = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+GRANITE_MOE: dict[str, Any] = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+}
+EXAONE_MOE = {"num_hidden_layers": 5, "sliding_window": 7, "moe_intermediate_size": 24}
+AFMOE = EXAONE_MOE | {"head_dim": 16, "route_scale": 1.5, "mup_enabled": True}
 
 
 def add_yarn(writer: gguf.GGUFWriter) -> None:
@@ -61,6 +69,15 @@ def add_yarn(writer: gguf.GGUFWriter) -> None:
 def add_longrope(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_scaling_orig_ctx_len(128)
     writer.add_rope_scaling_attn_factors((1 + np.log(2) / np.log(128)) ** 0.5)
+
+
+def add_further_layer(writer: gguf.GGUFWriter) -> None:
+    """As the conversion adds it to K-EXAONE, with some of its tensors."""
+    writer.add_block_count(6)
+    writer.add_nextn_predict_layers(1)
+    writer.add_sliding_window_pattern([True, True, True, False, True, True])
+    for name in ("attn_norm", "nextn.enorm", "nextn.eh_proj"):
+        writer.add_tensor(f"blk.5.{name}.weight", np.ones(48, np.float32))
 
 
 CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
@@ -152,6 +169,48 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"moe_intermediate_size": 24, "use_expert_bias": False, "routed_scaling_factor": 2.5},
         lambda writer: writer.add_expert_weights_scale(2.5),
     ),
+    "granite with experts": (
+        "granite_moe",
+        GRANITE_MOE | {"attention_multiplier": 0.3, "residual_multiplier": 0.4},
+        None,
+    ),
+    "granite with a shared expert": (
+        "granite_moe_shared",
+        GRANITE_MOE | {"shared_intermediate_size": 36, "tie_word_embeddings": True},
+        None,
+    ),
+    "ernie4.5 with experts": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24, "head_dim": 16},
+        None,
+    ),
+    "ernie4.5 without shared experts": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
+        | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0},
+        None,
+    ),
+    "exaone with experts": ("exaone_moe", EXPERTS | EXAONE_MOE, None),
+    "exaone with groups of experts": (
+        "exaone_moe",
+        EXPERTS
+        | EXAONE_MOE
+        | {"num_experts": 6, "n_group": 3, "topk_group": 2}
+        | {"norm_topk_prob": False, "num_shared_experts": 2},
+        None,
+    ),
+    "exaone with a layer that predicts further tokens": (
+        "exaone_moe",
+        EXPERTS | EXAONE_MOE,
+        add_further_layer,
+    ),
+    "minimax m2": (
+        "minimax_m2",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
+        None,
+    ),
+    "afmoe": ("afmoe", EXPERTS | AFMOE | {"num_shared_experts": 1}, None),
+    "afmoe with experts in all layers": ("afmoe", EXPERTS | AFMOE | {"num_dense_layers": 0}, None),
     "gemma": ("gemma", {"head_dim": 16}, None),
     "gpt-neox": ("gpt_neox", {}, None),
     "gpt-neox sequential": ("gpt_neox", {"use_parallel_residual": False}, None),
@@ -195,6 +254,9 @@ def test_its_logits_are_those_of_the_checkpoint(case: str, tmp_path: Path) -> No
 
 
 WIDE: dict[str, dict[str, Any]] = {
+    "granite_moe_shared": GRANITE_MOE
+    | {"hidden_size": 64, "intermediate_size": 96, "shared_intermediate_size": 32}
+    | {"num_attention_heads": 4, "num_hidden_layers": 2},
     "gpt_oss": GPT_OSS | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
     "gpt2": {"n_inner": 96, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2},
     "phi3": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96},
@@ -204,7 +266,7 @@ WIDE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("family", "kind"),
     [("gpt_oss", "MXFP4"), ("gpt_oss", "Q8_0"), ("gpt2", "Q8_0"), ("gpt2", "Q4_0"),
-     ("phi3", "Q8_0")],
+     ("phi3", "Q8_0"), ("granite_moe_shared", "Q8_0"), ("granite_moe_shared", "Q4_0")],
 )  # fmt: skip
 def test_joined_and_transposed_matrices_stay_packed(family: str, kind: str, tmp_path: Path) -> None:
     reference = reference_model(family, **WIDE[family])
@@ -216,23 +278,41 @@ def test_joined_and_transposed_matrices_stay_packed(family: str, kind: str, tmp_
         view = every[target][0]
         assert packed_of(view) is not None, target
         parts = [dequantized(stored[name], kind) for name in names]
-        rows = np.stack(parts, 2).reshape(len(parts[0]), -1, parts[0].shape[-1])
-        expected = torch.from_numpy(rows if len(names) > 1 else parts[0])
-        found = view.clone()
-        assert torch.equal(found, expected if family == "phi3" else expected.transpose(-1, -2))
+        if family == "gpt_oss" and len(parts) > 1:
+            joined = np.stack(parts, 2).reshape(len(parts[0]), -1, parts[0].shape[-1])
+        else:
+            joined = np.concatenate(parts, -2)
+        expected = torch.from_numpy(joined)
+        is_same = family in ("phi3", "granite_moe_shared")
+        assert torch.equal(view.clone(), expected if is_same else expected.transpose(-1, -2))
         num_packed += 1
-    assert num_packed == {"gpt_oss": 4, "gpt2": 8, "phi3": 12}[family]
+    assert num_packed == {"gpt_oss": 4, "gpt2": 8, "phi3": 12, "granite_moe_shared": 8}[family]
 
 
 def dequantized(values: Any, kind: str) -> Any:
     return gguf.quants.dequantize(quantized(values, kind), KINDS[kind])
 
 
+GRANITE_NAMES = {
+    "mlp.shared_experts.gate_proj.weight": "shared_mlp.input_linear.weight",
+    "mlp.shared_experts.up_proj.weight": "shared_mlp.input_linear.weight",
+    "shared_mlp.output_linear.weight": "shared_mlp.output_linear.weight",
+    "block_sparse_moe.experts.gate_proj.weight": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.up_proj.weight": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj.weight": "block_sparse_moe.output_linear.weight",
+}
+"""The names in a checkpoint of what `stored_tensors` names, below a layer."""
+
+
 def joined_names(family: str, stored: dict[str, Any]) -> dict[str, list[str]]:
     """The names of the layers' matrices in a checkpoint, and of what the file has of each."""
     found: dict[str, list[str]] = {}
     for name, values in stored.items():
-        if family != "gpt_oss":
+        if family == "granite_moe_shared":
+            *layer, module = name.split(".", 3)
+            if module in GRANITE_NAMES:
+                found.setdefault(".".join([*layer, GRANITE_NAMES[module]]), []).append(name)
+        elif family != "gpt_oss":
             if values.ndim == 2 and (".h." in name or "layers" in name):
                 found[name] = [name]
         elif values.ndim == 3:
@@ -267,6 +347,13 @@ def test_a_gate_without_its_up_is_named(tmp_path: Path) -> None:
         loaded(file, tmp_path / "model")
 
 
+SOFTMAX = gguf.ExpertGatingFuncType.SOFTMAX
+OPTIONS = {
+    CASES[case][0]: CASES[case][1]
+    for case in ("qwen2_moe", "olmoe", "ernie4.5 with experts", "exaone with experts", "minimax m2")
+} | {"afmoe": CASES["afmoe"][1]}
+
+
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
@@ -284,13 +371,28 @@ def test_a_gate_without_its_up_is_named(tmp_path: Path) -> None:
         ("phi3", lambda w: w.add_tensor(LONG_TENSOR, np.ones(4, np.float32)), "original_context"),
         ("gpt2", lambda w: w.add_context_length(999), r"position_embd\.weight has the shape"),
         ("qwen2_moe", lambda w: w.add_expert_shared_feed_forward_length(7), "ffn_up_shexp"),
+        (
+            "ernie4_5_moe",
+            lambda w: w.add_expert_count(7),
+            r"blk\.1\.ffn_gate_inp\.weight has the sh",
+        ),
+        (
+            "ernie4_5_moe",
+            lambda w: w.add_expert_shared_feed_forward_length(25),
+            "expert_shared_feed_forward_length 25 is no multiple of 24",
+        ),
+        ("exaone_moe", lambda w: w.add_nextn_predict_layers(5), "above nextn_predict_layers"),
+        ("minimax_m2", lambda w: w.add_expert_gating_func(SOFTMAX), "not chosen by sigmoids"),
+        ("afmoe", lambda w: w.add_expert_weights_norm(False), "without expert_weights_norm"),
+        ("afmoe", lambda w: w.add_expert_group_count(2), "groups of experts"),
+        ("afmoe", lambda w: w.add_rope_freq_base_swa(77.0), r"freq_base_swa 77\.0 beside"),
         ("qwen2_moe", lambda w: w.add_uint32("qwen2moe.expert_weights_norm", 1), "true or false"),
     ],
 )
 def test_what_no_engine_computes_is_refused(
     family: str, change: Change, message: str, tmp_path: Path
 ) -> None:
-    options = {"qwen2_moe": CASES["qwen2_moe"][1], "olmoe": EXPERTS}.get(family, {})
+    options = OPTIONS.get(family, {})
     file = write_model(tmp_path / "m.gguf", reference_model(family, **options), change)
     with pytest.raises(EngineStartError, match=message) as caught:
         model_config(read_header(file))

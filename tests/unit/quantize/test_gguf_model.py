@@ -25,7 +25,10 @@ from shmllm.quantize.formats import GGUF_KINDS
 from shmllm.quantize.gguf_metadata import find_gguf_family
 from shmllm.quantize.job import quantize
 
-SLOW = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3", *DENSE)
+SLOW = (
+    *("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3", *DENSE),
+    *("afmoe", "exaone_moe", "granite_moe"),
+)
 FAMILY_PARAMS = [
     slow(kind) if kind in SLOW else kind for kind in VARIANTS if kind not in NOT_IN_GGUF
 ]

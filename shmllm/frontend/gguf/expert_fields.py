@@ -1,0 +1,206 @@
+"""The fields of config.json that only types of models with experts have: more of `family_fields`.
+
+A type is a function and a line in OF_MIXTURE, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shmllm.formats.gguf import shown
+from shmllm.frontend.gguf.family_fields import (
+    WINDOW,
+    Json,
+    check_one_base,
+    ernie,
+    granite,
+    layer_types,
+    lfm2,
+    no_window,
+    scale,
+)
+from shmllm.frontend.gguf.metadata import Metadata
+
+SIGMOIDS = 2
+"""The value of ``expert_gating_func`` for experts that are chosen by sigmoids."""
+
+
+def _experts(known: Metadata, count: str) -> Json:
+    return {
+        count: known.whole("expert_count"),
+        "num_experts_per_tok": known.whole("expert_used_count"),
+    }
+
+
+def _num_dense(known: Metadata) -> int:
+    """How many of the first layers have an MLP in place of experts."""
+    return known.find("leading_dense_block_count") or 0
+
+
+def _num_shared(known: Metadata, inner: int, default: int) -> int:
+    """How many experts of this width make the MLP that all tokens go to."""
+    name = "expert_shared_feed_forward_length"
+    width = known.find(name) or default * inner
+    count, rest = divmod(width, inner) if type(width) is int else (0, 1)
+    if rest:
+        raise known.header.error(f"{name} {shown(width)} is no multiple of {inner:,}")
+    return count
+
+
+def _check_sigmoids(function: int, known: Metadata) -> None:
+    if function != SIGMOIDS:
+        raise known.header.error("experts that are not chosen by sigmoids are not supported")
+
+
+def _mixtral(known: Metadata, config: Json) -> Json:
+    return no_window(known, config) | _experts(known, "num_local_experts")
+
+
+def _qwen2_moe(known: Metadata, config: Json) -> Json:
+    inner, fields = config["intermediate_size"], _experts(known, "num_experts")
+    smaller = max(inner // fields["num_experts_per_tok"], 1)
+    return (
+        no_window(known, config)
+        | fields
+        | {
+            "moe_intermediate_size": known.whole("expert_feed_forward_length", smaller),
+            "shared_expert_intermediate_size": known.whole(
+                "expert_shared_feed_forward_length", inner
+            ),
+            "norm_topk_prob": known.flag("expert_weights_norm", False),
+            "qkv_bias": config["attention_bias"],
+        }
+    )
+
+
+def _qwen3_moe(known: Metadata, config: Json) -> Json:
+    return (
+        no_window(known, config)
+        | _experts(known, "num_experts")
+        | {
+            "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+            "norm_topk_prob": known.flag("expert_weights_norm", True),
+        }
+    )
+
+
+def _olmoe(known: Metadata, config: Json) -> Json:
+    if known.find("attention.clamp_kqv"):
+        raise known.header.error("attention.clamp_kqv is not supported")
+    normalized = {"norm_topk_prob": known.flag("expert_weights_norm", False)}
+    return no_window(known, config) | _experts(known, "num_experts") | normalized
+
+
+def _lfm2_moe(known: Metadata, config: Json) -> Json:
+    _check_sigmoids(known.find("expert_gating_func"), known)
+    has_bias = any(name.endswith("exp_probs_b.bias") for name in known.header.tensors)
+    return (
+        lfm2(known, config)
+        | _experts(known, "num_experts")
+        | {
+            "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+            "num_dense_layers": _num_dense(known),
+            "use_expert_bias": has_bias,
+            "routed_scaling_factor": scale(known, "expert_weights_scale", 1.0),
+        }
+    )
+
+
+def _gpt_oss(known: Metadata, config: Json) -> Json:
+    check_one_base(known)
+    fields = _experts(known, "num_local_experts") | {
+        "intermediate_size": known.whole("expert_feed_forward_length"),
+        "sliding_window": known.whole(WINDOW),
+        "layer_types": layer_types(known, config, period=2),
+    }
+    # Without the field config.json means yarn; a file without the key means none.
+    scaling = config.get("rope_scaling", {"rope_type": "default"})
+    if scaling["rope_type"] == "yarn":
+        # These models do not round the range of yarn, which files have no key for.
+        scaling |= {"truncate": False}
+    return fields | {"rope_scaling": scaling}
+
+
+def _granite_moe(known: Metadata, config: Json) -> Json:
+    """With an MLP that all tokens go to, transformers has another class."""
+    fields = granite(known, config) | _experts(known, "num_local_experts")
+    if known.find("expert_shared_feed_forward_length") in (None, 0):
+        return fields
+    return fields | {
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "model_type": "granitemoeshared",
+        "shared_intermediate_size": known.whole("expert_shared_feed_forward_length"),
+    }
+
+
+def _ernie_moe(known: Metadata, config: Json) -> Json:
+    inner = known.whole("expert_feed_forward_length")
+    return ernie(known, config) | {
+        "moe_num_experts": known.whole("expert_count"),
+        "moe_k": known.whole("expert_used_count"),
+        "moe_intermediate_size": inner,
+        "moe_num_shared_experts": _num_shared(known, inner, 0),
+        "moe_layer_start_index": _num_dense(known),
+        "moe_layer_interval": known.whole("interleave_moe_layer_step"),
+    }
+
+
+def _exaone_moe(known: Metadata, config: Json) -> Json:
+    """A window that no text reaches still says which layers rotate."""
+    _check_sigmoids(known.find("expert_gating_func"), known)
+    inner = known.whole("expert_feed_forward_length")
+    return _experts(known, "num_experts") | {
+        "sliding_window": known.whole(WINDOW),
+        "layer_types": layer_types(known, config, period=4),
+        "moe_intermediate_size": inner,
+        "num_shared_experts": _num_shared(known, inner, 1),
+        "first_k_dense_replace": _num_dense(known),
+        "n_group": known.whole("expert_group_count", 1),
+        "topk_group": known.whole("expert_group_used_count", 1),
+        "norm_topk_prob": known.flag("expert_weights_norm", False),
+        "routed_scaling_factor": scale(known, "expert_weights_scale", 1.0),
+    }
+
+
+def _minimax_m2(known: Metadata, config: Json) -> Json:
+    _check_sigmoids(known.find("expert_gating_func"), known)
+    return (
+        no_window(known, config)
+        | _experts(known, "num_local_experts")
+        | {"rotary_dim": known.whole("rope.dimension_count", config["head_dim"])}
+    )
+
+
+def _afmoe(known: Metadata, config: Json) -> Json:
+    """A window that no text reaches still says which layers rotate."""
+    check_one_base(known)
+    _check_sigmoids(known.find("expert_gating_func") or SIGMOIDS, known)
+    if not known.flag("expert_weights_norm", False):
+        raise known.header.error("AFMoE without expert_weights_norm is not supported")
+    if known.whole("expert_group_count", 1) > 1:
+        raise known.header.error("AFMoE with groups of experts is not supported")
+    return _experts(known, "num_experts") | {
+        "sliding_window": known.whole(WINDOW),
+        "layer_types": layer_types(known, config, period=4),
+        "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+        "num_shared_experts": known.find("expert_shared_count") or 0,
+        "num_dense_layers": _num_dense(known),
+        "route_scale": scale(known, "expert_weights_scale", 1.0),
+        "mup_enabled": True,
+    }
+
+
+OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "olmoe": _olmoe,
+    "lfm2_moe": _lfm2_moe,
+    "gpt_oss": _gpt_oss,
+    "granitemoe": _granite_moe,
+    "ernie4_5_moe": _ernie_moe,
+    "exaone_moe": _exaone_moe,
+    "minimax_m2": _minimax_m2,
+    "afmoe": _afmoe,
+}
+"""By the model's type."""
