@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.model_helpers import assert_logits_close
+from support.gguf_models import write_model
+from support.model_helpers import assert_logits_close, reference_model
 from support.multimodal_models import nest
 from support.quantize_helpers import writable_model
 from support.reference_models import NOT_IN_GGUF, VARIANTS
 from torch import Tensor
 
+from shmllm.formats.gguf import read_header
+from shmllm.frontend.gguf.tokenizer import make_tokenizer
+from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.quantize.gguf_model import write_gguf
 from shmllm.quantize.source import Source
 from shmllm.quantize.target import Target
@@ -100,6 +105,21 @@ def context_of(file: Path) -> Iterator[tuple[Any, Any, int]]:
         del silent
 
 
+def llama_cpp_tokens(file: Path, texts: list[str]) -> list[list[int]]:
+    """The tokens of each text, without one at its beginning."""
+    found = []
+    with context_of(file) as (api, context, _):
+        vocabulary = api.llama_model_get_vocab(api.llama_get_model(context))
+        for text in texts:
+            content = text.encode()
+            tokens = (api.llama_token * len(content))()
+            count = api.llama_tokenize(
+                vocabulary, content, len(content), tokens, len(content), False, False
+            )
+            found.append(tokens[:count])
+    return found
+
+
 def llama_cpp_logits(file: Path, prompts: list[list[int]]) -> list[Tensor]:
     """The logits at every position of each prompt, [tokens, vocabulary] float32."""
     found = []
@@ -149,3 +169,28 @@ def test_the_language_model_of_qwen3_vl_is_computed(tmp_path: Path) -> None:
     nest(tmp_path / "model", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", "new")
     file = written(tmp_path / "model", tmp_path / "m.gguf")
     assert_same(model, file, max(LENGTHS), 1e-4)
+
+
+TEXTS = [
+    "I'll say 'YOU'VE' DON'T; 1 12 123 1234 1,234.5 12345678 x86_64",
+    "\n\n\tdef f(x):\r\n return $x /* a//b */ a  b   c \n \n !!!\n---[a](b){c}~",
+    "camelCase HTTPServer caf\u00e9 cafe\u0301 \u2167\u00bd \u0663\u0664\u0665\u0666",
+    "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093 \ud55c\uad6d\uc5b4 \u0e44\u0e17\u0e22",
+]
+
+
+@pytest.mark.parametrize("pre", ["minimax-m2", "exaone-moe", "afmoe"])
+def test_its_texts_are_cut_into_the_same_tokens(pre: str, tmp_path: Path) -> None:
+    model = reference_model("llama", vocab_size=4096)
+
+    def change(writer: Any) -> None:
+        del writer.kv_data[0]["tokenizer.ggml.pre"]
+        writer.add_tokenizer_pre(pre)
+        writer.add_add_bos_token(False)
+
+    file = write_model(tmp_path / "m.gguf", model, change)
+    names = ("tokenizer.json", "tokenizer_config.json")
+    for name, content in zip(names, make_tokenizer(read_header(file)), strict=True):
+        (tmp_path / name).write_text(json.dumps(content))
+    ours = Tokenizer.from_directory(tmp_path)
+    assert [ours.encode(text) for text in TEXTS] == llama_cpp_tokens(file, TEXTS)

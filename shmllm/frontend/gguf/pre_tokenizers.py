@@ -70,6 +70,23 @@ _SEED_CODER = (
     rf"(?i:{_SUFFIX})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}"
     rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 )
+_EXAONE_MOE = (
+    rf"(?i:{_SUFFIX})|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_ASIAN = (
+    r"[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    r"\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    r"\u1100-\u11ff]+"
+)
+_AFMOE = PreTokenizer(
+    (
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",  # threes from the right
+        _ASIAN,
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    )
+)
 _WORDS = PreTokenizer((_GPT2,))
 _NFC_WORDS = PreTokenizer((_GPT2,), normalizer="NFC")
 _WORDS_AND_DIGITS = PreTokenizer((_DIGIT, _GPT2))
@@ -78,6 +95,7 @@ _QWEN2 = PreTokenizer((_gpt4(""),), normalizer="NFC")
 _DEEPSEEK_CODER = PreTokenizer(
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", _DIGIT)
 )
+_GPT4O = PreTokenizer((_cased(f"(?i:{_SUFFIX})?", "{1,3}"),))
 _FALCON = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 
@@ -114,6 +132,9 @@ PRE_TOKENIZERS = {
     "deepseek-coder": _DEEPSEEK_CODER,
     "falcon": _FALCON,
     "tekken": PreTokenizer((_cased("", ""),), takes_whole_words=True, adds_bos=True),
-    "gpt-4o": PreTokenizer((_cased(f"(?i:{_SUFFIX})?", "{1,3}"),)),
+    "gpt-4o": _GPT4O,
+    "minimax-m2": _GPT4O,
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+    "afmoe": _AFMOE,
 }
 """By the name in the file. "default" stands for files without a name too, as in llama.cpp."""

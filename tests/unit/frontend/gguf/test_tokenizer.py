@@ -103,6 +103,7 @@ def listed_by_transformers(name: str) -> Any:
         ("deepseek-r1-qwen", lambda: listed_by_transformers("deepseek-r1-qwen"), None),
         ("tekken", lambda: listed_by_transformers("tekken"), None),
         ("gpt-4o", lambda: listed_by_transformers("gpt-4o"), None),
+        ("minimax-m2", lambda: listed_by_transformers("minimax-m2"), None),
     ],
 )
 def test_byte_level_vocabularies_encode_as_their_own_tokenizers(
