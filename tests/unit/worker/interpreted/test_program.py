@@ -199,6 +199,23 @@ def test_a_layer_with_a_mixture_of_experts_is_six_launches_for_one_token_and_sev
 
 
 @pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize("name", [*map(slow, ("ernie4_5_moe", "exaone_moe", "afmoe", "flex_olmo"))])
+def test_a_norm_behind_blocks_is_a_launch_before_a_router_and_none_before_an_mlp(
+    gpu_device, models, num_requests, name
+) -> None:
+    """The product that adds such a norm to the residual stream has the kernel of few rows. All but
+    FlexOlmo have an MLP in the first layer, and the first two have no such norms."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    norm = ["_add_normed"] if name in ("afmoe", "flex_olmo") else []
+    reader = "multiply_few_rows" if norm else product
+    mixture = ["attend_decodes", product, *norm, "_route_rows", *launches_of_experts(num_requests)]
+    first = mixture if name == "flex_olmo" else ["attend_decodes", product, reader, product]
+    expected = [product, *first, reader, *mixture, *norm, "_rms_norm"]
+    launched = launches_of_a_decode(gpu_device, models(name)[1], num_requests)
+    assert launched[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
 @pytest.mark.parametrize("name", ["deepseek_v3", slow("glm4_moe_lite")])
 def test_a_layer_with_latent_attention_is_five_launches_before_its_mlp(
     gpu_device, models, name, num_requests
