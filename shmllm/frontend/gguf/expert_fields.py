@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shmllm.formats.gguf import shown
 from shmllm.frontend.gguf.family_fields import (
     WINDOW,
     Json,
@@ -23,6 +22,7 @@ from shmllm.frontend.gguf.metadata import Metadata
 
 SIGMOIDS = 2
 """The value of ``expert_gating_func`` for experts that are chosen by sigmoids."""
+_SHARED_WIDTH = "expert_shared_feed_forward_length"
 
 
 def _experts(known: Metadata, count: str) -> Json:
@@ -32,23 +32,27 @@ def _experts(known: Metadata, count: str) -> Json:
     }
 
 
+def _count(known: Metadata, name: str) -> int:
+    """A whole number; 0 if the file does not say it."""
+    return 0 if known.find(name) in (None, 0) else known.whole(name)
+
+
 def _num_dense(known: Metadata) -> int:
     """How many of the first layers have an MLP in place of experts."""
-    return known.find("leading_dense_block_count") or 0
+    return _count(known, "leading_dense_block_count")
 
 
 def _num_shared(known: Metadata, inner: int, default: int) -> int:
     """How many experts of this width make the MLP that all tokens go to."""
-    name = "expert_shared_feed_forward_length"
-    width = known.find(name) or default * inner
-    count, rest = divmod(width, inner) if type(width) is int else (0, 1)
-    if rest:
-        raise known.header.error(f"{name} {shown(width)} is no multiple of {inner:,}")
-    return count
+    width = _count(known, _SHARED_WIDTH) or default * inner
+    if width % inner:
+        raise known.header.error(f"{_SHARED_WIDTH} {width:,} is no multiple of {inner:,}")
+    return width // inner
 
 
-def _check_sigmoids(function: int, known: Metadata) -> None:
-    if function != SIGMOIDS:
+def _check_sigmoids(known: Metadata, default: int = 0) -> None:
+    """Refuses other experts; the default stands for a file that does not say it."""
+    if (known.find("expert_gating_func") or default) != SIGMOIDS:
         raise known.header.error("experts that are not chosen by sigmoids are not supported")
 
 
@@ -64,9 +68,7 @@ def _qwen2_moe(known: Metadata, config: Json) -> Json:
         | fields
         | {
             "moe_intermediate_size": known.whole("expert_feed_forward_length", smaller),
-            "shared_expert_intermediate_size": known.whole(
-                "expert_shared_feed_forward_length", inner
-            ),
+            "shared_expert_intermediate_size": known.whole(_SHARED_WIDTH, inner),
             "norm_topk_prob": known.flag("expert_weights_norm", False),
             "qkv_bias": config["attention_bias"],
         }
@@ -92,7 +94,7 @@ def _olmoe(known: Metadata, config: Json) -> Json:
 
 
 def _lfm2_moe(known: Metadata, config: Json) -> Json:
-    _check_sigmoids(known.find("expert_gating_func"), known)
+    _check_sigmoids(known)
     has_bias = any(name.endswith("exp_probs_b.bias") for name in known.header.tensors)
     return (
         lfm2(known, config)
@@ -124,12 +126,13 @@ def _gpt_oss(known: Metadata, config: Json) -> Json:
 def _granite_moe(known: Metadata, config: Json) -> Json:
     """With an MLP that all tokens go to, transformers has another class."""
     fields = granite(known, config) | _experts(known, "num_local_experts")
-    if known.find("expert_shared_feed_forward_length") in (None, 0):
+    shared = _count(known, _SHARED_WIDTH)
+    if not shared:
         return fields
     return fields | {
         "architectures": ["GraniteMoeSharedForCausalLM"],
         "model_type": "granitemoeshared",
-        "shared_intermediate_size": known.whole("expert_shared_feed_forward_length"),
+        "shared_intermediate_size": shared,
     }
 
 
@@ -147,7 +150,7 @@ def _ernie_moe(known: Metadata, config: Json) -> Json:
 
 def _exaone_moe(known: Metadata, config: Json) -> Json:
     """A window that no text reaches still says which layers rotate."""
-    _check_sigmoids(known.find("expert_gating_func"), known)
+    _check_sigmoids(known)
     inner = known.whole("expert_feed_forward_length")
     return _experts(known, "num_experts") | {
         "sliding_window": known.whole(WINDOW),
@@ -163,7 +166,7 @@ def _exaone_moe(known: Metadata, config: Json) -> Json:
 
 
 def _minimax_m2(known: Metadata, config: Json) -> Json:
-    _check_sigmoids(known.find("expert_gating_func"), known)
+    _check_sigmoids(known)
     return (
         no_window(known, config)
         | _experts(known, "num_local_experts")
@@ -172,10 +175,11 @@ def _minimax_m2(known: Metadata, config: Json) -> Json:
 
 
 def _afmoe(known: Metadata, config: Json) -> Json:
-    """A window that no text reaches still says which layers rotate."""
+    """A window that no text reaches still says which layers rotate. All models divide the weights
+    of experts by their sum; llama.cpp does so only if the file says it."""
     check_one_base(known)
-    _check_sigmoids(known.find("expert_gating_func") or SIGMOIDS, known)
-    if not known.flag("expert_weights_norm", False):
+    _check_sigmoids(known, default=SIGMOIDS)
+    if not known.flag("expert_weights_norm", True):
         raise known.header.error("AFMoE without expert_weights_norm is not supported")
     if known.whole("expert_group_count", 1) > 1:
         raise known.header.error("AFMoE with groups of experts is not supported")
@@ -183,7 +187,7 @@ def _afmoe(known: Metadata, config: Json) -> Json:
         "sliding_window": known.whole(WINDOW),
         "layer_types": layer_types(known, config, period=4),
         "moe_intermediate_size": known.whole("expert_feed_forward_length"),
-        "num_shared_experts": known.find("expert_shared_count") or 0,
+        "num_shared_experts": _count(known, "expert_shared_count"),
         "num_dense_layers": _num_dense(known),
         "route_scale": scale(known, "expert_weights_scale", 1.0),
         "mup_enabled": True,
