@@ -23,6 +23,8 @@ from shmllm.formats.gguf_places import (
     GPT_OSS,
     GPTNEOX,
     GRANITE_MOE,
+    HUNYUAN_MOE,
+    HUNYUAN_NORMS,
     LFM2,
     LFM2_MOE,
     MINIMAX,
@@ -48,7 +50,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="llama",
         modules=DENSE,
         is_permuted=True,
-        also=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
+        also=("MistralForCausalLM",),
     ),
     ("llama", True): GgufFamily(
         title="Mixtral",
@@ -87,6 +89,14 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3VLForConditionalGeneration",
         model_type="qwen3_vl_text",
         modules={**DENSE, **QK_NORMS},
+    ),
+    ("mistral3", False): GgufFamily(
+        title="Mistral 3 and Ministral 3",
+        architecture="Ministral3ForCausalLM",
+        model_type="ministral3",
+        modules=DENSE,
+        is_permuted=True,
+        also=("Mistral3ForConditionalGeneration",),
     ),
     ("gemma", False): GgufFamily(
         title="Gemma 1",
@@ -147,6 +157,18 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="smollm3",
         modules=DENSE,
         is_permuted=True,
+    ),
+    ("hunyuan-dense", False): GgufFamily(
+        title="Hunyuan 1",
+        architecture="HunYuanDenseV1ForCausalLM",
+        model_type="hunyuan_v1_dense",
+        modules={**DENSE, **HUNYUAN_NORMS},
+    ),
+    ("hunyuan-moe", True): GgufFamily(
+        title="Hunyuan 1 with experts",
+        architecture="HunYuanMoEV1ForCausalLM",
+        model_type="hunyuan_v1_moe",
+        modules=HUNYUAN_MOE,
     ),
     ("olmo", False): GgufFamily(
         title="OLMo 1",

@@ -28,6 +28,10 @@ QK_NORMS: Places = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
+HUNYUAN_NORMS: Places = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 MLP: Places = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -74,6 +78,14 @@ GRANITE_MOE: Places = {
     "ffn_down_exps": "block_sparse_moe.output_linear",
     **_halves("ffn_{}_shexp", "shared_mlp.input_linear"),
     "ffn_down_shexp": "shared_mlp.output_linear",
+}
+HUNYUAN_MOE: Places = {
+    **EXPERTS,
+    **HUNYUAN_NORMS,
+    "ffn_gate_inp": "mlp.gate.wg",
+    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
 }
 SHARED_EXPERTS: Places = {
     **EXPERTS,

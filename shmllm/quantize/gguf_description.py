@@ -135,6 +135,21 @@ def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
     return {}
 
 
+def _mistral3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    growth = config.attentions[0].growth
+    if growth is None:
+        return {}
+    rate, length = growth
+    return {
+        "attention.temperature_scale": rate,
+        "rope.scaling.original_context_length": length,
+    }
+
+
+def _hunyuan_moe(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    return {"expert_shared_count": 1}
+
+
 def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {
         "attention.scale": config.attentions[0].scale,
@@ -214,6 +229,8 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 
 
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
+    "mistral3": _mistral3,
+    "hunyuan-moe": _hunyuan_moe,
     "granite": _granite,
     "granitemoe": _granite,
     "ernie4_5-moe": _ernie_moe,

@@ -179,7 +179,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("pre", ["minimax-m2", "exaone-moe", "afmoe"])
+@pytest.mark.parametrize("pre", ["minimax-m2", "exaone-moe", "afmoe", "hunyuan", "hunyuan-dense"])
 def test_its_texts_are_cut_into_the_same_tokens(pre: str, tmp_path: Path) -> None:
     model = reference_model("llama", vocab_size=4096)
 

@@ -48,6 +48,9 @@ ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "gpt2": gguf.MODEL_ARCH.GPT2,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
@@ -57,7 +60,7 @@ ARCHITECTURES = {
 }
 PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
-    *("granitemoe", "granitemoeshared"),
+    *("granitemoe", "granitemoeshared", "ministral3"),
 )
 UNROUNDED = ("ffn_gate_inp.", "shortconv.conv.", "position_embd.", ".bias")
 """What is F32 in any file, though it may have two dimensions."""
@@ -302,6 +305,23 @@ def _add_minimax(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.rotary_dim)
 
 
+def _add_hunyuan_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.moe_topk)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+    writer.add_expert_shared_count(1)
+
+
+def _add_mistral3(writer: gguf.GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_log_mul(rope.get("mscale_all_dim", 0.0))
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
 def _add_granite_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_granite(writer, config)
     _add_experts(writer, config)
@@ -410,6 +430,8 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "olmoe": _add_experts,
     "gpt_oss": _add_experts,
     "lfm2_moe": _add_lfm2_moe,
+    "ministral3": _add_mistral3,
+    "hunyuan_v1_moe": _add_hunyuan_moe,
     "granitemoe": _add_granite_moe,
     "granitemoeshared": _add_granite_moe,
     "ernie4_5_moe": _add_ernie_moe,

@@ -75,6 +75,18 @@ def _qwen2_moe(known: Metadata, config: Json) -> Json:
     )
 
 
+def _hunyuan_moe(known: Metadata, config: Json) -> Json:
+    inner = known.whole("expert_feed_forward_length", config["intermediate_size"])
+    if (shared := _count(known, _SHARED_WIDTH)) not in (0, inner):
+        raise known.header.error(f"{_SHARED_WIDTH} {shared:,} beside {inner:,} is not supported")
+    return no_window(known, config) | {
+        "intermediate_size": inner,
+        "num_experts": known.whole("expert_count"),
+        "moe_topk": known.whole("expert_used_count"),
+        "shared_intermediate_size": inner,
+    }
+
+
 def _qwen3_moe(known: Metadata, config: Json) -> Json:
     return (
         no_window(known, config)
@@ -202,6 +214,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "lfm2_moe": _lfm2_moe,
     "gpt_oss": _gpt_oss,
     "granitemoe": _granite_moe,
+    "hunyuan_v1_moe": _hunyuan_moe,
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,
     "minimax_m2": _minimax_m2,

@@ -76,6 +76,18 @@ def _llama(known: Metadata, config: Json) -> Json:
     }
 
 
+def _mistral3(known: Metadata, config: Json) -> Json:
+    """The files do not say that the mscale of yarn is 1, nor that queries grow after each so many
+    positions as the model first had."""
+    fields, scaling = no_window(known, config), config.get("rope_scaling", {})
+    if (weight := scale(known, "rope.scaling.yarn_log_multiplier", 0.0)) > 0:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": weight}
+    if (rate := scale(known, "attention.temperature_scale", 0.0)) > 0:
+        length = known.whole("rope.scaling.original_context_length")
+        scaling |= {"llama_4_scaling_beta": rate, "original_max_position_embeddings": length}
+    return fields | {"rope_scaling": {"rope_type": "default"} | scaling}
+
+
 def _gemma1(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | {"hidden_act": "gelu_pytorch_tanh"}
 
@@ -248,6 +260,7 @@ def _gpt2(known: Metadata, config: Json) -> Json:
 
 OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "llama": _llama,
+    "ministral3": _mistral3,
     "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

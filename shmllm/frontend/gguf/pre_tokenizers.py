@@ -79,14 +79,18 @@ _ASIAN = (
     r"\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
     r"\u1100-\u11ff]+"
 )
+_PUNCTUATED = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
 _AFMOE = PreTokenizer(
     (
         r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",  # threes from the right
         _ASIAN,
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+        _PUNCTUATED,
     )
 )
+_HUNYUAN = PreTokenizer((r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
 _WORDS = PreTokenizer((_GPT2,))
 _NFC_WORDS = PreTokenizer((_GPT2,), normalizer="NFC")
 _WORDS_AND_DIGITS = PreTokenizer((_DIGIT, _GPT2))
@@ -136,5 +140,7 @@ PRE_TOKENIZERS = {
     "minimax-m2": _GPT4O,
     "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
     "afmoe": _AFMOE,
+    "hunyuan": PreTokenizer((_gpt4(""),)),
+    "hunyuan-dense": _HUNYUAN,
 }
 """By the name in the file. "default" stands for files without a name too, as in llama.cpp."""

@@ -80,6 +80,15 @@ def add_further_layer(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor(f"blk.5.{name}.weight", np.ones(48, np.float32))
 
 
+GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "llama_4_scaling_beta": 0.5,
+}
 CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "phi3": ("phi3", {"sliding_window": 7}, None),
     "phi3 longrope": (
@@ -168,6 +177,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"layer_types": ["full_attention", "conv", "conv"], "num_dense_layers": 0}
         | {"moe_intermediate_size": 24, "use_expert_bias": False, "routed_scaling_factor": 2.5},
         lambda writer: writer.add_expert_weights_scale(2.5),
+    ),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}, None),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 16, "attention_bias": True}, None),
+    "hunyuan with experts": (
+        "hunyuan_v1_moe",
+        {"head_dim": 16, "num_experts": 5, "moe_topk": 2, "tie_word_embeddings": True},
+        None,
     ),
     "granite with experts": (
         "granite_moe",

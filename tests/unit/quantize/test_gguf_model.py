@@ -27,7 +27,7 @@ from shmllm.quantize.job import quantize
 
 SLOW = (
     *("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3", *DENSE),
-    *("afmoe", "exaone_moe", "granite_moe"),
+    *("afmoe", "exaone_moe", "granite_moe", "hunyuan_v1_moe"),
 )
 FAMILY_PARAMS = [
     slow(kind) if kind in SLOW else kind for kind in VARIANTS if kind not in NOT_IN_GGUF
@@ -199,7 +199,7 @@ def test_a_family_that_llama_cpp_does_not_know_is_named(llama: tuple[Any, Path])
     [
         ("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text", gguf.MODEL_ARCH.QWEN3VL),
         ("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text", gguf.MODEL_ARCH.GEMMA3),
-        ("llama", "Mistral3ForConditionalGeneration", "mistral", gguf.MODEL_ARCH.LLAMA),
+        ("llama", "Mistral3ForConditionalGeneration", "mistral", gguf.MODEL_ARCH.MISTRAL3),
     ],
 )
 def test_the_language_model_of_a_multimodal_one_is_written(
