@@ -6,9 +6,6 @@ fields of config.json, nor import torch.
 
 from __future__ import annotations
 
-import re
-
-from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
     AFMOE,
@@ -36,12 +33,12 @@ from shmllm.formats.gguf_places import (
     PHI3,
     QK_NORMS,
     QWEN2_MOE,
+    QWEN35,
+    QWEN35_MOE,
     SEED_OSS,
     STARCODER2,
     UNGATED,
 )
-
-_LAYER = re.compile(r"blk\.(\d+)\.")
 
 FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ("llama", False): GgufFamily(
@@ -89,6 +86,24 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3VLForConditionalGeneration",
         model_type="qwen3_vl_text",
         modules={**DENSE, **QK_NORMS},
+    ),
+    ("qwen35", False): GgufFamily(
+        title="Qwen 3.5",
+        architecture="Qwen3_5ForCausalLM",
+        model_type="qwen3_5_text",
+        modules=QWEN35,
+        is_partial=True,
+        norm_offset=1.0,
+        has_delta_nets=True,
+    ),
+    ("qwen35moe", True): GgufFamily(
+        title="Qwen 3.5 with experts",
+        architecture="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        modules=QWEN35_MOE,
+        is_partial=True,
+        norm_offset=1.0,
+        has_delta_nets=True,
     ),
     ("mistral3", False): GgufFamily(
         title="Mistral 3 and Ministral 3",
@@ -343,56 +358,3 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ),
 }
 """The families by llama.cpp's architecture, and whether the model has experts."""
-
-
-def family_of(header: GgufHeader) -> GgufFamily:
-    """Returns the family of a file's model.
-
-    Raises:
-        EngineStartError: the file has another model; the message names those that run.
-    """
-    name = header.architecture
-    has_experts = bool(header.metadata.get(f"{name}.expert_count"))
-    if (name, has_experts) in FAMILIES:
-        return FAMILIES[name, has_experts]
-    kind = " with experts" if has_experts and (name, False) in FAMILIES else ""
-    raise header.error(
-        f"architecture {shown(name)}{kind} is not supported; supported: "
-        f"{', '.join(dict.fromkeys(known for known, _ in FAMILIES))} "
-        f"({', '.join(family.title for family in FAMILIES.values())})"
-    )
-
-
-def layers_of(header: GgufHeader) -> tuple[int, int]:
-    """Returns the number of layers of a file's model, and how many behind these predict further
-    tokens.
-
-    Raises:
-        EngineStartError: the metadata do not say it.
-    """
-    name, known = header.architecture, header.metadata
-    count, further = known.get(f"{name}.block_count"), known.get(f"{name}.nextn_predict_layers", 0)
-    if type(count) is not int or type(further) is not int or not 0 <= further < count:
-        raise header.error(
-            f"{name}.block_count must be a positive whole number above nextn_predict_layers; found "
-            f"{shown(count)} and {shown(further)}"
-        )
-    return count - further, further
-
-
-def further_prefixes(header: GgufHeader) -> tuple[str, ...]:
-    """Returns what the names of the tensors begin with that predict further tokens."""
-    if not header.metadata.get(f"{header.architecture}.nextn_predict_layers"):
-        return ()
-    count, further = layers_of(header)
-    numbers = {match[1] for match in map(_LAYER.match, header.tensors) if match is not None}
-    return tuple(f"blk.{each}." for each in numbers if 0 <= int(each) - count < further)
-
-
-def family_of_class(architecture: str) -> tuple[str, GgufFamily] | None:
-    """Returns llama.cpp's architecture and the family of one of transformers' classes; None if no
-    file can have such a model."""
-    for (name, _), family in FAMILIES.items():
-        if architecture in (family.architecture, *family.also):
-            return name, family
-    return None

@@ -17,6 +17,8 @@ _PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
 _NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
 _NORM = re.compile(r".*norm\.weight")
 _KINDS = ("weight", "bias")
+_TENSORS = (".weight", ".bias", "ssm_a")
+"""The ends of the names of tensors."""
 
 Layout = Literal["same", "transposed", "row", "channels", "heads"]
 
@@ -40,6 +42,7 @@ class Place:
         in_turn: whether their rows take turns, the rows `part`, `part + num_parts` and so on of
             each expert being this tensor's; False: those of a matrix follow each other part by
             part.
+        is_decay: whether the file has ``-exp(x)`` of each number x of the checkpoint's.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Place:
     part: int = 0
     num_parts: int = 1
     in_turn: bool = True
+    is_decay: bool = False
 
 
 Places = Mapping[str, str | Place]
@@ -78,6 +82,8 @@ class GgufFamily:
         norm_offset: what the file's weights of norms have more than a checkpoint's.
         is_hybrid: whether only some layers have attention; the file says that others have 0 heads
             of keys.
+        has_delta_nets: whether the layers without attention are gated delta nets, with attention
+            that has gates in the others; no such file is written.
         needs_head: whether llama.cpp reads no file without a matrix of the LM head.
         also: further classes of transformers whose models, or whose language models, are stored in
             the same way.
@@ -93,8 +99,14 @@ class GgufFamily:
     is_partial: bool = False
     norm_offset: float = 0.0
     is_hybrid: bool = False
+    has_delta_nets: bool = False
     needs_head: bool = False
     also: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """All classes of transformers."""
+        return self.architecture, *self.also
 
     @property
     def has_fused_gate(self) -> bool:
@@ -135,12 +147,13 @@ class GgufFamily:
 
     def offset(self, stored: str) -> float:
         """Returns what the values of a tensor of a file have more than a checkpoint's."""
-        return self.norm_offset if _NORM.fullmatch(stored) else 0.0
+        is_of_stream = _NORM.fullmatch(stored) and not stored.endswith("ssm_norm.weight")
+        return self.norm_offset if is_of_stream else 0.0
 
 
 def is_tensor(known: str) -> bool:
     """Returns whether a key of `Places` is the name of a tensor, and not of a module."""
-    return known.endswith(tuple(f".{kind}" for kind in _KINDS))
+    return known.endswith(_TENSORS)
 
 
 def _tensors(places: Places) -> Iterator[tuple[str, Place]]:

@@ -170,6 +170,25 @@ GLM4: Places = {
     **FUSED_MLP,
     "post_ffw_norm": "post_mlp_layernorm",
 }
+DELTA_NETS: Places = {
+    **ATTENTION,
+    **QK_NORMS,
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": Place(name="linear_attn.conv1d", layout="channels"),
+    "ssm_a": Place(name="linear_attn.A_log", is_decay=True),
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "post_attention_norm": "post_attention_layernorm",
+}
+QWEN35: Places = {**DELTA_NETS, **MLP}
+QWEN35_MOE: Places = {
+    **DELTA_NETS,
+    **{module: place for module, place in QWEN2_MOE.items() if module.startswith("ffn_")},
+}
 LFM2: Places = {
     "attn_norm": "operator_norm",
     "attn_q": "self_attn.q_proj",

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shmllm.formats.gguf import GgufHeader, TensorEntry, shown
 from shmllm.formats.gguf_directory import SourceFile
-from shmllm.formats.gguf_families import family_of, further_prefixes
 from shmllm.formats.gguf_family import GgufFamily, Layout, Place
+from shmllm.formats.gguf_model import family_of, further_prefixes
 from shmllm.formats.gguf_pieces import read_pieces
 
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -94,6 +94,8 @@ class StoredTensor:
         tensor = self.in_order(tensor)
         if self.offset:
             tensor = tensor - self.offset
+        if self.place.is_decay:
+            tensor = (-tensor).log()
         return in_layout(tensor, self.layout)
 
     def in_order(self, rows: Tensor) -> Tensor:

@@ -88,6 +88,7 @@ def _read_delta_net(fields: Fields) -> DeltaNetSpec:
         value_heads=fields.integer("linear_num_value_heads", 32),
         value_dim=fields.integer("linear_value_head_dim", 128),
         taps=fields.integer("linear_conv_kernel_dim", 4, minimum=2),
+        tiled=fields.flag("linear_value_heads_tiled", False),  # of GGUF files alone
     )
     for name, width in (("key", net.key_dim), ("value", net.value_dim)):
         if width % HEAD_MULTIPLE:

@@ -22,6 +22,8 @@ class DeltaNetSpec:
         value_heads: the number of value heads, a multiple of `key_heads`.
         value_dim: the width of each.
         taps: the number of tokens that the convolution of queries, keys and values reads.
+        tiled: whether value head i has the key head i modulo `key_heads`, as in GGUF files; else
+            value heads that follow each other share one.
     """
 
     key_heads: int
@@ -29,6 +31,7 @@ class DeltaNetSpec:
     value_heads: int
     value_dim: int
     taps: int
+    tiled: bool = False
 
     kv = None
 

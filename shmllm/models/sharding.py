@@ -45,6 +45,8 @@ def _shard_latent_attention(spec: LatentAttentionSpec, size: int) -> LatentAtten
 
 
 def _shard_delta_net(spec: DeltaNetSpec, size: int) -> DeltaNetSpec:
+    if spec.tiled and size > 1:  # the value heads of a key head do not follow each other
+        raise _NotDivisible("delta nets of a GGUF file")
     keys = _divide(spec.key_heads, size, "key heads of delta nets")
     return replace(spec, key_heads=keys, value_heads=spec.value_heads // size)
 

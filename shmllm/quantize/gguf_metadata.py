@@ -15,8 +15,8 @@ from typing import Any
 
 from shmllm.errors import EngineStartError, QuantizeError
 from shmllm.formats.gguf import GgufHeader, TensorEntry
-from shmllm.formats.gguf_families import FAMILIES, family_of_class
 from shmllm.formats.gguf_family import GgufFamily
+from shmllm.formats.gguf_model import family_of_class, written_families
 from shmllm.frontend.gguf.config import model_config
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -51,7 +51,7 @@ def find_gguf_family(config: ModelConfig) -> tuple[str, GgufFamily]:
     """
     found = family_of_class(config.architecture)
     if found is None:
-        known = [name for each in FAMILIES.values() for name in (each.architecture, *each.also)]
+        known = [name for _, family in written_families() for name in family.classes]
         raise QuantizeError(
             f"{config.architecture} cannot be written as a GGUF file; supported: {', '.join(known)}"
         )

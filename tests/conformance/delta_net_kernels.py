@@ -16,8 +16,10 @@ HEADS = [(1, 1, 16, 16), (2, 4, 16, 40), (1, 2, 20, 8)]
 
 class DeltaNetConformance:
     @pytest.mark.parametrize("steps", STEPS)
-    @pytest.mark.parametrize("sizes", HEADS)
-    def test_delta_rule(self, draw, dtype, sizes, steps):
+    @pytest.mark.parametrize(
+        ("sizes", "is_tiled"), [*((sizes, False) for sizes in HEADS), (HEADS[1], True)]
+    )
+    def test_delta_rule(self, draw, dtype, sizes, is_tiled, steps):
         key_heads, value_heads, key_dim, value_dim = sizes
         keys, values = key_heads * key_dim, value_heads * value_dim
         x = draw.normal(2, LENGTH, 2 * keys + values, dtype=dtype)
@@ -29,7 +31,7 @@ class DeltaNetConformance:
             rows = torch.full_like(rows_of(out, step), float("nan"))
             delta_net.delta_rule(
                 rows, rows_of(x, step), rows_of(gates, step), logs, biases, run.states,
-                run.requests(step), (key_heads, key_dim, value_heads, value_dim),
+                run.requests(step), (key_heads, key_dim, value_heads, value_dim), is_tiled,
             )  # fmt: skip
             put(out, rows, step)
         zeros = torch.zeros(value_heads, key_dim, value_dim, device=draw.device)
@@ -39,7 +41,7 @@ class DeltaNetConformance:
             return plain.delta_rule(
                 query.reshape(end, key_heads, key_dim), key.reshape(end, key_heads, key_dim),
                 value.reshape(end, value_heads, value_dim),
-                *gates[request, :end].split(value_heads, -1), logs, biases, zeros,
+                *gates[request, :end].split(value_heads, -1), logs, biases, zeros, is_tiled,
             )  # fmt: skip
 
         for request in range(2):

@@ -52,6 +52,19 @@ LONG = ROPE | {
 }
 LONG_ONLY = LONG | {"short_factor": LONG["long_factor"]}
 """transformers takes the short factors for short texts, llama.cpp and an engine the long ones."""
+QWEN35 = {
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+QWEN35_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 36,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in VARIANTS if kind not in NOT_IN_GGUF},
     "cohere": ("cohere", {"attention_bias": False}),  # llama.cpp leaves them out
@@ -177,6 +190,24 @@ TEXTS = [
     "camelCase HTTPServer caf\u00e9 cafe\u0301 \u2167\u00bd \u0663\u0664\u0665\u0666",
     "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093 \ud55c\uad6d\uc5b4 \u0e44\u0e17\u0e22",
 ]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("value_heads", [2, 6])
+def test_files_that_are_read_alone_are_what_llama_cpp_reads(
+    kind: str, value_heads: int, tmp_path: Path
+) -> None:
+    """`tests/unit/models/test_gguf_families.py` compares what an engine makes of such files."""
+    options = QWEN35 | {"linear_num_value_heads": value_heads}
+    if kind == "qwen3_5_moe":
+        options |= QWEN35_EXPERTS
+    reference = reference_model(kind, 4.0, **options)
+    file = write_model(tmp_path / "m.gguf", reference)
+    prompt = torch.randint(0, 97, (70,), generator=torch.manual_seed(2))
+    with torch.inference_mode():
+        wanted = reference(prompt[None]).logits[0].float()
+    [found] = llama_cpp_logits(file, [prompt.tolist()])
+    assert_logits_close(found, wanted, 1e-4)
 
 
 @pytest.mark.parametrize("pre", ["minimax-m2", "exaone-moe", "afmoe", "hunyuan", "hunyuan-dense"])

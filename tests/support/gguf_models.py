@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
@@ -62,7 +64,7 @@ PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
     *("granitemoe", "granitemoeshared", "ministral3"),
 )
-UNROUNDED = ("ffn_gate_inp.", "shortconv.conv.", "position_embd.", ".bias")
+UNROUNDED = ("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", ".bias")
 """What is F32 in any file, though it may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
@@ -178,8 +180,8 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
     family = model.config.model_type
     for name, tensor in model.state_dict().items():
         values = tensor.float().numpy()
-        if family == "gpt_oss":
-            yield from _of_gpt_oss(name, values)
+        if family in _ARRANGED:
+            yield from _ARRANGED[family](name, values, model.config)
         elif name.endswith("experts.gate_up_proj"):
             yield from _halves(f"{name}.weight", "gate_up_proj", values)
         elif name.endswith("shared_mlp.input_linear.weight"):
@@ -219,7 +221,32 @@ def _all_queries_first(values: Array, config: Any) -> Array:
     return np.ascontiguousarray(heads.swapaxes(0, 1).reshape(values.shape))
 
 
-def _of_gpt_oss(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+def _of_qwen35(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter stores decays, weights of norms of 1 + w, and value heads in turn: the first
+    one of each key head, then the second one of each."""
+    keys, width = config.linear_num_key_heads, config.linear_value_head_dim
+    in_turn = np.arange(config.linear_num_value_heads).reshape(keys, -1).T.flatten()
+    rows = (in_turn[:, None] * width + np.arange(width)).flatten()
+    first = 2 * keys * config.linear_key_head_dim
+    behind = np.concatenate([np.arange(first), first + rows])
+    if name.endswith(".A_log"):
+        values = -np.exp(values[in_turn])
+    elif name.endswith((".dt_bias", "in_proj_a.weight", "in_proj_b.weight")):
+        values = values[in_turn]
+    elif name.endswith("in_proj_z.weight"):
+        values = values[rows]
+    elif name.endswith("in_proj_qkv.weight"):
+        values = values[behind]
+    elif name.endswith("conv1d.weight"):
+        values = values[behind, 0]
+    elif name.endswith("linear_attn.out_proj.weight"):
+        values = np.ascontiguousarray(values[:, rows])
+    elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        values = values + 1
+    yield name.replace(".dt_bias", ".dt_proj.bias"), values
+
+
+def _of_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
     """The converter separates the rows of gates and ups, which take turns."""
     is_bias = name.endswith("_bias")
     if "experts" in name and not is_bias:
@@ -233,6 +260,24 @@ def _of_gpt_oss(name: str, values: Array) -> Iterator[tuple[str, Array]]:
         yield f"{name.removesuffix('_bias')}.{kind}", values
     else:
         yield f"{name}.weight" if name.endswith("sinks") else name, values
+
+
+def _of_qwen35_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    if name.endswith("experts.gate_up_proj"):
+        yield from _halves(f"{name}.weight", "gate_up_proj", values)
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", values
+    else:
+        for stored, found in _of_qwen35(name, values, config):
+            yield stored, _without_dimension(name, found)
+
+
+_ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
+    "gpt_oss": _of_gpt_oss,
+    "qwen3_5_text": _of_qwen35,
+    "qwen3_5_moe_text": _of_qwen35_moe,
+}
+"""The families whose tensors the converter rearranges by themselves."""
 
 
 def permuted(values: Array, name: str, config: Any) -> Array:
@@ -261,7 +306,8 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if family.startswith("lfm2"):
         _add_lfm2(writer, config)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
+        if family != "qwen3_5_moe_text":  # which has no such field
+            writer.add_feed_forward_length(config.intermediate_size)
         if family != "gpt_neox":
             writer.add_head_count_kv(config.num_key_value_heads)
     if family == "olmo":
@@ -311,6 +357,25 @@ def _add_hunyuan_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
     writer.add_expert_shared_feed_forward_length(config.intermediate_size)
     writer.add_expert_shared_count(1)
+
+
+def _add_qwen35(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    recurrent = [each == "linear_attention" for each in config.layer_types]
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
+    share = config.rope_parameters["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(config.head_dim * share))
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _add_qwen35_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_qwen35(writer, config)
+    _add_experts(writer, config)
+    writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
 def _add_mistral3(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -431,6 +496,8 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "gpt_oss": _add_experts,
     "lfm2_moe": _add_lfm2_moe,
     "ministral3": _add_mistral3,
+    "qwen3_5_text": _add_qwen35,
+    "qwen3_5_moe_text": _add_qwen35_moe,
     "hunyuan_v1_moe": _add_hunyuan_moe,
     "granitemoe": _add_granite_moe,
     "granitemoeshared": _add_granite_moe,

@@ -264,7 +264,7 @@ NOT_IN_GGUF = (
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4"),
     "nanochat",
 )
-"""Those that GGUF files here do not have yet."""
+"""Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")

@@ -165,7 +165,7 @@ def _compute_columns(operands, tokens, head, first, vectors):
         word(operands, 14), word(operands, 15),
     )  # fmt: skip
     keys, values, column = key_heads * key_dim, value_heads * value_dim, head * value_dim + first
-    own_key = head // (value_heads // key_heads) * key_dim
+    own_key = head // word(operands, 19) % key_heads * key_dim
     offset, position = word(operands, 18) + 4 * key_dim * column, tokens.start
     if tokens.start == 0:
         source = state_at(operands, tokens, 0) + offset
@@ -204,6 +204,7 @@ def delta_rule(value_dim: int) -> Kernel:
         17 the stride of out in bytes (a number)
         18 the offset of the states S in a block (a number): for each head, for each few columns,
            [key_dim, columns]; rows of whole heads would fall into an eighth of the L1 cache's sets
+        19 the number of value heads that follow each other and share a key head (a number)
     """
     return _DELTA_RULE[columns_at_once(value_dim) // LANES]
 

@@ -63,6 +63,7 @@ def _delta_rule(
     key_dim,
     value_heads,
     value_dim,
+    sharing,
     query_scale,
     eps,
     BLOCK_K: tl.constexpr,
@@ -85,7 +86,7 @@ def _delta_rule(
     state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if own.start > 0:
         state = tl.load(state_before(own) + cells, mask=inside, other=0.0)
-    query_at = head // (value_heads // key_heads) * key_dim + rows
+    query_at = head // sharing % key_heads * key_dim + rows
     key_at = key_heads * key_dim + query_at
     value_at = 2 * key_heads * key_dim + head * value_dim + columns
     growth = -tl.exp(tl.load(logs_ptr + head))
@@ -116,6 +117,7 @@ def delta_rule(
     states: Tensor,
     requests: Requests,
     heads: tuple[int, int, int, int],
+    is_tiled: bool = False,
 ) -> None:
     """Writes the outputs of ``reference.delta_net.delta_rule`` for each request.
 
@@ -129,6 +131,7 @@ def delta_rule(
         states: [blocks, value_heads * key_dim * value_dim] float32, with any stride between blocks.
         requests: the requests.
         heads: key_heads, key_dim, value_heads, value_dim.
+        is_tiled: see the reference.
 
     One launch a layer. It reads the state of each request once and writes it once, and once more
     for each further block that the step completes. For Qwen3.6-35B-A3B (32 value heads of 128 x
@@ -137,6 +140,7 @@ def delta_rule(
     at 0.5 us for each, 8,192 tokens take 4 ms.
     """
     key_heads, key_dim, value_heads, value_dim = heads
+    sharing = 1 if is_tiled else value_heads // key_heads
     columns = min(COLUMNS, next_power_of_two(value_dim))
     grid = len(requests.context_lens), value_heads, triton.cdiv(value_dim, columns)
     _delta_rule[grid](
@@ -144,7 +148,7 @@ def delta_rule(
         requests.query_starts, requests.context_lens, requests.block_table,
         x.stride(0), gates.stride(0), states.stride(0), out.stride(0),
         requests.block_table.stride(0), requests.interval,
-        key_heads, key_dim, value_heads, value_dim, key_dim**-0.5, NORM_EPS,
+        key_heads, key_dim, value_heads, value_dim, sharing, key_dim**-0.5, NORM_EPS,
         BLOCK_K=next_power_of_two(key_dim), BLOCK_V=columns, num_warps=4,
     )  # fmt: skip
 

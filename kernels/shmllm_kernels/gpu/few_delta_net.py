@@ -62,6 +62,7 @@ def _run_delta_net(
     KEY_DIM: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    IS_TILED: tl.constexpr,
     TAPS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -71,7 +72,7 @@ def _run_delta_net(
     SHARING: tl.constexpr = VALUE_HEADS // KEY_HEADS
     request = tl.program_id(0)
     head = tl.program_id(1)
-    key_head = head // SHARING
+    key_head = head % KEY_HEADS if IS_TILED else head // SHARING
     if IS_DEPENDENT:
         gdc_launch_dependents()
     own = own_states(
@@ -153,6 +154,7 @@ def run_delta_net(
     heads: tuple[int, int, int, int],
     norm_eps: float,
     is_dependent: bool = False,
+    is_tiled: bool = False,
 ) -> None:
     """Computes `convolution.convolve`, `delta_net.delta_rule` and `delta_net.gated_norm`.
 
@@ -174,6 +176,7 @@ def run_delta_net(
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0. No other launch of the step may write what is not
             ``x``.
+        is_tiled: see `delta_net.delta_rule`.
 
     One launch a layer, a program for each request and value head. For Qwen3.6-35B-A3B (32 value
     heads of 128 x 128) a decode moves 4.2 MB of states: 1 us at 4.26 TB/s; 32 programs get 64 KiB
@@ -197,7 +200,7 @@ def run_delta_net(
         x.stride(0), states.stride(0), out.stride(0), requests.block_table.stride(0),
         requests.interval, key_dim**-0.5, NORM_EPS, norm_eps,
         KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_HEADS=value_heads, VALUE_DIM=value_dim,
-        TAPS=taps, IS_DEPENDENT=is_dependent, BLOCK_K=block_k, BLOCK_V=block_v,
+        IS_TILED=is_tiled, TAPS=taps, IS_DEPENDENT=is_dependent, BLOCK_K=block_k, BLOCK_V=block_v,
         num_warps=max(WARPS * block_k * block_v // MOST_CELLS, 1),
         **({"launch_pdl": True} if is_dependent else {}),
     )  # fmt: skip

@@ -19,6 +19,7 @@ def delta_rule(
     logs: Tensor,
     biases: Tensor,
     state: Tensor,
+    is_tiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Returns the outputs, [tokens, value_heads, value_dim] of value's dtype, and the state behind
     them.
@@ -29,9 +30,13 @@ def delta_rule(
         rates, decays: [tokens, value_heads], before the sigmoid and the exponential.
         logs, biases: [value_heads].
         state: [value_heads, key_dim, value_dim] float32.
+        is_tiled: whether value head i has the key head i modulo key_heads; else value heads that
+            follow each other share one.
     """
-    repeats, dim = value.shape[1] // key.shape[1], key.shape[2]
-    query, key = (_unit(each).repeat_interleave(repeats, 1) for each in (query, key))
+    key_heads, dim = key.shape[1:]
+    heads = torch.arange(value.shape[1], device=key.device)
+    own = heads % key_heads if is_tiled else heads // (value.shape[1] // key_heads)
+    query, key = (_unit(each)[:, own] for each in (query, key))
     times = F.softplus(decays.float() + biases.float())
     factors, strengths = torch.exp(-logs.float().exp() * times), rates.float().sigmoid()
     out = []

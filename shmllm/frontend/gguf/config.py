@@ -11,8 +11,8 @@ from collections import Counter
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader, shown
-from shmllm.formats.gguf_families import family_of, layers_of
 from shmllm.formats.gguf_family import GgufFamily
+from shmllm.formats.gguf_model import family_of, layers_of
 from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
 from shmllm.frontend.gguf.metadata import Metadata
@@ -64,7 +64,9 @@ def model_config(header: GgufHeader) -> Json:
         "model_type": family.model_type,
         "vocab_size": tensors[_EMBEDDING].shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": known.whole("feed_forward_length"),
+        "intermediate_size": known.whole(
+            "feed_forward_length", known.find("expert_feed_forward_length")
+        ),
         "num_hidden_layers": layers_of(header)[0],
         "num_attention_heads": num_heads,
         "num_key_value_heads": known.whole(

@@ -16,6 +16,7 @@ from shmllm.frontend.gguf.family_fields import (
     layer_types,
     lfm2,
     no_window,
+    qwen35,
     scale,
 )
 from shmllm.frontend.gguf.metadata import Metadata
@@ -85,6 +86,17 @@ def _hunyuan_moe(known: Metadata, config: Json) -> Json:
         "moe_topk": known.whole("expert_used_count"),
         "shared_intermediate_size": inner,
     }
+
+
+def _qwen35_moe(known: Metadata, config: Json) -> Json:
+    return (
+        qwen35(known, config)
+        | _experts(known, "num_experts")
+        | {
+            "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": known.whole(_SHARED_WIDTH),
+        }
+    )
 
 
 def _qwen3_moe(known: Metadata, config: Json) -> Json:
@@ -210,6 +222,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "mixtral": _mixtral,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_5_moe_text": _qwen35_moe,
     "olmoe": _olmoe,
     "lfm2_moe": _lfm2_moe,
     "gpt_oss": _gpt_oss,

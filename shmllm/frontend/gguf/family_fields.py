@@ -76,6 +76,34 @@ def _llama(known: Metadata, config: Json) -> Json:
     }
 
 
+def qwen35(known: Metadata, config: Json) -> Json:
+    value_heads, key_heads = known.whole("ssm.time_step_rank"), known.whole("ssm.group_count")
+    width = known.whole("ssm.inner_size")
+    if width % value_heads:
+        raise known.header.error(f"ssm.inner_size {width:,} is no multiple of {value_heads} heads")
+    return no_window(known, config) | {
+        "layer_types": _types_of_recurrent(known, config["num_hidden_layers"]),
+        "linear_conv_kernel_dim": known.whole("ssm.conv_kernel"),
+        "linear_num_key_heads": key_heads,
+        "linear_key_head_dim": known.whole("ssm.state_size"),
+        "linear_num_value_heads": value_heads,
+        "linear_value_head_dim": width // value_heads,
+        "linear_value_heads_tiled": value_heads != key_heads,
+    }
+
+
+def _types_of_recurrent(known: Metadata, count: int) -> list[str]:
+    """The types of layers with delta nets: all but the last one of each period, unless the file has
+    a list."""
+    own = known.find("attention.recurrent_layers")
+    if isinstance(own, list):
+        are_recurrent = [bool(each) for each in own[:count]]
+    else:
+        period = known.whole("full_attention_interval", 4)
+        are_recurrent = [(layer + 1) % period > 0 for layer in range(count)]
+    return ["linear_attention" if each else "full_attention" for each in are_recurrent]
+
+
 def _mistral3(known: Metadata, config: Json) -> Json:
     """The files do not say that the mscale of yarn is 1, nor that queries grow after each so many
     positions as the model first had."""
@@ -261,6 +289,7 @@ def _gpt2(known: Metadata, config: Json) -> Json:
 OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "llama": _llama,
     "ministral3": _mistral3,
+    "qwen3_5_text": qwen35,
     "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

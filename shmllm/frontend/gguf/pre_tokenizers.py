@@ -91,6 +91,10 @@ _AFMOE = PreTokenizer(
     )
 )
 _HUNYUAN = PreTokenizer((r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
+_QWEN35 = (
+    rf"(?i:{_SUFFIX})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _WORDS = PreTokenizer((_GPT2,))
 _NFC_WORDS = PreTokenizer((_GPT2,), normalizer="NFC")
 _WORDS_AND_DIGITS = PreTokenizer((_DIGIT, _GPT2))
@@ -142,5 +146,6 @@ PRE_TOKENIZERS = {
     "afmoe": _AFMOE,
     "hunyuan": PreTokenizer((_gpt4(""),)),
     "hunyuan-dense": _HUNYUAN,
+    "qwen35": PreTokenizer((_QWEN35,), normalizer="NFC"),
 }
 """By the name in the file. "default" stands for files without a name too, as in llama.cpp."""

@@ -47,13 +47,17 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
         "token_embd": (config["vocab_size"], hidden_size),
         "position_embd": (config["max_position_embeddings"], hidden_size),
         "attn_qkv": (q_width + 2 * kv_width, hidden_size),
-        "attn_q": (q_width, hidden_size),
+        "attn_q": (2 * q_width if family.has_delta_nets else q_width, hidden_size),
         "attn_k": (kv_width, hidden_size),
         "ffn_up": (up_width, hidden_size),
         "ffn_up_shexp": (shared_width, hidden_size),
         "ffn_gate_inp": (num_experts, hidden_size),
         "ffn_up_exps": (num_experts, width, hidden_size),
     }
+    if family.has_delta_nets:
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        expected["attn_qkv"] = 2 * keys + values, hidden_size
     for module, shape in expected.items():
         name = next(filter(header.tensors.__contains__, _places(module, config)), None)
         if name is not None and header.tensors[name].shape != shape:

@@ -39,7 +39,8 @@ class DeltaNetOps:
             PREPARE[kind], [num_tokens, *source, *sizes, *gates], label="prepare_delta"
         )
         target = [out.data_ptr(), 4 * out.shape[1]]
-        operands = [*requests, *source, *sizes, *target, spec.convolution_bytes]
+        sharing = 1 if spec.tiled else spec.value_heads // spec.key_heads
+        operands = [*requests, *source, *sizes, *target, spec.convolution_bytes, sharing]
         self._program.record(delta_rule(spec.value_dim), operands, label="delta_rule")
         gate = [x.data_ptr() + 4 * spec.convolved_width, stride]
         norm = [net.norm.weight.data_ptr(), word_of_float(net.norm.spec.eps)]

@@ -142,7 +142,9 @@ class RecurrentOps:
         convolve(mixed, net.convolution, None, states, requests)
         state = states[:, spec.convolution_bytes // states.itemsize :]
         heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
-        delta_net.delta_rule(out, mixed, gates, net.logs, net.biases, state, requests, heads)
+        delta_net.delta_rule(
+            out, mixed, gates, net.logs, net.biases, state, requests, heads, spec.tiled
+        )
 
     def _run_delta_net_of_few(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
         spec, norm = net.spec, net.norm
@@ -150,7 +152,7 @@ class RecurrentOps:
             out, x, net.convolution, norm.weight, net.logs, net.biases,
             self._cache.states[net.layer], self._buffers.counters, self._requests,
             (spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim), norm.spec.eps,
-            self._step.is_dependent,
+            self._step.is_dependent, spec.tiled,
         )  # fmt: skip
 
     def _mamba2(

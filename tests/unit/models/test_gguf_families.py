@@ -80,6 +80,13 @@ def add_further_layer(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor(f"blk.5.{name}.weight", np.ones(48, np.float32))
 
 
+DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
 GROWING = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -177,6 +184,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"layer_types": ["full_attention", "conv", "conv"], "num_dense_layers": 0}
         | {"moe_intermediate_size": 24, "use_expert_bias": False, "routed_scaling_factor": 2.5},
         lambda writer: writer.add_expert_weights_scale(2.5),
+    ),
+    "qwen3.5": ("qwen3_5", DELTA | {"linear_num_value_heads": 2}, None),
+    "qwen3.5 with value heads in turn": ("qwen3_5", DELTA | {"linear_num_value_heads": 6}, None),
+    "qwen3.5 with experts": (
+        "qwen3_5_moe",
+        DELTA | EXPERTS | {"linear_num_value_heads": 4, "shared_expert_intermediate_size": 36},
+        None,
     ),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}, None),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 16, "attention_bias": True}, None),

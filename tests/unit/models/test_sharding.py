@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,16 @@ def test_ranks_beyond_the_key_value_heads_share_them(llama: Path) -> None:
 def test_sizes_that_do_not_divide_a_model_are_refused(llama: Path, size: int, message: str) -> None:
     with pytest.raises(EngineStartError, match=f"tensor_parallel_size {size} {message}"):
         shard_config(ModelConfig.from_directory(llama), Shard(0, size))
+
+
+def test_delta_nets_whose_value_heads_take_turns_are_not_divided(tmp_path: Path) -> None:
+    make_model("qwen3_5", tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["linear_value_heads_tiled"] = True
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    message = "does not divide the delta nets of a GGUF file of .*; possible: 1$"
+    with pytest.raises(EngineStartError, match=message):
+        shard_config(ModelConfig.from_directory(tmp_path), Shard(0, 2))
 
 
 @pytest.mark.parametrize("vocab_size", [10, 11, 97])

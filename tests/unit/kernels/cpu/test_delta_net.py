@@ -20,7 +20,15 @@ from shmllm_kernels.cpu.simd import LANES
 class Net:
     """A delta net and some inputs."""
 
-    def __init__(self, key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> None:
+    def __init__(
+        self,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        is_tiled: bool = False,
+    ) -> None:
+        self.is_tiled = is_tiled
         self.sizes = key_heads, key_dim, value_heads, value_dim
         self.keys, self.values = key_heads * key_dim, value_heads * value_dim
         self.width = 2 * self.keys + 2 * self.values + 2 * value_heads
@@ -40,7 +48,7 @@ class Net:
         out = torch.full((len(x), self.values), float("nan"))
         states.run(
             delta_rule(self.sizes[3]), steps, x, 4 * self.width, *self.sizes, out, 4 * self.values,
-            64,
+            64, 1 if self.is_tiled else self.sizes[2] // self.sizes[0],
         )  # fmt: skip
         return out
 
@@ -51,10 +59,12 @@ class Net:
         q, k, v, _, b, a = x[None].split(widths, -1)
         q, k, v = (F.silu(each) for each in (q, k, v))
         decay = -self.logs.exp() * F.softplus(a + self.biases)
+        q, k = (each.view(1, -1, key_heads, key_dim) for each in (q, k))
+        if self.is_tiled:
+            q, k = (each.repeat(1, 1, value_heads // key_heads, 1) for each in (q, k))
         out, state = qwen.torch_recurrent_gated_delta_rule(
-            q.view(1, -1, key_heads, key_dim), k.view(1, -1, key_heads, key_dim),
-            v.view(1, -1, value_heads, value_dim), g=decay, beta=b.sigmoid(), initial_state=None,
-            output_final_state=True, use_qk_l2norm_in_kernel=True,
+            q, k, v.view(1, -1, value_heads, value_dim), g=decay, beta=b.sigmoid(),
+            initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
         return out[0].flatten(1), state[0]
 
@@ -62,9 +72,11 @@ class Net:
 NETS = [(1, 1, 16, 16), (2, 4, 32, 32), (2, 6, 16, 48), (1, 2, 128, 128)]
 
 
-@pytest.mark.parametrize("sizes", NETS)
-def test_a_delta_net_equals_transformers(sizes: tuple[int, int, int, int]) -> None:
-    net = Net(*sizes)
+@pytest.mark.parametrize(
+    ("sizes", "is_tiled"), [*((sizes, False) for sizes in NETS), ((2, 6, 16, 48), True)]
+)
+def test_a_delta_net_equals_transformers(sizes: tuple[int, int, int, int], is_tiled: bool) -> None:
+    net = Net(*sizes, is_tiled)
     x = torch.randn(50, net.width)
     expected, state = net.expected(x)
     prepared, results = net.prepared(x), []

@@ -1,0 +1,70 @@
+"""Which family the model of a GGUF file is of, and how many layers it has.
+
+This module must not know the fields of config.json, nor import torch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from shmllm.formats.gguf import GgufHeader, shown
+from shmllm.formats.gguf_families import FAMILIES
+from shmllm.formats.gguf_family import GgufFamily
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def family_of(header: GgufHeader) -> GgufFamily:
+    """Returns the family of a file's model.
+
+    Raises:
+        EngineStartError: the file has another model; the message names those that run.
+    """
+    name = header.architecture
+    has_experts = bool(header.metadata.get(f"{name}.expert_count"))
+    if (name, has_experts) in FAMILIES:
+        return FAMILIES[name, has_experts]
+    kind = " with experts" if has_experts and (name, False) in FAMILIES else ""
+    raise header.error(
+        f"architecture {shown(name)}{kind} is not supported; supported: "
+        f"{', '.join(dict.fromkeys(known for known, _ in FAMILIES))} "
+        f"({', '.join(family.title for family in FAMILIES.values())})"
+    )
+
+
+def layers_of(header: GgufHeader) -> tuple[int, int]:
+    """Returns the number of layers of a file's model, and how many behind these predict further
+    tokens.
+
+    Raises:
+        EngineStartError: the metadata do not say it.
+    """
+    name, known = header.architecture, header.metadata
+    count, further = known.get(f"{name}.block_count"), known.get(f"{name}.nextn_predict_layers", 0)
+    if type(count) is not int or type(further) is not int or not 0 <= further < count:
+        raise header.error(
+            f"{name}.block_count must be a positive whole number above nextn_predict_layers; found "
+            f"{shown(count)} and {shown(further)}"
+        )
+    return count - further, further
+
+
+def further_prefixes(header: GgufHeader) -> tuple[str, ...]:
+    """Returns what the names of the tensors begin with that predict further tokens."""
+    if not header.metadata.get(f"{header.architecture}.nextn_predict_layers"):
+        return ()
+    count, further = layers_of(header)
+    numbers = {match[1] for match in map(_LAYER.match, header.tensors) if match is not None}
+    return tuple(f"blk.{each}." for each in numbers if 0 <= int(each) - count < further)
+
+
+def family_of_class(architecture: str) -> tuple[str, GgufFamily] | None:
+    """Returns llama.cpp's architecture and the family of one of transformers' classes; None if no
+    file of such a model can be written."""
+    return next((each for each in written_families() if architecture in each[1].classes), None)
+
+
+def written_families() -> list[tuple[str, GgufFamily]]:
+    """Returns llama.cpp's architectures and the families of which files can be written."""
+    every = ((name, family) for (name, _), family in FAMILIES.items())
+    return [(name, family) for name, family in every if not family.has_delta_nets]
