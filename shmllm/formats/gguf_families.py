@@ -16,6 +16,7 @@ from shmllm.formats.gguf_places import (
     EXPERTS,
     GEMMA,
     GLM4,
+    GLM4_MOE,
     GPT2,
     GPT_OSS,
     GPTNEOX,
@@ -95,6 +96,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         is_partial=True,
         norm_offset=1.0,
         has_delta_nets=True,
+        is_written=False,
     ),
     ("qwen35moe", True): GgufFamily(
         title="Qwen 3.5 with experts",
@@ -104,6 +106,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         is_partial=True,
         norm_offset=1.0,
         has_delta_nets=True,
+        is_written=False,
     ),
     ("mistral3", False): GgufFamily(
         title="Mistral 3 and Ministral 3",
@@ -217,6 +220,14 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="glm4",
         modules=GLM4,
         is_partial=True,
+    ),
+    ("glm4moe", True): GgufFamily(
+        title="GLM-4.5",
+        architecture="Glm4MoeForCausalLM",
+        model_type="glm4_moe",
+        modules=GLM4_MOE,
+        is_partial=True,
+        is_written=False,
     ),
     ("arcee", False): GgufFamily(
         title="Arcee",

@@ -83,7 +83,8 @@ class GgufFamily:
         is_hybrid: whether only some layers have attention; the file says that others have 0 heads
             of keys.
         has_delta_nets: whether the layers without attention are gated delta nets, with attention
-            that has gates in the others; no such file is written.
+            that has gates in the others.
+        is_written: whether such files are written, too, and not read alone.
         needs_head: whether llama.cpp reads no file without a matrix of the LM head.
         also: further classes of transformers whose models, or whose language models, are stored in
             the same way.
@@ -100,6 +101,7 @@ class GgufFamily:
     norm_offset: float = 0.0
     is_hybrid: bool = False
     has_delta_nets: bool = False
+    is_written: bool = True
     needs_head: bool = False
     also: tuple[str, ...] = ()
 

@@ -67,4 +67,4 @@ def family_of_class(architecture: str) -> tuple[str, GgufFamily] | None:
 def written_families() -> list[tuple[str, GgufFamily]]:
     """Returns llama.cpp's architectures and the families of which files can be written."""
     every = ((name, family) for (name, _), family in FAMILIES.items())
-    return [(name, family) for name, family in every if not family.has_delta_nets]
+    return [(name, family) for name, family in every if family.is_written]

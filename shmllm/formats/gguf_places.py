@@ -98,6 +98,12 @@ ERNIE_MOE: Places = {
     **SHARED_EXPERTS,
     "exp_probs_b.bias": Place(name="mlp.moe_statics.e_score_correction_bias", layout="row"),
 }
+GLM4_MOE: Places = {
+    **{module: place for module, place in SHARED_EXPERTS.items() if module != "ffn_norm"},
+    **QK_NORMS,
+    "post_attention_norm": "post_attention_layernorm",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 EXAONE_MOE: Places = {
     **SHARED_EXPERTS,
     **QK_NORMS,

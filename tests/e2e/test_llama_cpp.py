@@ -59,6 +59,12 @@ QWEN35 = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
+GLM4_MOE = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "head_dim": 16,
+}
 QWEN35_EXPERTS = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
@@ -192,15 +198,20 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
-@pytest.mark.parametrize("value_heads", [2, 6])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("qwen3_5", QWEN35 | {"linear_num_value_heads": 2}),
+        ("qwen3_5", QWEN35 | {"linear_num_value_heads": 6}),
+        ("qwen3_5_moe", QWEN35 | QWEN35_EXPERTS | {"linear_num_value_heads": 6}),
+        ("glm4_moe", GLM4_MOE | {"use_qk_norm": True, "attention_bias": True}),
+        ("glm4_moe", GLM4_MOE | {"n_shared_experts": 2, "routed_scaling_factor": 2.5}),
+    ],
+)
 def test_files_that_are_read_alone_are_what_llama_cpp_reads(
-    kind: str, value_heads: int, tmp_path: Path
+    kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """`tests/unit/models/test_gguf_families.py` compares what an engine makes of such files."""
-    options = QWEN35 | {"linear_num_value_heads": value_heads}
-    if kind == "qwen3_5_moe":
-        options |= QWEN35_EXPERTS
     reference = reference_model(kind, 4.0, **options)
     file = write_model(tmp_path / "m.gguf", reference)
     prompt = torch.randint(0, 97, (70,), generator=torch.manual_seed(2))

@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
 }
@@ -423,6 +424,18 @@ def _add_exaone_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
 
+def _add_glm4_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_partial(writer, config)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+
+
 def _add_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_sigmoids(writer, config)
     writer.add_sliding_window(config.sliding_window)
@@ -503,6 +516,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "granitemoeshared": _add_granite_moe,
     "ernie4_5_moe": _add_ernie_moe,
     "exaone_moe": _add_exaone_moe,
+    "glm4_moe": _add_glm4_moe,
     "minimax_m2": _add_minimax,
     "afmoe": _add_afmoe,
     "gemma2": _add_gemma2,

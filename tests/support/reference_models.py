@@ -261,8 +261,7 @@ WITH_EXPERTS = (
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
-    *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4"),
-    "nanochat",
+    *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")

@@ -172,6 +172,22 @@ def _ernie_moe(known: Metadata, config: Json) -> Json:
     }
 
 
+def _glm4_moe(known: Metadata, config: Json) -> Json:
+    _check_sigmoids(known, SIGMOIDS)
+    inner = known.whole("expert_feed_forward_length")
+    return no_window(known, config) | {
+        "n_routed_experts": known.whole("expert_count"),
+        "num_experts_per_tok": known.whole("expert_used_count"),
+        "moe_intermediate_size": inner,
+        "n_shared_experts": _count(known, "expert_shared_count"),
+        "first_k_dense_replace": _num_dense(known),
+        "routed_scaling_factor": scale(known, "expert_weights_scale", 1.0),
+        "norm_topk_prob": known.flag("expert_weights_norm", False),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in known.header.tensors,
+        "num_nextn_predict_layers": 0,
+    }
+
+
 def _exaone_moe(known: Metadata, config: Json) -> Json:
     """A window that no text reaches still says which layers rotate."""
     _check_sigmoids(known)
@@ -230,6 +246,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "hunyuan_v1_moe": _hunyuan_moe,
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,
+    "glm4_moe": _glm4_moe,
     "minimax_m2": _minimax_m2,
     "afmoe": _afmoe,
 }

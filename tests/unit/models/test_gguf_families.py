@@ -234,6 +234,18 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         EXPERTS | EXAONE_MOE,
         add_further_layer,
     ),
+    "glm4 with experts": (
+        "glm4_moe",
+        {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True},
+        None,
+    ),
+    "glm4 with experts and no norms of heads": (
+        "glm4_moe",
+        {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"head_dim": 16, "routed_scaling_factor": 2.5, "n_shared_experts": 2},
+        None,
+    ),
     "minimax m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
