@@ -10,6 +10,7 @@ from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
     AFMOE,
     ATTENTION,
+    DEEPSEEK2,
     DENSE,
     ERNIE_MOE,
     EXAONE_MOE,
@@ -227,6 +228,14 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="glm4_moe",
         modules=GLM4_MOE,
         is_partial=True,
+        is_written=False,
+    ),
+    ("deepseek2", True): GgufFamily(
+        title="DeepSeek V2 and V3",
+        architecture="DeepseekV3ForCausalLM",
+        model_type="deepseek_v3",
+        modules=DEEPSEEK2,
+        has_latents=True,
         is_written=False,
     ),
     ("arcee", False): GgufFamily(

@@ -84,6 +84,7 @@ class GgufFamily:
             of keys.
         has_delta_nets: whether the layers without attention are gated delta nets, with attention
             that has gates in the others.
+        has_latents: whether attention is that to latents.
         is_written: whether such files are written, too, and not read alone.
         needs_head: whether llama.cpp reads no file without a matrix of the LM head.
         also: further classes of transformers whose models, or whose language models, are stored in
@@ -101,6 +102,7 @@ class GgufFamily:
     norm_offset: float = 0.0
     is_hybrid: bool = False
     has_delta_nets: bool = False
+    has_latents: bool = False
     is_written: bool = True
     needs_head: bool = False
     also: tuple[str, ...] = ()

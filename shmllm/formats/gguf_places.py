@@ -104,6 +104,17 @@ GLM4_MOE: Places = {
     "post_attention_norm": "post_attention_layernorm",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
+DEEPSEEK2: Places = {
+    **SHARED_EXPERTS,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 EXAONE_MOE: Places = {
     **SHARED_EXPERTS,
     **QK_NORMS,

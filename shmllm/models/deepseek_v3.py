@@ -74,6 +74,7 @@ def read_latent_attention(
         rope=rope,
         scale=(nope_dim + rope_dim) ** -0.5 * _squared_mscale(rope),
         bias=fields.flag("attention_bias", False),
+        kv_apart=fields.flag("kv_projections_apart", False),  # of GGUF files alone
     )
 
 

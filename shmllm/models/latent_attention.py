@@ -67,7 +67,11 @@ class LatentAttention:
         if self.query_up is not None:
             weights |= self.query_up.named_weights(f"{prefix}.{up}")
         weights |= self.kv_norm.named_weights(f"{prefix}.kv_a_layernorm")
-        weights[f"{prefix}.kv_b_proj.weight"] = (self._kv_up(),)
+        if self.spec.kv_apart:
+            weights[f"{prefix}.k_b_proj.weight"] = (self.key_up,)
+            weights[f"{prefix}.v_b_proj.weight"] = (self.value_up,)
+        else:
+            weights[f"{prefix}.kv_b_proj.weight"] = (self._kv_up(),)
         return weights | self.o_proj.named_weights(f"{prefix}.o_proj")
 
     def _kv_up(self) -> MixedMatrix:

@@ -151,6 +151,8 @@ class LatentAttentionSpec:
         bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
             Queries have none.
         growth: see `AttentionSpec`.
+        kv_apart: whether a checkpoint has the projections of latents to keys, transposed, and to
+            values apart, with the heads in a dimension of their own, as in GGUF files.
     """
 
     num_heads: int
@@ -163,6 +165,7 @@ class LatentAttentionSpec:
     scale: float
     bias: bool = False
     growth: tuple[float, int] | None = None
+    kv_apart: bool = False
 
     state_bytes = 0
 

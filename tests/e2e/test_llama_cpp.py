@@ -59,6 +59,25 @@ QWEN35 = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
+LATENT = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
 GLM4_MOE = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -205,6 +224,9 @@ TEXTS = [
         ("qwen3_5", QWEN35 | {"linear_num_value_heads": 6}),
         ("qwen3_5_moe", QWEN35 | QWEN35_EXPERTS | {"linear_num_value_heads": 6}),
         ("glm4_moe", GLM4_MOE | {"use_qk_norm": True, "attention_bias": True}),
+        ("glm4_moe_lite", LATENT),
+        ("deepseek_v3", LATENT | {"rope_parameters": DEEPSEEK_YARN, "n_group": 1, "topk_group": 1}),
+        ("deepseek_v3", LATENT | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}),
         ("glm4_moe", GLM4_MOE | {"n_shared_experts": 2, "routed_scaling_factor": 2.5}),
     ],
 )
@@ -221,7 +243,7 @@ def test_files_that_are_read_alone_are_what_llama_cpp_reads(
     assert_logits_close(found, wanted, 1e-4)
 
 
-@pytest.mark.parametrize("pre", ["minimax-m2", "exaone-moe", "afmoe", "hunyuan", "hunyuan-dense"])
+@pytest.mark.parametrize("pre", ["minimax-m2", "exaone-moe", "afmoe", "hunyuan", "deepseek-v3"])
 def test_its_texts_are_cut_into_the_same_tokens(pre: str, tmp_path: Path) -> None:
     model = reference_model("llama", vocab_size=4096)
 

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from shmllm.frontend.model_files import resolve_model
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+"""The model types whose attention is that to latents."""
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
@@ -58,6 +60,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    **dict.fromkeys(LATENTS, gguf.MODEL_ARCH.DEEPSEEK2),
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
 }
@@ -273,9 +276,25 @@ def _of_qwen35_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str,
             yield stored, _without_dimension(name, found)
 
 
+def _of_deepseek2(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter separates the projections to keys and to values, in the absorbed form."""
+    if name.endswith("kv_b_proj.weight"):
+        of_heads = values.reshape(config.num_attention_heads, -1, values.shape[1])
+        keys, of_values = np.split(of_heads, [config.qk_nope_head_dim], 1)
+        yield name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(keys.swapaxes(1, 2))
+        yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(of_values)
+    elif name.endswith("experts.gate_up_proj"):
+        yield from _halves(f"{name}.weight", "gate_up_proj", values)
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", values
+    else:
+        yield name, values
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
     "qwen3_5_text": _of_qwen35,
+    **dict.fromkeys(LATENTS, _of_deepseek2),
     "qwen3_5_moe_text": _of_qwen35_moe,
 }
 """The families whose tensors the converter rearranges by themselves."""
@@ -310,7 +329,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         if family != "qwen3_5_moe_text":  # which has no such field
             writer.add_feed_forward_length(config.intermediate_size)
         if family != "gpt_neox":
-            writer.add_head_count_kv(config.num_key_value_heads)
+            writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
     if family == "olmo":
         writer.add_layer_norm_eps(1e-5)
     elif family in _LAYER_NORM_EPS:
@@ -319,7 +338,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         names = ("rms_norm_eps", "norm_eps")
         writer.add_layer_norm_rms_eps(next(filter(None, (getattr(config, n, 0) for n in names))))
     head_dim = getattr(config, "head_dim", None)
-    if head_dim:
+    if head_dim and family not in LATENTS:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     ropes = config.rope_parameters
@@ -424,16 +443,46 @@ def _add_exaone_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
 
+def _add_deepseek2(writer: gguf.GGUFWriter, config: Any) -> None:
+    rank, rope_dim, rope = config.kv_lora_rank, config.qk_rope_head_dim, config.rope_parameters
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rope_dim)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + rope_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(rope_dim)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    _add_experts_of_deepseek(writer, config)
+    if config.model_type != "deepseek_v2":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+
+
 def _add_glm4_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_partial(writer, config)
+    _add_experts_of_deepseek(writer, config)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _add_experts_of_deepseek(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_count(config.n_routed_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_shared_count(config.n_shared_experts)
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    num_dense = getattr(config, "first_k_dense_replace", None)
+    if num_dense is None:
+        num_dense = config.mlp_layer_types.count("dense")
+    writer.add_leading_dense_block_count(num_dense)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
-    writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.norm_topk_prob:
+        writer.add_expert_weights_norm(True)
 
 
 def _add_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -519,6 +568,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "glm4_moe": _add_glm4_moe,
     "minimax_m2": _add_minimax,
     "afmoe": _add_afmoe,
+    **dict.fromkeys(LATENTS, _add_deepseek2),
     "gemma2": _add_gemma2,
     "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
     "phi3": _add_partial,

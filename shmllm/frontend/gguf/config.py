@@ -55,9 +55,7 @@ def model_config(header: GgufHeader) -> Json:
     family, known, tensors = family_of(header), Metadata(header), header.tensors
     num_heads = known.whole("attention.head_count")
     hidden_size = known.whole("embedding_length")
-    head_dim = known.whole("attention.key_length", hidden_size // num_heads)
-    if known.whole("attention.value_length", head_dim) != head_dim:
-        raise header.error("keys and values of different lengths are not supported")
+    head_dim = _head_dim(known, hidden_size // num_heads, family)
     length = known.whole("context_length")
     config: Json = {
         "architectures": [family.architecture],
@@ -88,6 +86,16 @@ def model_config(header: GgufHeader) -> Json:
     config |= own_fields(known, config)
     check_shapes(header, config, family)
     return config
+
+
+def _head_dim(known: Metadata, default: int, family: GgufFamily) -> int:
+    """The width of heads, or of that part which carries the position beside a latent."""
+    if family.has_latents:
+        return known.whole("rope.dimension_count")
+    head_dim = known.whole("attention.key_length", default)
+    if known.whole("attention.value_length", head_dim) != head_dim:
+        raise known.header.error("keys and values of different lengths are not supported")
+    return head_dim
 
 
 def _norm_eps(known: Metadata, family: GgufFamily) -> Json:

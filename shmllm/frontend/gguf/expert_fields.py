@@ -172,18 +172,47 @@ def _ernie_moe(known: Metadata, config: Json) -> Json:
     }
 
 
+def _deepseek2(known: Metadata, config: Json) -> Json:
+    if not any(name.endswith("attn_k_b.weight") for name in known.header.tensors):
+        raise known.header.error("a file from before llama.cpp kept latents is not supported")
+    rope_dim, scaling = config["head_dim"], config.get("rope_scaling", {})
+    if (weight := scale(known, "rope.scaling.yarn_log_multiplier", 0.0)) > 0:
+        weight /= 0.1  # which the files of this architecture alone have as a factor
+        scaling |= {"mscale": weight, "mscale_all_dim": weight}
+    fields = _experts_of_deepseek(known, config) | {
+        "num_key_value_heads": config["num_attention_heads"],
+        "kv_lora_rank": known.whole("attention.kv_lora_rank"),
+        "q_lora_rank": known.find("attention.q_lora_rank"),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": known.whole("attention.key_length_mla") - rope_dim,
+        "v_head_dim": known.whole("attention.value_length_mla"),
+        "kv_projections_apart": True,
+        "n_group": known.whole("expert_group_count", 1),
+        "topk_group": known.whole("expert_group_used_count", 1),
+    }
+    if known.find("expert_gating_func") != SIGMOIDS:
+        fields |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+        if fields["n_group"] > 1:
+            raise known.header.error("groups of experts with a softmax are not supported")
+    return fields | ({"rope_scaling": scaling} if scaling else {})
+
+
 def _glm4_moe(known: Metadata, config: Json) -> Json:
     _check_sigmoids(known, SIGMOIDS)
-    inner = known.whole("expert_feed_forward_length")
+    return _experts_of_deepseek(known, config) | {
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in known.header.tensors,
+    }
+
+
+def _experts_of_deepseek(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | {
         "n_routed_experts": known.whole("expert_count"),
         "num_experts_per_tok": known.whole("expert_used_count"),
-        "moe_intermediate_size": inner,
+        "moe_intermediate_size": known.whole("expert_feed_forward_length"),
         "n_shared_experts": _count(known, "expert_shared_count"),
         "first_k_dense_replace": _num_dense(known),
         "routed_scaling_factor": scale(known, "expert_weights_scale", 1.0),
         "norm_topk_prob": known.flag("expert_weights_norm", False),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in known.header.tensors,
         "num_nextn_predict_layers": 0,
     }
 
@@ -247,6 +276,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,
     "glm4_moe": _glm4_moe,
+    "deepseek_v3": _deepseek2,
     "minimax_m2": _minimax_m2,
     "afmoe": _afmoe,
 }

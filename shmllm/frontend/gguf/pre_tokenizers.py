@@ -90,7 +90,9 @@ _AFMOE = PreTokenizer(
         _PUNCTUATED,
     )
 )
-_HUNYUAN = PreTokenizer((r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
+_DEEPSEEK3 = PreTokenizer(
+    (r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED)
+)
 _QWEN35 = (
     rf"(?i:{_SUFFIX})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -145,7 +147,8 @@ PRE_TOKENIZERS = {
     "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
     "afmoe": _AFMOE,
     "hunyuan": PreTokenizer((_gpt4(""),)),
-    "hunyuan-dense": _HUNYUAN,
+    "hunyuan-dense": _DEEPSEEK3,
+    "deepseek-v3": _DEEPSEEK3,
     "qwen35": PreTokenizer((_QWEN35,), normalizer="NFC"),
 }
 """By the name in the file. "default" stands for files without a name too, as in llama.cpp."""

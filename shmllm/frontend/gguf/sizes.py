@@ -54,6 +54,8 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
         "ffn_gate_inp": (num_experts, hidden_size),
         "ffn_up_exps": (num_experts, width, hidden_size),
     }
+    if family.has_latents:
+        expected.pop("attn_q")
     if family.has_delta_nets:
         keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]

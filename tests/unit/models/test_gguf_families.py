@@ -87,6 +87,16 @@ DELTA = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
+LATENT = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
 GROWING = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -246,6 +256,19 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"head_dim": 16, "routed_scaling_factor": 2.5, "n_shared_experts": 2},
         None,
     ),
+    "deepseek v2": (
+        "deepseek_v2",
+        LATENT | {"num_key_value_heads": 6, "q_lora_rank": None, "routed_scaling_factor": 16.0},
+        None,
+    ),
+    "deepseek v3": (
+        "deepseek_v3",
+        LATENT
+        | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+        | {"rope_parameters": GROWING | {"mscale": 0.7}, "num_key_value_heads": 6},
+        None,
+    ),
+    "glm4.7 flash": ("glm4_moe_lite", LATENT | {"num_key_value_heads": 6}, None),
     "minimax m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
