@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.processor_files import read_section
+from shmllm.formats.processor_files import PROCESSOR, read_object, read_section
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = range(6)
 """The values of "resample" in the files: pillow's filters."""
@@ -51,6 +51,14 @@ _QWEN2_VL = {
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+_PIXTRAL = {
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+    "resample": BICUBIC,
+    "size": {"longest_edge": 1024},
+    "patch_size": {"height": 16, "width": 16},
+    "spatial_merge_size": 1,  # the processor's default; the image processor has none
+}
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -75,6 +83,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "patch_size": 16,
         "do_sample_frames": True,
     },
+    "PixtralImageProcessor": _PIXTRAL,
     "Gemma3ImageProcessor": {
         "resample": BILINEAR,
         "size": {"height": 224, "width": 224},
@@ -94,6 +103,8 @@ _COMMON: dict[str, Any] = {
     "rescale_factor": 1 / 255,
     "do_normalize": True,
 }
+_OF_THE_PROCESSOR = {"PixtralImageProcessor": ("patch_size", "spatial_merge_size")}
+"""The fields that the whole file of a processor has beside its image processor, and which count."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
 
@@ -133,7 +144,13 @@ def read_image_settings(directory: Path) -> ImageSettings | None:
         EngineStartError: a file cannot be read, or a field has a wrong type.
     """
     found = read_section(directory, "image_processor")
-    return None if found is None else settings_of(found[0], str(found[1]))
+    if found is None:
+        return None
+    settings = settings_of(found[0], str(found[1]))
+    whole = read_object(directory / PROCESSOR) or {}
+    names = _OF_THE_PROCESSOR.get(settings.processor, ())
+    outer = {name: whole[name] for name in names if whole.get(name) is not None}
+    return replace(settings, options=MappingProxyType({**settings.options, **outer}))
 
 
 def settings_of(values: Any, where: str, processor: str | None = None) -> ImageSettings:

@@ -202,7 +202,7 @@ class ModelConfig:
     def patches_per_side(self) -> int:
         """How many patches of an image an embedding stands for in each direction, in models that
         rotate by positions on several axes; 0: the model sees no images, or rotates otherwise."""
-        return 0 if self.vision is None else self.vision.merge_size
+        return self.vision.merge_size if self.vision and self.vision.has_axes else 0
 
     @property
     def tokens_per_second(self) -> float:

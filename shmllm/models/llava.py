@@ -10,12 +10,13 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import (
     read_clip,
+    read_feature_layer,
     read_item_token,
     read_siglip,
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import EncoderSpec, LlavaTower, VisionSpec
+from shmllm.models.vision.specs import LlavaTower, VisionSpec
 
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "intermediate_size": 11008},
@@ -53,8 +54,9 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
             "default, full"
         )
     drops_first = strategy == "default"
+    num_layers = read_feature_layer(whole, encoder.num_layers, -2)
     tower = LlavaTower(
-        encoder=replace(encoder, num_layers=_num_layers(whole, encoder), final_norm=False),
+        encoder=replace(encoder, num_layers=num_layers, final_norm=False),
         num_stored=encoder.num_layers,
         drops_first=drops_first,
         activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
@@ -67,18 +69,3 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
         tower=tower,
         tile_embeddings=encoder.side**2 + (encoder.kind == "clip") - drops_first,
     )
-
-
-def _num_layers(whole: Fields, encoder: EncoderSpec) -> int:
-    """Returns the number of layers before the features that ``vision_feature_layer`` chooses: it
-    is the number of a layer from 1, or from the end and -1."""
-    value = whole.values.get("vision_feature_layer")
-    layer = -2 if value is None else value
-    if type(layer) is not int:
-        raise whole.error(f"vision_feature_layer {layer!r} is not supported, only one layer is")
-    num_layers = layer if layer >= 0 else encoder.num_layers + 1 + layer
-    if not 0 < num_layers <= encoder.num_layers:
-        raise whole.error(
-            f"vision_feature_layer {layer} is none of the {encoder.num_layers} layers"
-        )
-    return num_layers

@@ -46,6 +46,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
         tower=Qwen2_5Tower(**shared, window=window, full_layers=full),
         merge_size=shared["merge_size"],
+        has_axes=True,
         video=read_video(
             fields,
             "Qwen2VLVideoProcessor",

@@ -56,5 +56,6 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         tower=Qwen3Tower(**shared, num_positions=positions, level_layers=levels),
         num_levels=len(levels),
         merge_size=shared["merge_size"],
+        has_axes=True,
         video=read_video(fields, "Qwen3VLVideoProcessor", config.vocab_size),
     )

@@ -12,12 +12,14 @@ from shmllm.models.tower import Tower
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.llava import Llava
+from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     Gemma3Tower,
     Idefics3Tower,
     LlavaTower,
+    PixtralTower,
     Qwen2_5Tower,
     Qwen3Tower,
     VisionSpec,
@@ -29,6 +31,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Gemma3Tower: Gemma3,
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,
+    PixtralTower: Pixtral,
     WhisperTower: Whisper,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""

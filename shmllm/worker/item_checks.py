@@ -9,7 +9,7 @@ import numpy as np
 from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.audio.specs import AudioSpec
-from shmllm.models.vision.specs import QwenTower, VisionSpec
+from shmllm.models.vision.specs import SquaresTower, VisionSpec
 from shmllm.params.items import COUNTED, Item
 
 
@@ -49,8 +49,8 @@ def _shape_of_image(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     tiles, rows, columns = item.grid
     if vision.tile_size:
         return tiles, vision.tile_size, vision.tile_size, 3
-    merge = vision.merge_size or 1
-    if tiles != 1 or rows % merge or columns % merge or len(item.spans) > 1:
+    merge, in_one_piece = vision.merge_size, len(item.spans) == 1
+    if tiles != 1 or rows % merge or columns % merge or (vision.has_axes and not in_one_piece):
         return None
     return tiles, rows * vision.patch_size, columns * vision.patch_size, 3
 
@@ -59,7 +59,7 @@ def _shape_of_video(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     """The shape of the pixels of a grid; None if there is no such grid, or if the embeddings do not
     lie as the model has them: in one piece, or in as many as the grid has frames."""
     assert vision.video is not None, "it takes videos"
-    assert isinstance(vision.tower, QwenTower), "the tower joins frames"
+    assert isinstance(vision.tower, SquaresTower), "the tower joins frames"
     frames, rows, columns = item.grid
     merge, size = vision.merge_size, vision.patch_size
     if not frames or rows % merge or columns % merge:

@@ -19,7 +19,7 @@ from shmllm.formats.image_settings import pixel_table, read_image_settings
 from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
-from shmllm.models.vision.specs import QwenTower, VisionSpec
+from shmllm.models.vision.specs import SquaresTower, VisionSpec
 from shmllm.params.items import Grid, Item
 
 Tower = Callable[[Tensor, Grid], Tensor]
@@ -122,5 +122,5 @@ def make_encoder(
     table = send(pixel_table(settings)).to(tower.dtype)
     if video is None:
         return ImageEncoder(tower, table, send)
-    assert isinstance(spec.tower, QwenTower), "the tower joins frames"
+    assert isinstance(spec.tower, SquaresTower), "the tower joins frames"
     return VideoEncoder(tower, table, send, spec.tower.num_frames)

@@ -54,11 +54,15 @@ MADE: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
     },
     "llava": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
 }
 """Models by the names of their families: what differs from the recipes."""
 SQUARE: Grid = (1, 1, 1)
-GRIDS: dict[str, list[Grid]] = {"qwen3_vl": [(1, 4, 6), (1, 4, 2)]}
+GRIDS: dict[str, list[Grid]] = {
+    "qwen3_vl": [(1, 4, 6), (1, 4, 2)],
+    "mistral3": [(1, 4, 6), (1, 4, 2)],
+}
 """The shapes of two images; of other families, one tile each."""
 
 
@@ -181,7 +185,9 @@ def ask(engine: Engine, subject: Subject, names: Sequence[str]) -> None:
         assert engine.tokens[number] == subject.asked[name].wanted, name
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", slow("llava"), slow("gemma3")])
+@pytest.fixture(
+    scope="module", params=["qwen3_vl", slow("llava"), slow("gemma3"), slow("mistral3")]
+)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return make_subject(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -198,8 +204,9 @@ class Encoded(NamedTuple):
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
     model = make_vision_model(request.param, directory)
-    size = model.config.vision_config.patch_size if "qwen" in request.param else 64
-    grid = (1, 4, 6) if "qwen" in request.param else (2, 1, 1)
+    any_size = request.param.startswith(("mistral", "qwen"))
+    size = model.config.vision_config.patch_size if any_size else 64
+    grid = (1, 4, 6) if any_size else (2, 1, 1)
     shape = (grid[0], grid[1] * size, grid[2] * size, 3)
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
     wanted = reference_embeddings(model, pixels)

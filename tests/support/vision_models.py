@@ -107,7 +107,7 @@ def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8], **settings: Any) -> di
     pixels = found["pixel_values"]
     if pixels.dim() == 5:  # one image of several tiles instead of several images
         found["pixel_values"] = pixels.transpose(0, 1)
-    used = ("pixel_values", "image_grid_thw")
+    used = ("pixel_values", "image_grid_thw", "image_sizes")
     return {key: value for key, value in found.items() if key in used}
 
 
@@ -180,8 +180,15 @@ def reference_tokens(
 
 
 def joined_inputs(name: str, images: Sequence[npt.NDArray[np.uint8]]) -> dict[str, Tensor]:
-    """As `pixel_inputs`, for all images of one prompt."""
+    """As `pixel_inputs`, for all images of one prompt. Images whose sizes stand beside them are
+    padded to one."""
     each = [pixel_inputs(name, tiles) for tiles in images]
+    if "image_sizes" in each[0]:
+        height, width = torch.cat([one["image_sizes"] for one in each]).amax(0).tolist()
+        for one in each:
+            own = one["pixel_values"]
+            padding = (0, width - own.shape[-1], 0, height - own.shape[-2])
+            one["pixel_values"] = torch.nn.functional.pad(own, padding)
     tiled = each[0]["pixel_values"].dim() == 5
     return {
         key: torch.cat([one[key] for one in each], int(tiled and key == "pixel_values"))

@@ -9,23 +9,21 @@ from typing import ClassVar, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, VideoPlaceholder
+from shmllm.frontend.placeholders.family import Config, VideoPlaceholder
+from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 from shmllm.params.items import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVLPlaceholder(ImagePlaceholder):
-    """Attributes:
-    patch_size: the side of a patch, in pixels.
-    merge_size: the side of the square of patches that becomes one embedding, in patches.
-    """
+class QwenVLPlaceholder(SquaresPlaceholder):
+    """The defaults of transformers' `Qwen2VLVisionConfig` and `Qwen2_5_VLVisionConfig`."""
 
+    RULES: ClassVar[type[SquaresRules]] = Qwen2VLRules
+    AUTHOR: ClassVar[str] = "Qwen"
     DEFAULT_PATCH: ClassVar[int] = 14
     DEFAULT_ID: ClassVar[int] = 151655
-
-    patch_size: int
-    merge_size: int
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
@@ -43,21 +41,8 @@ class QwenVLPlaceholder(ImagePlaceholder):
             merge_size=vision.integer("spatial_merge_size", default=2),
         )
 
-    def count(self, grid: Grid) -> int:
-        return grid[0] * grid[1] * grid[2] // self.merge_size**2
-
     def expansion(self, item: PreparedItem) -> str:
         return self.token * self.count(item.grid)
-
-    def check_rules(self, rules: Rules) -> None:
-        if not isinstance(rules, Qwen2VLRules):
-            raise Config({}).error(f"the model needs Qwen's image processor, not {rules!r}")
-        if (rules.patch_size, rules.merge_size) != (self.patch_size, self.merge_size):
-            raise Config({}).error(
-                f"the vision tower has patches of {self.patch_size} pixels and merges squares of "
-                f"{self.merge_size}, the image processor has {rules.patch_size} and "
-                f"{rules.merge_size}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.errors import EngineStartError
-from shmllm.formats.text_files import read_text
+from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.llava import LlavaPlaceholder
+from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VideoPlaceholder,
@@ -26,6 +25,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
+    "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder,),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
@@ -56,21 +56,14 @@ def placeholders_of_model(
     if not families:
         return {}
     found = Config(config, str(directory / "config.json"))
-    texts = _special_texts(directory / _TOKENIZER)
+    texts = _special_texts(directory / PROCESSOR) | _special_texts(directory / _TOKENIZER)
     return {family.modality: family.of(found, texts) for family in families}
 
 
 def _special_texts(path: Path) -> dict[str, str]:
-    """The texts of special tokens by their names, such as "image_token". A token may be its text or
-    an object with its text."""
-    try:
-        content = json.loads(read_text(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineStartError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise EngineStartError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    """The texts of special tokens by their names in a file, such as "image_token". A token may be
+    its text or an object with its text."""
+    content = read_object(path) or {}
     named = [content.get(key) for key in _NAMED]
     texts: dict[str, str] = {}
     for table in (content, *(each for each in named if isinstance(each, dict))):

@@ -133,6 +133,40 @@ def read_item_token(fields: Fields, names: Sequence[str], default: int, vocab_si
     return token
 
 
+def read_feature_layer(whole: Fields, num_layers: int, default: int) -> int:
+    """Returns the number of layers before the features that ``vision_feature_layer`` chooses: it
+    is the number of a layer from 1, or from the end and -1.
+
+    Args:
+        whole: the fields around ``vision_config``.
+        num_layers: how many there are.
+        default: its meaning where it is absent.
+    """
+    value = whole.values.get("vision_feature_layer")
+    layer = default if value is None else value
+    if type(layer) is not int:
+        raise whole.error(f"vision_feature_layer {layer!r} is not supported, only one layer is")
+    chosen = layer if layer >= 0 else num_layers + 1 + layer
+    if not 0 < chosen <= num_layers:
+        raise whole.error(f"vision_feature_layer {layer} is none of the {num_layers} layers")
+    return chosen
+
+
+def read_theta(vision: Fields) -> float:
+    """Returns the base of the wavelengths of rotations by rows and columns. Older files call these
+    "default", or have the base beside ``rope_parameters``."""
+    rope = Fields(vision.table("rope_parameters"), f"{vision.where}: rope_parameters")
+    if (kind := rope.text("rope_type", "axial")) not in ("axial", "default"):
+        raise rope.error(f"rope type {kind!r} is not supported; supported: axial")
+    return rope.number("rope_theta", vision.number("rope_theta", 10_000.0))
+
+
+def check_rotated_heads(vision: Fields, head_dim: int) -> None:
+    """Checks that heads can be rotated by rows and columns."""
+    if head_dim % 4:
+        raise vision.error(f"heads of {head_dim} elements cannot be rotated by two axes")
+
+
 def read_layer_indices(
     vision: Fields, name: str, default: Sequence[int], num_layers: int
 ) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
-from shmllm.models.vision.qwen import Rotation, attend_within, embed_patches, in_squares
 from shmllm.models.vision.specs import Grid, Qwen3Tower
+from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, in_squares
 
 _EPS = 1e-6
 

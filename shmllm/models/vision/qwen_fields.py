@@ -11,7 +11,13 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
+from shmllm.models.vision.fields import (
+    MOST_LAYERS,
+    check_rotated_heads,
+    read_num_heads,
+    read_theta,
+    read_vision_activation,
+)
 from shmllm.models.vision.specs import VideoSpec, VisionSpec
 
 IMAGE_TOKEN, VIDEO_TOKEN = 151655, 151656
@@ -19,7 +25,7 @@ IMAGE_TOKEN, VIDEO_TOKEN = 151655, 151656
 
 
 def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of a `QwenTower`.
+    """Returns the values of a `SquaresTower`.
 
     Args:
         vision: the fields of ``vision_config``.
@@ -33,8 +39,7 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
             f"out_hidden_size ({out}) differs from the language model's hidden_size ({hidden_size})"
         )
     num_heads = read_num_heads(fields, "num_heads", 16, width)
-    if width // num_heads % 4:
-        raise fields.error(f"heads of {width // num_heads} elements cannot be rotated by two axes")
+    check_rotated_heads(fields, width // num_heads)
     return {
         "hidden_size": width,
         "num_layers": fields.integer("depth", maximum=MOST_LAYERS),
@@ -44,7 +49,7 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
         "num_frames": fields.integer("temporal_patch_size", 2),
         "merge_size": fields.integer("spatial_merge_size", 2),
         "activation": read_vision_activation(fields, "hidden_act", "silu"),
-        "theta": _read_theta(fields),
+        "theta": read_theta(fields),
     }
 
 
@@ -99,10 +104,3 @@ def with_vision(
         rope = replace(rope, sections=found, mixes_axes=mixes_axes)
         layers.append(replace(layer, mixer=replace(layer.mixer, rope=rope)))
     return replace(config, layers=tuple(layers), vision=vision)
-
-
-def _read_theta(fields: Fields) -> float:
-    rope = Fields(fields.table("rope_parameters"), f"{fields.where}: rope_parameters")
-    if (kind := rope.text("rope_type", "axial")) != "axial":
-        raise rope.error(f"rope type {kind!r} is not supported; supported: axial")
-    return rope.number("rope_theta", 10_000.0)

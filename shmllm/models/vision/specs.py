@@ -12,8 +12,8 @@ from typing import Literal
 
 VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
 Grid = tuple[int, int, int]
-"""The shape of a prepared image. Of Qwen's: (1, rows, columns) in patches. Of others: (tiles, rows,
-columns), where rows and columns say how the tiles lie, and are 1 if they do not matter."""
+"""The shape of a prepared image. Of any size: (1, rows, columns) in patches. Of tiles: (tiles,
+rows, columns), where rows and columns say how they lie, and are 1 if they do not matter."""
 ROTATING = 12
 """About how many tensors of the stream's width are in memory while queries and keys are rotated in
 float32."""
@@ -128,9 +128,8 @@ class Gemma3Tower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QwenTower:
-    """The encoder of Qwen 2.5 VL or Qwen 3 VL for images of any size, and projections of squares
-    of its results.
+class SquaresTower:
+    """An encoder for images of any size, and projections of squares of its results.
 
     Attributes:
         hidden_size: the width of the stream.
@@ -138,10 +137,10 @@ class QwenTower:
         num_heads: the number of heads.
         inner: the width of the activation's output.
         patch_size: the height and the width of a patch, in pixels.
-        num_frames: how often a patch of an image is repeated: that many frames make one.
         merge_size: the side of a square, in patches.
         activation: the activation of the MLPs.
         theta: the base of the wavelengths of the rotations.
+        num_frames: how often a patch of an image is repeated: that many frames make one.
     """
 
     hidden_size: int
@@ -149,10 +148,10 @@ class QwenTower:
     num_heads: int
     inner: int
     patch_size: int
-    num_frames: int
     merge_size: int
     activation: VisionActivation
     theta: float
+    num_frames: int = 1
 
     @property
     def num_elements(self) -> int:
@@ -161,9 +160,14 @@ class QwenTower:
         of_layers = self.num_layers * (4 * self.hidden_size + 3 * self.inner)
         return self.hidden_size * (of_patches + of_layers + self.merge_size**4 * self.hidden_size)
 
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`."""
+        return max(4 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2_5Tower(QwenTower):
+class Qwen2_5Tower(SquaresTower):
     """
     Attributes:
         window: the side of the windows that patches attend within, in squares.
@@ -173,14 +177,9 @@ class Qwen2_5Tower(QwenTower):
     window: int
     full_layers: tuple[int, ...]
 
-    @property
-    def most_activations(self) -> int:
-        """See `EncoderSpec.most_activations`."""
-        return max(4 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Tower(QwenTower):
+class Qwen3Tower(SquaresTower):
     """
     Attributes:
         num_positions: the length of the table of positions, a square number.
@@ -204,7 +203,23 @@ class Qwen3Tower(QwenTower):
         )
 
 
-TowerSpec = LlavaTower | Idefics3Tower | Gemma3Tower | Qwen2_5Tower | Qwen3Tower
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixtralTower(SquaresTower):
+    """
+    Attributes:
+        num_stored: how many layers a checkpoint has of it.
+        eps: of the norm behind the layers.
+        projector_activation: the activation between the last two projections.
+        bias: whether these have a bias.
+    """
+
+    num_stored: int
+    eps: float
+    projector_activation: VisionActivation
+    bias: bool
+
+
+TowerSpec = LlavaTower | Idefics3Tower | Gemma3Tower | Qwen2_5Tower | Qwen3Tower | PixtralTower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +254,10 @@ class VisionSpec:
             stream behind layer i. A row of the tower's result is ``(1 + num_levels) * hidden_size``
             wide, the embedding first.
         both_ways: whether the tokens of an image attend to all of it, in all layers.
-        merge_size: the number of patches that an embedding stands for in each direction, for
-            models whose positions have three axes; 0: those of images count on like those of text.
+        merge_size: the number of patches that an embedding stands for in each direction, of
+            images of any size; 0: tiles have one size.
+        has_axes: whether positions have three axes; otherwise those of images count on like those
+            of text.
         video: how it takes videos; None: it takes none.
     """
 
@@ -250,6 +267,7 @@ class VisionSpec:
     num_levels: int = 0
     both_ways: bool = False
     merge_size: int = 0
+    has_axes: bool = False
     video: VideoSpec | None = None
 
     def num_embeddings(self, grid: Grid) -> int:
@@ -262,13 +280,13 @@ class VisionSpec:
     def patch_size(self) -> int:
         """The height and the width of a patch, in pixels."""
         tower = self.tower
-        return tower.patch_size if isinstance(tower, QwenTower) else tower.encoder.patch_size
+        return tower.patch_size if isinstance(tower, SquaresTower) else tower.encoder.patch_size
 
     @property
     def most_activations(self) -> int:
         """About the most numbers of a patch that the tower has in memory at a time."""
         tower = self.tower
-        if isinstance(tower, QwenTower):
+        if isinstance(tower, SquaresTower):
             return tower.most_activations
         return tower.encoder.most_activations
 
@@ -276,4 +294,4 @@ class VisionSpec:
     def tile_size(self) -> int:
         """The height and the width of a tile, in pixels; 0: images have any size that is a multiple
         of ``patch_size * merge_size``."""
-        return 0 if isinstance(self.tower, QwenTower) else self.tower.encoder.image_size
+        return 0 if isinstance(self.tower, SquaresTower) else self.tower.encoder.image_size

@@ -12,6 +12,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -24,6 +25,7 @@ PROCESSORS = [
     Gemma3ImageProcessorPil,
     Idefics3ImageProcessorPil,
     LlavaImageProcessorPil,
+    PixtralImageProcessorPil,
     Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,
     SmolVLMImageProcessorPil,
@@ -44,7 +46,8 @@ def test_a_file_without_fields_has_the_defaults_of_the_class(kind: Any) -> None:
     expected = kind()
     for field, value in read.options.items():
         default = plain(getattr(expected, field, None))
-        if field != "image_processor_type" and not (name.startswith("Gemma3") and default is None):
+        of_processor = name.startswith(("Gemma3", "Pixtral")) and default is None
+        if field != "image_processor_type" and not of_processor:
             assert plain(value) == default, field
     assert read.mean == tuple(expected.image_mean)
     assert read.std == tuple(expected.image_std)
@@ -78,6 +81,16 @@ def test_the_part_of_processor_config_counts_before_the_older_file(tmp_path: Pat
     read = read_image_settings(tmp_path)
     assert read is not None
     assert read.rescale_factor == 0.25
+
+
+def test_the_processor_of_pixtral_decides_on_squares(tmp_path: Path) -> None:
+    fields = {"image_processor_type": "PixtralImageProcessorFast", "patch_size": 14}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+    for whole, expected in (({}, (14, 1)), ({"patch_size": 16, "spatial_merge_size": 2}, (16, 2))):
+        (tmp_path / "processor_config.json").write_text(json.dumps(whole))
+        read = read_image_settings(tmp_path)
+        assert read is not None
+        assert (read.options["patch_size"], read.options["spatial_merge_size"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "fullatt_block_indexes": [7, 15, 23, 31],
         },
     },
+    "Mistral3": {
+        "model_type": "mistral3",
+        "text_config": {
+            "model_type": "mistral",
+            "vocab_size": 131072,
+            "hidden_size": 5120,
+            "intermediate_size": 32768,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+        },
+        "vision_config": {"model_type": "pixtral", "patch_size": 14},
+    },
     "Llava": {
         "model_type": "llava",
         "image_token_index": 32000,
@@ -141,8 +155,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""The sizes of Qwen3-VL-8B, Qwen2.5-VL-7B, LLaVA-1.5-7B, Gemma 3 4B and SmolVLM (2B), with fewer
-layers of text."""
+"""The sizes of Qwen3-VL-8B, Qwen2.5-VL-7B, Mistral Small 3.1, LLaVA-1.5-7B, Gemma 3 4B and SmolVLM
+(2B), with fewer layers of text."""
 
 
 class Allocations(TorchDispatchMode):

@@ -22,6 +22,7 @@ from shmllm.worker.item_checks import check_item
 QWEN = VisionSpec(
     image_token=1,
     merge_size=2,
+    has_axes=True,
     tower=Qwen3Tower(
         hidden_size=32, num_layers=2, num_heads=2, inner=64, patch_size=16, num_frames=2,
         merge_size=2, activation="gelu", theta=1e4, num_positions=16, level_layers=(),

@@ -1,20 +1,16 @@
-"""Qwen-VL's images: their own ratio, sides that are multiples of merged patches, and a number of
-pixels between two bounds. Qwen2-VL, 2.5-VL and 3-VL differ in the settings only.
-
-The grid is (1, rows, columns) of patches before they are merged.
-"""
+"""Qwen-VL's images: of any size with a number of pixels between two bounds. Qwen2-VL, 2.5-VL and
+3-VL differ in the settings only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images.picture import Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
+from shmllm.frontend.images.rules.squares import SquaresRules
 
 LARGEST_RATIO = 200
 """The largest ratio of an image's sides, as in transformers."""
@@ -22,17 +18,13 @@ LARGEST_RATIO = 200
 _BOUNDS = ("shortest_edge", "longest_edge")
 
 
-@dataclass(frozen=True)
-class Qwen2VLRules(Rules):
+@dataclass(frozen=True, kw_only=True)
+class Qwen2VLRules(SquaresRules):
     """The rules of transformers' `Qwen2VLImageProcessor`.
 
     Attributes:
         fewest: the smallest number of pixels of a resized image.
         most: the largest one.
-        resize: whether images are resized; otherwise their sides must suit.
-        resample: the filter of pillow.
-        patch_size: the side of a patch, in pixels.
-        merge_size: the side of the square of patches that becomes one embedding, in patches.
     """
 
     OVERRIDES: ClassVar[frozenset[str]] = frozenset(
@@ -41,10 +33,6 @@ class Qwen2VLRules(Rules):
 
     fewest: int
     most: int
-    resize: bool
-    resample: int
-    patch_size: int
-    merge_size: int
 
     @classmethod
     def merged(cls, values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -73,38 +61,6 @@ class Qwen2VLRules(Rules):
             patch_size=options.count("patch_size"),
             merge_size=options.count("merge_size"),
         )
-
-    def tiles(self, picture: Picture) -> Tiles:
-        picture = self.fitted(picture, self.size_of)
-        width, height = picture.size
-        grid = (1, height // self.patch_size, width // self.patch_size)
-        return Tiles(pixels_of(picture)[None], grid)
-
-    def fitted(self, picture: Picture, size_of: Callable[[int, int], tuple[int, int]]) -> Picture:
-        """The image in a size that the model takes.
-
-        Args:
-            picture: an RGB image.
-            size_of: makes that size of the image's, width and height.
-
-        Raises:
-            RequestError: without `resize`, its size does not suit.
-        """
-        if self.resize:
-            picture = resized(picture, *size_of(*picture.size), self.resample)
-        width, height = picture.size
-        if width % self.factor or height % self.factor:
-            raise RequestError(
-                f"without 'do_resize' both sides must be multiples of {self.factor} pixels, not "
-                f"{width}x{height}",
-                parameter="do_resize",
-            )
-        return picture
-
-    @property
-    def factor(self) -> int:
-        """The side of an embedding, in pixels."""
-        return self.patch_size * self.merge_size
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
         """Width and height of the resized image (transformers' `smart_resize`). Of a half, Python

@@ -12,6 +12,7 @@ from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.options import Options
+from shmllm.frontend.images.rules.pixtral import PixtralRules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
 from shmllm.frontend.images.rules.siglip import SiglipRules
 
@@ -24,6 +25,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Qwen2VLImageProcessor": Qwen2VLRules,
     "Qwen2_5_VLImageProcessor": Qwen2VLRules,
     "Gemma3ImageProcessor": Gemma3Rules,
+    "PixtralImageProcessor": PixtralRules,
 }
 """By the names of transformers' classes, without "Fast" and "Pil"."""
 

@@ -15,6 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -47,6 +48,10 @@ PROCESSORS: dict[str, Any] = {
     "qwen2": Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=40000),
     "qwen2, narrow bounds": Qwen2VLImageProcessorPil(min_pixels=20000, max_pixels=20100),
     "qwen3": Qwen2VLImageProcessorPil(**QWEN3, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+    "pixtral": PixtralImageProcessorPil(
+        size={"longest_edge": 200}, patch_size={"height": 28, "width": 28}
+    ),
+    "pixtral, two bounds": PixtralImageProcessorPil(size={"height": 200, "width": 220}),
     "gemma3": Gemma3ImageProcessorPil(),
     "gemma3, crops": Gemma3ImageProcessorPil(**PAN_AND_SCAN),
 }
@@ -86,6 +91,9 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
         theirs = theirs[0]
         rows, columns = expected["rows"][0][0], expected["cols"][0][0]
         assert tiles.grid == (len(theirs), rows, columns)
+    elif "image_sizes" in expected:
+        sides = [side // processor.patch_size["height"] for side in expected["image_sizes"][0]]
+        assert tiles.grid == (1, *sides)
     else:
         assert tiles.grid == (len(theirs), 1, 1)
     assert ours.shape == theirs.shape
@@ -149,6 +157,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("smolvlm", {"do_resize": False}),
     ("qwen2", {"size": {"shortest_edge": 784, "longest_edge": 7840}}),
     ("qwen3", {"resample": 2}),
+    ("pixtral", {"size": {"longest_edge": 40}, "resample": 2}),
+    ("pixtral, two bounds", {"size": {"height": 90, "width": 60}}),
     ("gemma3", PAN_AND_SCAN),
     ("gemma3, crops", {"do_pan_and_scan": False, "size": {"height": 40, "width": 50}}),
 ]
@@ -218,6 +228,15 @@ def test_qwen_refuses_narrow_images_as_transformers_does(
             rules.tiles(random_image(*sides))
 
 
+def test_pixtral_refuses_images_whose_shorter_side_would_have_no_pixel(
+    random_image: Callable[..., Image.Image],
+) -> None:
+    rules = rules_of_model(settings(PROCESSORS["pixtral"]))
+    assert rules.tiles(random_image(2, 400)).grid == (1, 8, 1)
+    with pytest.raises(RequestError, match=r"an image of 401x2 pixels is too narrow: .* to 200x0"):
+        rules.tiles(random_image(401, 2))
+
+
 def test_an_image_that_would_become_too_large_is_refused(
     random_image: Callable[..., Image.Image],
 ) -> None:
@@ -252,14 +271,14 @@ def test_no_image_has_a_larger_grid_than_the_largest(
     if largest is None:
         assert name == "idefics3, not resized"
         return
-    qwen = name.startswith("qwen")
+    any_size = name.startswith(("qwen", "pixtral"))
     draw = random.Random(name)
     sides = [*SIDES, (1, 200), (199, 2), (400, 400)]
     sides += [(draw.randint(1, 150), draw.randint(1, 150)) for _ in range(100)]
     for each in sides:
         grid = rules.tiles(random_image(*each)).grid
         assert grid[0] <= largest[0]
-        assert not qwen or grid[1] * grid[2] <= largest[1] * largest[2]
+        assert not any_size or grid[1] * grid[2] <= largest[1] * largest[2]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +299,7 @@ def test_no_image_has_a_larger_grid_than_the_largest(
         ("qwen2", {"patch_size": 16}, "'patch_size' is not supported"),
         ("qwen2", {"min_pixels": "3"}, "must be a positive integer, not '3'"),
         ("qwen2", {"size": 3}, "'size' must have the keys 'shortest_edge' and 'longest_edge'"),
+        ("pixtral", {"patch_size": 14}, "'patch_size' is not supported for PixtralImageProcessor"),
         ("gemma3", {"pan_and_scan_min_ratio_to_activate": 0}, "must be a positive number, not 0"),
         ("gemma3", {"pan_and_scan_max_num_crops": 0.5}, "positive integer, not 0.5"),
     ],
@@ -292,7 +312,9 @@ def test_a_change_that_is_wrong_is_named(name: str, changes: Any, message: str) 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image_processor_type": "PixtralImageProcessor"}, "'PixtralImageProcessor' is not supp"),
+        ({"image_processor_type": "ViTImageProcessor"}, "'ViTImageProcessor' is not supp"),
+        ({"image_processor_type": "PixtralImageProcessor", "do_center_crop": True}, "'do_center"),
+        ({"image_processor_type": "PixtralImageProcessor", "patch_size": [14, 16]}, "a square"),
         ({"image_processor_type": "LlavaImageProcessor", "do_pad": True}, "'do_pad' is not supp"),
         ({"image_processor_type": "CLIPImageProcessor", "size": "x"}, "'size' must have the keys"),
         ({"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 0}, "'merge_size' must"),

@@ -1,15 +1,19 @@
 """Expanded prompts are those of transformers' processors, as text and as token ids.
 
 LLaVA's, Idefics3's and Gemma 3's processors run as they are. Qwen's run without their video
-processor, which needs torchvision. SmolVLM's needs packages that are not installed; its text comes
+processor, which needs torchvision, and Mistral 3's with the module on pillow in place of the one on
+torchvision. SmolVLM's needs packages that are not installed; its text comes
 from the function of its module that makes it.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from transformers import (
     Gemma3Config,
     Idefics3Config,
     LlavaConfig,
+    Mistral3Config,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
     Qwen3VLConfig,
@@ -31,6 +36,7 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.pixtral import image_processing_pil_pixtral as pixtral_on_pillow
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
@@ -52,6 +58,7 @@ GEMMA = {
 IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
+NAMES += ["mistral3", "mistral3, other tokens"]
 
 
 def without_videos(kind: Any) -> Any:
@@ -66,13 +73,21 @@ def without_videos(kind: Any) -> Any:
     return changed
 
 
+def pixtral_processor() -> Any:
+    """The class, whose module imports one that needs torchvision."""
+    package = "transformers.models.pixtral"
+    with patch.dict(sys.modules, {f"{package}.image_processing_pixtral": pixtral_on_pillow}):
+        return importlib.import_module(f"{package}.processing_pixtral").PixtralProcessor
+
+
 class Model:
     """A processor of transformers and what we make of its files."""
 
     def __init__(self, processor: Any, config: Any, directory: Path) -> None:
         self.theirs = processor
         self.tokenizer = processor.tokenizer
-        processor.image_processor.save_pretrained(directory)
+        whole = type(processor).__name__ == "PixtralProcessor"
+        (processor if whole else processor.image_processor).save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
         ours = processors_of_model(directory, config)["image"]
         assert ours is not None
@@ -146,7 +161,29 @@ def _gemma3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return processor, config.to_dict() | {"architectures": ["Gemma3ForConditionalGeneration"]}
 
 
-MAKERS = {"llava": _llava, "idefics3": _idefics3, "gemma3": _gemma3, "qwen2": _qwen}
+def _mistral3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    texts = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"}
+    if name.endswith("other tokens"):
+        texts = {"image_token": "<see>", "image_break_token": "<break>"}
+    texts["image_end_token"] = "[IMG_END]"
+    images = pixtral_on_pillow.PixtralImageProcessorPil(size={"longest_edge": 150})
+    processor = pixtral_processor()(
+        images, tokens([*texts.values()]), patch_size=14, spatial_merge_size=2, **texts
+    )
+    config = Mistral3Config(
+        vision_config={"model_type": "pixtral", "patch_size": 14},
+        image_token_index=processor.image_token_id,
+    )
+    return processor, config.to_dict() | {"architectures": ["Mistral3ForConditionalGeneration"]}
+
+
+MAKERS = {
+    "llava": _llava,
+    "idefics3": _idefics3,
+    "gemma3": _gemma3,
+    "qwen2": _qwen,
+    "mistral3": _mistral3,
+}
 
 
 @pytest.fixture
@@ -169,7 +206,7 @@ def test_prompts_are_expanded_as_transformers_expands_them(
 ) -> None:
     pictures = [random_image(*sides) for sides in SIDES[: form.count("{}")]]
     prompt = form.format(*[model.ours.mark] * len(pictures))
-    expected = model.theirs(text=prompt, images=pictures)["input_ids"][0]
+    expected = list(map(int, model.theirs(text=prompt, images=pictures)["input_ids"][0]))
     images = [model.ours.prepare(each) for each in pictures]
 
     assert model.encode(model.ours.expand_text("prompt", prompt, images)) == expected
@@ -314,6 +351,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (Qwen2VLConfig(), "Qwen2VLForConditionalGeneration", "image_token_id"),
         (Qwen3VLConfig(), "Qwen3VLForConditionalGeneration", "image_token_id"),
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
+        (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),
         (Gemma3Config(), "Gemma3ForConditionalGeneration", "image_token_index"),
         (Idefics3Config(), "Idefics3ForConditionalGeneration", "image_token_id"),
         (SmolVLMConfig(), "SmolVLMForConditionalGeneration", "image_token_id"),

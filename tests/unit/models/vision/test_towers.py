@@ -25,11 +25,12 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-QWENS = ("qwen2_5_vl", "qwen3_vl")
-TILED = [name for name in VISION_FAMILIES if name not in QWENS]
+ANY_SIZE = ("mistral3", "qwen2_5_vl", "qwen3_vl")
+TILED = [name for name in VISION_FAMILIES if name not in ANY_SIZE]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
+    "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
@@ -71,6 +72,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "no levels": ("qwen3_vl", {"deepstack_visual_indexes": []}, {}),
     "one level": ("qwen3_vl", {"deepstack_visual_indexes": [2]}, {}),
+    "Pixtral's first layer": ("mistral3", {}, {"vision_feature_layer": 1}),
+    "Pixtral with other activations and a bias": (
+        "mistral3",
+        {"hidden_act": "silu"},
+        {"projector_hidden_act": "silu", "multimodal_projector_bias": True},
+    ),
+    "Pixtral with larger squares": ("mistral3", {}, {"spatial_merge_size": 3}),
+    "Pixtral with other wavelengths": ("mistral3", {"rope_theta": 100.0}, {}),
     "other wavelengths": (
         "qwen3_vl",
         {"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}, "hidden_act": "silu"},
@@ -131,7 +140,7 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     reference = make_vision_model(name, tmp_path, vision=vision, outer=outer)
     model = load(tmp_path)
     assert model.config.vision is not None
-    grid = (1, 6, 8) if name in QWENS else (1, 1, 1)
+    grid = (1, 6, 12) if name in ANY_SIZE else (1, 1, 1)
     tiles = make_tiles(model.config, grid)
     if "temporal_patch_size" in vision:
         settings: dict[str, Any] = {"merge_size": 1, "temporal_patch_size": 1}
@@ -163,7 +172,7 @@ def test_bfloat16_is_near_to_float32(
 ) -> None:
     reference, model = models[name]
     reference.save_pretrained(tmp_path)
-    grid = (1, 6, 8) if name in QWENS else (1, 1, 1)
+    grid = (1, 6, 8) if name in ANY_SIZE else (1, 1, 1)
     tiles = make_tiles(model.config, grid)
     rounded = load(tmp_path, torch.bfloat16)
     ours = embed(rounded, normalised(name, tiles), grid)
@@ -183,7 +192,7 @@ def test_everything_is_computed_on_the_device_of_the_weights(
         return torch.empty(shape, dtype=dtype, device="meta")
 
     model = create_model(config, torch.bfloat16, allocate)
-    grid = (1, 6, 8) if name in QWENS else (1, 1, 1)
+    grid = (1, 6, 8) if name in ANY_SIZE else (1, 1, 1)
     pixels = normalised(name, make_tiles(config, grid)).to("meta")
     ours = embed(model, pixels, grid)
     assert ours.device.type == "meta"
@@ -201,7 +210,7 @@ def test_tiles_of_another_size_or_number_are_refused(
         embed(model, torch.zeros(1, 3, SIDE, 48), (1, 1, 1))
 
 
-@pytest.mark.parametrize("name", QWENS)
+@pytest.mark.parametrize("name", ANY_SIZE)
 def test_images_that_differ_from_their_grid_are_refused(
     name: str, models: dict[str, tuple[Any, DecoderModel]]
 ) -> None:

@@ -138,6 +138,14 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("gemma3", OUTER, {"mm_tokens_per_image": 15}, r"mm_tokens_per_image \(15\) is not possible"),
     ("gemma3", OUTER, {"mm_tokens_per_image": 81}, r"mm_tokens_per_image \(81\) is not possible"),
+    ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
+    ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
+    ("mistral3", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
+    ("mistral3", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("mistral3", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
+    ("mistral3", OUTER, {"vision_feature_layer": [-1]}, r"vision_feature_layer \[-1\] is not"),
+    ("mistral3", OUTER, {"vision_feature_layer": 3}, "layer 3 is none of the 2 layers"),
+    ("mistral3", OUTER, {"image_token_index": 512}, r"image_token_index \(512\) is no token"),
     ("qwen2_5_vl", VISION, {"in_channels": 4}, "in_channels 4 is not supported; supported: 3"),
     ("qwen2_5_vl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
     ("qwen2_5_vl", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from"),
@@ -224,12 +232,14 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name == "gemma3")
     assert vision.num_levels == (3 if name == "qwen3_vl" else 0)
-    assert vision.merge_size == (2 if name.startswith("qwen") else 0)
+    any_size = name.startswith(("qwen", "mistral"))
+    assert vision.has_axes == name.startswith("qwen")
+    assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
-    assert vision.tile_size == (0 if name.startswith("qwen") else 64)
-    counts = {"smolvlm": 28, "idefics3": 28, "qwen2_5_vl": 10, "qwen3_vl": 10}
-    grid = (1, 4, 10) if name.startswith("qwen") else (7, 2, 3)
-    assert vision.num_embeddings(grid) == counts.get(name, 7 * 16)
+    assert vision.tile_size == (0 if any_size else 64)
+    counts = {"smolvlm": 28, "idefics3": 28}
+    grid = (1, 4, 10) if any_size else (7, 2, 3)
+    assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
 
 
 def test_files_of_llava_leave_sizes_out(tmp_path: Path) -> None:
@@ -275,6 +285,7 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
             full_layers=(7, 15, 23, 31),
         ),
         merge_size=2,
+        has_axes=True,
         video=VideoSpec(token=151656, processor="Qwen2VLVideoProcessor", tokens_per_second=2.0),
     )
 
@@ -339,9 +350,10 @@ def test_families_whose_towers_do_not_run_load_without(
     configs: dict[str, str], tmp_path: Path
 ) -> None:
     whole = json.loads(configs["llava"])
-    whole["architectures"] = ["Mistral3ForConditionalGeneration"]
-    whole["text_config"]["model_type"] = "mistral"
-    whole["vision_config"]["model_type"] = "pixtral"
+    whole["architectures"] = ["Lfm2VlForConditionalGeneration"]
+    whole["text_config"] |= {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 2}
+    whole["text_config"]["num_hidden_layers"] = 4
+    whole["vision_config"]["model_type"] = "siglip2_vision_model"
     assert read(tmp_path, whole).vision is None
 
 
@@ -350,10 +362,9 @@ def test_null_in_text_config_keeps_its_meaning(
     name: str, configs: dict[str, str], tmp_path: Path
 ) -> None:
     """A window that is null is none; one that is absent is Mistral's default."""
-    whole = json.loads(configs["llava"])
+    whole = json.loads(configs[name])
     whole["text_config"]["model_type"] = "mistral"
-    if name == "mistral3":
-        whole["architectures"] = ["Mistral3ForConditionalGeneration"]
+    whole["text_config"].pop("sliding_window", None)
     assert set(read(tmp_path, whole).layer_windows) == {4096}
     whole["text_config"]["sliding_window"] = None
     assert set(read(tmp_path, whole).layer_windows) == {None}

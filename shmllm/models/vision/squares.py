@@ -1,4 +1,4 @@
-"""What the towers of Qwen 2.5 VL and Qwen 3 VL share: the order of patches, and rotations.
+"""What the towers share that join squares of patches: the order of patches, and rotations.
 
 Patches follow one another square by square, because those of a square become one embedding. Images
 have any size that is a multiple of a square's.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.tower import Dense, attend
-from shmllm.models.vision.specs import Grid, QwenTower
+from shmllm.models.vision.specs import Grid, SquaresTower
 from shmllm.models.vision.tiles import patches_of
 
 
@@ -29,7 +29,7 @@ def in_squares(x: Tensor, size: int) -> Tensor:
     return squares.transpose(1, 2).flatten(0, 3)
 
 
-def embed_patches(pixels: Tensor, grid: Grid, spec: QwenTower, projection: Dense) -> Tensor:
+def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: Dense) -> Tensor:
     """Returns the embeddings of an image's patches, [patches, width], square by square.
 
     Args:
@@ -65,13 +65,18 @@ class Rotation:
         grid: the shape of the image.
         spec: what the tower computes.
         device: where it is computed.
+        alternating: whether every other frequency is the rows' and the rest are the columns';
+            otherwise both have the former.
     """
 
-    def __init__(self, grid: Grid, spec: QwenTower, device: torch.device) -> None:
+    def __init__(
+        self, grid: Grid, spec: SquaresTower, device: torch.device, *, alternating: bool = False
+    ) -> None:
         _, rows, columns = grid
         half = spec.hidden_size // spec.num_heads // 2
-        exponents = torch.arange(0, half, 2, dtype=torch.float32, device=device) / half
-        frequencies = 1.0 / spec.theta**exponents
+        exponents = torch.arange(half, dtype=torch.float32, device=device) / half
+        of_rows, of_columns = exponents[::2], exponents[int(alternating) :: 2]
+        frequencies = 1.0 / spec.theta ** torch.stack([of_rows, of_columns])
         places = torch.stack(
             torch.meshgrid(
                 torch.arange(rows, device=device), torch.arange(columns, device=device),

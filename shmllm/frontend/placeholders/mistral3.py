@@ -1,0 +1,50 @@
+"""Mistral 3: a token for each square of merged patches, others between rows, and one behind the
+last row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from shmllm.frontend.images.rules.pixtral import PixtralRules
+from shmllm.frontend.images.rules.squares import SquaresRules
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.placeholders.family import Config
+from shmllm.frontend.placeholders.squares import SquaresPlaceholder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistral3Placeholder(SquaresPlaceholder):
+    """Attributes:
+    between: the text of the token between two rows.
+    end: the text of the token behind the last row.
+    """
+
+    RULES: ClassVar[type[SquaresRules]] = PixtralRules
+    AUTHOR: ClassVar[str] = "Pixtral"
+
+    between: str
+    end: str
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        vision = config.table("vision_config")
+        text = texts.get("image_token", "[IMG]")
+        token = config.integer("image_token_id", "image_token_index", default=10, minimum=0)
+        return cls(
+            mark=text,
+            replaced=text,
+            replaced_ids=(token,),
+            token=text,
+            token_id=token,
+            side=None,
+            patch_size=vision.integer("patch_size", default=16 if vision.values else 14),
+            merge_size=config.integer("spatial_merge_size", default=2),
+            between=texts.get("image_break_token", "[IMG_BREAK]"),
+            end=texts.get("image_end_token", "[IMG_END]"),
+        )
+
+    def expansion(self, item: PreparedItem) -> str:
+        _, rows, columns = (side // self.merge_size for side in item.grid)
+        return self.between.join([self.token * columns] * rows) + self.end

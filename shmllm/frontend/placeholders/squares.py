@@ -1,0 +1,42 @@
+"""What the placeholders share of images of any size: an embedding for each square of patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shmllm.frontend.images.rules.family import Rules
+from shmllm.frontend.images.rules.squares import SquaresRules
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.params.items import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaresPlaceholder(ImagePlaceholder):
+    """Attributes:
+    RULES: the rules for images that the model needs.
+    AUTHOR: whose image processor they are, for messages.
+    patch_size: the side of a patch, in pixels.
+    merge_size: the side of the square of patches that becomes one embedding, in patches.
+    """
+
+    RULES: ClassVar[type[SquaresRules]]
+    AUTHOR: ClassVar[str]
+
+    patch_size: int
+    merge_size: int
+
+    def count(self, grid: Grid) -> int:
+        return grid[0] * grid[1] * grid[2] // self.merge_size**2
+
+    def check_rules(self, rules: Rules) -> None:
+        if not isinstance(rules, self.RULES):
+            raise Config({}).error(
+                f"the model needs {self.AUTHOR}'s image processor, not {rules!r}"
+            )
+        if (rules.patch_size, rules.merge_size) != (self.patch_size, self.merge_size):
+            raise Config({}).error(
+                f"the vision tower has patches of {self.patch_size} pixels and merges squares of "
+                f"{self.merge_size}, the image processor has {rules.patch_size} and "
+                f"{rules.merge_size}"
+            )
