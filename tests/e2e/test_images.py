@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from support.determinism import said
 from support.image_llms import tiles_of
+from support.reference_models import VARIANTS
 from support.variants import slow
 from support.vision_models import VISION_FAMILIES, make_vision_model, reference_tokens
 
@@ -55,9 +56,9 @@ def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subje
     return make(request.param, tmp_path_factory)
 
 
-def make(name: str, tmp_path_factory: Any) -> Subject:
+def make(name: str, tmp_path_factory: Any, **text: Any) -> Subject:
     directory = tmp_path_factory.mktemp("models") / name
-    return Subject(name, make_vision_model(name, directory), directory)
+    return Subject(name, make_vision_model(name, directory, **text), directory)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,17 @@ def test_greedy_tokens_are_those_of_transformers(subject: Subject, pictures: lis
             found = list(output.outputs[0].token_ids)
             assert found == expected(subject, llm, prompt, output)
         assert len({tuple(output.outputs[0].token_ids) for output in outputs}) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ministral3", "mistral4"])
+def test_greedy_tokens_of_other_language_models_are_those_of_transformers(
+    kind: str, pictures: list[Any], tmp_path_factory: Any
+) -> None:
+    text = {"model_type": kind, **VARIANTS[kind][1]}
+    test_greedy_tokens_are_those_of_transformers(
+        make("mistral3", tmp_path_factory, **text), pictures
+    )
 
 
 def test_no_bit_depends_on_chunks_caches_and_preemption(

@@ -150,27 +150,6 @@ def _qwen(
     )
 
 
-def _mistral(text: dict[str, Any]) -> VisionFamily:
-    return VisionFamily(
-        model="Mistral3",
-        text=TEXT | text,
-        vision=VISION | {"model_type": "pixtral"},
-        outer={},
-        marks=(*_CHATML, "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
-        image="[IMG]",
-        ids={"image_token_index": "[IMG]"},
-        chat="[IMG]",
-        processor=("Pixtral", "pixtral"),
-        settings=CLIP_MEAN
-        | {
-            "resample": BICUBIC,
-            "size": {"longest_edge": 2 * IMAGE_SIZE},
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-        },
-    )
-
-
 FAMILIES = {
     "llava": _llava(
         CLIP,
@@ -231,7 +210,24 @@ FAMILIES = {
         patch_size=16,
         size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
     ),
-    "mistral3": _mistral({"model_type": "mistral", "head_dim": 16}),
+    "mistral3": VisionFamily(
+        model="Mistral3",
+        text=TEXT | {"model_type": "mistral"},
+        vision=VISION | {"model_type": "pixtral"},
+        outer={},
+        marks=(*_CHATML, "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        image="[IMG]",
+        ids={"image_token_index": "[IMG]"},
+        chat="[IMG]",
+        processor=("Pixtral", "pixtral"),
+        settings=CLIP_MEAN
+        | {
+            "resample": BICUBIC,
+            "size": {"longest_edge": 2 * IMAGE_SIZE},
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+        },
+    ),
     "gemma3": VisionFamily(
         model="Gemma3",
         text=TEXT

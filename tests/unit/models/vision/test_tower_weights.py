@@ -82,8 +82,9 @@ def test_older_files_have_an_inner_prefix(name: str, tmp_path: Path) -> None:
     assert_equal(values_of(load(tmp_path)), before)
 
 
-def test_newer_files_of_qwen_have_the_names_in_memory(tmp_path: Path) -> None:
-    reference = make_vision_model("qwen2_5_vl", tmp_path)
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "mistral3"])
+def test_newer_files_have_the_names_in_memory(name: str, tmp_path: Path) -> None:
+    reference = make_vision_model(name, tmp_path)
     before = values_of(load(tmp_path))
     save_file(reference.state_dict(), tmp_path / "model.safetensors")
     assert_equal(values_of(load(tmp_path)), before)

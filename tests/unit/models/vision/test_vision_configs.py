@@ -17,6 +17,7 @@ from shmllm.models.vision.specs import (
     Gemma3Tower,
     Idefics3Tower,
     LlavaTower,
+    PixtralTower,
     Qwen2_5Tower,
     Qwen3Tower,
     VideoSpec,
@@ -84,6 +85,43 @@ QWEN_2_5_VL: dict[str, Any] = {
         "window_size": 112,
     },
     "vocab_size": 151936,
+}
+MISTRAL_SMALL_3_1: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "max_position_embeddings": 131072,
+        "model_type": "mistral",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000000.0,
+        "sliding_window": None,
+        "vocab_size": 131072,
+    },
+    "vision_config": {
+        "head_dim": 64,
+        "hidden_act": "gelu",
+        "hidden_size": 1024,
+        "image_size": 1540,
+        "intermediate_size": 4096,
+        "model_type": "pixtral",
+        "num_attention_heads": 16,
+        "num_channels": 3,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "rope_theta": 10000.0,
+    },
+    "vision_feature_layer": -1,
 }
 """Fields as the files of the models' authors have them: those that differ from a default."""
 
@@ -287,6 +325,32 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
         merge_size=2,
         has_axes=True,
         video=VideoSpec(token=151656, processor="Qwen2VLVideoProcessor", tokens_per_second=2.0),
+    )
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_files_of_mistral_3_say_how_the_tower_rotates(newer: bool, tmp_path: Path) -> None:
+    whole = json.loads(json.dumps(MISTRAL_SMALL_3_1))
+    if newer:
+        rope = {"rope_theta": whole["vision_config"].pop("rope_theta"), "rope_type": "default"}
+        whole["vision_config"]["rope_parameters"] = rope
+    assert read(tmp_path, whole).vision == VisionSpec(
+        image_token=10,
+        tower=PixtralTower(
+            hidden_size=1024,
+            num_layers=24,
+            num_stored=24,
+            num_heads=16,
+            inner=4096,
+            patch_size=14,
+            merge_size=2,
+            activation="gelu",
+            theta=10000.0,
+            eps=1e-5,
+            projector_activation="gelu",
+            bias=False,
+        ),
+        merge_size=2,
     )
 
 
