@@ -31,7 +31,7 @@ class Mistral3Placeholder(SquaresPlaceholder):
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         vision = config.table("vision_config")
         text = texts.get("image_token", "[IMG]")
-        token = config.integer("image_token_id", "image_token_index", default=10, minimum=0)
+        token = config.integer("image_token_index", "image_token_id", default=10, minimum=0)
         return cls(
             mark=text,
             replaced=text,

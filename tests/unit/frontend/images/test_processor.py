@@ -20,6 +20,10 @@ LLAVA = {
     "architectures": ["LlavaForConditionalGeneration"],
     "vision_config": {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 16},
 }
+MISTRAL_3 = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "vision_config": {"patch_size": 14},
+}
 BOUNDS = {"shortest_edge": 784, "longest_edge": 7840}
 
 
@@ -136,20 +140,27 @@ def test_a_model_without_settings_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("config", "fields", "message"),
     [
-        ({"image_processor_type": "CLIPImageProcessor"}, "the model needs Qwen's image processor"),
+        (QWEN, {"image_processor_type": "CLIPImageProcessor"}, "needs Qwen's image processor"),
+        (MISTRAL_3, {"image_processor_type": "Qwen2VLImageProcessor"}, "needs Pixtral's image pr"),
         (
+            MISTRAL_3,
+            {"image_processor_type": "PixtralImageProcessor", "patch_size": 14},
+            "patches of 14 pixels and merges squares of 2, the image processor has 14 and 1",
+        ),
+        (
+            QWEN,
             {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16},
             "patches of 14 pixels and merges squares of 2, the image processor has 16 and 2",
         ),
     ],
 )
 def test_settings_of_another_model_are_refused(
-    fields: dict[str, Any], message: str, tmp_path: Path
+    config: dict[str, Any], fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineStartError, match=message):
-        model(tmp_path, QWEN, **fields)
+        model(tmp_path, config, **fields)
 
 
 def test_pillow_is_imported_with_the_first_image(tmp_path: Path) -> None:
