@@ -140,6 +140,9 @@ def test_published_settings_have_the_bits_of_transformers(
         ),
         Idefics3ImageProcessorPil(size={"longest_edge": 5000}, **ROWS),
         Gemma3ImageProcessorPil(size={"height": 896, "width": 896}),
+        PixtralImageProcessorPil(
+            size={"longest_edge": 1540}, patch_size={"height": 28, "width": 28}
+        ),
         CLIPImageProcessorPil(size=336, crop_size=336),
     ):
         compare(processor, rules_of_model(settings(processor)).tiles(image), image)
