@@ -17,10 +17,10 @@ _PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
 _NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
 _NORM = re.compile(r".*norm\.weight")
 _KINDS = ("weight", "bias")
-_TENSORS = (".weight", ".bias", "ssm_a")
+_TENSORS = (".weight", ".bias", "ssm_a", "ssm_d")
 """The ends of the names of tensors."""
 
-Layout = Literal["same", "transposed", "row", "channels", "heads"]
+Layout = Literal["same", "transposed", "row", "flat", "channels", "heads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Place:
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
             other way round; "row": the checkpoint has a matrix of one row, the file that or a
             vector;
+            "flat": the checkpoint has a vector of what the file has in rows;
             "channels": the checkpoint has a matrix of one row for each channel of a convolution,
             the file a row;
             "heads": the checkpoint has the rows of a query, a key and a value head side by side,

@@ -87,6 +87,23 @@ HUNYUAN_MOE: Places = {
     "ffn_up_shexp": "mlp.shared_mlp.up_proj",
     "ffn_down_shexp": "mlp.shared_mlp.down_proj",
 }
+MAMBA2: Places = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": Place(name="mamba.conv1d", layout="channels"),
+    "ssm_a": Place(name="mamba.A_log", layout="flat", is_decay=True),
+    "ssm_d": Place(name="mamba.D", layout="flat"),
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_norm": Place(name="mamba.norm", layout="flat"),
+    "ssm_out": "mamba.out_proj",
+}
+GRANITE_HYBRID: Places = {
+    **ATTENTION,
+    **MAMBA2,
+    "ffn_norm": "post_attention_layernorm",
+    **_halves("ffn_{}", "shared_mlp.input_linear"),
+    "ffn_down": "shared_mlp.output_linear",
+}
+GRANITE_HYBRID_MOE: Places = {**GRANITE_MOE, **MAMBA2}
 SHARED_EXPERTS: Places = {
     **EXPERTS,
     **MLP,  # of the first layers

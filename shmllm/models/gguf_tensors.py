@@ -77,6 +77,8 @@ class StoredTensor:
         shape = self.joined_shape
         if self.layout == "row" and len(shape) == 1:
             return (1, *shape)
+        if self.layout == "flat":
+            return (prod(shape),)
         if self.layout == "channels" and len(shape) > 1:
             return (shape[0], 1, *shape[1:])
         if self.layout == "transposed" and len(shape) > 1:
@@ -188,7 +190,7 @@ def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str) -> 
     num_heads = header.metadata.get(f"{prefix}.{key}")
     if num_heads is None:  # as many key heads as query heads
         num_heads = header.metadata.get(f"{prefix}.attention.head_count")
-    num_heads = num_heads[0] if isinstance(num_heads, list) and num_heads else num_heads
+    num_heads = max(num_heads) if isinstance(num_heads, list) and num_heads else num_heads
     num_rows = header.tensors[stored].shape[0]
     of_head = 3 if family.place(stored).layout == "heads" else 2
     if type(num_heads) is not int or num_heads < 1 or num_rows % (of_head * num_heads):
@@ -230,6 +232,8 @@ def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """A tensor of a file in a checkpoint's layout."""
     if layout == "row":
         return tensor.view(1, -1)
+    if layout == "flat":
+        return tensor.reshape(-1)
     if layout == "channels" and tensor.ndim > 1:
         return tensor.unsqueeze(1)
     return tensor.transpose(-1, -2) if layout == "transposed" and tensor.ndim > 1 else tensor

@@ -78,6 +78,21 @@ DEEPSEEK_YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 0.7,
 }
+GRANITE_HYBRID = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "intermediate_size": 24,
+    "shared_intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
 GLM4_MOE = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -224,6 +239,8 @@ TEXTS = [
         ("qwen3_5", QWEN35 | {"linear_num_value_heads": 6}),
         ("qwen3_5_moe", QWEN35 | QWEN35_EXPERTS | {"linear_num_value_heads": 6}),
         ("glm4_moe", GLM4_MOE | {"use_qk_norm": True, "attention_bias": True}),
+        ("granite_moe_hybrid", GRANITE_HYBRID),
+        ("granite_moe_hybrid", GRANITE_HYBRID | {"num_local_experts": 0}),
         ("glm4_moe_lite", LATENT),
         ("deepseek_v3", LATENT | {"rope_parameters": DEEPSEEK_YARN, "n_group": 1, "topk_group": 1}),
         ("deepseek_v3", LATENT | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}),

@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
@@ -66,7 +67,7 @@ ARCHITECTURES = {
 }
 PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
-    *("granitemoe", "granitemoeshared", "ministral3"),
+    *("granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
 )
 UNROUNDED = ("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", ".bias")
 """What is F32 in any file, though it may have two dimensions."""
@@ -291,8 +292,36 @@ def _of_deepseek2(name: str, values: Array, config: Any) -> Iterator[tuple[str, 
         yield name, values
 
 
+def _of_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter stores decays and skips as columns, and the norms of groups as rows."""
+    if name.endswith("experts.gate_up_proj"):
+        yield from _halves(f"{name}.weight", "gate_up_proj", values)
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", values
+    elif name.endswith("input_linear.weight"):
+        known = name.replace("shared_mlp", "mlp.shared_experts" if _has_experts(config) else "mlp")
+        yield from _halves(known, "input_linear", values)
+    elif name.endswith("shared_mlp.output_linear.weight") and not _has_experts(config):
+        yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), values
+    elif name.endswith(".A_log"):
+        yield name, -np.exp(values)[:, None]
+    elif name.endswith(".D"):
+        yield name, values[:, None]
+    elif name.endswith("mamba.norm.weight"):
+        yield name, values.reshape(config.mamba_n_groups, -1)
+    elif name.endswith("conv1d.weight"):
+        yield name, values[:, 0]
+    else:
+        yield name.replace(".dt_bias", ".dt_proj.bias"), permuted(values, name, config)
+
+
+def _has_experts(config: Any) -> bool:
+    return bool(config.num_local_experts)
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
+    "granitemoehybrid": _of_granite_hybrid,
     "qwen3_5_text": _of_qwen35,
     **dict.fromkeys(LATENTS, _of_deepseek2),
     "qwen3_5_moe_text": _of_qwen35_moe,
@@ -326,9 +355,11 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if family.startswith("lfm2"):
         _add_lfm2(writer, config)
     else:
-        if family != "qwen3_5_moe_text":  # which has no such field
+        if family == "granitemoehybrid" and not _has_experts(config):
+            writer.add_feed_forward_length(config.shared_intermediate_size)
+        elif family != "qwen3_5_moe_text":  # which has no such field
             writer.add_feed_forward_length(config.intermediate_size)
-        if family != "gpt_neox":
+        if family not in ("gpt_neox", "granitemoehybrid"):
             writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
     if family == "olmo":
         writer.add_layer_norm_eps(1e-5)
@@ -412,6 +443,22 @@ def _add_granite_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_experts(writer, config)
     if config.model_type == "granitemoeshared":
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+
+
+def _add_granite_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_granite(writer, config)
+    if _has_experts(config):
+        _add_experts(writer, config)
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    heads = config.num_key_value_heads
+    kinds = config.layer_types
+    writer.add_head_count_kv([heads if each == "full_attention" else 0 for each in kinds])
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
 
 
 def _add_ernie_moe(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -561,6 +608,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "qwen3_5_text": _add_qwen35,
     "qwen3_5_moe_text": _add_qwen35_moe,
     "hunyuan_v1_moe": _add_hunyuan_moe,
+    "granitemoehybrid": _add_granite_hybrid,
     "granitemoe": _add_granite_moe,
     "granitemoeshared": _add_granite_moe,
     "ernie4_5_moe": _add_ernie_moe,

@@ -13,6 +13,7 @@ from shmllm.frontend.gguf.family_fields import (
     check_one_base,
     ernie,
     granite,
+    granite_factors,
     layer_types,
     lfm2,
     no_window,
@@ -160,6 +161,40 @@ def _granite_moe(known: Metadata, config: Json) -> Json:
     }
 
 
+def _granite_hybrid(known: Metadata, config: Json) -> Json:
+    inner, heads = known.whole("ssm.inner_size"), known.whole("ssm.time_step_rank")
+    kv_heads, tensors = known.find("attention.head_count_kv"), known.header.tensors
+    has_experts = bool(known.find("expert_count"))
+    if not isinstance(kv_heads, list) or inner % heads or inner % config["hidden_size"]:
+        raise known.header.error("the sizes of Granite's layers are not known")
+    fields = no_window(known, config) | granite_factors(known, config)
+    experts = _experts(known, "num_local_experts") if has_experts else {"num_local_experts": 0}
+    shared = known.whole(_SHARED_WIDTH) if has_experts else config["intermediate_size"]
+    return (
+        fields
+        | experts
+        | {
+            "position_embedding_type": "rope"
+            if known.flag("rope.scaling.finetuned", True)
+            else None,
+            "layer_types": ["full_attention" if each else "linear_attention" for each in kv_heads],
+            "intermediate_size": known.whole(
+                "expert_feed_forward_length", config["intermediate_size"]
+            ),
+            "shared_intermediate_size": shared,
+            "mamba_n_heads": heads,
+            "mamba_d_head": inner // heads,
+            "mamba_expand": inner // config["hidden_size"],
+            "mamba_n_groups": known.whole("ssm.group_count"),
+            "mamba_d_state": known.whole("ssm.state_size"),
+            "mamba_d_conv": known.whole("ssm.conv_kernel"),
+            "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+            "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
+            "attention_bias": any(name.endswith("attn_q.bias") for name in tensors),
+        }
+    )
+
+
 def _ernie_moe(known: Metadata, config: Json) -> Json:
     inner = known.whole("expert_feed_forward_length")
     return ernie(known, config) | {
@@ -272,6 +307,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "lfm2_moe": _lfm2_moe,
     "gpt_oss": _gpt_oss,
     "granitemoe": _granite_moe,
+    "granitemoehybrid": _granite_hybrid,
     "hunyuan_v1_moe": _hunyuan_moe,
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,

@@ -154,7 +154,11 @@ def _phi3(known: Metadata, config: Json) -> Json:
 def granite(known: Metadata, config: Json) -> Json:
     if not known.flag("rope.scaling.finetuned", True):
         raise known.header.error("Granite without rotary embedding is not supported")
-    return no_window(known, config) | {
+    return no_window(known, config) | granite_factors(known, config)
+
+
+def granite_factors(known: Metadata, config: Json) -> Json:
+    return {
         "attention_multiplier": scale(known, "attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": scale(known, "embedding_scale", 1.0),
         "residual_multiplier": scale(known, "residual_scale", 1.0),

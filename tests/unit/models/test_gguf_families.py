@@ -97,6 +97,21 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
+GRANITE_HYBRID = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "intermediate_size": 24,
+    "shared_intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
 GROWING = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -269,6 +284,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         None,
     ),
     "glm4.7 flash": ("glm4_moe_lite", LATENT | {"num_key_value_heads": 6}, None),
+    "granite 4 with experts": ("granite_moe_hybrid", GRANITE_HYBRID, None),
+    "granite 4": (
+        "granite_moe_hybrid",
+        GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
+        None,
+    ),
     "minimax m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
