@@ -1,44 +1,32 @@
 """The families of models in GGUF files that run. A family is a row of FAMILIES.
 
-The names on one side are llama.cpp's, on the other transformers'. This module must not know the
-fields of config.json, nor import torch.
+The names on one side are llama.cpp's, on the other transformers'; `gguf_expert_families.py` has
+those with experts. This module must not know the fields of config.json, nor import torch.
 """
 
 from __future__ import annotations
 
+from shmllm.formats.gguf_expert_families import WITH_EXPERTS
 from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
-    AFMOE,
     ATTENTION,
-    DEEPSEEK2,
     DENSE,
-    ERNIE_MOE,
-    EXAONE_MOE,
-    EXPERTS,
     GEMMA,
     GLM4,
-    GLM4_MOE,
     GPT2,
-    GPT_OSS,
     GPTNEOX,
     GRANITE_HYBRID,
-    GRANITE_HYBRID_MOE,
-    GRANITE_MOE,
-    HUNYUAN_MOE,
     HUNYUAN_NORMS,
     LFM2,
-    LFM2_MOE,
-    MINIMAX,
-    MIXTRAL,
     MLP,
+    NEMOTRON_H,
     OLMO2,
     OUTSIDE_LFM2,
+    OUTSIDE_NEMOTRON_H,
     PHI2,
     PHI3,
     QK_NORMS,
-    QWEN2_MOE,
     QWEN35,
-    QWEN35_MOE,
     SEED_OSS,
     STARCODER2,
     UNGATED,
@@ -53,37 +41,17 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         is_permuted=True,
         also=("MistralForCausalLM",),
     ),
-    ("llama", True): GgufFamily(
-        title="Mixtral",
-        architecture="MixtralForCausalLM",
-        model_type="mixtral",
-        modules=MIXTRAL,
-        is_permuted=True,
-    ),
     ("qwen2", False): GgufFamily(
         title="Qwen 2",
         architecture="Qwen2ForCausalLM",
         model_type="qwen2",
         modules=DENSE,
     ),
-    ("qwen2moe", True): GgufFamily(
-        title="Qwen 2 MoE",
-        architecture="Qwen2MoeForCausalLM",
-        model_type="qwen2_moe",
-        modules=QWEN2_MOE,
-        needs_head=True,
-    ),
     ("qwen3", False): GgufFamily(
         title="Qwen 3",
         architecture="Qwen3ForCausalLM",
         model_type="qwen3",
         modules={**DENSE, **QK_NORMS},
-    ),
-    ("qwen3moe", True): GgufFamily(
-        title="Qwen 3 MoE",
-        architecture="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe",
-        modules={**EXPERTS, **QK_NORMS},
     ),
     ("qwen3vl", False): GgufFamily(
         title="the language model of Qwen 3 VL",
@@ -96,16 +64,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3_5ForCausalLM",
         model_type="qwen3_5_text",
         modules=QWEN35,
-        is_partial=True,
-        norm_offset=1.0,
-        has_delta_nets=True,
-        is_written=False,
-    ),
-    ("qwen35moe", True): GgufFamily(
-        title="Qwen 3.5 with experts",
-        architecture="Qwen3_5MoeForCausalLM",
-        model_type="qwen3_5_moe_text",
-        modules=QWEN35_MOE,
         is_partial=True,
         norm_offset=1.0,
         has_delta_nets=True,
@@ -164,28 +122,11 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         modules=DENSE,
         is_permuted=True,
     ),
-    ("granitemoe", True): GgufFamily(
-        title="Granite MoE",
-        architecture="GraniteMoeForCausalLM",
-        model_type="granitemoe",
-        modules=GRANITE_MOE,
-        is_permuted=True,
-        also=("GraniteMoeSharedForCausalLM",),
-    ),
     ("granitehybrid", False): GgufFamily(
         title="Granite 4",
         architecture="GraniteMoeHybridForCausalLM",
         model_type="granitemoehybrid",
         modules=GRANITE_HYBRID,
-        is_permuted=True,
-        is_hybrid=True,
-        is_written=False,
-    ),
-    ("granitehybrid", True): GgufFamily(
-        title="Granite 4 with experts",
-        architecture="GraniteMoeHybridForCausalLM",
-        model_type="granitemoehybrid",
-        modules=GRANITE_HYBRID_MOE,
         is_permuted=True,
         is_hybrid=True,
         is_written=False,
@@ -202,12 +143,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="HunYuanDenseV1ForCausalLM",
         model_type="hunyuan_v1_dense",
         modules={**DENSE, **HUNYUAN_NORMS},
-    ),
-    ("hunyuan-moe", True): GgufFamily(
-        title="Hunyuan 1 with experts",
-        architecture="HunYuanMoEV1ForCausalLM",
-        model_type="hunyuan_v1_moe",
-        modules=HUNYUAN_MOE,
     ),
     ("olmo", False): GgufFamily(
         title="OLMo 1",
@@ -228,35 +163,12 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         needs_head=True,
         also=("Olmo3ForCausalLM",),
     ),
-    ("olmoe", True): GgufFamily(
-        title="OLMoE",
-        architecture="OlmoeForCausalLM",
-        model_type="olmoe",
-        modules={**EXPERTS, **QK_NORMS},
-        needs_head=True,
-    ),
     ("glm4", False): GgufFamily(
         title="GLM-4",
         architecture="Glm4ForCausalLM",
         model_type="glm4",
         modules=GLM4,
         is_partial=True,
-    ),
-    ("glm4moe", True): GgufFamily(
-        title="GLM-4.5",
-        architecture="Glm4MoeForCausalLM",
-        model_type="glm4_moe",
-        modules=GLM4_MOE,
-        is_partial=True,
-        is_written=False,
-    ),
-    ("deepseek2", True): GgufFamily(
-        title="DeepSeek V2 and V3",
-        architecture="DeepseekV3ForCausalLM",
-        model_type="deepseek_v3",
-        modules=DEEPSEEK2,
-        has_latents=True,
-        is_written=False,
     ),
     ("arcee", False): GgufFamily(
         title="Arcee",
@@ -271,40 +183,11 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="ernie4_5",
         modules=DENSE,
     ),
-    # llama.cpp reads experts in every layer behind the first ones, whatever the interval.
-    ("ernie4_5-moe", True): GgufFamily(
-        title="ERNIE 4.5 MoE",
-        architecture="Ernie4_5_MoeForCausalLM",
-        model_type="ernie4_5_moe",
-        modules=ERNIE_MOE,
-    ),
     ("exaone4", False): GgufFamily(
         title="EXAONE 4",
         architecture="Exaone4ForCausalLM",
         model_type="exaone4",
         modules=OLMO2,
-    ),
-    ("exaone-moe", True): GgufFamily(
-        title="K-EXAONE",
-        architecture="ExaoneMoeForCausalLM",
-        model_type="exaone_moe",
-        modules=EXAONE_MOE,
-        needs_head=True,
-    ),
-    ("minimax-m2", True): GgufFamily(
-        title="MiniMax M2",
-        architecture="MiniMaxM2ForCausalLM",
-        model_type="minimax_m2",
-        modules=MINIMAX,
-        is_partial=True,
-        needs_head=True,
-    ),
-    # llama.cpp scales the embeddings and rotates all but every fourth layer, whatever a file says.
-    ("afmoe", True): GgufFamily(
-        title="AFMoE",
-        architecture="AfmoeForCausalLM",
-        model_type="afmoe",
-        modules=AFMOE,
     ),
     ("seed_oss", False): GgufFamily(
         title="Seed-OSS",
@@ -368,21 +251,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         outside=OUTSIDE_LFM2,
         is_hybrid=True,
     ),
-    ("lfm2moe", True): GgufFamily(
-        title="LFM2 MoE",
-        architecture="Lfm2MoeForCausalLM",
-        model_type="lfm2_moe",
-        modules=LFM2_MOE,
-        outside=OUTSIDE_LFM2,
-        is_hybrid=True,
-    ),
-    ("gpt-oss", True): GgufFamily(
-        title="gpt-oss",
-        architecture="GptOssForCausalLM",
-        model_type="gpt_oss",
-        modules=GPT_OSS,
-        needs_head=True,
-    ),
     ("gpt2", False): GgufFamily(
         title="GPT-2",
         architecture="GPT2LMHeadModel",
@@ -396,5 +264,17 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         },
         layers="transformer.h",
     ),
+    ("nemotron_h", False): GgufFamily(
+        title="Nemotron-H",
+        architecture="NemotronHForCausalLM",
+        model_type="nemotron_h",
+        modules=NEMOTRON_H,
+        outside=OUTSIDE_NEMOTRON_H,
+        is_partial=True,
+        is_hybrid=True,
+        needs_head=True,
+        is_written=False,
+    ),
+    **WITH_EXPERTS,
 }
 """The families by llama.cpp's architecture, and whether the model has experts."""

@@ -17,6 +17,19 @@ def _halves(modules: str, name: str) -> Places:
     }
 
 
+def _mamba2(name: str) -> Places:
+    """The places of a Mamba 2, which a checkpoint has below this name."""
+    return {
+        "ssm_in": f"{name}.in_proj",
+        "ssm_conv1d": Place(name=f"{name}.conv1d", layout="channels"),
+        "ssm_a": Place(name=f"{name}.A_log", layout="flat", is_decay=True),
+        "ssm_d": Place(name=f"{name}.D", layout="flat"),
+        "ssm_dt.bias": f"{name}.dt_bias",
+        "ssm_norm": Place(name=f"{name}.norm", layout="flat"),
+        "ssm_out": f"{name}.out_proj",
+    }
+
+
 ATTENTION: Places = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -87,23 +100,35 @@ HUNYUAN_MOE: Places = {
     "ffn_up_shexp": "mlp.shared_mlp.up_proj",
     "ffn_down_shexp": "mlp.shared_mlp.down_proj",
 }
-MAMBA2: Places = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": Place(name="mamba.conv1d", layout="channels"),
-    "ssm_a": Place(name="mamba.A_log", layout="flat", is_decay=True),
-    "ssm_d": Place(name="mamba.D", layout="flat"),
-    "ssm_dt.bias": "mamba.dt_bias",
-    "ssm_norm": Place(name="mamba.norm", layout="flat"),
-    "ssm_out": "mamba.out_proj",
-}
 GRANITE_HYBRID: Places = {
     **ATTENTION,
-    **MAMBA2,
+    **_mamba2("mamba"),
     "ffn_norm": "post_attention_layernorm",
     **_halves("ffn_{}", "shared_mlp.input_linear"),
     "ffn_down": "shared_mlp.output_linear",
 }
-GRANITE_HYBRID_MOE: Places = {**GRANITE_MOE, **MAMBA2}
+GRANITE_HYBRID_MOE: Places = {**GRANITE_MOE, **_mamba2("mamba")}
+NEMOTRON_H: Places = {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.{}.up_proj",
+    "ffn_down_exps": "mixer.experts.{}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    **_mamba2("mixer"),
+}
+OUTSIDE_NEMOTRON_H = {
+    "token_embd": "model.embeddings",
+    "output_norm": "model.norm_f",
+    "output": "lm_head",
+}
 SHARED_EXPERTS: Places = {
     **EXPERTS,
     **MLP,  # of the first layers

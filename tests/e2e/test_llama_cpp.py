@@ -93,6 +93,22 @@ GRANITE_HYBRID = {
     "residual_multiplier": 0.4,
     "logits_scaling": 5.0,
 }
+NEMOTRON = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "head_dim": 16,
+}
+NEMOTRON_MLP = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
+NEMOTRON_EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+}
 GLM4_MOE = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -241,6 +257,8 @@ TEXTS = [
         ("glm4_moe", GLM4_MOE | {"use_qk_norm": True, "attention_bias": True}),
         ("granite_moe_hybrid", GRANITE_HYBRID),
         ("granite_moe_hybrid", GRANITE_HYBRID | {"num_local_experts": 0}),
+        ("nemotron_h", NEMOTRON | NEMOTRON_MLP),
+        ("nemotron_h", NEMOTRON | NEMOTRON_EXPERTS),
         ("glm4_moe_lite", LATENT),
         ("deepseek_v3", LATENT | {"rope_parameters": DEEPSEEK_YARN, "n_group": 1, "topk_group": 1}),
         ("deepseek_v3", LATENT | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}),

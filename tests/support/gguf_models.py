@@ -132,7 +132,7 @@ def write_model(
         factors: the tensors of factors of frequencies, by name.
         max_tensors: as in `write`.
     """
-    architecture = ARCHITECTURES[model.config.model_type]
+    architecture = architecture_of(model.config)
 
     def fill(writer: gguf.GGUFWriter) -> None:
         add_sizes(writer, model.config)
@@ -149,11 +149,19 @@ def write_model(
     return write(path, gguf.MODEL_ARCH_NAMES[architecture], fill, max_tensors)
 
 
+def architecture_of(config: Any) -> gguf.MODEL_ARCH:
+    """The architecture of the file of a model."""
+    if config.model_type == "nemotron_h":
+        has_experts = "moe" in config.layers_block_type
+        return gguf.MODEL_ARCH.NEMOTRON_H_MOE if has_experts else gguf.MODEL_ARCH.NEMOTRON_H
+    return ARCHITECTURES[config.model_type]
+
+
 def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, str, Array]]:
     """The names in a checkpoint, the names that the `gguf` package gives them, and what llama.cpp's
     conversion stores."""
     config = model.config
-    architecture = ARCHITECTURES[model.config.model_type]
+    architecture = architecture_of(model.config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, values in stored_values(model):
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
@@ -319,9 +327,25 @@ def _has_experts(config: Any) -> bool:
     return bool(config.num_local_experts)
 
 
+def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    name = name.replace("model.", "backbone.").replace(".dt_bias", ".dt.bias")
+    if name.endswith(".A_log"):
+        values = -np.exp(values)[:, None]
+    elif name.endswith(".D"):
+        values = values[:, None]
+    elif name.endswith("mixer.norm.weight"):
+        values = values.reshape(config.n_groups, -1)
+    elif name.endswith("conv1d.weight"):
+        values = values[:, 0]
+    elif ".experts." in name:
+        name = name.replace("backbone", "model").replace("mixer", "mlp") + ".weight"
+    yield name, values
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
     "granitemoehybrid": _of_granite_hybrid,
+    "nemotron_h": _of_nemotron_h,
     "qwen3_5_text": _of_qwen35,
     **dict.fromkeys(LATENTS, _of_deepseek2),
     "qwen3_5_moe_text": _of_qwen35_moe,
@@ -352,31 +376,38 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    if family.startswith("lfm2"):
-        _add_lfm2(writer, config)
-    else:
-        if family == "granitemoehybrid" and not _has_experts(config):
-            writer.add_feed_forward_length(config.shared_intermediate_size)
-        elif family != "qwen3_5_moe_text":  # which has no such field
-            writer.add_feed_forward_length(config.intermediate_size)
-        if family not in ("gpt_neox", "granitemoehybrid"):
-            writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
+    _add_sizes_of_layers(writer, config)
     if family == "olmo":
         writer.add_layer_norm_eps(1e-5)
     elif family in _LAYER_NORM_EPS:
         writer.add_layer_norm_eps(getattr(config, _LAYER_NORM_EPS[family]))
     else:
-        names = ("rms_norm_eps", "norm_eps")
+        names = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
         writer.add_layer_norm_rms_eps(next(filter(None, (getattr(config, n, 0) for n in names))))
     head_dim = getattr(config, "head_dim", None)
     if head_dim and family not in LATENTS:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    ropes = config.rope_parameters
-    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    if family != "nemotron_h":  # which rotates nothing
+        ropes = config.rope_parameters
+        writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
     own = _OF_FAMILY.get(family)
     if own is not None:
         own(writer, config)
+
+
+def _add_sizes_of_layers(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add the width of MLPs and the number of key heads, if all layers have the same."""
+    family = config.model_type
+    if family.startswith("lfm2"):
+        _add_lfm2(writer, config)
+        return
+    if family == "granitemoehybrid" and not _has_experts(config):
+        writer.add_feed_forward_length(config.shared_intermediate_size)
+    elif family not in ("qwen3_5_moe_text", "nemotron_h"):
+        writer.add_feed_forward_length(config.intermediate_size)
+    if family not in ("gpt_neox", "granitemoehybrid", "nemotron_h"):
+        writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
 
 
 def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -443,6 +474,29 @@ def _add_granite_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_experts(writer, config)
     if config.model_type == "granitemoeshared":
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+
+
+def _add_nemotron_h(writer: gguf.GGUFWriter, config: Any) -> None:
+    kinds, heads = config.layers_block_type, config.num_key_value_heads
+    width, feed_forward = config.intermediate_size, "mlp"
+    if "moe" in kinds:
+        width, feed_forward = config.moe_intermediate_size, "moe"
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(width)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_shared_count(1)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+    writer.add_feed_forward_length([width if each == feed_forward else 0 for each in kinds])
+    writer.add_head_count_kv([heads if each == "full_attention" else 0 for each in kinds])
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
 
 
 def _add_granite_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -609,6 +663,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "qwen3_5_moe_text": _add_qwen35_moe,
     "hunyuan_v1_moe": _add_hunyuan_moe,
     "granitemoehybrid": _add_granite_hybrid,
+    "nemotron_h": _add_nemotron_h,
     "granitemoe": _add_granite_moe,
     "granitemoeshared": _add_granite_moe,
     "ernie4_5_moe": _add_ernie_moe,

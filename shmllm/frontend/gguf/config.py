@@ -53,7 +53,7 @@ def model_config(header: GgufHeader) -> Json:
     """
     _check_kind(header)
     family, known, tensors = family_of(header), Metadata(header), header.tensors
-    num_heads = known.whole("attention.head_count")
+    num_heads = known.whole("attention.head_count", may_be_absent=family.is_hybrid)
     hidden_size = known.whole("embedding_length")
     head_dim = _head_dim(known, hidden_size // num_heads, family)
     length = known.whole("context_length")
@@ -63,7 +63,9 @@ def model_config(header: GgufHeader) -> Json:
         "vocab_size": tensors[_EMBEDDING].shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": known.whole(
-            "feed_forward_length", known.find("expert_feed_forward_length")
+            "feed_forward_length",
+            known.find("expert_feed_forward_length"),
+            may_be_absent=family.is_hybrid,
         ),
         "num_hidden_layers": layers_of(header)[0],
         "num_attention_heads": num_heads,

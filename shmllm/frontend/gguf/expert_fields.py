@@ -195,6 +195,47 @@ def _granite_hybrid(known: Metadata, config: Json) -> Json:
     )
 
 
+def _nemotron_h(known: Metadata, config: Json) -> Json:
+    inner, heads = known.whole("ssm.inner_size"), known.whole("ssm.time_step_rank")
+    lists = known.find("attention.head_count_kv"), known.find("feed_forward_length")
+    if not all(isinstance(each, list) for each in lists) or inner % heads:
+        raise known.header.error("the sizes of Nemotron-H's layers are not known")
+    if known.find("moe_latent_size"):
+        raise known.header.error("moe_latent_size is not supported")
+    has_experts, names = bool(known.find("expert_count")), known.header.tensors
+    fields = no_window(known, config) | {
+        "layers_block_type": _types_of_nemotron(*lists, "moe" if has_experts else "mlp"),
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "n_groups": known.whole("ssm.group_count"),
+        "ssm_state_size": known.whole("ssm.state_size"),
+        "conv_kernel": known.whole("ssm.conv_kernel"),
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in names),
+        "use_bias": any(name.endswith("ssm_in.bias") for name in names),
+        "mlp_bias": any(name.endswith("ffn_up.bias") for name in names),
+    }
+    if not has_experts:
+        return fields
+    return fields | {
+        "n_routed_experts": known.whole("expert_count"),
+        "num_experts_per_tok": known.whole("expert_used_count"),
+        "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": known.whole(_SHARED_WIDTH),
+        "norm_topk_prob": known.flag("expert_weights_norm", False),
+        "routed_scaling_factor": scale(known, "expert_weights_scale", 1.0),
+        "n_group": known.whole("expert_group_count", 1),
+        "topk_group": known.whole("expert_group_used_count", 1),
+    }
+
+
+def _types_of_nemotron(kv_heads: list[int], widths: list[int], feed_forward: str) -> list[str]:
+    """The type of each layer, which is one of three things."""
+    types = {(True, False): "full_attention", (False, False): "linear_attention"}
+    kinds = zip(map(bool, kv_heads), map(bool, widths), strict=False)
+    return [types.get(each, feed_forward) for each in kinds]
+
+
 def _ernie_moe(known: Metadata, config: Json) -> Json:
     inner = known.whole("expert_feed_forward_length")
     return ernie(known, config) | {
@@ -308,6 +349,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "gpt_oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "granitemoehybrid": _granite_hybrid,
+    "nemotron_h": _nemotron_h,
     "hunyuan_v1_moe": _hunyuan_moe,
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,

@@ -15,7 +15,11 @@ from shmllm.formats.gguf_family import GgufFamily
 
 _LAYER = re.compile(r"blk\.(\d+)\..*")
 _NUM_EXPERTS = "num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts"
-_SHARED_WIDTHS = "shared_expert_intermediate_size", "shared_intermediate_size"
+_SHARED_WIDTHS = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
 _NUM_SHARED = "num_shared_experts", "moe_num_shared_experts", "n_shared_experts"
 """The fields of models with experts: how many, the width of the MLP that all tokens go to, or how
 many experts that MLP is as wide as."""

@@ -112,6 +112,22 @@ GRANITE_HYBRID = {
     "residual_multiplier": 0.4,
     "logits_scaling": 5.0,
 }
+NEMOTRON = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "head_dim": 16,
+}
+NEMOTRON_MLP = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
+NEMOTRON_EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+}
 GROWING = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -290,6 +306,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
         None,
     ),
+    "nemotron-h": ("nemotron_h", NEMOTRON | NEMOTRON_MLP, None),
+    "nemotron-h with experts": ("nemotron_h", NEMOTRON | NEMOTRON_EXPERTS, None),
     "minimax m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},
