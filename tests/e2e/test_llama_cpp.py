@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_models import write_model
+from support.gguf_read_alone import READ_ALONE
 from support.model_helpers import assert_logits_close, reference_model
 from support.multimodal_models import nest
 from support.quantize_helpers import writable_model
@@ -52,75 +53,6 @@ LONG = ROPE | {
 }
 LONG_ONLY = LONG | {"short_factor": LONG["long_factor"]}
 """transformers takes the short factors for short texts, llama.cpp and an engine the long ones."""
-QWEN35 = {
-    "num_hidden_layers": 4,
-    "head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
-LATENT = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 28,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-}
-DEEPSEEK_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "mscale": 0.7,
-    "mscale_all_dim": 0.7,
-}
-GRANITE_HYBRID = {
-    "num_hidden_layers": 4,
-    "mamba_n_heads": 6,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 32,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    "intermediate_size": 24,
-    "shared_intermediate_size": 40,
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 5.0,
-}
-NEMOTRON = {
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 16,
-    "n_groups": 2,
-    "ssm_state_size": 32,
-    "head_dim": 16,
-}
-NEMOTRON_MLP = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
-NEMOTRON_EXPERTS = {
-    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "moe_shared_expert_intermediate_size": 40,
-    "routed_scaling_factor": 1.5,
-}
-GLM4_MOE = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "head_dim": 16,
-}
-QWEN35_EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 36,
-}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in VARIANTS if kind not in NOT_IN_GGUF},
     "cohere": ("cohere", {"attention_bias": False}),  # llama.cpp leaves them out
@@ -248,28 +180,11 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("qwen3_5", QWEN35 | {"linear_num_value_heads": 2}),
-        ("qwen3_5", QWEN35 | {"linear_num_value_heads": 6}),
-        ("qwen3_5_moe", QWEN35 | QWEN35_EXPERTS | {"linear_num_value_heads": 6}),
-        ("glm4_moe", GLM4_MOE | {"use_qk_norm": True, "attention_bias": True}),
-        ("granite_moe_hybrid", GRANITE_HYBRID),
-        ("granite_moe_hybrid", GRANITE_HYBRID | {"num_local_experts": 0}),
-        ("nemotron_h", NEMOTRON | NEMOTRON_MLP),
-        ("nemotron_h", NEMOTRON | NEMOTRON_EXPERTS),
-        ("glm4_moe_lite", LATENT),
-        ("deepseek_v3", LATENT | {"rope_parameters": DEEPSEEK_YARN, "n_group": 1, "topk_group": 1}),
-        ("deepseek_v3", LATENT | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}),
-        ("glm4_moe", GLM4_MOE | {"n_shared_experts": 2, "routed_scaling_factor": 2.5}),
-    ],
-)
-def test_files_that_are_read_alone_are_what_llama_cpp_reads(
-    kind: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", READ_ALONE)
+def test_files_that_are_read_alone_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
     """`tests/unit/models/test_gguf_families.py` compares what an engine makes of such files."""
-    reference = reference_model(kind, 4.0, **options)
+    family, options = READ_ALONE[case]
+    reference = reference_model(family, 4.0, **options)
     file = write_model(tmp_path / "m.gguf", reference)
     prompt = torch.randint(0, 97, (70,), generator=torch.manual_seed(2))
     with torch.inference_mode():

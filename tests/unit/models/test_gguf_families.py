@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_models import KINDS, Change, quantized, stored_tensors, write_model
+from support.gguf_read_alone import READ_ALONE
 from support.model_helpers import (
     allocate,
     assert_logits_close,
@@ -80,54 +81,6 @@ def add_further_layer(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor(f"blk.5.{name}.weight", np.ones(48, np.float32))
 
 
-DELTA = {
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
-LATENT = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "kv_lora_rank": 20,
-    "q_lora_rank": 28,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-}
-GRANITE_HYBRID = {
-    "num_hidden_layers": 4,
-    "mamba_n_heads": 6,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 32,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    "intermediate_size": 24,
-    "shared_intermediate_size": 40,
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 5.0,
-}
-NEMOTRON = {
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 16,
-    "n_groups": 2,
-    "ssm_state_size": 32,
-    "head_dim": 16,
-}
-NEMOTRON_MLP = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
-NEMOTRON_EXPERTS = {
-    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "moe_shared_expert_intermediate_size": 40,
-    "routed_scaling_factor": 1.5,
-}
 GROWING = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -138,6 +91,7 @@ GROWING = {
     "llama_4_scaling_beta": 0.5,
 }
 CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
+    **{name: (*case, None) for name, case in READ_ALONE.items()},
     "phi3": ("phi3", {"sliding_window": 7}, None),
     "phi3 longrope": (
         "phi3",
@@ -226,13 +180,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"moe_intermediate_size": 24, "use_expert_bias": False, "routed_scaling_factor": 2.5},
         lambda writer: writer.add_expert_weights_scale(2.5),
     ),
-    "qwen3.5": ("qwen3_5", DELTA | {"linear_num_value_heads": 2}, None),
-    "qwen3.5 with value heads in turn": ("qwen3_5", DELTA | {"linear_num_value_heads": 6}, None),
-    "qwen3.5 with experts": (
-        "qwen3_5_moe",
-        DELTA | EXPERTS | {"linear_num_value_heads": 4, "shared_expert_intermediate_size": 36},
-        None,
-    ),
     "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}, None),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 16, "attention_bias": True}, None),
     "hunyuan with experts": (
@@ -275,39 +222,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         EXPERTS | EXAONE_MOE,
         add_further_layer,
     ),
-    "glm4 with experts": (
-        "glm4_moe",
-        {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-        | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True},
-        None,
-    ),
-    "glm4 with experts and no norms of heads": (
-        "glm4_moe",
-        {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-        | {"head_dim": 16, "routed_scaling_factor": 2.5, "n_shared_experts": 2},
-        None,
-    ),
-    "deepseek v2": (
-        "deepseek_v2",
-        LATENT | {"num_key_value_heads": 6, "q_lora_rank": None, "routed_scaling_factor": 16.0},
-        None,
-    ),
-    "deepseek v3": (
-        "deepseek_v3",
-        LATENT
-        | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
-        | {"rope_parameters": GROWING | {"mscale": 0.7}, "num_key_value_heads": 6},
-        None,
-    ),
-    "glm4.7 flash": ("glm4_moe_lite", LATENT | {"num_key_value_heads": 6}, None),
-    "granite 4 with experts": ("granite_moe_hybrid", GRANITE_HYBRID, None),
-    "granite 4": (
-        "granite_moe_hybrid",
-        GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
-        None,
-    ),
-    "nemotron-h": ("nemotron_h", NEMOTRON | NEMOTRON_MLP, None),
-    "nemotron-h with experts": ("nemotron_h", NEMOTRON | NEMOTRON_EXPERTS, None),
+    "deepseek v2 lite": ("deepseek_v2", READ_ALONE["deepseek v2"][1] | {"q_lora_rank": None}, None),
     "minimax m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},

@@ -1,0 +1,98 @@
+"""Models whose GGUF files are read, and not written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Options = dict[str, Any]
+
+_EXPERTS: Options = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_QWEN35: Options = {
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+_LATENT: Options = _EXPERTS | {
+    "n_routed_experts": 6,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+_YARN: Options = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
+_GLM4: Options = _EXPERTS | {"n_routed_experts": 6, "head_dim": 16}
+_GRANITE: Options = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "intermediate_size": 24,
+    "shared_intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
+_NEMOTRON: Options = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "head_dim": 16,
+}
+READ_ALONE: dict[str, tuple[str, Options]] = {
+    "qwen3.5": ("qwen3_5", _QWEN35 | {"linear_num_value_heads": 2}),
+    "qwen3.5 with value heads in turn": ("qwen3_5", _QWEN35 | {"linear_num_value_heads": 6}),
+    "qwen3.5 with experts": (
+        "qwen3_5_moe",
+        _QWEN35
+        | _EXPERTS
+        | {"linear_num_value_heads": 4, "num_experts": 6, "shared_expert_intermediate_size": 36},
+    ),
+    "glm4 with experts": ("glm4_moe", _GLM4 | {"use_qk_norm": True, "attention_bias": True}),
+    "glm4 with experts and no norms of heads": (
+        "glm4_moe",
+        _GLM4 | {"n_shared_experts": 2, "routed_scaling_factor": 2.5},
+    ),
+    "deepseek v2": ("deepseek_v2", _LATENT | {"routed_scaling_factor": 16.0}),
+    "deepseek v3": (
+        "deepseek_v3",
+        _LATENT | {"rope_parameters": _YARN, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek v3 with groups": (
+        "deepseek_v3",
+        _LATENT
+        | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
+    "glm4.7 flash": ("glm4_moe_lite", _LATENT),
+    "granite 4 with experts": ("granite_moe_hybrid", _GRANITE),
+    "granite 4": (
+        "granite_moe_hybrid",
+        _GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "nemotron-h": ("nemotron_h", _NEMOTRON),
+    "nemotron-h with experts": (
+        "nemotron_h",
+        _NEMOTRON
+        | _EXPERTS
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]}
+        | {"n_routed_experts": 6, "moe_shared_expert_intermediate_size": 40}
+        | {"routed_scaling_factor": 1.5},
+    ),
+}
+"""By name: the family, and the options of a small model of transformers."""
