@@ -16,6 +16,7 @@ from shmllm.formats.gguf_model import family_of, layers_of
 from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
 from shmllm.frontend.gguf.metadata import Metadata
+from shmllm.frontend.gguf.recurrent_fields import OF_RECURRENT
 from shmllm.frontend.gguf.rope import rope_fields
 from shmllm.frontend.gguf.sizes import check_layers, check_shapes
 
@@ -84,7 +85,7 @@ def model_config(header: GgufHeader) -> Json:
         **_special_ids(header),
     }
     check_layers(header, config["num_hidden_layers"])
-    own_fields = (OF_FAMILY | OF_MIXTURE).get(family.model_type, no_window)
+    own_fields = (OF_FAMILY | OF_MIXTURE | OF_RECURRENT).get(family.model_type, no_window)
     config |= own_fields(known, config)
     check_shapes(header, config, family)
     return config

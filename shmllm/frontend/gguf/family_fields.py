@@ -1,8 +1,8 @@
 """The fields of config.json that only models of one type have, from the metadata of a GGUF file.
 
-A type is a function and a line in OF_FAMILY, or in OF_MIXTURE of `expert_fields`. The function gets
-the metadata and the fields that all types have, and refuses what no engine computes. It knows what
-llama.cpp knows and files do not say.
+A type is a function and a line in OF_FAMILY, OF_MIXTURE of `expert_fields`, or OF_RECURRENT of
+`recurrent_fields`. The function gets the metadata and the fields that all types have, and refuses
+what no engine computes. It knows what llama.cpp knows and files do not say.
 """
 
 from __future__ import annotations
@@ -74,34 +74,6 @@ def _llama(known: Metadata, config: Json) -> Json:
         "model_type": "mistral",
         "sliding_window": window,
     }
-
-
-def qwen35(known: Metadata, config: Json) -> Json:
-    value_heads, key_heads = known.whole("ssm.time_step_rank"), known.whole("ssm.group_count")
-    width = known.whole("ssm.inner_size")
-    if width % value_heads:
-        raise known.header.error(f"ssm.inner_size {width:,} is no multiple of {value_heads} heads")
-    return no_window(known, config) | {
-        "layer_types": _types_of_recurrent(known, config["num_hidden_layers"]),
-        "linear_conv_kernel_dim": known.whole("ssm.conv_kernel"),
-        "linear_num_key_heads": key_heads,
-        "linear_key_head_dim": known.whole("ssm.state_size"),
-        "linear_num_value_heads": value_heads,
-        "linear_value_head_dim": width // value_heads,
-        "linear_value_heads_tiled": value_heads != key_heads,
-    }
-
-
-def _types_of_recurrent(known: Metadata, count: int) -> list[str]:
-    """The types of layers with delta nets: all but the last one of each period, unless the file has
-    a list."""
-    own = known.find("attention.recurrent_layers")
-    if isinstance(own, list):
-        are_recurrent = [bool(each) for each in own[:count]]
-    else:
-        period = known.whole("full_attention_interval", 4)
-        are_recurrent = [(layer + 1) % period > 0 for layer in range(count)]
-    return ["linear_attention" if each else "full_attention" for each in are_recurrent]
 
 
 def _mistral3(known: Metadata, config: Json) -> Json:
@@ -267,18 +239,6 @@ def _starcoder2(known: Metadata, config: Json) -> Json:
     }
 
 
-def lfm2(known: Metadata, config: Json) -> Json:
-    heads = known.find("attention.head_count_kv")
-    every = heads if isinstance(heads, list) else [heads] * config["num_hidden_layers"]
-    return no_window(known, config) | {
-        "norm_eps": config["rms_norm_eps"],
-        "layer_types": ["conv" if each == 0 else "full_attention" for each in every],
-        "conv_L_cache": known.whole("shortconv.l_cache"),
-        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in known.header.tensors),
-        "block_auto_adjust_ff_dim": False,
-    }
-
-
 def _gpt2(known: Metadata, config: Json) -> Json:
     return {
         "n_embd": config["hidden_size"],
@@ -293,7 +253,6 @@ def _gpt2(known: Metadata, config: Json) -> Json:
 OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "llama": _llama,
     "ministral3": _mistral3,
-    "qwen3_5_text": qwen35,
     "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -314,7 +273,6 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "seed_oss": _seed_oss,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
-    "lfm2": lfm2,
     "gpt2": _gpt2,
 }
-"""By the model's type; all others without experts have no fields of their own, and no window."""
+"""By the model's type; a type that no such table has has no fields of its own, and no window."""
