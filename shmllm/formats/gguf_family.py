@@ -156,6 +156,11 @@ class GgufFamily:
         return self.norm_offset if is_of_stream else 0.0
 
 
+def as_place(value: str | Place) -> Place:
+    """Returns a place; a name stands for one that has nothing else."""
+    return Place(name=value) if isinstance(value, str) else value
+
+
 def is_tensor(known: str) -> bool:
     """Returns whether a key of `Places` is the name of a tensor, and not of a module."""
     return known.endswith(_TENSORS)
@@ -164,7 +169,7 @@ def is_tensor(known: str) -> bool:
 def _tensors(places: Places) -> Iterator[tuple[str, Place]]:
     """The tensors of a table, by their whole names in the file."""
     for known, value in places.items():
-        place = Place(name=value) if isinstance(value, str) else value
+        place = as_place(value)
         if is_tensor(known):
             yield known, place
             continue

@@ -6,10 +6,11 @@ This module must not know the fields of config.json, nor import torch.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_families import FAMILIES
-from shmllm.formats.gguf_family import GgufFamily
+from shmllm.formats.gguf_family import GgufFamily, as_place
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
@@ -23,13 +24,31 @@ def family_of(header: GgufHeader) -> GgufFamily:
     name = header.architecture
     has_experts = bool(header.metadata.get(f"{name}.expert_count"))
     if (name, has_experts) in FAMILIES:
-        return FAMILIES[name, has_experts]
+        family = FAMILIES[name, has_experts]
+        return _tiled(family) if family.has_delta_nets and is_tiled(header) else family
     kind = " with experts" if has_experts and (name, False) in FAMILIES else ""
     raise header.error(
         f"architecture {shown(name)}{kind} is not supported; supported: "
         f"{', '.join(dict.fromkeys(known for known, _ in FAMILIES))} "
         f"({', '.join(family.title for family in FAMILIES.values())})"
     )
+
+
+def is_tiled(header: GgufHeader) -> bool:
+    """Returns whether value head i of a delta net has the key head i modulo their number, where a
+    checkpoint has the value heads of a key head one behind the other."""
+    name, known = header.architecture, header.metadata
+    return known.get(f"{name}.ssm.time_step_rank") != known.get(f"{name}.ssm.group_count")
+
+
+def _tiled(family: GgufFamily) -> GgufFamily:
+    """Returns the family under the names of delta nets whose value heads have another order."""
+    places = {module: as_place(at) for module, at in family.modules.items()}
+    modules = {
+        module: replace(at, name=at.name.replace("linear_attn.", "linear_attn_tiled."))
+        for module, at in places.items()
+    }
+    return replace(family, modules=modules)
 
 
 def layers_of(header: GgufHeader) -> tuple[int, int]:

@@ -44,7 +44,8 @@ class DeltaNet:
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
-        prefix = f"{prefix}.linear_attn"
+        # Values in another order have other names: no update in a checkpoint's order is taken.
+        prefix = f"{prefix}.{TILED_NAME if self.spec.tiled else 'linear_attn'}"
         weights = self.in_proj.named_weights(*(f"{prefix}.in_proj_{n}" for n in IN_PROJECTIONS))
         weights[f"{prefix}.conv1d.weight"] = (self.convolution.t().unsqueeze(1),)
         weights[f"{prefix}.A_log"] = (self.logs,)
@@ -53,5 +54,7 @@ class DeltaNet:
         return weights | self.out_proj.named_weights(f"{prefix}.out_proj")
 
 
+TILED_NAME = "linear_attn_tiled"
+"""The name of a delta net whose value heads are `DeltaNetSpec.tiled`, below the layer."""
 IN_PROJECTIONS = ("qkv", "z", "b", "a")
 """The names of the input projections, behind "in_proj_"."""

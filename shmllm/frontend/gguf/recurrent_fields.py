@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shmllm.formats.gguf_model import is_tiled
 from shmllm.frontend.gguf.expert_fields import (
     SHARED_WIDTH,
     check_sigmoids,
@@ -57,7 +58,7 @@ def _qwen35(known: Metadata, config: Json) -> Json:
         "linear_key_head_dim": known.whole("ssm.state_size"),
         "linear_num_value_heads": value_heads,
         "linear_value_head_dim": width // value_heads,
-        "linear_value_heads_tiled": value_heads != key_heads,
+        "linear_value_heads_tiled": is_tiled(known.header),
     }
 
 

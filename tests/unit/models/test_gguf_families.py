@@ -416,3 +416,16 @@ def test_what_no_engine_computes_is_refused(
     with pytest.raises(EngineStartError, match=message) as caught:
         model_config(read_header(file))
     assert "\n" not in str(caught.value)
+
+
+def test_value_heads_in_turn_take_no_update_in_a_checkpoints_order(tmp_path: Path) -> None:
+    """Other ones have the names of a checkpoint."""
+    for case, name in (
+        ("qwen3.5", "linear_attn"),
+        ("qwen3.5 with value heads in turn", "linear_attn_tiled"),
+    ):
+        family, options = READ_ALONE[case]
+        file = write_model(tmp_path / f"{name}.gguf", reference_model(family, **options))
+        names = loaded(file, tmp_path / name).named_weights()
+        found = {each.split(".")[3] for each in names if each.endswith(".A_log")}
+        assert found == {name}
