@@ -36,7 +36,11 @@ def tool() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("kind", [kind if kind in QUICK else slow(kind) for kind in VARIANTS])
+KINDS = [kind for kind in VARIANTS if kind != "mistral4"]
+"""All that transformers' Auto class, with which trainers load their models, knows."""
+
+
+@pytest.mark.parametrize("kind", [kind if kind in QUICK else slow(kind) for kind in KINDS])
 def test_log_probabilities_equal_the_trainers(tool: ModuleType, kind: str, tmp_path: Path) -> None:
     make_model(kind, tmp_path)
     settings = [("float32", 1.0), ("float32", 0.7), ("bfloat16", 0.7)]
