@@ -185,7 +185,7 @@ def rows(capability: int) -> None:
 
 
 def delta_nets(facts: dict[str, Any], capability: int) -> None:
-    """Launch a delta net of Qwen3.6-35B-A3B."""
+    """Launch a delta net of Qwen3.6-35B-A3B, of its safetensors and of its GGUF file."""
     heads = key_heads, key_dim, value_heads, value_dim = 16, 128, 32, 128
     convolved, values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
     starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
@@ -195,15 +195,17 @@ def delta_nets(facts: dict[str, Any], capability: int) -> None:
     for taps in range(2, MOST_TAPS + 1):
         convolve(x, empty(taps, convolved), None, states, requests)
     logs = empty(value_heads, dtype=torch.float32)
-    delta_net.delta_rule(out, x, gates, logs, gates[0, :value_heads], states, requests, heads)
+    biases = gates[0, :value_heads]
     delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6)
     wide, counters = empty(4, convolved + values + 64), empty(64, dtype=torch.int32)
-    facts["is_dependent"] = capability >= 90
-    run_delta_net(
-        out, wide, empty(4, convolved), out[0, :value_dim], logs, gates[0, :value_heads], states,
-        counters, requests, heads, 1e-6, capability >= 90,
-    )  # fmt: skip
-    facts.clear()
+    for is_tiled in (False, True):
+        delta_net.delta_rule(out, x, gates, logs, biases, states, requests, heads, is_tiled)
+        facts["is_dependent"] = capability >= 90
+        run_delta_net(
+            out, wide, empty(4, convolved), out[0, :value_dim], logs, biases, states, counters,
+            requests, heads, 1e-6, capability >= 90, is_tiled,
+        )  # fmt: skip
+        facts.clear()
 
 
 def mambas(facts: dict[str, Any], capability: int) -> None:
