@@ -9,6 +9,17 @@ from __future__ import annotations
 from shmllm.formats.gguf_family import Place, Places
 
 
+def _gated_mlp(modules: str, name: str) -> Places:
+    """The gate, up and down of an MLP or of experts, which a checkpoint has under this name."""
+    return {modules.format(kind): f"{name}.{kind}_proj" for kind in ("gate", "up", "down")}
+
+
+def _numbered_mlp(modules: str, name: str) -> Places:
+    """The same, from a checkpoint that calls them w1, w3 and w2."""
+    kinds = {"gate": "w1", "up": "w3", "down": "w2"}
+    return {modules.format(kind): f"{name}.{number}" for kind, number in kinds.items()}
+
+
 def _halves(modules: str, name: str) -> Places:
     """The modules of gates and ups, which a checkpoint has in one matrix, one below the other."""
     return {
@@ -45,11 +56,7 @@ HUNYUAN_NORMS: Places = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
 }
-MLP: Places = {
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+MLP: Places = _gated_mlp("ffn_{}", "mlp")
 FUSED_MLP: Places = {
     "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
@@ -65,23 +72,17 @@ EXPERTS: Places = {
     **ATTENTION,
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    **_gated_mlp("ffn_{}_exps", "mlp.experts.{}"),
 }
 MIXTRAL: Places = {
     **EXPERTS,
     "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    **_numbered_mlp("ffn_{}_exps", "block_sparse_moe.experts.{}"),
 }
 QWEN2_MOE: Places = {
     **EXPERTS,
     "ffn_gate_inp_shexp": Place(name="mlp.shared_expert_gate", layout="row"),
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    **_gated_mlp("ffn_{}_shexp", "mlp.shared_expert"),
 }
 GRANITE_MOE: Places = {
     **ATTENTION,
@@ -96,9 +97,7 @@ HUNYUAN_MOE: Places = {
     **EXPERTS,
     **HUNYUAN_NORMS,
     "ffn_gate_inp": "mlp.gate.wg",
-    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
-    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
-    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+    **_gated_mlp("ffn_{}_shexp", "mlp.shared_mlp"),
 }
 GRANITE_HYBRID: Places = {
     **ATTENTION,
@@ -132,9 +131,7 @@ OUTSIDE_NEMOTRON_H = {
 SHARED_EXPERTS: Places = {
     **EXPERTS,
     **MLP,  # of the first layers
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **_gated_mlp("ffn_{}_shexp", "mlp.shared_experts"),
 }
 ERNIE_MOE: Places = {
     **SHARED_EXPERTS,
@@ -260,17 +257,13 @@ LFM2: Places = {
     "shortconv.conv": Place(name="conv.conv", layout="channels"),
     "shortconv.out_proj": "conv.out_proj",
     "ffn_norm": "ffn_norm",
-    "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3",
-    "ffn_down": "feed_forward.w2",
+    **_numbered_mlp("ffn_{}", "feed_forward"),
 }
 LFM2_MOE: Places = {
     **LFM2,
     "ffn_gate_inp": "feed_forward.gate",
     "exp_probs_b.bias": "feed_forward.expert_bias",
-    "ffn_gate_exps": "feed_forward.experts.{}.w1",
-    "ffn_up_exps": "feed_forward.experts.{}.w3",
-    "ffn_down_exps": "feed_forward.experts.{}.w2",
+    **_numbered_mlp("ffn_{}_exps", "feed_forward.experts.{}"),
 }
 OUTSIDE_LFM2 = {
     "token_embd": "model.embed_tokens",

@@ -145,7 +145,7 @@ def _ernie_moe(known: Metadata, config: Json) -> Json:
 
 
 def _deepseek2(known: Metadata, config: Json) -> Json:
-    if not any(name.endswith("attn_k_b.weight") for name in known.header.tensors):
+    if not known.has_tensors("attn_k_b.weight"):
         raise known.header.error("a file from before llama.cpp kept latents is not supported")
     rope_dim, scaling = config["head_dim"], config.get("rope_scaling", {})
     if (weight := scale(known, "rope.scaling.yarn_log_multiplier", 0.0)) > 0:

@@ -35,6 +35,10 @@ class Metadata:
         self.header = header
         self._prefix = header.architecture
 
+    def has_tensors(self, ending: str) -> bool:
+        """Whether any layer has a tensor whose name ends so; layers may be of several kinds."""
+        return any(name.endswith(ending) for name in self.header.tensors)
+
     def find(self, name: str) -> Any:
         """The value of PREFIX.name, or None."""
         return self.header.metadata.get(f"{self._prefix}.{name}")

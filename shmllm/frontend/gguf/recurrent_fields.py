@@ -26,14 +26,14 @@ def _lfm2(known: Metadata, config: Json) -> Json:
         "norm_eps": config["rms_norm_eps"],
         "layer_types": ["conv" if each == 0 else "full_attention" for each in every],
         "conv_L_cache": known.whole("shortconv.l_cache"),
-        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in known.header.tensors),
+        "conv_bias": known.has_tensors("shortconv.conv.bias"),
         "block_auto_adjust_ff_dim": False,
     }
 
 
 def _lfm2_moe(known: Metadata, config: Json) -> Json:
     check_sigmoids(known)
-    has_bias = any(name.endswith("exp_probs_b.bias") for name in known.header.tensors)
+    has_bias = known.has_tensors("exp_probs_b.bias")
     return (
         _lfm2(known, config)
         | experts(known, "num_experts")
@@ -87,7 +87,7 @@ def _types_of_recurrent(known: Metadata, count: int) -> list[str]:
 
 def _granite_hybrid(known: Metadata, config: Json) -> Json:
     inner, heads = known.whole("ssm.inner_size"), known.whole("ssm.time_step_rank")
-    kv_heads, tensors = known.find("attention.head_count_kv"), known.header.tensors
+    kv_heads = known.find("attention.head_count_kv")
     has_experts = bool(known.find("expert_count"))
     if not isinstance(kv_heads, list) or inner % heads or inner % config["hidden_size"]:
         raise known.header.error("the sizes of Granite's layers are not known")
@@ -111,9 +111,9 @@ def _granite_hybrid(known: Metadata, config: Json) -> Json:
             "mamba_n_groups": known.whole("ssm.group_count"),
             "mamba_d_state": known.whole("ssm.state_size"),
             "mamba_d_conv": known.whole("ssm.conv_kernel"),
-            "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
-            "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
-            "attention_bias": any(name.endswith("attn_q.bias") for name in tensors),
+            "mamba_conv_bias": known.has_tensors("ssm_conv1d.bias"),
+            "mamba_proj_bias": known.has_tensors("ssm_in.bias"),
+            "attention_bias": known.has_tensors("attn_q.bias"),
         }
     )
 
@@ -125,7 +125,7 @@ def _nemotron_h(known: Metadata, config: Json) -> Json:
         raise known.header.error("the sizes of Nemotron-H's layers are not known")
     if known.find("moe_latent_size"):
         raise known.header.error("moe_latent_size is not supported")
-    has_experts, names = bool(known.find("expert_count")), known.header.tensors
+    has_experts = bool(known.find("expert_count"))
     fields = no_window(known, config) | {
         "layers_block_type": _types_of_nemotron(*lists, "moe" if has_experts else "mlp"),
         "layer_norm_epsilon": config["rms_norm_eps"],
@@ -134,9 +134,9 @@ def _nemotron_h(known: Metadata, config: Json) -> Json:
         "n_groups": known.whole("ssm.group_count"),
         "ssm_state_size": known.whole("ssm.state_size"),
         "conv_kernel": known.whole("ssm.conv_kernel"),
-        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in names),
-        "use_bias": any(name.endswith("ssm_in.bias") for name in names),
-        "mlp_bias": any(name.endswith("ffn_up.bias") for name in names),
+        "use_conv_bias": known.has_tensors("ssm_conv1d.bias"),
+        "use_bias": known.has_tensors("ssm_in.bias"),
+        "mlp_bias": known.has_tensors("ffn_up.bias"),
     }
     if not has_experts:
         return fields
