@@ -31,11 +31,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "int8, activations int16": {"quantization": "int8", "activation_dtype": "int16"},
     "int8, activations int8": {"quantization": "int8", "activation_dtype": "int8"},
     "as packed, activations bfloat16": {"activation_dtype": "bfloat16"},
+    "as packed, activations int16": {"activation_dtype": "int16"},
     "as packed, activations int8": {"activation_dtype": "int8"},
     "float32, keys and values bfloat16": {"kv_cache_dtype": "bfloat16"},
     "float32, keys and values int8": {"kv_cache_dtype": "int8"},
     "int4, activations float32": {"quantization": "int4", "activation_dtype": "float32"},
     "int4, activations bfloat16": {"quantization": "int4", "activation_dtype": "bfloat16"},
+    "int4, activations int16": {"quantization": "int4", "activation_dtype": "int16"},
     "int4, activations int8": {"quantization": "int4", "activation_dtype": "int8"},
     "int4-g64, activations bfloat16": {"quantization": "int4-g64", "activation_dtype": "bfloat16"},
 }

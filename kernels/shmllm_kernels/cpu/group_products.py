@@ -1,4 +1,4 @@
-"""Matrix products of packed weights with activations in 8 bits by groups (AVX512_VNNI).
+"""Matrix products of packed weights with activations in 8 or 16 bits by groups (AVX512_VNNI).
 
 For each group of activations, ``total = x @ codes`` is an exact int32. In float32, in the order of
 the groups, a column then adds ``total * (scale of weights * scale of x)`` and, if its weights have
@@ -11,7 +11,7 @@ nothing else: neither on the batch nor on tiles.
 from __future__ import annotations
 
 from shmllm_kernels.cpu.codes import RUN
-from shmllm_kernels.cpu.group_rounding import numbers_bytes, padded
+from shmllm_kernels.cpu.group_rounding import GROUPINGS, integers_bytes, numbers_bytes
 from shmllm_kernels.cpu.group_tiles import (
     PANEL_BYTES,
     PANEL_COLUMNS,
@@ -99,7 +99,9 @@ def _product(x, x_stride, num_rows, weights, columns, end, out, out_stride, x_ki
     """Multiplies some rows with the columns [columns, end)."""
     k, kind = weights.k, weights.kind
     w_stride, scale_stride = row_bytes(k, kind), scale_bytes(k, kind)
-    panel, size = on_stack(PANEL_BYTES), numbers_bytes(k, x_kind)
+    panel, numbers_at, size = (
+        on_stack(PANEL_BYTES), integers_bytes(k, x_kind), numbers_bytes(k, x_kind),
+    )  # fmt: skip
     for column in range(columns, end, PANEL_COLUMNS):
         num_columns = min(PANEL_COLUMNS, end - column)
         for begin in range(0, k, MAX_DEPTH):
@@ -110,13 +112,13 @@ def _product(x, x_stride, num_rows, weights, columns, end, out, out_stride, x_ki
             place_parameters(scales, scale_stride, num_columns, num_runs, panel, kind)
             if num_rows == 1:
                 _multiply_row(
-                    x, padded(k), size, first_run, num_runs, codes, w_stride, panel, to,
+                    x, numbers_at, size, first_run, num_runs, codes, w_stride, panel, to,
                     num_columns, kind, x_kind,
                 )  # fmt: skip
             else:
                 place_codes(codes, w_stride, num_columns, num_runs, panel, kind)
                 _multiply_panel(
-                    x, x_stride, padded(k), size, first_run, num_runs, panel,
+                    x, x_stride, numbers_at, size, first_run, num_runs, panel,
                     codes + PANEL_COLUMNS * w_stride, w_stride, to, out_stride, num_rows,
                     num_columns, kind, x_kind,
                 )  # fmt: skip
@@ -154,15 +156,18 @@ def _multiply(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
 
 
 X_KINDS = {
-    kind: "int8-g32" if packing.group >= 32 else "int8-g16"
+    (grouping.dtype, kind): x_kind
+    for x_kind, grouping in GROUPINGS.items()
     for kind, packing in PACKINGS.items()
     if packing.codes.bytes is not None and packing.num_scales
+    if packing.group == grouping.size or packing.group > grouping.size == 32
 }
-"""The names of the activations, a key of `group_rounding.GROUPS`, by the kind of the weights."""
+"""The name of the activations, a key of `group_rounding.GROUPINGS`, by their dtype name and the
+kind of the weights."""
 
 MULTIPLY = {
     (x_kind, kind, dtype): Kernel(_pieces, _multiply, x_kind, kind, dtype)
-    for kind, x_kind in X_KINDS.items()
+    for (_, kind), x_kind in X_KINDS.items()
     for dtype in DTYPES
 }
 """As `products.MULTIPLY`, for a process that has `arithmetic.HAS_INT8`; x is what

@@ -1,14 +1,19 @@
-"""Rounds activations to 8 bits by groups for `group_products`, and owns their layout in memory.
+"""Rounds activations to 8 or 16 bits by groups for `group_products`, and owns their layout.
 
 A rounded row is padded to whole runs of 64 elements. It has, one after the other:
 
-    integers      int8, one for each element; zeros in the padding
+    integers      for each run the digits of its elements, int8; zeros in the padding
     scales        float32, one for each group
     offsets       float32: the scale times the sum of the group's integers
     corrections   int32: minus the sum of the group's integers
+
+An integer of 8 bits has one digit, itself. One of 16 bits is 256 times its first digit plus its
+second one; a run has all first digits before all second ones.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -21,9 +26,27 @@ from shmllm_kernels.cpu.rounding import LARGEST, as_integers, inverse_scale
 from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 from shmllm_kernels.cpu.simd import FLOAT, INT32, Emitter, function
 
-GROUPS = {"int8-g16": 16, "int8-g32": 32}
-"""The number of elements of a group by the name of such activations, which stands where others have
-a dtype name."""
+
+class Grouping(NamedTuple):
+    """How activations are rounded.
+
+    dtype: the dtype name that stands for it in options.
+    num_digits: the number of digits of an integer.
+    size: the number of elements of a group.
+    """
+
+    dtype: str
+    num_digits: int
+    size: int
+
+
+GROUPINGS = {
+    f"{dtype}-g{size}": Grouping(dtype, num_digits, size)
+    for dtype, num_digits in (("int8", 1), ("int16", 2))
+    for size in (16, 32)
+}
+"""By the name of such activations, which stands where others have a dtype name."""
+DIGIT_BITS = 8
 _NUMBER_BYTES = 4
 
 
@@ -34,7 +57,22 @@ def padded(k):
 
 
 def _group(kind: str) -> int:
-    return GROUPS[kind]
+    return GROUPINGS[kind].size
+
+
+def _num_digits(kind: str) -> int:
+    return GROUPINGS[kind].num_digits
+
+
+def _unit(kind: str) -> float:
+    """Returns what a first digit of 1 stands for, a power of 2: it rounds nothing."""
+    return float(2 ** (DIGIT_BITS * (_num_digits(kind) - 1)))
+
+
+@compiled
+def integers_bytes(k, kind):
+    """Returns the size of the integers of a row of k elements."""
+    return padded(k) * _num_digits(kind)
 
 
 @compiled
@@ -46,7 +84,7 @@ def numbers_bytes(k, kind):
 @compiled
 def row_bytes(k, kind):
     """Returns the size of a row of k rounded activations, whole cache lines."""
-    return (padded(k) + 3 * numbers_bytes(k, kind) + 63) // 64 * 64
+    return (integers_bytes(k, kind) + 3 * numbers_bytes(k, kind) + 63) // 64 * 64
 
 
 def _reduced(e: Emitter, operation: str, vector: ir.Value) -> ir.Value:
@@ -68,15 +106,20 @@ def _put_group(builder, source, count, inverse, out, kind):
     """Rounds a group, of which `count` elements exist, and returns the sum of its integers."""
     e = Emitter(builder, _group(kind))
     integers = as_integers(e, e.load_first(source, count), inverse)
-    narrow = builder.trunc(integers, ir.VectorType(ir.IntType(8), e.lanes))
-    builder.store(narrow, builder.inttoptr(out, narrow.type.as_pointer()), align=1)
+    digits, rest = ir.VectorType(ir.IntType(DIGIT_BITS), e.lanes), integers
+    for place in reversed(range(_num_digits(kind))):
+        digit = builder.trunc(rest, digits)
+        pointer = builder.inttoptr(e.at(out, RUN * place), digits.as_pointer())
+        builder.store(digit, pointer, align=1)
+        without = builder.sub(rest, builder.sext(digit, e.integers))
+        rest = builder.ashr(without, e.splat_int(DIGIT_BITS))
     return _reduced(e, "add", integers)
 
 
 @compiled
 def _round_row(source, width, out, kind):
     group, size = _group(kind), numbers_bytes(width, kind)
-    place = out + padded(width)
+    place, unit = out + integers_bytes(width, kind), np.float32(_unit(kind))
     scales, offsets, corrections = (
         floats(place), floats(place + size), short_words(place + 2 * size),
     )  # fmt: skip
@@ -84,8 +127,9 @@ def _round_row(source, width, out, kind):
         begin = i * group
         x, count = source + 4 * begin, width - begin
         largest = _largest_magnitude(x, count, kind)
-        total = _put_group(x, count, inverse_scale(largest), out + begin, kind)
-        scales[i] = largest / np.float32(LARGEST)
+        digits = out + begin // RUN * RUN * _num_digits(kind) + begin % RUN
+        total = _put_group(x, count, inverse_scale(largest) * unit, digits, kind)
+        scales[i] = largest / np.float32(LARGEST) / unit
         offsets[i] = scales[i] * np.float32(total)
         corrections[i] = -total
 
@@ -99,10 +143,10 @@ def _round(operands, piece, thread, num_threads, kind):
         _round_row(source + row * width * 4, width, out + row * stride, kind)
 
 
-ROUND = {kind: Kernel(count_pieces, _round, kind) for kind in GROUPS}
+ROUND = {kind: Kernel(count_pieces, _round, kind) for kind in GROUPINGS}
 """Kernels by the name of the rounded activations. A group is divided by its scale, its largest
-magnitude / 127, and rounded to the nearest, ties up. A group with a number that is not finite has a
-scale that is not finite.
+magnitude / 127 or, in 16 bits, / (127 * 256), and rounded to the nearest, ties up. A group with a
+number that is not finite has a scale that is not finite.
 
 Operands: address of the number of rows; x [rows, width] float32; out; width; the stride of out, at
 least `row_bytes`.

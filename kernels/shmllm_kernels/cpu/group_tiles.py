@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from llvmlite import ir
 
 from shmllm_kernels.cpu.codes import RUN
-from shmllm_kernels.cpu.group_rounding import GROUPS
+from shmllm_kernels.cpu.group_rounding import DIGIT_BITS, GROUPINGS
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import on_stack
 from shmllm_kernels.cpu.shuffles import part_sums, transposed
@@ -165,11 +165,13 @@ class _Run:
         elements: ir.Value, scales_at: ir.Value, numbers_bytes: ir.Value,
     ) -> None:  # fmt: skip
         b = e.builder
-        self.e, self.packing, self.group = e, PACKINGS[kind], GROUPS[x_kind]
+        self.e, self.packing = e, PACKINGS[kind]
+        _, self.num_digits, self.group = GROUPINGS[x_kind]
         self.codes = e.at(panel, b.mul(place, e.const(_RUN_BYTES)))
         size = e.const(self.packing.num_scales * _REGISTER)
         self.own = e.at(e.at(panel, _PARAMETERS_AT), b.mul(place, size))
-        self.elements, self.numbers_bytes = elements, numbers_bytes
+        self.digits_at = b.mul(elements, e.const(self.num_digits))
+        self.numbers_bytes = numbers_bytes
         self.scales = b.add(scales_at, b.sdiv(elements, e.const(self.group // 4)))
 
     def parameters(self, first: int) -> tuple[ir.Value, ir.Value | None]:
@@ -219,16 +221,28 @@ class _Run:
         """Returns for each row the products of a group. word: index of a register -> its bytes."""
         e, b = self.e, self.e.builder
         count = max(1, _CHAINS // len(xs))
-        chains = [[self.begin(first, x), *[e.splat_int(0)] * (count - 1)] for x in xs]
-        for i in range(self.group // 4):
-            weights = word(first // 4 + i)
-            for x, sums in zip(xs, chains, strict=True):
-                four = _broadcast_int(e, e.at(e.at(x, self.elements), first + 4 * i))
-                sums[i % count] = _dot(e, sums[i % count], weights, four)
-        for sums in chains:
+        chains = [[e.splat_int(0)] * count for _ in xs]
+        for digit in range(self.num_digits):
+            if digit:
+                chains = [[self.shifted(total) for total in sums] for sums in chains]
+            for i in range(self.group // 4):
+                weights = word(first // 4 + i)
+                for x, sums in zip(xs, chains, strict=True):
+                    four = _broadcast_int(e, e.at(self.digit(x, digit), first + 4 * i))
+                    sums[i % count] = _dot(e, sums[i % count], weights, four)
+        for x, sums in zip(xs, chains, strict=True):
+            sums[0] = b.add(sums[0], self.begin(first, x))
             while len(sums) > 1:
                 sums[:] = [b.add(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
         return [sums[0] for sums in chains]
+
+    def shifted(self, products: ir.Value) -> ir.Value:
+        """Returns products with digits in units of those with the next digits."""
+        return self.e.builder.shl(products, self.e.splat_int(DIGIT_BITS))
+
+    def digit(self, x: ir.Value, place: int) -> ir.Value:
+        """Returns the address of one digit of each element of the run."""
+        return self.e.at(self.e.at(x, self.digits_at), RUN * place)
 
 
 def _tile(num_rows: int):
@@ -325,9 +339,19 @@ def _dots_of_columns(
 ) -> Iterator[tuple[int, ir.Value]]:
     """As `_dots_of_words`, without a transposition: it sums over lanes instead."""
     e, b = run.e, run.e.builder
-    read = b.load(b.inttoptr(e.at(x, run.elements), e.integers.as_pointer()), align=1)
-    zeros = e.splat_int(0)
-    parts = part_sums(e, [_dot(e, zeros, _bytes(e, each, kind), read) for each in columns])
+    digits = [
+        b.load(b.inttoptr(run.digit(x, place), e.integers.as_pointer()), align=1)
+        for place in range(run.num_digits)
+    ]
+
+    def products_of(column: ir.Value) -> ir.Value:
+        read = _bytes(e, column, kind)
+        total = _dot(e, e.splat_int(0), read, digits[0])
+        for digit in digits[1:]:
+            total = _dot(e, run.shifted(total), read, digit)
+        return total
+
+    parts = part_sums(e, [products_of(each) for each in columns])
     for first in range(0, RUN, run.group):
         products = run.begin(first, x)
         for part in parts[first // _PART : (first + run.group) // _PART]:

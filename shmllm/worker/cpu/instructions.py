@@ -10,7 +10,7 @@ from shmllm.errors import EngineStartError
 from shmllm.worker.cpu.product_kernels import MULTIPLY
 from shmllm_kernels.cpu.amx import HAS_AMX
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
-from shmllm_kernels.cpu.group_rounding import GROUPS
+from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.simd import INSTRUCTIONS
 from shmllm_kernels.cpu.tile_rounding import tiled
 
@@ -34,19 +34,35 @@ def _weights_for(*x_kinds: str) -> frozenset[str]:
     return frozenset(weight for x, weight, _ in MULTIPLY if x in x_kinds)
 
 
+def _in_groups(x_dtype: str) -> list[str]:
+    return [name for name, grouping in GROUPINGS.items() if grouping.dtype == x_dtype]
+
+
 DOT_PRODUCTS = {
     "bfloat16": DotProduct(
         _weights_for("bfloat16"), "dtype='bfloat16'", "AVX512_BF16", HAS_BFLOAT16
     ),
     "int8": DotProduct(
-        _weights_for("int8", *GROUPS),
+        _weights_for("int8", *_in_groups("int8")),
         "quantization='int8' or 'int4', or with a checkpoint in 4 to 8 bits",
         "AVX512_VNNI",
         HAS_INT8,
     ),
-    "int16": DotProduct(_weights_for(tiled("int16")), "quantization='int8'", "AMX_INT8", HAS_AMX),
+    "int16": DotProduct(
+        _weights_for(*_in_groups("int16")),
+        "quantization='int4' or a checkpoint in 4 to 8 bits",
+        "AVX512_VNNI",
+        HAS_INT8,
+    ),
 }
 """By the dtype name of activations."""
+INT16_IN_TILES = DotProduct(
+    _weights_for(tiled("int16")),
+    "quantization='int8', or with cpu_instructions='vectors' for packed weights",
+    "AMX_INT8",
+    HAS_AMX,
+)
+"""What int16 needs where products use tiles."""
 
 AMX_INSTRUCTIONS = {"bfloat16": "AMX_BF16", "int8": "AMX_INT8", "int16": "AMX_INT8"}
 """What replaces DOT_PRODUCTS, but for experts, if products use tiles."""
@@ -112,25 +128,28 @@ def activation_dtype(load: LoadConfig, dtype: str, packed: Collection[str] = ())
         EngineStartError: they cannot be rounded as asked.
     """
     wanted = load.activation_dtype
+    stored = {load.rounding} if load.rounding else set(packed) or {dtype}
+    in_tiles = INT16_IN_TILES.exists and load.cpu_instructions != "vectors"
     if wanted == "auto":  # 8 bits change too much to be the default
-        digits = DOT_PRODUCTS["int16"]
-        if digits.exists and load.rounding and load.cpu_instructions != "vectors":
+        if in_tiles and load.rounding:
             return "int16"  # for the LM head at least, which has 8 bits
-        pairs = DOT_PRODUCTS["bfloat16"]
-        rounds = pairs.exists and (load.rounding or dtype) in pairs.weights
-        return "bfloat16" if rounds else "float32"
+        if not load.rounding and dtype not in DOT_PRODUCTS["bfloat16"].weights:
+            return "float32"
+        possible = ("bfloat16",) if in_tiles else ("int16", "bfloat16")
+        fitting = (name for name in possible if _lacking(DOT_PRODUCTS[name], stored) is None)
+        return next(fitting, "float32")
     if wanted == "float32":
         return wanted
-    needed = DOT_PRODUCTS[wanted]
-    stored = {load.rounding} if load.rounding else set(packed) or {dtype}
-    lacking = None
-    if stored.isdisjoint(needed.weights):
-        names = ", ".join(sorted(map(str, stored)))
-        lacking = f"the weights are {names}; start with {needed.option}"
-    elif not needed.exists:
-        lacking = f"this CPU has no {needed.instruction}"
-    elif wanted == "int16" and load.cpu_instructions == "vectors":
-        lacking = "it needs cpu_instructions='tiles' or 'auto'"
+    needed = INT16_IN_TILES if in_tiles and wanted == "int16" else DOT_PRODUCTS[wanted]
+    lacking = _lacking(needed, stored)
     if lacking is not None:
         raise EngineStartError(f"activation_dtype={wanted!r} is not possible: {lacking}")
     return wanted
+
+
+def _lacking(needed: DotProduct, stored: Collection[str]) -> str | None:
+    """Return what dot products lack of weights of these kinds; None: nothing."""
+    if needed.weights.isdisjoint(stored):
+        names = ", ".join(sorted(map(str, stored)))
+        return f"the weights are {names}; start with {needed.option}"
+    return None if needed.exists else f"this CPU has no {needed.instruction}"

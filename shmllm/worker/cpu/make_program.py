@@ -122,7 +122,7 @@ def describe_products(loaded: LoadedModel) -> tuple[str, str]:
     activations, in_tiles = arithmetic_of(loaded)
     if not isinstance(loaded.model, DecoderModel):
         return activations, "torch"
-    if activations == "int16" and loaded.load.rounding != "int8":
+    if activations == "int16" and in_tiles and loaded.load.rounding != "int8":
         activations = "bfloat16"  # int16 is for the LM head alone
     return activations, instruction_of(activations, in_tiles)
 

@@ -14,12 +14,12 @@ from shmllm_kernels.cpu import (
     rows,
     tile_rounding,
 )
-from shmllm_kernels.cpu.group_rounding import GROUPS
+from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, TILED, tiled
 
 Kinds = tuple[str, str, str]
-"""The dtype names of activations (or a name in GROUPS or TILED), weights and bias, by which kernels
-are chosen."""
+"""The dtype names of activations (or a name in GROUPINGS or TILED), weights and bias, by which
+kernels are chosen."""
 
 
 MULTIPLY = {**products.MULTIPLY, **group_products.MULTIPLY, **matrix_tiles.MULTIPLY}
@@ -44,7 +44,7 @@ def row_bytes(k: int, kind: str) -> int:
     """Return the stride of rounded rows of k activations of a kind, the first of `Kinds`."""
     if kind in TILED:
         return tile_rounding.row_bytes(k, TILED[kind])
-    owner = group_rounding if kind in GROUPS else rounding
+    owner = group_rounding if kind in GROUPINGS else rounding
     size: int = owner.row_bytes(k, kind)
     return size
 
@@ -52,10 +52,10 @@ def row_bytes(k: int, kind: str) -> int:
 def rounded_bytes(num_rows: int, k: int, activation_dtype: str) -> int:
     """Return the memory that rounded activations need in any layout, for rows of up to k."""
     layouts = [tiled(activation_dtype)]
-    if activation_dtype == "int16":  # of int8; all other weights get bfloat16
+    if activation_dtype == "int16":  # other weights get bfloat16
         layouts += ["bfloat16", tiled("bfloat16")]
     else:
         layouts.append(activation_dtype)
-    layouts += GROUPS if activation_dtype == "int8" else ()
+    layouts += [name for name, each in GROUPINGS.items() if each.dtype == activation_dtype]
     whole_rows = -(-num_rows // BLOCK_ROWS) * BLOCK_ROWS
     return whole_rows * max(row_bytes(k, kind) for kind in layouts)

@@ -12,7 +12,9 @@ from shmllm.models.layers import MLP, Linear
 from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.worker.cpu.product_kernels import MULTIPLY, ROUND, ROUNDING, Kinds, row_bytes
-from shmllm_kernels.cpu import KernelProgram, expert_tiles, gated_tiles, group_products
+from shmllm_kernels.cpu import KernelProgram, expert_tiles, gated_tiles
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
+from shmllm_kernels.cpu.group_products import X_KINDS
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, TILED, tiled
 
 
@@ -76,7 +78,7 @@ class Products:
             weight: the matrix.
             is_exact: whether activations must stay float32.
             is_grouped: whether it is a product of experts, or with a matrix for each head. Their
-                activations are not rounded to 8 bits: each has to know its largest.
+                activations are not rounded to integers: each has to know its largest.
         """
         dtype = kind_of(weight)
         stored = weight.kind if isinstance(weight, QuantizedMatrix) else dtype
@@ -86,14 +88,13 @@ class Products:
 
     def _wanted(self, stored: str, is_grouped: bool) -> list[str]:
         """Return the kinds of activations for weights of a kind, the best first."""
-        of_dtype: dict[str, list[str]] = {
-            "int16": ["int16", "bfloat16"],
-            "int8": [] if is_grouped else [group_products.X_KINDS.get(stored, "int8")],
-        }
-        kinds = of_dtype.get(self._activation_dtype, [self._activation_dtype])
-        if self._uses_tiles and not is_grouped:
-            return [name for kind in kinds for name in (tiled(kind), kind)]
-        return kinds
+        dtype = self._activation_dtype
+        is_integer, in_tiles = dtype in ("int8", "int16"), self._uses_tiles and not is_grouped
+        by_groups = None if dtype == "int16" and in_tiles else X_KINDS.get((dtype, stored))
+        kinds = [] if is_integer and is_grouped else [by_groups or dtype]
+        if dtype == "int16" and HAS_BFLOAT16:
+            kinds.append("bfloat16")
+        return [name for kind in kinds for name in (tiled(kind), kind)] if in_tiles else kinds
 
     def activations(self, num_rows: int, x: Tensor, kind: str) -> tuple[int, int]:
         """Record the rounding of activations, unless they stay float32.

@@ -1,4 +1,4 @@
-"""Products of packed weights with activations in 8 bits by groups, against plain integers."""
+"""Products of packed weights with activations in 8 or 16 bits by groups, and plain integers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import pytest
 import torch
 from support.cpu_kernels import NEEDS_INT8, guarded, run_kernel
 from support.packed_matrices import LAYOUTS, PackedMatrix, drawn_matrix, values_of
+from support.variants import each_once
 from torch import Tensor
 
 from shmllm_kernels.cpu.group_products import MULTIPLY, X_KINDS
-from shmllm_kernels.cpu.group_rounding import GROUPS, ROUND, row_bytes
+from shmllm_kernels.cpu.group_rounding import GROUPINGS, ROUND, row_bytes
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 from tests.unit.kernels.cpu.test_products import assert_close, multiply
-from tests.unit.kernels.cpu.test_unpacking import KINDS, usable
+from tests.unit.kernels.cpu.test_unpacking import usable
 
 pytestmark = NEEDS_INT8
-BYTE_KINDS = [kind for kind in KINDS if kind != "fp8"]
+BYTE_KINDS = [kind for kind in LAYOUTS if kind != "fp8"]
+DTYPES = ("int8", "int16")
 
 
 def rounded(x: Tensor, kind: str, num_threads: int = 2) -> Tensor:
@@ -26,42 +28,47 @@ def rounded(x: Tensor, kind: str, num_threads: int = 2) -> Tensor:
     return out.view(len(x), stride)
 
 
-def plainly_rounded(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def plainly_rounded(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Returns the integers [rows, groups, group] and the scales [rows, groups] of activations."""
+    _, num_digits, group = GROUPINGS[kind]
+    unit = 256.0 ** (num_digits - 1)
     filled = torch.nn.functional.pad(x, (0, -x.shape[1] % 64)).unflatten(1, (-1, group))
     largest, most = filled.abs().amax(-1), torch.tensor(127.0)  # torch turns 127 / x into 1 / x
-    inverse = torch.where(largest > 0, most / largest, 0)
-    return torch.floor(filled * inverse[..., None] + 0.5), largest / most
+    inverse = torch.where(largest > 0, most / largest, 0) * unit
+    return torch.floor(filled * inverse[..., None] + 0.5), largest / most / unit
 
 
 def values_rounded(x: Tensor, kind: str) -> Tensor:
-    integers, scales = plainly_rounded(x, GROUPS[kind])
+    integers, scales = plainly_rounded(x, kind)
     return (integers.double() * scales[..., None]).flatten(1)[:, : x.shape[1]]
 
 
 def multiply_rounded(
-    x: Tensor, matrix: PackedMatrix, num_threads: int = 1, bias: Tensor | None = None
+    x: Tensor, matrix: PackedMatrix, dtype: str, num_threads: int = 1, bias: Tensor | None = None
 ) -> Tensor:
-    kernel = MULTIPLY[X_KINDS[matrix.kind], matrix.kind, "bfloat16"]
+    x_kind = X_KINDS[dtype, matrix.kind]
     return multiply(
-        kernel, rounded(x, X_KINDS[matrix.kind]), matrix.integers, scale=matrix.scales, bias=bias,
-        shape=(len(matrix.integers), matrix.k), num_threads=num_threads,
+        MULTIPLY[x_kind, matrix.kind, "bfloat16"], rounded(x, x_kind), matrix.integers,
+        scale=matrix.scales, bias=bias, shape=(len(matrix.integers), matrix.k),
+        num_threads=num_threads,
     )  # fmt: skip
 
 
 def test_all_kinds_of_integers_have_kernels() -> None:
-    assert set(X_KINDS) == {kind for kind in LAYOUTS if kind != "fp8"}
+    assert set(X_KINDS) == {(dtype, kind) for dtype in DTYPES for kind in BYTE_KINDS}
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", GROUPINGS)
 @pytest.mark.parametrize("k", [1, 40, 64, 200, 1088])
 def test_groups_are_rounded_to_the_bit(kind: str, k: int) -> None:
     x = torch.randn(9, k) * torch.exp2(torch.randint(-40, 40, (9, 1)))
     x[3, : k // 2] = 0
-    found, group = rounded(x, kind), GROUPS[kind]
-    integers, scales = plainly_rounded(x, group)
-    width, count = integers[0].numel(), scales.shape[1]
-    assert torch.equal(found[:, :width].view(torch.int8), integers.flatten(1).to(torch.int8))
+    found, num_digits = rounded(x, kind), GROUPINGS[kind].num_digits
+    integers, scales = plainly_rounded(x, kind)
+    width, count = integers[0].numel() * num_digits, scales.shape[1]
+    digits = found[:, :width].view(torch.int8).unflatten(1, (-1, num_digits, 64)).int()
+    weights = torch.tensor([[256], [1]], dtype=torch.int32)[-num_digits:]
+    assert torch.equal((digits * weights).sum(2).flatten(1), integers.flatten(1).int())
     numbers = [
         found[:, width + 4 * i * count : width + 4 * (i + 1) * count].contiguous() for i in range(3)
     ]
@@ -93,41 +100,44 @@ def exact_matrix(rows: int, k: int, kind: str) -> PackedMatrix:
     return matrix
 
 
-@pytest.mark.parametrize("kind", BYTE_KINDS)
-def test_integers_are_added_exactly(kind: str) -> None:
-    """The activations are integers of up to 127 in each group, so that nothing is rounded."""
+@pytest.mark.parametrize(("kind", "dtype"), each_once(BYTE_KINDS, DTYPES))
+def test_integers_are_added_exactly(kind: str, dtype: str) -> None:
+    """The activations are integers, and the largest one of a group makes its scale a power of two,
+    so that nothing is rounded."""
     for columns, k in ((1, 40), (16, 64), (17, 320), (70, 1300)):
         matrix = exact_matrix(columns, usable(k, kind), kind)
         x = torch.randint(-127, 128, (21, matrix.k)).float()
         x[:, ::16] = 127
+        if dtype == "int16":
+            x[:, :64:16] = 127 * 64  # the scale of these groups is 1/4
         expected = x.double() @ values_of(matrix).double().T
-        assert torch.equal(multiply_rounded(x, matrix, num_threads=2).double(), expected)
+        assert torch.equal(multiply_rounded(x, matrix, dtype, num_threads=2).double(), expected)
 
 
-@pytest.mark.parametrize("kind", BYTE_KINDS)
-def test_products_equal_float64_and_have_the_same_bits_in_any_batch(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "dtype"), each_once(BYTE_KINDS, DTYPES))
+def test_products_equal_float64_and_have_the_same_bits_in_any_batch(kind: str, dtype: str) -> None:
     for columns, k in ((1, 40), (13, 96), (50, 1300), (96, 2304)):
         matrix = drawn_matrix(columns, usable(k, kind), kind)
         x = torch.randn(ROWS_AT_ONCE + 15, matrix.k)
-        whole = multiply_rounded(x, matrix, num_threads=2)
-        assert_close(whole, values_rounded(x, X_KINDS[kind]), values_of(matrix))
+        whole = multiply_rounded(x, matrix, dtype, num_threads=2)
+        assert_close(whole, values_rounded(x, X_KINDS[dtype, kind]), values_of(matrix))
         for rows in (1, 2, 3, 7, 8, 13):
-            assert torch.equal(multiply_rounded(x[:rows].clone(), matrix), whole[:rows])
-            assert torch.equal(multiply_rounded(x[-rows:].clone(), matrix), whole[-rows:])
+            assert torch.equal(multiply_rounded(x[:rows].clone(), matrix, dtype), whole[:rows])
+            assert torch.equal(multiply_rounded(x[-rows:].clone(), matrix, dtype), whole[-rows:])
 
 
 def test_a_bias_is_added_once() -> None:
     matrix, x = drawn_matrix(37, 2100, "q8_0"), torch.randn(5, 2100)
     bias = torch.randn(37).bfloat16()
-    plain = multiply_rounded(x, matrix)
-    assert torch.equal(multiply_rounded(x, matrix, bias=bias), plain + bias.float())
+    plain = multiply_rounded(x, matrix, "int16")
+    assert torch.equal(multiply_rounded(x, matrix, "int16", bias=bias), plain + bias.float())
 
 
 def test_nan_in_a_row_does_not_change_other_rows() -> None:
     matrix, x = drawn_matrix(20, 256, "q4_k"), torch.randn(9, 256)
-    expected = multiply_rounded(x, matrix)
+    expected = multiply_rounded(x, matrix, "int16")
     x[3, 100], x[6, 7] = float("nan"), float("inf")
-    found = multiply_rounded(x, matrix)
+    found = multiply_rounded(x, matrix, "int16")
     others = [0, 1, 2, 4, 5, 7, 8]
     assert torch.equal(found[others], expected[others])
     assert not found[[3, 6]].isfinite().any()

@@ -15,7 +15,7 @@ from shmllm.models.matrices import QUANTIZATIONS
 from shmllm.models.packed import PACKINGS
 from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.worker.cpu import instructions, products
-from shmllm.worker.cpu.instructions import activation_dtype, instruction_of
+from shmllm.worker.cpu.instructions import DotProduct, activation_dtype, instruction_of
 from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.product_kernels import rounded_bytes
 from shmllm.worker.cpu.products import Products
@@ -30,27 +30,32 @@ def chosen(dtype: str, wanted: str = "auto", quantization: str | None = None) ->
     return activation_dtype(load, dtype)
 
 
-def has(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
-    """Lets the CPU multiply numbers of these dtypes only."""
-    found = {
-        kind: each._replace(exists=kind in kinds)
-        for kind, each in instructions.DOT_PRODUCTS.items()
-    }
+def has(monkeypatch: pytest.MonkeyPatch, *instruction_names: str) -> None:
+    """Lets the CPU have these instructions only."""
+
+    def limited(each: DotProduct) -> DotProduct:
+        return each._replace(exists=each.instruction in instruction_names)
+
+    found = {kind: limited(each) for kind, each in instructions.DOT_PRODUCTS.items()}
     monkeypatch.setattr(instructions, "DOT_PRODUCTS", found)
+    monkeypatch.setattr(instructions, "INT16_IN_TILES", limited(instructions.INT16_IN_TILES))
 
 
 def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has(monkeypatch, "bfloat16", "int8")
+    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI")
     assert chosen(BFLOAT16) == "bfloat16"
     assert chosen(FLOAT32) == chosen("float16") == "float32"
     for quantization in QUANTIZATIONS:
-        assert chosen(FLOAT32, quantization=quantization) == "bfloat16"
+        expected = "bfloat16" if quantization == "int8" else "int16"
+        assert chosen(FLOAT32, quantization=quantization) == expected
         assert chosen(BFLOAT16, "float32", quantization) == "float32"
-    assert chosen(BFLOAT16, "float32") == "float32"
-    for quantization in QUANTIZATIONS:
         assert chosen(FLOAT32, "int8", quantization) == "int8"
+        assert chosen(FLOAT32, "bfloat16", quantization) == "bfloat16"
+    assert chosen(BFLOAT16, "float32") == "float32"
+    has(monkeypatch, "AVX512_BF16")
+    assert chosen(BFLOAT16) == chosen(BFLOAT16, quantization="int4") == "bfloat16"
     has(monkeypatch)
     assert chosen(BFLOAT16) == chosen(BFLOAT16, quantization="int4") == "float32"
 
@@ -58,25 +63,62 @@ def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
 def test_weights_in_8_bits_get_16_bits_where_the_cpu_has_amx(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has(monkeypatch, "bfloat16", "int8", "int16")
+    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI", "AMX_INT8")
     assert chosen(BFLOAT16, quantization="int8") == "int16"
     assert chosen(BFLOAT16, quantization="int4") == "int16", "for the LM head"
     assert chosen(BFLOAT16) == "bfloat16"
     vectors = LoadConfig("m", quantization="int8", cpu_instructions="vectors")
     assert activation_dtype(vectors, BFLOAT16) == "bfloat16"
-    vectors = LoadConfig(
-        "m", quantization="int8", activation_dtype="int16", cpu_instructions="vectors"
-    )
-    with pytest.raises(EngineStartError, match="int16' is not possible: it needs cpu_instr"):
-        activation_dtype(vectors, BFLOAT16)
-    with pytest.raises(EngineStartError, match="int16' is not possible: the weights are bfloat16"):
-        chosen(BFLOAT16, "int16")
-    has(monkeypatch, "bfloat16", "int8")
-    with pytest.raises(EngineStartError, match="int16' is not possible: this CPU has no AMX_INT8"):
-        chosen(BFLOAT16, "int16", "int8")
+    for cpu_instructions, quantization, option in (
+        ("vectors", "int8", "quantization='int4' or a checkpoint in 4 to 8 bits"),
+        ("auto", "int4", "quantization='int8', or with cpu_instructions='vectors'"),
+        ("auto", None, "quantization='int8'"),
+    ):
+        load = LoadConfig(
+            "m", quantization=quantization, activation_dtype="int16",
+            cpu_instructions=cpu_instructions,
+        )  # fmt: skip
+        with pytest.raises(EngineStartError, match=f"int16' is not possible: .*with {option}"):
+            activation_dtype(load, BFLOAT16)
 
 
-def test_int16_is_for_weights_in_8_bits_and_bfloat16_for_others() -> None:
+def test_weights_in_groups_get_16_bits_where_the_cpu_has_no_amx(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of_packed(*kinds: str, dtype: str = BFLOAT16, by: str = "auto") -> str:
+        return activation_dtype(LoadConfig("m", cpu_instructions=by), dtype, kinds)
+
+    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI")
+    assert of_packed("q4_k", "q6_k") == of_packed("fp8", "int4-g64") == "int16"
+    assert of_packed("fp8") == BFLOAT16
+    assert of_packed("q4_k", dtype=FLOAT32) == FLOAT32
+    assert chosen(BFLOAT16, "int16", "int4") == "int16"
+    has(monkeypatch, "AVX512_VNNI")
+    assert of_packed("q4_k") == chosen(FLOAT32, quantization="int4") == "int16"
+    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI", "AMX_INT8")
+    assert of_packed("q4_k") == BFLOAT16
+    assert of_packed("q4_k", by="vectors") == "int16"
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_other_weights_beside_those_in_groups_get_what_the_cpu_has(
+    has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "HAS_BFLOAT16", has_bfloat16)
+    chosen_by = Products(KernelProgram(1), None, "int16")
+    other = BFLOAT16 if has_bfloat16 else FLOAT32
+    assert chosen_by.kinds(Linear(96, (64,), False, STORAGE).weight)[0] == other
+    for kind, x_kind in (("int4", "int16-g32"), ("q6_k", "int16-g16"), ("fp8", other)):
+        matrix = PACKINGS[kind].make((16, 256), torch.bfloat16, allocate)
+        assert chosen_by.kinds(matrix)[0] == x_kind
+        assert chosen_by.kinds(matrix, is_grouped=True)[0] == other
+        assert chosen_by.kinds(matrix, is_exact=True)[0] == FLOAT32
+
+
+def test_int16_by_tiles_is_for_weights_in_8_bits_and_bfloat16_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "HAS_BFLOAT16", True)
     chosen_by = Products(KernelProgram(1), None, "int16", uses_tiles=True)
     kinds = {}
     for name in ("int8", "int4"):
@@ -115,8 +157,8 @@ def test_what_is_not_possible_is_an_error(
 def test_packed_weights_of_a_checkpoint_decide_what_is_possible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has(monkeypatch, "bfloat16", "int8")
-    for wanted in ("int8", "bfloat16"):
+    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI")
+    for wanted in ("int8", "int16", "bfloat16"):
         load = LoadConfig("m", activation_dtype=wanted)
         assert activation_dtype(load, FLOAT32, {"q4_k", "q6_k"}) == wanted
     assert activation_dtype(LoadConfig("m"), FLOAT32, {"q4_k"}) == FLOAT32
@@ -201,6 +243,7 @@ def test_instructions_have_their_names() -> None:
     assert instruction_of(BFLOAT16, uses_tiles=False) == "AVX512_BF16"
     assert instruction_of("int8", uses_tiles=True) == "AMX_INT8"
     assert instruction_of("int8", uses_tiles=False) == "AVX512_VNNI"
+    assert instruction_of("int16", uses_tiles=False) == "AVX512_VNNI"
     of_float32 = ("AVX512F", "AVX2", "AVX", "SSE2", "NEON")
     assert instruction_of(FLOAT32, uses_tiles=True) in of_float32
 
