@@ -107,7 +107,7 @@ class MoERun:
         self._firsts = torch.full((num_experts + GUARDS,), -1)
         most = max_blocks(num_tokens, top_k, num_experts)
         self._blocks = torch.full((most + GUARDS, BLOCK_WORDS), -1)
-        self._num_blocks = np.array([-1])
+        self._num_blocks = np.array([-1, -1])
         self._guarded: list[tuple[Tensor, int]] = [
             (self._ids, num_tokens), (self._weights, num_tokens), (self._places, num_tokens),
             (self._tokens, num_tokens * top_k), (self._firsts, num_experts), (self._blocks, most),

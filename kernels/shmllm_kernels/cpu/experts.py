@@ -12,19 +12,23 @@ import numpy as np
 
 from shmllm_kernels.cpu.expert_lora import add_to_block, has_adapters
 from shmllm_kernels.cpu.functions import gelu_tanh, relu_squared, silu
+from shmllm_kernels.cpu.group_products import KINDS as KINDS_IN_GROUPS
+from shmllm_kernels.cpu.group_products import product as product_in_groups
+from shmllm_kernels.cpu.group_rounding import GROUPINGS
+from shmllm_kernels.cpu.group_tiles import PANEL_COLUMNS
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.lora import DTYPES
 from shmllm_kernels.cpu.memory import floats, itemsize, put_number, word
-from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
+from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED, TILE_COLUMNS
 from shmllm_kernels.cpu.products import (
     COLUMNS_AT_ONCE,
     KINDS,
     ROWS_AT_ONCE,
     Rows,
     Weights,
-    chunk_width,
     product,
+    width_in,
 )
 from shmllm_kernels.cpu.routing import BLOCK_WORDS
 from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
@@ -36,32 +40,65 @@ SILU, GELU_TANH, GPT_OSS, RELU_SQUARED = "silu", "gelu_tanh", "gpt_oss", "relu_s
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
 
 
+def _is_in_groups(x_kind: str) -> bool:
+    return x_kind in GROUPINGS
+
+
+def _tile_columns(x_kind: str) -> int:
+    return PANEL_COLUMNS if _is_in_groups(x_kind) else TILE_COLUMNS
+
+
+def _out_kind(x_kind: str) -> str:
+    """Returns the dtype name of the activation of gate and up. (A group's numbers are rounded when
+    all are known.)"""
+    return "float32" if _is_in_groups(x_kind) else x_kind
+
+
 @compiled
-def _num_chunks(num_columns, num_threads):
-    return num_columns // chunk_width(num_columns, num_threads)
+def _chunk_width(num_columns, num_threads, x_kind):
+    return width_in(_tile_columns(x_kind), COLUMNS_AT_ONCE, num_columns, num_threads)
+
+
+@compiled
+def _num_chunks(num_columns, num_threads, x_kind):
+    return num_columns // _chunk_width(num_columns, num_threads, x_kind)
 
 
 @compiled
 def _pieces(operands, piece, thread, num_threads):
-    return word(word(operands, 0), 0) * _num_chunks(word(operands, 7), num_threads)
+    return word(word(operands, 0), 0) * _num_chunks(word(operands, 7), num_threads, "float32")
 
 
 @compiled
-def _block(operands, piece, num_threads):
+def _pieces_in_groups(operands, piece, thread, num_threads):
+    return word(word(operands, 0), 0) * _num_chunks(word(operands, 7), num_threads, "int8-g32")
+
+
+@compiled
+def _block(operands, piece, num_threads, x_kind):
     """Returns the expert, the first pair and the number of pairs of a piece."""
-    index = piece // _num_chunks(word(operands, 7), num_threads)
+    index = piece // _num_chunks(word(operands, 7), num_threads, x_kind)
     block = word(operands, 1) + index * (8 * BLOCK_WORDS)
     return word(block, 0), word(block, 1), word(block, 2)
 
 
 @compiled
-def _chunk(operands, piece, num_threads):
+def _chunk(operands, piece, num_threads, x_kind):
     """Returns the first column and the number of columns of a piece."""
     num_columns = word(operands, 7)
-    chunk = piece % _num_chunks(num_columns, num_threads)
-    is_last = chunk == _num_chunks(num_columns, num_threads) - 1
-    width = chunk_width(num_columns, num_threads)
+    num_chunks = _num_chunks(num_columns, num_threads, x_kind)
+    chunk, width = piece % num_chunks, _chunk_width(num_columns, num_threads, x_kind)
+    is_last = chunk == num_chunks - 1
     return chunk * width, num_columns - chunk * width if is_last else width
+
+
+@compiled
+def _product(rows, num_rows, weights, columns, num_columns, out, out_stride):
+    """As `products.product`, by the tiles for these rows."""
+    if _is_in_groups(rows.kind):
+        product_in_groups(rows, num_rows, weights, columns, num_columns, out, out_stride)
+    else:
+        product(rows, num_rows, weights, columns, num_columns, out, out_stride)
 
 
 @compiled
@@ -105,8 +142,8 @@ def _activate(scratch, width, out, activation, x_kind):
 @compiled
 def _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation):
     """Writes gate and up of a block and a chunk of columns to the scratch memory."""
-    expert, first, count = _block(operands, piece, num_threads)
-    column, width = _chunk(operands, piece, num_threads)
+    expert, first, count = _block(operands, piece, num_threads, x_kind)
+    column, width = _chunk(operands, piece, num_threads, x_kind)
     inner = word(operands, 7)
     rows = Rows(
         word(operands, 2), word(operands, 3), word(operands, 11) + 8 * first, x_kind, LISTED
@@ -115,39 +152,43 @@ def _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_
     weights = _of_expert(operands, expert, num_columns, kind, bias_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
     if activation == RELU_SQUARED:
-        product(rows, count, weights, column, width, scratch - 4 * column, stride)
+        _product(rows, count, weights, column, width, scratch - 4 * column, stride)
     elif activation != GPT_OSS:
         up = inner + column
-        product(rows, count, weights, column, width, scratch - 4 * column, stride)
-        product(rows, count, weights, up, width, scratch + 4 * width - 4 * up, stride)
+        _product(rows, count, weights, column, width, scratch - 4 * column, stride)
+        _product(rows, count, weights, up, width, scratch + 4 * width - 4 * up, stride)
     else:
-        product(rows, count, weights, 2 * column, 2 * width, scratch - 8 * column, stride)
+        _product(rows, count, weights, 2 * column, 2 * width, scratch - 8 * column, stride)
 
 
 @compiled
-def _activate_block(operands, piece, thread, num_threads, out, out_stride, x_kind, activation):
+def _activate_block(
+    operands, piece, thread, num_threads, out, out_stride, x_kind, out_kind, activation
+):  # fmt: skip
     """Writes the activation of what lies in the scratch memory."""
-    _, first, count = _block(operands, piece, num_threads)
-    column, width = _chunk(operands, piece, num_threads)
+    _, first, count = _block(operands, piece, num_threads, x_kind)
+    column, width = _chunk(operands, piece, num_threads, x_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
-    target = out + first * out_stride + itemsize(x_kind) * column
+    target = out + first * out_stride + itemsize(out_kind) * column
     for row in range(count):
-        _activate(scratch + row * stride, width, target + row * out_stride, activation, x_kind)
+        _activate(scratch + row * stride, width, target + row * out_stride, activation, out_kind)
 
 
 @compiled
 def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation):
     _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation)
     out, out_stride = word(operands, 4), word(operands, 5)
-    _activate_block(operands, piece, thread, num_threads, out, out_stride, x_kind, activation)
+    _activate_block(
+        operands, piece, thread, num_threads, out, out_stride, x_kind, _out_kind(x_kind), activation
+    )  # fmt: skip
 
 
 @compiled
-def _adapt_block(operands, piece, thread, num_threads, activation, lora_kind):
+def _adapt_block(operands, piece, thread, num_threads, x_kind, activation, lora_kind):
     """Adds what adapters add to gate and up in the scratch memory."""
     adapters = word(operands, 13)
-    expert, first, count = _block(operands, piece, num_threads)
-    column, width = _chunk(operands, piece, num_threads)
+    expert, first, count = _block(operands, piece, num_threads, x_kind)
+    column, width = _chunk(operands, piece, num_threads, x_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
     begin = 2 * column if activation == GPT_OSS else column
     end = begin + 2 * width if activation == GPT_OSS else begin + width
@@ -163,8 +204,8 @@ def _adapt_block(operands, piece, thread, num_threads, activation, lora_kind):
 @compiled
 def _round_block(operands, piece, num_threads, x_kind):
     """Rounds the activation of a block and a chunk of columns."""
-    _, first, count = _block(operands, piece, num_threads)
-    column, width = _chunk(operands, piece, num_threads)
+    _, first, count = _block(operands, piece, num_threads, x_kind)
+    column, width = _chunk(operands, piece, num_threads, x_kind)
     for row in range(first, first + count):
         exact = floats(word(operands, 14) + row * word(operands, 15))
         out = word(operands, 4) + row * word(operands, 5)
@@ -178,24 +219,24 @@ def _adapted_gate_and_up(
 ):  # fmt: skip
     _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation)
     if has_adapters(word(operands, 13)):
-        _adapt_block(operands, piece, thread, num_threads, activation, lora_kind)
+        _adapt_block(operands, piece, thread, num_threads, x_kind, activation, lora_kind)
     exact, exact_stride = word(operands, 14), word(operands, 15)
     _activate_block(
-        operands, piece, thread, num_threads, exact, exact_stride, "float32", activation
-    )
-    if x_kind != "float32":
+        operands, piece, thread, num_threads, exact, exact_stride, x_kind, "float32", activation
+    )  # fmt: skip
+    if _out_kind(x_kind) != "float32":
         _round_block(operands, piece, num_threads, x_kind)
 
 
 @compiled
 def _down(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
-    expert, first, count = _block(operands, piece, num_threads)
-    column, width = _chunk(operands, piece, num_threads)
+    expert, first, count = _block(operands, piece, num_threads, x_kind)
+    column, width = _chunk(operands, piece, num_threads, x_kind)
     x_stride, out_stride = word(operands, 3), word(operands, 5)
     rows = Rows(word(operands, 2) + first * x_stride, x_stride, 0, x_kind, IN_ORDER)
     weights = _of_expert(operands, expert, word(operands, 7), kind, bias_kind)
     out = word(operands, 4) + first * out_stride
-    product(rows, count, weights, column, width, out, out_stride)
+    _product(rows, count, weights, column, width, out, out_stride)
 
 
 @compiled
@@ -203,22 +244,25 @@ def _adapted_down(operands, piece, thread, num_threads, x_kind, kind, bias_kind,
     _down(operands, piece, thread, num_threads, x_kind, kind, bias_kind)
     adapters, out_stride = word(operands, 11), word(operands, 5)
     if has_adapters(adapters):
-        expert, first, count = _block(operands, piece, num_threads)
-        column, width = _chunk(operands, piece, num_threads)
+        expert, first, count = _block(operands, piece, num_threads, x_kind)
+        column, width = _chunk(operands, piece, num_threads, x_kind)
         out = word(operands, 4) + first * out_stride
         add_to_block(
             adapters, expert, first, count, column, column + width, out, out_stride, lora_kind
         )
 
 
-_KINDS = [kinds for kinds in KINDS if kinds[0] != "int8"]  # no thread knows a row's largest number
+_KINDS = [kinds for kinds in (*KINDS, *KINDS_IN_GROUPS) if kinds[0] != "int8"]
+"""(No thread knows the largest number of a row of int8.)"""
+_PIECES = {kinds[0]: _pieces_in_groups if kinds in KINDS_IN_GROUPS else _pieces for kinds in _KINDS}
 
 GATE_AND_UP = {
-    (*kinds, activation): Kernel(_pieces, _gate_and_up, *kinds, activation)
+    (*kinds, activation): Kernel(_PIECES[kinds[0]], _gate_and_up, *kinds, activation)
     for kinds in _KINDS
     for activation in (SILU, GELU_TANH, GPT_OSS, RELU_SQUARED)
 }
-"""Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up.
+"""Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up; out
+is float32 if x has a name in `group_rounding.GROUPINGS`.
 
 SILU: ``silu(gate) * up``, where the columns of gate precede those of up; GELU_TANH likewise.
 GPT_OSS: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where
@@ -236,7 +280,7 @@ Operands (addresses; strides in bytes; all but x, out, weights and bias float32 
     12 scratch [threads, SCRATCH_BYTES]
 """
 
-DOWN = {kinds: Kernel(_pieces, _down, *kinds) for kinds in _KINDS}
+DOWN = {kinds: Kernel(_PIECES[kinds[0]], _down, *kinds) for kinds in _KINDS}
 """Kernels by the dtype names of x, weights and bias. They have the operands 0 to 10 of GATE_AND_UP,
 with x [pairs, k] and out [pairs, columns], float32, both in the order of the sorted pairs, weights
 [experts, columns, k], columns in place of inner, and bias [experts, columns].
@@ -244,7 +288,7 @@ with x [pairs, k] and out [pairs, columns], float32, both in the order of the so
 
 ADAPTED_GATE_AND_UP = {
     (*kinds, activation, lora_kind): Kernel(
-        _pieces, _adapted_gate_and_up, *kinds, activation, lora_kind
+        _PIECES[kinds[0]], _adapted_gate_and_up, *kinds, activation, lora_kind
     )
     for *kinds, activation in GATE_AND_UP
     for lora_kind in DTYPES
@@ -258,7 +302,7 @@ add to gate and up. Operands: those of GATE_AND_UP, then
 """
 
 ADAPTED_DOWN = {
-    (*kinds, lora_kind): Kernel(_pieces, _adapted_down, *kinds, lora_kind)
+    (*kinds, lora_kind): Kernel(_PIECES[kinds[0]], _adapted_down, *kinds, lora_kind)
     for kinds in DOWN
     for lora_kind in DTYPES
 }

@@ -28,7 +28,8 @@ from shmllm_kernels.cpu.group_tiles import (
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, compiled_noinline
 from shmllm_kernels.cpu.memory import on_stack, word
-from shmllm_kernels.cpu.products import DTYPES, ROWS_AT_ONCE, Weights, finish, width_in
+from shmllm_kernels.cpu.product_tiles import IN_ORDER
+from shmllm_kernels.cpu.products import DTYPES, ROWS_AT_ONCE, Rows, Weights, finish, width_in
 from shmllm_kernels.cpu.unpacking import MAX_DEPTH, PACKINGS, row_bytes, scale_bytes
 
 COLUMNS_AT_ONCE = 16 * PANEL_COLUMNS
@@ -37,14 +38,14 @@ COLUMNS_AT_ONCE = 16 * PANEL_COLUMNS
 
 @compiled
 def _multiply_rows(
-    tile, tile_rows, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead, stride,
-    out, out_stride, num_rows, num_columns, kind, x_kind,
+    tile, tile_rows, row, x, x_stride, indices, scales_at, size, first_run, num_runs, panel, ahead,
+    stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
 ):  # fmt: skip
     """Multiplies the rows from `row` on by a tile of so many; returns the first one left."""
     while row + tile_rows <= num_rows:
         tile(
-            x + row * x_stride, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-            stride, out + row * out_stride, out_stride, num_columns, kind, x_kind,
+            x, x_stride, indices, row, scales_at, size, first_run, num_runs, panel, ahead, stride,
+            out + row * out_stride, out_stride, num_columns, kind, x_kind, order,
         )  # fmt: skip
         row += tile_rows
     return row
@@ -52,26 +53,26 @@ def _multiply_rows(
 
 @compiled_noinline
 def _multiply_panel(
-    x, x_stride, scales_at, size, first_run, num_runs, panel, ahead, stride, out, out_stride,
-    num_rows, num_columns, kind, x_kind,
+    x, x_stride, indices, scales_at, size, first_run, num_runs, panel, ahead, stride, out,
+    out_stride, num_rows, num_columns, kind, x_kind, order,
 ):  # fmt: skip
     """Multiplies all rows with a panel. ahead, stride: columns to prefetch."""
     row = 0
     row = _multiply_rows(
-        eight_rows_tile, 8, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+        eight_rows_tile, 8, row, x, x_stride, indices, scales_at, size, first_run, num_runs, panel,
+        ahead, stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
     )  # fmt: skip
     row = _multiply_rows(
-        four_rows_tile, 4, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+        four_rows_tile, 4, row, x, x_stride, indices, scales_at, size, first_run, num_runs, panel,
+        ahead, stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
     )  # fmt: skip
     row = _multiply_rows(
-        two_rows_tile, 2, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+        two_rows_tile, 2, row, x, x_stride, indices, scales_at, size, first_run, num_runs, panel,
+        ahead, stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
     )  # fmt: skip
     row = _multiply_rows(
-        one_row_tile, 1, row, x, x_stride, scales_at, size, first_run, num_runs, panel, ahead,
-        stride, out, out_stride, num_rows, num_columns, kind, x_kind,
+        one_row_tile, 1, row, x, x_stride, indices, scales_at, size, first_run, num_runs, panel,
+        ahead, stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
     )  # fmt: skip
 
 
@@ -95,35 +96,43 @@ def _multiply_row(
 
 
 @compiled
-def _product(x, x_stride, num_rows, weights, columns, end, out, out_stride, x_kind):
-    """Multiplies some rows with the columns [columns, end)."""
-    k, kind = weights.k, weights.kind
+def _first_row(rows):
+    """Returns the address of the first row."""
+    place = 0 if rows.order == IN_ORDER else word(rows.indices, 0)
+    return rows.address + place * rows.stride
+
+
+@compiled
+def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
+    """As `products.product`, of rows as `group_rounding.ROUND` writes them. rows.kind: a key of
+    `group_rounding.GROUPINGS`."""
+    k, kind, x_kind = weights.k, weights.kind, rows.kind
     w_stride, scale_stride = row_bytes(k, kind), scale_bytes(k, kind)
     panel, numbers_at, size = (
         on_stack(PANEL_BYTES), integers_bytes(k, x_kind), numbers_bytes(k, x_kind),
     )  # fmt: skip
+    end = columns + num_columns
     for column in range(columns, end, PANEL_COLUMNS):
-        num_columns = min(PANEL_COLUMNS, end - column)
+        width, to = min(PANEL_COLUMNS, end - column), out + 4 * column
         for begin in range(0, k, MAX_DEPTH):
-            num_runs = (min(MAX_DEPTH, k - begin) + RUN - 1) // RUN
+            first_run, num_runs = begin // RUN, (min(MAX_DEPTH, k - begin) + RUN - 1) // RUN
             codes = weights.address + column * w_stride + row_bytes(begin, kind)
             scales = weights.scale + column * scale_stride + scale_bytes(begin, kind)
-            first_run, to = begin // RUN, out + 4 * column
-            place_parameters(scales, scale_stride, num_columns, num_runs, panel, kind)
+            place_parameters(scales, scale_stride, width, num_runs, panel, kind)
             if num_rows == 1:
                 _multiply_row(
-                    x, numbers_at, size, first_run, num_runs, codes, w_stride, panel, to,
-                    num_columns, kind, x_kind,
+                    _first_row(rows), numbers_at, size, first_run, num_runs, codes, w_stride,
+                    panel, to, width, kind, x_kind,
                 )  # fmt: skip
             else:
-                place_codes(codes, w_stride, num_columns, num_runs, panel, kind)
+                place_codes(codes, w_stride, width, num_runs, panel, kind)
                 _multiply_panel(
-                    x, x_stride, numbers_at, size, first_run, num_runs, panel,
-                    codes + PANEL_COLUMNS * w_stride, w_stride, to, out_stride, num_rows,
-                    num_columns, kind, x_kind,
+                    rows.address, rows.stride, rows.indices, numbers_at, size, first_run,
+                    num_runs, panel, codes + PANEL_COLUMNS * w_stride, w_stride, to, out_stride,
+                    num_rows, width, kind, x_kind, rows.order,
                 )  # fmt: skip
     if weights.bias != 0:
-        finish(0, 0, out, out_stride, num_rows, columns, end - columns, weights)
+        finish(0, 0, out, out_stride, num_rows, columns, num_columns, weights)
 
 
 @compiled
@@ -146,12 +155,13 @@ def _multiply(operands, piece, thread, num_threads, x_kind, kind, bias_kind):
     width = _chunk_width(num_columns, num_threads)
     num_chunks = num_columns // width
     row, chunk = piece // num_chunks * ROWS_AT_ONCE, piece % num_chunks
-    end = num_columns if chunk == num_chunks - 1 else (chunk + 1) * width
-    _product(
-        word(operands, 1) + row * x_stride, x_stride,
+    columns = chunk * width
+    product(
+        Rows(word(operands, 1) + row * x_stride, x_stride, 0, x_kind, IN_ORDER),
         min(ROWS_AT_ONCE, word(word(operands, 0), 0) - row),
         Weights(word(operands, 5), k, word(operands, 8), word(operands, 9), kind, bias_kind),
-        chunk * width, end, word(operands, 3) + row * out_stride, out_stride, x_kind,
+        columns, num_columns - columns if chunk == num_chunks - 1 else width,
+        word(operands, 3) + row * out_stride, out_stride,
     )  # fmt: skip
 
 
@@ -165,10 +175,10 @@ X_KINDS = {
 """The name of the activations, a key of `group_rounding.GROUPINGS`, by their dtype name and the
 kind of the weights."""
 
-MULTIPLY = {
-    (x_kind, kind, dtype): Kernel(_pieces, _multiply, x_kind, kind, dtype)
-    for (_, kind), x_kind in X_KINDS.items()
-    for dtype in DTYPES
-}
+KINDS = [(x_kind, kind, dtype) for (_, kind), x_kind in X_KINDS.items() for dtype in DTYPES]
+"""As `products.KINDS`, with a name in `group_rounding.GROUPINGS` in place of the activations' dtype
+name."""
+
+MULTIPLY = {kinds: Kernel(_pieces, _multiply, *kinds) for kinds in KINDS}
 """As `products.MULTIPLY`, for a process that has `arithmetic.HAS_INT8`; x is what
 `group_rounding.ROUND` wrote. All weights are read once for every ROWS_AT_ONCE rows."""

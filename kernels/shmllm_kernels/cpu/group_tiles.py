@@ -16,6 +16,7 @@ from shmllm_kernels.cpu.codes import RUN
 from shmllm_kernels.cpu.group_rounding import DIGIT_BITS, GROUPINGS
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import on_stack
+from shmllm_kernels.cpu.product_tiles import places_of_rows
 from shmllm_kernels.cpu.shuffles import part_sums, transposed
 from shmllm_kernels.cpu.simd import INT32, Emitter, Loop, function
 from shmllm_kernels.cpu.unpacking import (
@@ -248,20 +249,22 @@ class _Run:
 def _tile(num_rows: int):
     """Returns an emitter of one tile: `num_rows` rows times the columns of a panel.
 
-    The emitter is tile(x, x_stride, scales_at, numbers_bytes, first_run, num_runs, panel, ahead,
-    stride, out, out_stride, num_columns, kind, x_kind). x: the first row; scales_at, numbers_bytes:
-    where in a row its scales lie, and their size: see `group_rounding`; first_run: the run of the
-    rows that the panel begins with; if it is not 0, the tile adds to what `out` has; ahead, stride:
-    the codes of columns to prefetch, and the bytes from one to the next.
+    The emitter is tile(x, x_stride, indices, row, scales_at, numbers_bytes, first_run, num_runs,
+    panel, ahead, stride, out, out_stride, num_columns, kind, x_kind, order). x, x_stride, indices,
+    order: see `products.Rows`; row: the first row; scales_at, numbers_bytes: where in a row its
+    scales lie, and their size: see `group_rounding`; first_run: the run of the rows that the panel
+    begins with; if it is not 0, the tile adds to what `out` has; ahead, stride: the codes of
+    columns to prefetch, and the bytes from one to the next.
     """
 
     @emitted
     def tile(
-        builder, x, x_stride, scales_at, numbers_bytes, first_run, num_runs, panel, ahead,
-        stride, out, out_stride, num_columns, kind, x_kind,
+        builder, x, x_stride, indices, row, scales_at, numbers_bytes, first_run, num_runs, panel,
+        ahead, stride, out, out_stride, num_columns, kind, x_kind, order,
     ):  # fmt: skip
         e = Emitter(builder)
-        xs = [e.at(x, builder.mul(x_stride, e.const(i))) for i in range(num_rows)]
+        places = places_of_rows(e, indices, row, num_rows, order)
+        xs = [e.at(x, builder.mul(x_stride, place)) for place in places]
         outs = [e.at(out, builder.mul(out_stride, e.const(i))) for i in range(num_rows)]
 
         def add_run(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:

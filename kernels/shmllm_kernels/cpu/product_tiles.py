@@ -25,6 +25,16 @@ IN_ORDER, LISTED = "in order", "listed"
 """Where a row of activations lies; see `products.Rows`."""
 
 
+def places_of_rows(
+    e: Emitter, indices: ir.Value, row: ir.Value, num_rows: int, order: str
+) -> list[ir.Value]:
+    """Returns where some rows of activations lie, from the one with the index `row` on."""
+    rows = [e.builder.add(row, e.const(i)) for i in range(num_rows)]
+    if order == IN_ORDER:
+        return rows
+    return [e.load_word(e.at(indices, e.builder.mul(each, e.const(8)))) for each in rows]
+
+
 def _tile(num_rows: int, num_columns: int, num_prefetched: int):
     """Returns an emitter of one tile of the product.
 
@@ -46,9 +56,7 @@ def _tile(num_rows: int, num_columns: int, num_prefetched: int):
         row_addresses = lambda base, stride, n: [  # noqa: E731
             e.at(base, builder.mul(stride, e.const(i))) for i in range(n)
         ]
-        places = [builder.add(row, e.const(i)) for i in range(num_rows)]
-        if order == LISTED:
-            places = [e.load_word(e.at(indices, builder.mul(i, e.const(8)))) for i in places]
+        places = places_of_rows(e, indices, row, num_rows, order)
         xs = [e.at(x, builder.mul(x_stride, i)) for i in places]
         ws = row_addresses(weight, w_stride, num_columns)
         soon = row_addresses(ahead, w_stride, num_prefetched)

@@ -289,6 +289,7 @@ def _sort(operands, piece, thread, num_threads, order):
             put_word(tokens, place, token)
             put_word(places, pair, place)
     put_word(word(operands, 8), 0, num_blocks)
+    put_word(word(operands, 8), 1, num_tokens * top_k)
 
 
 SORT = Kernel(_one_piece, _sort, IN_ORDER)
@@ -297,7 +298,7 @@ SORT = Kernel(_one_piece, _sort, IN_ORDER)
 Operands: address of the number of tokens; ids [tokens, top_k] int64; the number of experts; top_k;
 scratch [experts] int64; tokens [tokens * top_k] int64, the token of each sorted pair; places
 [tokens, top_k] int64, the index of each pair among the sorted ones; blocks [max_blocks,
-BLOCK_WORDS] int64; the address of the number of blocks.
+BLOCK_WORDS] int64; the address of two int64, the numbers of blocks and of pairs.
 """
 
 SORT_LISTED = Kernel(_one_piece, _sort, LISTED)

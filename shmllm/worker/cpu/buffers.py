@@ -124,7 +124,10 @@ class CpuBuffers:
         if activation_dtype != "float32":
             widest = max(config.read_widths)
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
-            size = rounded_bytes(most_rows, widest, activation_dtype)
+            sizes = [(most_rows, widest)]
+            if activation_dtype in ("int8", "int16"):  # those of experts, by groups
+                sizes += [(max_tokens * spec.top_k, spec.inner) for spec in config.mixtures]
+            size = max(rounded_bytes(*each, activation_dtype) for each in sizes)
             self.rounded = allocate((size,), torch.uint8)
 
     def _share(self, max_tokens: int, max_samples: int, hidden: int, vocab: int) -> None:

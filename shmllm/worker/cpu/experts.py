@@ -13,6 +13,7 @@ from shmllm.models.ops import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.lora import CpuLora
+from shmllm.worker.cpu.product_kernels import Kinds
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import KernelProgram, expert_tiles, word_of_float
@@ -24,6 +25,7 @@ from shmllm_kernels.cpu.experts import (
     GATE_AND_UP,
     SCRATCH_BYTES,
 )
+from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.routing import (
     BLOCK_WORDS,
     COMBINE,
@@ -156,14 +158,20 @@ class ExpertOps:
         has_rest = meetings.has_rest or not is_partial
         # Each layer has its own number: a thread that comes late to a kernel still counts its
         # pieces when others have sorted the pairs of the next layer.
-        num_blocks = torch.zeros(1, dtype=torch.int64)
+        num_blocks = torch.zeros(2, dtype=torch.int64)
         self._record_sort(routing, spec, num_blocks)
         blocks = [num_blocks.data_ptr(), buffers.blocks.data_ptr()]
         if self._lora is None and self._products.joins_experts(moe):
             self._record_by_tiles(x, moe, blocks, has_rest)
         else:
-            activated, exact = self._record_gate_and_up(x, moe, blocks)
-            self._record_down(activated, exact, moe, blocks, has_rest)
+            kinds, kinds_of_down = self._products.expert_kinds(moe)
+            activated, exact = self._record_gate_and_up(x, moe, kinds, blocks)
+            if kinds_of_down[0] in GROUPINGS:
+                num_pairs = num_blocks[1:].data_ptr()
+                rows = self._products.activations(num_pairs, exact, kinds_of_down[0])
+            else:
+                rows = _rows(activated)
+            self._record_down(rows, exact, moe, kinds_of_down, blocks, has_rest)
         self._record_combine(routing, spec, shared if has_rest else None, out)
         return meetings.sum_parts(self._num_tokens, buffers.out) if is_partial else out
 
@@ -173,25 +181,24 @@ class ExpertOps:
         source, activated = _rows(buffers.rounded), _rows(buffers.rounded_inner)
         listed = [*_rows(x), buffers.tokens.data_ptr(), source[0], x.shape[1], source[1]]
         self._kernels.record(expert_tiles.ROUND_PAIRS, [*blocks, *listed], label="round")
-        kinds = self._products.expert_kinds(moe.gate_up_proj.weight)
+        kinds = self._products.tiled_expert_kinds(moe.gate_up_proj.weight)
         kernel = expert_tiles.GATE_AND_UP[*kinds[:2], spec.activation]
         weights = _weights(moe.gate_up_proj, spec.inner)
         operands = [*blocks, *source, *activated, *weights]
         self._kernels.record(kernel, operands, label=f"gate_and_up {_size(moe)}")
-        kernel = expert_tiles.DOWN[self._products.expert_kinds(moe.down_proj.weight)]
+        kernel = expert_tiles.DOWN[self._products.tiled_expert_kinds(moe.down_proj.weight)]
         weights = _weights(moe.down_proj, buffers.rows.shape[1], has_bias)
         operands = [*blocks, *activated, *_rows(buffers.rows), *weights]
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
 
     def _record_gate_and_up(
-        self, x: Tensor, moe: MoE, blocks: Sequence[int]
+        self, x: Tensor, moe: MoE, kinds: Kinds, blocks: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Record the activation; return it as products read it, and before it is rounded."""
+        """Record the activation; return it as the kernel writes it, and before it is rounded."""
         spec, buffers = moe.spec, self._buffers[moe.spec]
-        kinds = self._products.kinds(moe.gate_up_proj.weight, is_grouped=True)
         source = self._products.activations(self._num_tokens, x, kinds[0])
         activated = exact = buffers.activated
-        is_rounded = kinds[0] != "float32"
+        is_rounded = kinds[0] != "float32" and kinds[0] not in GROUPINGS
         if is_rounded:
             activated = activated.view(getattr(torch, kinds[0]))[:, : spec.inner]
         kernel, adapters = GATE_AND_UP[*kinds, spec.activation], []
@@ -209,22 +216,24 @@ class ExpertOps:
 
     def _record_down(
         self,
-        activated: Tensor,
+        activated: Sequence[int],
         exact: Tensor,
         moe: MoE,
+        kinds: Kinds,
         blocks: Sequence[int],
         has_bias: bool,
     ) -> None:
+        """Record the product of activations, given by their address and stride, or their exact
+        values."""
         buffers = self._buffers[moe.spec]
         rows = buffers.rows
-        kinds = self._products.kinds(moe.down_proj.weight, is_grouped=True)
         kernel, adapters = DOWN[kinds], []
         if self._lora is not None:
             kernel = ADAPTED_DOWN[*kinds, self._lora.kind]
             in_order = exact, buffers.tokens, blocks, False
             adapters = [self._lora.record_pairs(self._kernels, moe.down_proj, *in_order)]
         weights = _weights(moe.down_proj, rows.shape[1], has_bias)
-        operands = [*blocks, *_rows(activated), *_rows(rows), *weights, *adapters]
+        operands = [*blocks, *activated, *_rows(rows), *weights, *adapters]
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
 
     def _record_sort(self, routing: Routing, spec: MoESpec, num_blocks: Tensor) -> None:
@@ -252,7 +261,7 @@ class ExpertOps:
         self._kernels.record(COMBINE, operands, label="combine")
 
 
-def _rows(tensor: Tensor) -> Sequence[int]:
+def _rows(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.element_size() * tensor.stride(0)
 
 

@@ -78,7 +78,7 @@ class Products:
             weight: the matrix.
             is_exact: whether activations must stay float32.
             is_grouped: whether it is a product of experts, or with a matrix for each head. Their
-                activations are not rounded to integers: each has to know its largest.
+                activations are not rounded to integers here: each has to know its largest.
         """
         dtype = kind_of(weight)
         stored = weight.kind if isinstance(weight, QuantizedMatrix) else dtype
@@ -164,19 +164,29 @@ class Products:
     def joins_experts(self, moe: MoE) -> bool:
         """Return whether `expert_tiles` has kernels for a mixture of experts."""
         gate_up, down = moe.gate_up_proj, moe.down_proj
-        kinds = self.expert_kinds(gate_up.weight)
+        kinds = self.tiled_expert_kinds(gate_up.weight)
         return (
             gate_up.bias is None
             and moe.spec.inner % gated_tiles.WIDTH_STEP == 0
             and (*kinds[:2], moe.spec.activation) in expert_tiles.GATE_AND_UP
-            and self.expert_kinds(down.weight) in expert_tiles.DOWN
+            and self.tiled_expert_kinds(down.weight) in expert_tiles.DOWN
         )
 
-    def expert_kinds(self, weight: WholeMatrix) -> Kinds:
+    def tiled_expert_kinds(self, weight: WholeMatrix) -> Kinds:
         """Return the kinds of a product of experts, by tiles if they can be."""
         kinds = self.kinds(weight, is_grouped=True)
         in_tiles = self._uses_tiles and kinds[0] == "bfloat16"
         return (tiled(kinds[0]), *kinds[1:]) if in_tiles else kinds
+
+    def expert_kinds(self, moe: MoE) -> tuple[Kinds, Kinds]:
+        """Return the kinds of both products of experts, without tiles. Activations are rounded by
+        groups if both products have kernels for that."""
+        weights = moe.gate_up_proj.weight, moe.down_proj.weight
+        first, second = (self.kinds(weight, is_grouped=True) for weight in weights)
+        groups = [X_KINDS.get((self._activation_dtype, each[1])) for each in (first, second)]
+        if self._uses_tiles or groups[0] is None or groups[1] is None:
+            return first, second
+        return (groups[0], *first[1:]), (groups[1], *second[1:])
 
     def record_gate_and_up(self, num_rows: int, x: Tensor, mlp: MLP, out: Tensor) -> None:
         """Record ``out = act(x @ gate.T) * (x @ up.T)``, rounded for the product that is recorded

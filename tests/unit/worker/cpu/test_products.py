@@ -9,11 +9,11 @@ from support.emulated_tiles import EMULATED_GATE_AND_UP, EMULATED_MULTIPLY
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
-from shmllm.models.experts import ExpertLinear
+from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import MLP, Linear, Norm, Storage
 from shmllm.models.matrices import QUANTIZATIONS
 from shmllm.models.packed import PACKINGS
-from shmllm.models.specs import MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, MoESpec, NormSpec
 from shmllm.worker.cpu import instructions, products
 from shmllm.worker.cpu.instructions import DotProduct, activation_dtype, instruction_of
 from shmllm.worker.cpu.norms import record_norm
@@ -23,6 +23,7 @@ from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.norms import SCALE
 
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
+QUANTIZED = {**PACKINGS, **QUANTIZATIONS}
 
 
 def chosen(dtype: str, wanted: str = "auto", quantization: str | None = None) -> str:
@@ -100,6 +101,26 @@ def test_weights_in_groups_get_16_bits_where_the_cpu_has_no_amx(
     assert of_packed("q4_k", by="vectors") == "int16"
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_experts_get_groups_if_both_of_their_matrices_do(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "HAS_BFLOAT16", True)
+    moe = MoE(64, MoESpec(num_experts=3, top_k=2, inner=64), STORAGE)
+    chosen_by = Products(KernelProgram(1), None, dtype)
+    other = BFLOAT16 if dtype == "int16" else FLOAT32
+    for kinds, expected in (
+        (("q8_0", "int4"), (f"{dtype}-g32",) * 2),
+        (("q8_0", "fp8"), (other, other)),
+        (("int8", "int4"), (other, other)),
+    ):
+        made = [QUANTIZED[kind].make((3, 64, 64), torch.bfloat16, allocate) for kind in kinds]
+        moe.gate_up_proj.weight, moe.down_proj.weight = made
+        assert tuple(each[0] for each in chosen_by.expert_kinds(moe)) == expected
+    in_tiles = Products(KernelProgram(1), None, "int16", uses_tiles=True)
+    assert in_tiles.expert_kinds(moe)[1][0] == BFLOAT16
+
+
 @pytest.mark.parametrize("has_bfloat16", [True, False])
 def test_other_weights_beside_those_in_groups_get_what_the_cpu_has(
     has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +147,7 @@ def test_int16_by_tiles_is_for_weights_in_8_bits_and_bfloat16_for_others(
         kinds[name] = chosen_by.kinds(matrix)[0]
         assert chosen_by.kinds(matrix, is_exact=True)[0] == FLOAT32
         assert chosen_by.kinds(matrix, is_grouped=True)[0] == BFLOAT16
-        assert chosen_by.expert_kinds(matrix)[0] == "bfloat16 tiles"
+        assert chosen_by.tiled_expert_kinds(matrix)[0] == "bfloat16 tiles"
     assert kinds == {"int8": "int16 tiles", "int4": "bfloat16 tiles"}
     assert chosen_by.kinds(Linear(96, (64,), False, STORAGE).weight)[0] == "bfloat16 tiles"
 
