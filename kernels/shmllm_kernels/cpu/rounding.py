@@ -15,6 +15,8 @@ from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 from shmllm_kernels.cpu.simd import FLOAT, Emitter, function
 
 LARGEST = 127
+_TOO_SMALL = 2.0**-112
+"""256 times the inverse of a scale of such numbers may be infinite."""
 
 
 def row_bytes(k: int, kind: str) -> int:
@@ -49,8 +51,8 @@ def largest_magnitude(source, width):
 @compiled
 def inverse_scale(largest):
     """Returns the factor that brings numbers of up to that magnitude to 8 bits; 0 if they are all
-    zero, or if one is not finite."""
-    is_usable = largest > np.float32(0.0) and largest < np.float32(math.inf)
+    zero or too small, or if one is not finite."""
+    is_usable = largest > np.float32(_TOO_SMALL) and largest < np.float32(math.inf)
     return np.float32(LARGEST) / largest if is_usable else np.float32(0.0)
 
 

@@ -78,6 +78,15 @@ def test_groups_are_rounded_to_the_bit(kind: str, k: int) -> None:
     assert torch.equal(numbers[2].view(torch.int32), -sums.to(torch.int32))
 
 
+@pytest.mark.parametrize("kind", GROUPINGS)
+def test_numbers_whose_scale_has_no_inverse_are_zero(kind: str) -> None:
+    x = torch.randn(6, 64) * torch.exp2(torch.tensor([-149, -140, -130, -126, -120, -117]))[:, None]
+    found, (_, num_digits, size) = rounded(x, kind), GROUPINGS[kind]
+    sums = 64 * num_digits + 8 * 64 // size
+    assert not found[:, : 64 * num_digits].any()
+    assert not found[:, sums : sums + 4 * 64 // size].any()
+
+
 def exact_matrix(rows: int, k: int, kind: str) -> PackedMatrix:
     """A matrix whose parameters make all sums exact: scales are 1 (records: 1 or 0), and offsets
     and zeros are small integers."""
