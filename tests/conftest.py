@@ -167,16 +167,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         yield
 
 
-def engine_processes(module: str = ENGINE_MODULE) -> set[int]:
-    """Pids of processes that run the engine's module, or another one, descend from this session
+def engine_processes(*modules: str) -> set[int]:
+    """Pids of processes that run the engine's module, or one of others, descend from this session
     and are not zombies."""
+    names = {module.encode() for module in modules or (ENGINE_MODULE,)}
     mark = f"{MARK}={os.environ[MARK]}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            is_engine = module.encode() in (entry / "cmdline").read_bytes().split(b"\0")
+            is_engine = not names.isdisjoint((entry / "cmdline").read_bytes().split(b"\0"))
             if is_engine and mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.add(int(entry.name))
         except OSError:
@@ -185,8 +186,7 @@ def engine_processes(module: str = ENGINE_MODULE) -> set[int]:
 
 
 def _all_processes() -> set[int]:
-    modules = ENGINE_MODULE, RANK_MODULE, FAKE_GPU_RANK_MODULE
-    return set().union(*map(engine_processes, modules))
+    return engine_processes(ENGINE_MODULE, RANK_MODULE, FAKE_GPU_RANK_MODULE)
 
 
 def our_files() -> set[str]:
