@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.one_thread import one_thread
 from support.reference_models import make_model
 
 from shmllm import LLM, BeamSearchParams, RequestError
@@ -24,6 +25,7 @@ def model(tmp_path_factory: Any) -> tuple[Any, Path]:
     return make_model("llama", directory, **SMALL), directory
 
 
+@one_thread()
 @torch.inference_mode()
 def next_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
     return model(torch.tensor([tokens])).logits[0, -1].double().log_softmax(0)

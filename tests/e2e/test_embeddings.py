@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from support.one_thread import one_thread
 from support.reference_models import EXACT_KINDS, make_model, make_prompts, with_kinds
 
 from shmllm import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, RequestError, SamplingParams
@@ -42,6 +43,7 @@ def hidden_states(model: Any, prompt: list[int]) -> torch.Tensor:
 
 
 @cache
+@one_thread()
 @torch.inference_mode()
 def _hidden_states(model: Any, prompt: tuple[int, ...]) -> torch.Tensor:
     states: torch.Tensor = model.base_model(torch.tensor([prompt])).last_hidden_state[0].double()
@@ -211,6 +213,7 @@ def test_dimensions_of_a_matryoshka_model(tmp_path: Path) -> None:
             llm.encode([3, 4, 5], PoolingParams(dimensions=12), use_tqdm=False)
 
 
+@one_thread()
 @torch.inference_mode()
 def reference_tokens(model: Any, embeds: torch.Tensor, max_tokens: int) -> list[int]:
     output = model.generate(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.engines import assert_idle
+from support.one_thread import one_thread
 from support.reference_models import make_model, make_prompts
 from support.variants import slow
 
@@ -31,6 +32,7 @@ class Reference:
         prompts = make_prompts(self.model.config.vocab_size, longest=200)
         self.prompts = prompts[:NUM_PROMPTS]
 
+    @one_thread()
     @torch.inference_mode()
     def logprobs(self, token_ids: list[int]) -> torch.Tensor:
         """(len(token_ids), vocabulary): row i is what follows token i."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.one_thread import one_thread
 from support.pooling_models import (
     RewardModel,
     Vectors,
@@ -41,11 +42,13 @@ LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, use
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
 
 
+@one_thread()
 @torch.inference_mode()
 def states_of(model: Any) -> list[torch.Tensor]:
     return [model.base_model(torch.tensor([each])).last_hidden_state[0] for each in PROMPTS]
 
 
+@one_thread()
 @torch.inference_mode()
 def logits_of(model: Any) -> list[torch.Tensor]:
     return [model(torch.tensor([each])).logits[0] for each in PROMPTS]

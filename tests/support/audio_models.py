@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from support.one_thread import one_thread
 from support.vision_families import TEXT
 from support.vision_models import draw_weights, tokenizer_with
 from torch import Tensor
@@ -98,6 +99,7 @@ def audio_inputs(sounds: Sequence[npt.NDArray[np.float32]]) -> dict[str, Tensor]
     }
 
 
+@one_thread()
 @torch.inference_mode()
 def reference_tokens(
     model: Any,

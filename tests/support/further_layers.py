@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from support.model_helpers import reference_model, save
+from support.one_thread import one_thread
 from torch import Tensor
 from transformers.modeling_layers import MtpModel
 
@@ -66,6 +67,7 @@ def save_both(reference: Any, further: Any, directory: Path) -> Path:
     return directory
 
 
+@one_thread()
 @torch.inference_mode()
 def reference_further_logits(reference: Any, further: Any, token_ids: list[int]) -> Tensor:
     """What transformers computes for all but the first token."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from support.one_thread import one_thread
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -66,6 +67,7 @@ def write(directory: Path, tensors: dict[str, Tensor], **config: Any) -> Path:
     return directory
 
 
+@one_thread()
 @torch.no_grad()
 def merged(
     model: PreTrainedModel, tensors: dict[str, Tensor], scale: float | Callable[[str], float]

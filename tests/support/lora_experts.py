@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from support.lora_adapters import FACTOR, PREFIX
+from support.one_thread import one_thread
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -101,6 +102,7 @@ def separate(
     return tensors, changes
 
 
+@one_thread()
 @torch.no_grad()
 def merged(model: PreTrainedModel, changes: list[Change], scale: float) -> PreTrainedModel:
     """A copy of a model with the changes added to its weights."""

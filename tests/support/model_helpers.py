@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
+from support.one_thread import one_thread
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -272,6 +273,7 @@ def our_logits(
     return program.compute_logits(hidden)
 
 
+@one_thread()
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
     logits: Tensor = model(torch.tensor([token_ids])).logits[0].float()

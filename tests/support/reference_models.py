@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from support.auto_model import model_of
+from support.one_thread import one_thread
 from support.scoring import choices
 from support.variants import diagonal, slow
 
@@ -366,6 +367,7 @@ def make_prompts(vocab_size: int, longest: int = 300) -> list[list[int]]:
     return prompts
 
 
+@one_thread()
 @torch.inference_mode()
 def greedy_tokens(model: Any, prompt: list[int], max_tokens: int = MAX_TOKENS) -> list[int]:
     """transformers' greedy continuation; a sequence of its own, so nothing is padded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from support.one_thread import one_thread
 
 from shmllm import RequestOutput, SamplingParams
 
@@ -22,6 +23,7 @@ def scores_of(output: RequestOutput) -> list[float]:
     ]
 
 
+@one_thread()
 @torch.inference_mode()
 def choices(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
     """transformers' greedy choice after each token of a continuation."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from support.one_thread import one_thread
 from support.vision_models import joined_inputs, normalised
 from torch import Tensor
 
@@ -34,6 +35,7 @@ def patches_of_frames(model: Any, frames: npt.NDArray[np.uint8]) -> tuple[Tensor
     return torch.from_numpy(patches), grid
 
 
+@one_thread()
 @torch.inference_mode()
 def reference_tokens(
     model: Any, token_ids: Sequence[int], items: Sequence[Item], max_new_tokens: int = 12

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from support.one_thread import one_thread
 from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -127,6 +128,7 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(((scaled - mean) / std).transpose(0, 3, 1, 2))
 
 
+@one_thread()
 @torch.inference_mode()
 def reference_embeddings(model: Any, tiles: npt.NDArray[np.uint8], **settings: Any) -> Tensor:
     """transformers' embeddings of one image.
@@ -145,6 +147,7 @@ def reference_embeddings(model: Any, tiles: npt.NDArray[np.uint8], **settings: A
     return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)
 
 
+@one_thread()
 @torch.inference_mode()
 def reference_tokens(
     model: Any,
