@@ -31,6 +31,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
             yield device
 
     @pytest.fixture
+    def launches_only(gpu_device: FakeGpu) -> None:
+        """The fake GPU computes nothing: the test looks at what is launched, and with what."""
+        gpu_device.computes = False
+
+    @pytest.fixture
     def device(gpu_device: FakeGpu) -> torch.device:
         return gpu_device.torch_device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from conformance.gpu_persistent import PersistentConformance
 from conformance.gpu_program import _inference_mode, add_prompts, models
 from support.gpu_steps import GpuSteps
@@ -13,6 +14,7 @@ class TestPersistent(PersistentConformance):
     pass
 
 
+@pytest.mark.usefixtures("launches_only")
 def test_a_step_is_one_launch_for_all_layers(gpu_device, models) -> None:
     steps = GpuSteps(gpu_device, models("llama")[1], decode_kernel="persistent")
     steps.program.warm_up()

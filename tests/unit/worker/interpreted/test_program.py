@@ -57,6 +57,7 @@ class TestProgram(ProgramConformance):
     pass
 
 
+@pytest.mark.usefixtures("launches_only")
 def test_a_full_replay_launches_nothing_else(gpu_device, models) -> None:
     """The host does not wait in any step either."""
     steps = GpuSteps(gpu_device, models("llama")[1], "FULL_AND_PIECEWISE", (2,))
@@ -104,6 +105,7 @@ def test_the_pairs_of_few_tokens_are_laid_out_by_the_router(
             assert buffers.scratch.num_done.item() == 0
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize(
     ("num_requests", "product", "before_logits"),
     [(1, "multiply_single_row", []), (3, "multiply_few_rows", ["_copy_rows"])],
@@ -155,6 +157,7 @@ END_OF = {name: end for names, end in ENDS for name in names}
 QUICK_LAYERS = ("gemma2", "cohere2", "olmo2")
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("name", [each if each in QUICK_LAYERS else slow(each) for each in END_OF])
 def test_norms_behind_blocks_and_parallel_blocks_are_five_launches_a_layer(
     gpu_device, models, name
@@ -175,6 +178,7 @@ def launches_of_experts(num_requests: int) -> list[str]:
     return few if num_requests > 1 else ["multiply_single_row", "combine_single_row"]
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize(
     "name",
     [
@@ -198,6 +202,7 @@ def test_a_layer_with_a_mixture_of_experts_is_six_launches_for_one_token_and_sev
     assert launched[: 2 * len(layer) + 1] == [*layer, *layer, "_rms_norm"]
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("num_requests", [1, 3])
 @pytest.mark.parametrize("name", [*map(slow, ("ernie4_5_moe", "exaone_moe", "afmoe", "flex_olmo"))])
 def test_a_norm_behind_blocks_is_a_launch_before_a_router_and_none_before_an_mlp(
@@ -215,6 +220,7 @@ def test_a_norm_behind_blocks_is_a_launch_before_a_router_and_none_before_an_mlp
     assert launched[: len(expected)] == expected
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("num_requests", [1, 3])
 @pytest.mark.parametrize("name", ["deepseek_v3", slow("glm4_moe_lite")])
 def test_a_layer_with_latent_attention_is_five_launches_before_its_mlp(
@@ -230,6 +236,7 @@ def test_a_layer_with_latent_attention_is_five_launches_before_its_mlp(
     assert launched[: len(expected)] == expected
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("num_requests", [1, 3])
 def test_a_shared_expert_as_wide_as_no_number_of_others_is_two_launches(
     gpu_device, models, num_requests
@@ -241,6 +248,7 @@ def test_a_shared_expert_as_wide_as_no_number_of_others_is_two_launches(
     assert launched[first : first + len(mixture)] == mixture
 
 
+@pytest.mark.usefixtures("launches_only")
 def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models) -> None:
     steps = GpuSteps(gpu_device, models("deepseek_v3")[1])
     steps.program.warm_up()
@@ -252,6 +260,7 @@ def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models
     assert not launched & {"_absorb_queries", "_project_values"}
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("num_requests", [1, 3])
 @pytest.mark.parametrize(
     ("name", "own"),
@@ -316,6 +325,7 @@ def test_inputs_of_layers_may_be_as_wide_as_the_stream(gpu_device, tmp_path) -> 
         assert_equals_transformers(logits[0], reference, steps.tokens[0][:-1])
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("num_requests", [slow(1), 3])
 def test_an_mlp_beside_experts_and_inputs_of_layers_are_launches_of_their_products(
     gpu_device, models, num_requests
@@ -335,6 +345,7 @@ def test_an_mlp_beside_experts_and_inputs_of_layers_are_launches_of_their_produc
     assert attention == {"attend_decodes": 4}, "two layers read the keys of earlier ones"
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize(
     ("num_requests", "product"), [(1, "multiply_single_row"), (3, "multiply_few_rows")]
 )
@@ -352,6 +363,7 @@ def test_gates_are_part_of_a_decodes_attention(
     assert launched[attention - 1 : attention + 2] == layer[:3]
 
 
+@pytest.mark.usefixtures("launches_only")
 def test_a_state_that_is_too_large_has_the_launches_of_all_steps(
     gpu_device, models, monkeypatch
 ) -> None:
@@ -360,6 +372,7 @@ def test_a_state_that_is_too_large_has_the_launches_of_all_steps(
     assert launched[1:4] == ["_convolve", "_delta_rule", "_gated_norm"]
 
 
+@pytest.mark.usefixtures("launches_only")
 def test_norms_of_all_heads_are_part_of_the_attention_of_drafts(gpu_device, models) -> None:
     steps = GpuSteps(gpu_device, models("olmo2")[1], max_drafts=12, max_verified=5)
     steps.program.warm_up()
@@ -373,6 +386,7 @@ def test_norms_of_all_heads_are_part_of_the_attention_of_drafts(gpu_device, mode
     assert launched[attention - 1 : attention + 2] == [product, "attend_decodes", product]
 
 
+@pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("num_reqs", [1, 3])
 def test_a_step_that_verifies_drafts_is_one_launch_of_attention_a_layer(
     gpu_device, models, num_reqs
@@ -396,6 +410,7 @@ def test_a_step_that_verifies_drafts_is_one_launch_of_attention_a_layer(
         assert launched[first:][: 2 * len(layer)] == 2 * layer
 
 
+@pytest.mark.usefixtures("launches_only")
 def test_small_steps_are_split_and_warm_up_runs_all_their_variants(
     gpu_device, models, monkeypatch
 ) -> None:
@@ -431,6 +446,7 @@ def test_a_step_may_be_limited_to_one_token(gpu_device, models) -> None:
     assert_equals_transformers(logits, reference, steps.tokens[1][:-1])
 
 
+@pytest.mark.usefixtures("launches_only")
 def test_a_failed_capture_is_a_start_error(gpu_device, models, monkeypatch) -> None:
     def fail() -> None:
         raise RuntimeError("out of memory")

@@ -14,6 +14,8 @@ from shmllm_kernels.gpu.row_configs import AheadConfig
 
 __all__ = ["_inference_mode", "models"]
 
+pytestmark = pytest.mark.usefixtures("launches_only")
+
 KIB = 40
 """More than the projection of attention has, and less than it and the next matrix."""
 
