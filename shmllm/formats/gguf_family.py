@@ -44,6 +44,9 @@ class Place:
             each expert being this tensor's; False: those of a matrix follow each other part by
             part.
         is_decay: whether the file has ``-exp(x)`` of each number x of the checkpoint's.
+        others: further tensors of the checkpoint whose rows follow those of `name`, as many of
+            each, in the file's tensor, or in that of each expert.
+        is_read_alone: whether files that are written have other tensors in place of this one.
     """
 
     name: str
@@ -52,6 +55,18 @@ class Place:
     num_parts: int = 1
     in_turn: bool = True
     is_decay: bool = False
+    others: tuple[str, ...] = ()
+    is_read_alone: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all tensors of the checkpoint."""
+        return self.name, *self.others
+
+    def under(self, form: str) -> Place:
+        """Returns the place with ``form`` for each name, in which "{}" stands for the name."""
+        name, *others = (form.replace("{}", each) for each in self.names)
+        return replace(self, name=name, others=tuple(others))
 
 
 Places = Mapping[str, str | Place]
@@ -125,12 +140,13 @@ class GgufFamily:
         prefix, name = ("", stored) if found is None else (f"{self.layers}.{found[1]}.", found[2])
         for known, place in _tensors(self.outside if found is None else self.modules):
             if known == name:
-                return replace(place, name=prefix + place.name)
+                return place.under(f"{prefix}{{}}")
         return Place(name=stored)
 
     def stored_names(self, name: str) -> list[tuple[str, int, Place]]:
-        """Returns where a file has a checkpoint's tensor: its name there, the number of the expert
-        that it belongs to, 0 without experts, and the place; empty: a file has no such tensor."""
+        """Returns where a written file has a checkpoint's tensor: its name there, the number of the
+        expert that it belongs to, 0 without experts, and the place; empty: it has no such tensor.
+        """
         found = re.fullmatch(rf"{re.escape(self.layers)}\.(\d+)\.(.+)", name)
         if found is None:
             return [(known, 0, at) for known, at in _tensors(self.outside) if at.name == name]
@@ -139,8 +155,13 @@ class GgufFamily:
         return [
             (f"blk.{found[1]}.{known}", number, place)
             for known, place in _tensors(self.modules)
-            if place.name == wanted
+            if place.name == wanted and not place.is_read_alone
         ]
+
+    @property
+    def written_modules(self) -> set[str]:
+        """The keys of `modules` that written files have."""
+        return {known for known, at in self.modules.items() if not as_place(at).is_read_alone}
 
     def heads_key(self, stored: str) -> str | None:
         """Returns the key, below the architecture's prefix, of the number of heads whose rows have
@@ -174,4 +195,4 @@ def _tensors(places: Places) -> Iterator[tuple[str, Place]]:
             yield known, place
             continue
         for kind in _KINDS:
-            yield f"{known}.{kind}", replace(place, name=f"{place.name}.{kind}")
+            yield f"{known}.{kind}", place.under(f"{{}}.{kind}")

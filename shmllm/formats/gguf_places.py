@@ -6,7 +6,10 @@ families have which. This module must not import torch.
 
 from __future__ import annotations
 
-from shmllm.formats.gguf_family import Place, Places
+from shmllm.formats.gguf_family import Place, Places, as_place
+
+FUSED_EXPERTS = "ffn_gate_up_exps"
+"""The module of gates and ups of all experts in one tensor, [experts, 2 * width, in]."""
 
 
 def _gated_mlp(modules: str, name: str) -> Places:
@@ -18,6 +21,13 @@ def _numbered_mlp(modules: str, name: str) -> Places:
     """The same, from a checkpoint that calls them w1, w3 and w2."""
     kinds = {"gate": "w1", "up": "w3", "down": "w2"}
     return {modules.format(kind): f"{name}.{number}" for kind, number in kinds.items()}
+
+
+def _experts(places: Places) -> Places:
+    """The gates, ups and downs of experts. A file may also have the gate of each expert above its
+    up in one tensor."""
+    gate, up = (as_place(places[f"ffn_{kind}_exps"]).name for kind in ("gate", "up"))
+    return {**places, FUSED_EXPERTS: Place(name=gate, others=(up,), is_read_alone=True)}
 
 
 def _halves(modules: str, name: str) -> Places:
@@ -72,12 +82,12 @@ EXPERTS: Places = {
     **ATTENTION,
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.gate",
-    **_gated_mlp("ffn_{}_exps", "mlp.experts.{}"),
+    **_experts(_gated_mlp("ffn_{}_exps", "mlp.experts.{}")),
 }
 MIXTRAL: Places = {
     **EXPERTS,
     "ffn_gate_inp": "block_sparse_moe.gate",
-    **_numbered_mlp("ffn_{}_exps", "block_sparse_moe.experts.{}"),
+    **_experts(_numbered_mlp("ffn_{}_exps", "block_sparse_moe.experts.{}")),
 }
 QWEN2_MOE: Places = {
     **EXPERTS,
@@ -89,6 +99,7 @@ GRANITE_MOE: Places = {
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     **_halves("ffn_{}_exps", "block_sparse_moe.input_linear"),
+    FUSED_EXPERTS: Place(name="block_sparse_moe.input_linear", is_read_alone=True),
     "ffn_down_exps": "block_sparse_moe.output_linear",
     **_halves("ffn_{}_shexp", "shared_mlp.input_linear"),
     "ffn_down_shexp": "shared_mlp.output_linear",
@@ -263,7 +274,7 @@ LFM2_MOE: Places = {
     **LFM2,
     "ffn_gate_inp": "feed_forward.gate",
     "exp_probs_b.bias": "feed_forward.expert_bias",
-    **_numbered_mlp("ffn_{}_exps", "feed_forward.experts.{}"),
+    **_experts(_numbered_mlp("ffn_{}_exps", "feed_forward.experts.{}")),
 }
 OUTSIDE_LFM2 = {
     "token_embd": "model.embed_tokens",

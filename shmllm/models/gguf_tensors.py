@@ -144,7 +144,9 @@ def _stored(
     some = sorted(some, key=lambda each: each[0])
     names, parts = [name for _, name, _ in some], tuple(part for _, _, part in some)
     place = family.place(names[0])
-    if len(names) != place.num_parts:
+    if len(names) > place.num_parts:
+        raise header.error(f"{' and '.join(names)} have the same weights; the file is damaged")
+    if len(names) < place.num_parts:
         needed = " and ".join(name for name, _, _ in family.stored_names(target))
         raise header.error(f"{' and '.join(names)} without {needed}; the file is damaged")
     shapes = [part.entry.shape for part in parts]
@@ -159,11 +161,11 @@ def _parts(
     header: GgufHeader, place: Place, name: str, entry: TensorEntry
 ) -> Iterator[tuple[str, TensorEntry]]:
     """The checkpoint's names of a tensor of a file, and what they have of it."""
-    if place.name == name or "{}" not in place.name:
-        yield place.name, entry
-        return
-    for number, part in enumerate(_experts(header, name)):
-        yield place.name.replace("{}", str(number)), part
+    is_of_experts = place.name != name and "{}" in place.name
+    experts = _experts(header, name) if is_of_experts else [entry]
+    for number, expert in enumerate(experts):
+        for target, part in zip(place.names, _cut(header, name, expert, place), strict=True):
+            yield target.replace("{}", str(number)) if is_of_experts else target, part
 
 
 def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:
@@ -172,12 +174,26 @@ def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:
     num_experts, *shape = entry.shape
     if not shape or not prod(entry.shape):
         raise header.error(f"{name} has the shape {[*entry.shape]}, which has no experts")
-    num_bytes = entry.num_bytes // num_experts
+    return _equal_parts(entry, num_experts, tuple(shape))
+
+
+def _cut(header: GgufHeader, name: str, entry: TensorEntry, place: Place) -> list[TensorEntry]:
+    """What each of the checkpoint's tensors at a place has of the rows of one tensor."""
+    count = len(place.names)
+    if count == 1:
+        return [entry]
+    num_rows, *width = entry.shape
+    if num_rows % count:
+        raise header.error(f"{name} has {num_rows:,} rows for {count} projections of equal widths")
+    return _equal_parts(entry, count, (num_rows // count, *width))
+
+
+def _equal_parts(entry: TensorEntry, count: int, shape: tuple[int, ...]) -> list[TensorEntry]:
+    """The parts of a tensor of this shape, which lie one behind the other."""
+    num_bytes = entry.num_bytes // count
     return [
-        replace(
-            entry, shape=tuple(shape), begin=entry.begin + expert * num_bytes, num_bytes=num_bytes
-        )
-        for expert in range(num_experts)
+        replace(entry, shape=shape, begin=entry.begin + part * num_bytes, num_bytes=num_bytes)
+        for part in range(count)
     ]
 
 

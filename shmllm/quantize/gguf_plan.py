@@ -139,7 +139,7 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
         )
     skipped = {"output"} if config.tie_word_embeddings else set()
     needed = [f"{module}.weight" for module in family.outside if module not in skipped]
-    modules = set(family.modules)
+    modules = family.written_modules
     if config.layers[0].norms.before_mlp is None:  # one norm for attention and MLP
         modules.discard("ffn_norm")
     endings = {name if is_tensor(name) else f"{name}.weight" for name in modules}

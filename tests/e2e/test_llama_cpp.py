@@ -180,12 +180,21 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("case", READ_ALONE)
-def test_files_that_are_read_alone_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
+FUSED = ("qwen3.5 with experts", "deepseek v2", "deepseek v3 with groups")
+"""Families whose gates and ups of experts llama.cpp reads from one tensor, too."""
+
+
+@pytest.mark.parametrize(
+    ("case", "is_fused"),
+    [*((case, False) for case in READ_ALONE), *((case, True) for case in FUSED)],
+)
+def test_files_that_are_read_alone_are_what_llama_cpp_reads(
+    case: str, is_fused: bool, tmp_path: Path
+) -> None:
     """`tests/unit/models/test_gguf_families.py` compares what an engine makes of such files."""
     family, options = READ_ALONE[case]
     reference = reference_model(family, 4.0, **options)
-    file = write_model(tmp_path / "m.gguf", reference)
+    file = write_model(tmp_path / "m.gguf", reference, has_fused_experts=is_fused)
     prompt = torch.randint(0, 97, (70,), generator=torch.manual_seed(2))
     with torch.inference_mode():
         wanted = reference(prompt[None]).logits[0].float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,7 @@ def write_model(
     kinds: Mapping[str, str] | None = None,
     factors: Mapping[str, Array] | None = None,
     max_tensors: int = 0,
+    has_fused_experts: bool = False,
 ) -> Path:
     """Write a model of transformers, with the vocabulary of the bundled model.
 
@@ -131,6 +132,8 @@ def write_model(
         kinds: other types by the names of a Hugging Face checkpoint.
         factors: the tensors of factors of frequencies, by name.
         max_tensors: as in `write`.
+        has_fused_experts: whether gates and ups of experts are one tensor, as the conversion has
+            them with ``--fuse-gate-up-exps``.
     """
     architecture = architecture_of(model.config)
 
@@ -141,12 +144,30 @@ def write_model(
             change(writer)
         for name, values in (factors or {}).items():
             writer.add_tensor(name, np.asarray(values, np.float32))
-        for name, stored, values in stored_tensors(model):
+        tensors = stored_tensors(model)
+        for name, stored, values in with_fused_experts(tensors) if has_fused_experts else tensors:
             rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
             chosen = (kinds or {}).get(name, kind if rounds else "F32")
             writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
 
     return write(path, gguf.MODEL_ARCH_NAMES[architecture], fill, max_tensors)
+
+
+def with_fused_experts(
+    tensors: Iterable[tuple[str, str, Array]],
+) -> Iterator[tuple[str, str, Array]]:
+    """The same with one tensor for the gate and up of all experts of a layer: [experts, 2 * width,
+    in], each expert's gate above its up."""
+    waiting: dict[str, Array] = {}
+    for name, stored, values in tensors:
+        layer, _, module = stored.rpartition(".ffn_")
+        if module not in ("gate_exps.weight", "up_exps.weight"):
+            yield name, stored, values
+        elif layer in waiting:
+            parts = (waiting.pop(layer), values) if module[0] == "u" else (values, waiting[layer])
+            yield name, f"{layer}.ffn_gate_up_exps.weight", np.concatenate(parts, 1)
+        else:
+            waiting[layer] = values
 
 
 def architecture_of(config: Any) -> gguf.MODEL_ARCH:

@@ -57,6 +57,7 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
         "ffn_up_shexp": (shared_width, hidden_size),
         "ffn_gate_inp": (num_experts, hidden_size),
         "ffn_up_exps": (num_experts, width, hidden_size),
+        "ffn_gate_up_exps": (num_experts, 2 * width, hidden_size),
     }
     if family.has_latents:
         expected.pop("attn_q")

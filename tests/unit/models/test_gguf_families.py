@@ -6,7 +6,6 @@ what llama.cpp's conversion stores.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from support.gguf_loading import loaded
 from support.gguf_models import KINDS, Change, quantized, stored_tensors, write_model
 from support.gguf_read_alone import READ_ALONE
 from support.model_helpers import (
-    allocate,
     assert_logits_close,
     our_logits,
     reference_logits,
@@ -26,14 +25,9 @@ from support.model_helpers import (
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import read_header
-from shmllm.formats.gguf_pieces import pieces_of, read_pieces
 from shmllm.frontend.gguf.config import model_config
-from shmllm.models.config import ModelConfig
-from shmllm.models.create import create_model, stored_parts
-from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_tensors import stored_tensors as tensors_of
 from shmllm.models.matrices import packed_of
-from shmllm.models.weights import load_weights, stored_kinds
 
 TOKENS = [5, 96, 0, 31, 31, 7, 88, 2, 45, 13, 64, 9, 77, 1, 50, 20, 33]
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2}
@@ -238,20 +232,6 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "phi": ("phi", {}, None),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
 }
-
-
-def loaded(file: Path, directory: Path) -> DecoderModel:
-    """The model that an engine makes of a file, with its packed matrices."""
-    directory.mkdir()
-    pieces = pieces_of(file)
-    for piece in pieces:
-        (directory / piece.name).symlink_to(piece)
-    (directory / "config.json").write_text(json.dumps(model_config(read_pieces(pieces))))
-    config = ModelConfig.from_directory(directory)
-    parts = stored_parts(config, stored_kinds(directory, config.tie_word_embeddings))
-    model = create_model(config, torch.float32, allocate, None, parts)
-    load_weights(model, directory)
-    return model
 
 
 @pytest.mark.parametrize("case", CASES)
