@@ -26,13 +26,21 @@ def _gpt4(digits: str) -> str:
     )
 
 
-def _cased(suffix: str, digits: str) -> str:
-    """The pattern of GPT-4o and Tekken, which cuts where lower case changes to upper case."""
-    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+def _cased(suffix: str, digits: str, but: str = "", ends: str = "/") -> str:
+    """The pattern of GPT-4o, Tekken and Kimi, which cuts where lower case changes to upper case.
+
+    Args:
+        suffix: what words may end with.
+        digits: how many digits are together.
+        but: an intersection with which classes of letters end.
+        ends: what punctuation may end with, beside ends of lines.
+    """
+    upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
+    lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     first = r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{first}{upper}*{lower}+{suffix}|{first}{upper}+{lower}*{suffix}"
-        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{ends}]*|{_SPACES}"
     )
 
 
@@ -93,6 +101,34 @@ _AFMOE = PreTokenizer(
 _DEEPSEEK3 = PreTokenizer(
     (r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED)
 )
+_CASED = (
+    r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    r"\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    r"\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd"
+    r"\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d"
+    r"\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    r"\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"
+    r"\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    r"\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b"
+    r"\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787"
+    r"\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    r"\x{10400}-\x{1044f}\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}\x{10c80}-\x{10cb2}"
+    r"\x{10cc0}-\x{10cf2}\x{118a0}-\x{118df}\x{1e900}-\x{1e943}"
+)
+"""The letters of words for DeepSeek-LLM: those of some scripts that have upper and lower cases."""
+_DEEPSEEK_LLM = PreTokenizer(
+    (
+        r"[\r\n]",
+        rf"\s?[{_CASED}]+",
+        r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        r"\p{N}+",
+    )
+)
+_HAN = r"&&[^\p{Han}]"
+_KIMI_K2 = PreTokenizer((rf"\p{{Han}}+|{_cased(f'(?i:{_SUFFIX})?', '{1,3}', but=_HAN, ends='')}",))
+_BROAD_WORDS = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _QWEN35 = (
     rf"(?i:{_SUFFIX})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -149,6 +185,22 @@ PRE_TOKENIZERS = {
     "hunyuan": PreTokenizer((_gpt4(""),)),
     "hunyuan-dense": _DEEPSEEK3,
     "deepseek-v3": _DEEPSEEK3,
+    "joyai-llm": _DEEPSEEK3,
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "kimi-k2": _KIMI_K2,
+    "kanana2": _GPT4O,
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns)),
+    "solar-open": PreTokenizer((_gpt4(""),)),
+    "kormo": PreTokenizer((_gpt4(""),)),
+    "f2llmv2": PreTokenizer((_gpt4(""),)),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _gpt4("+")), takes_whole_words=True),
+    "viking": PreTokenizer((_BROAD_WORDS, _DIGIT)),
+    "pixtral": _LLAMA3,
+    "midm-2.0": _LLAMA3,
+    "gigachat": _WORDS,
+    "a.x-4.0": _WORDS,
+    "mellum": _WORDS,
+    "trillion": _WORDS,
     "qwen35": PreTokenizer((_QWEN35,), normalizer="NFC"),
 }
 """By the name in the file. "default" stands for files without a name too, as in llama.cpp."""

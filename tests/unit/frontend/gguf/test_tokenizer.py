@@ -132,12 +132,25 @@ def test_byte_level_vocabularies_encode_as_their_own_tokenizers(
     assert table[ours.encode("é")[0]]
 
 
-def test_the_default_cuts_punctuation_words_and_three_digits(tmp_path: Path) -> None:
-    """llama.cpp's four patterns, each of which cuts what the ones before it left."""
-    load(tmp_path, lambda writer: add_bundled_vocabulary(writer, pre="default"))
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        # llama.cpp's four patterns, each of which cuts what the ones before it left
+        ("default", "don't, 12345!! $x", "don|'|t|,| |123|45|!!| |$|x"),
+        ("deepseek-llm", "it's fooBar 12345 x?\n \u03bb", "it|'|s| fooBar| |12345| x|?|\n| \u03bb"),
+        ("deepseek-llm", "a\u6f22\u5b57\uff0c  ", "a|\u6f22\u5b57|\uff0c|  "),
+        ("kimi-k2", "it's fooBar 12345 x/\n", "it's| foo|Bar| |123|45| x|/\n"),
+        ("kimi-k2", "a\u6f22\u5b57b \u6f22", "a|\u6f22\u5b57|b| |\u6f22"),
+        ("tiny_aya", "it's fooBar 1234567,", "it's| foo|Bar| |1|234|567|,"),
+        ("minicpm5", "it's fooBar 1234567,", "it|'s| fooBar| |123|456|7|,"),
+        ("viking", "it's, fooBar 12.", "it's|,| fooBar| |1|2|."),
+    ],
+)
+def test_texts_are_cut_into_words(name: str, text: str, expected: str, tmp_path: Path) -> None:
+    load(tmp_path, lambda writer: add_bundled_vocabulary(writer, pre=name))
     made = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    words = [word for word, _ in made.pre_tokenizer.pre_tokenize_str("don't, it's 12345!! $x")]
-    assert words == ["don", "'", "t", ",", "Ġit", "'", "s", "Ġ", "123", "45", "!!", "Ġ", "$", "x"]
+    words = [text[slice(*place)] for _, place in made.pre_tokenizer.pre_tokenize_str(text)]
+    assert "|".join(words) == expected
 
 
 def test_a_file_without_a_name_is_cut_by_the_default(tmp_path: Path) -> None:
