@@ -163,6 +163,7 @@ DEEPSEEK2: Places = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
+    "attn_kv_b": "self_attn.kv_b_proj",  # in place of both, in the first files
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
 EXAONE_MOE: Places = {

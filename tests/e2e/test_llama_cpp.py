@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.gguf_models import add_bundled_vocabulary, write, write_model
+from support.gguf_models import (
+    add_bundled_vocabulary,
+    as_before_latents,
+    with_fused_experts,
+    with_joined_latents,
+    write,
+    write_model,
+)
 from support.gguf_read_alone import READ_ALONE
 from support.model_helpers import assert_logits_close, reference_model
 from support.multimodal_models import nest
@@ -207,22 +214,36 @@ FUSED = ("qwen3.5 with experts", "deepseek v2", "deepseek v3 with groups")
 """Families whose gates and ups of experts llama.cpp reads from one tensor, too."""
 
 
-@pytest.mark.parametrize(
-    ("case", "is_fused"),
-    [*((case, False) for case in READ_ALONE), *((case, True) for case in FUSED)],
-)
-def test_files_that_are_read_alone_are_what_llama_cpp_reads(
-    case: str, is_fused: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", READ_ALONE)
+def test_files_that_are_read_alone_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
     """`tests/unit/models/test_gguf_families.py` compares what an engine makes of such files."""
     family, options = READ_ALONE[case]
     reference = reference_model(family, 4.0, **options)
-    file = write_model(tmp_path / "m.gguf", reference, has_fused_experts=is_fused)
+    assert_is_read(reference, write_model(tmp_path / "m.gguf", reference))
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_fused_experts_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
+    family, options = READ_ALONE[case]
+    reference = reference_model(family, 4.0, **options)
+    file = write_model(tmp_path / "m.gguf", reference, rearrange=with_fused_experts)
+    assert_is_read(reference, file)
+
+
+@pytest.mark.parametrize("case", ["deepseek v2", "deepseek v3"])
+def test_files_from_before_latents_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
+    family, options = READ_ALONE[case]
+    reference = reference_model(family, 4.0, **options)
+    change = as_before_latents(reference.config)
+    file = write_model(tmp_path / "m.gguf", reference, change, rearrange=with_joined_latents)
+    assert_is_read(reference, file)
+
+
+@torch.inference_mode()
+def assert_is_read(reference: Any, file: Path) -> None:
     prompt = torch.randint(0, 97, (70,), generator=torch.manual_seed(2))
-    with torch.inference_mode():
-        wanted = reference(prompt[None]).logits[0].float()
     [found] = llama_cpp_logits(file, [prompt.tolist()])
-    assert_logits_close(found, wanted, 1e-4)
+    assert_logits_close(found, reference(prompt[None]).logits[0].float(), 1e-4)
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Change = Callable[[gguf.GGUFWriter], object]
+StoredTensors = Iterator[tuple[str, str, Array]]
+"""Names in a checkpoint, names in a file, and values."""
 
 
 def write(path: Path, architecture: str, fill: Change, max_tensors: int = 0) -> Path:
@@ -120,7 +122,7 @@ def write_model(
     kinds: Mapping[str, str] | None = None,
     factors: Mapping[str, Array] | None = None,
     max_tensors: int = 0,
-    has_fused_experts: bool = False,
+    rearrange: Callable[[StoredTensors], StoredTensors] = lambda tensors: tensors,
 ) -> Path:
     """Write a model of transformers, with the vocabulary of the bundled model.
 
@@ -132,8 +134,8 @@ def write_model(
         kinds: other types by the names of a Hugging Face checkpoint.
         factors: the tensors of factors of frequencies, by name.
         max_tensors: as in `write`.
-        has_fused_experts: whether gates and ups of experts are one tensor, as the conversion has
-            them with ``--fuse-gate-up-exps``.
+        rearrange: makes the tensors of another form of file; see `with_fused_experts` and
+            `with_joined_latents`.
     """
     architecture = architecture_of(model.config)
 
@@ -144,8 +146,7 @@ def write_model(
             change(writer)
         for name, values in (factors or {}).items():
             writer.add_tensor(name, np.asarray(values, np.float32))
-        tensors = stored_tensors(model)
-        for name, stored, values in with_fused_experts(tensors) if has_fused_experts else tensors:
+        for name, stored, values in rearrange(stored_tensors(model)):
             rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
             chosen = (kinds or {}).get(name, kind if rounds else "F32")
             writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
@@ -153,21 +154,41 @@ def write_model(
     return write(path, gguf.MODEL_ARCH_NAMES[architecture], fill, max_tensors)
 
 
-def with_fused_experts(
-    tensors: Iterable[tuple[str, str, Array]],
-) -> Iterator[tuple[str, str, Array]]:
+def with_fused_experts(tensors: StoredTensors) -> StoredTensors:
     """The same with one tensor for the gate and up of all experts of a layer: [experts, 2 * width,
-    in], each expert's gate above its up."""
-    waiting: dict[str, Array] = {}
+    in], each expert's gate above its up, as the conversion stores with ``--fuse-gate-up-exps``."""
+
+    def fused(gate: Array, up: Array) -> Array:
+        return np.concatenate([gate, up], 1)
+
+    return _with_joined(tensors, ("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps", fused)
+
+
+def with_joined_latents(tensors: StoredTensors) -> StoredTensors:
+    """The same with one tensor for the projections of latents to keys and values, as in the first
+    files of the architecture deepseek2: [heads * (key width + value width), rank]."""
+
+    def both(keys: Array, values: Array) -> Array:
+        joined = np.concatenate([keys.swapaxes(1, 2), values], 1)
+        return joined.reshape(-1, joined.shape[-1])
+
+    return _with_joined(tensors, ("attn_k_b", "attn_v_b"), "attn_kv_b", both)
+
+
+def _with_joined(
+    tensors: StoredTensors, parts: tuple[str, str], whole: str, join: Callable[..., Array]
+) -> StoredTensors:
+    """The same with one tensor for two of a layer."""
+    waiting: dict[str, dict[str, Array]] = {}
     for name, stored, values in tensors:
-        layer, _, module = stored.rpartition(".ffn_")
-        if module not in ("gate_exps.weight", "up_exps.weight"):
+        layer, _, module = stored.removesuffix(".weight").rpartition(".")
+        if module not in parts:
             yield name, stored, values
-        elif layer in waiting:
-            parts = (waiting.pop(layer), values) if module[0] == "u" else (values, waiting[layer])
-            yield name, f"{layer}.ffn_gate_up_exps.weight", np.concatenate(parts, 1)
-        else:
-            waiting[layer] = values
+            continue
+        found = waiting.setdefault(layer, {})
+        found[module] = values
+        if len(found) == 2:
+            yield name, f"{layer}.{whole}.weight", join(*(found[part] for part in parts))
 
 
 def architecture_of(config: Any) -> gguf.MODEL_ARCH:
@@ -178,7 +199,7 @@ def architecture_of(config: Any) -> gguf.MODEL_ARCH:
     return ARCHITECTURES[config.model_type]
 
 
-def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, str, Array]]:
+def stored_tensors(model: PreTrainedModel) -> StoredTensors:
     """The names in a checkpoint, the names that the `gguf` package gives them, and what llama.cpp's
     conversion stores."""
     config = model.config
@@ -563,6 +584,20 @@ def _add_exaone_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_leading_dense_block_count(config.mlp_layer_types.count("dense"))
     writer.add_nextn_predict_layers(0)
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def as_before_latents(config: Any) -> Change:
+    """Changes the metadata of a model with latents to those of files from before llama.cpp kept
+    these: see `with_joined_latents`."""
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key in ("key_length_mla", "value_length_mla"):
+            del writer.kv_data[0][f"deepseek2.attention.{key}"]
+        writer.add_head_count_kv(config.num_attention_heads)
+        writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+        writer.add_value_length(config.v_head_dim)
+
+    return change
 
 
 def _add_deepseek2(writer: gguf.GGUFWriter, config: Any) -> None:

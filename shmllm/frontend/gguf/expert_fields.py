@@ -145,8 +145,8 @@ def _ernie_moe(known: Metadata, config: Json) -> Json:
 
 
 def _deepseek2(known: Metadata, config: Json) -> Json:
-    if not known.has_tensors("attn_k_b.weight"):
-        raise known.header.error("a file from before llama.cpp kept latents is not supported")
+    """Files from before llama.cpp kept latents have the widths of keys and values as its other
+    files have them, and the projections to both in one tensor."""
     rope_dim, scaling = config["head_dim"], config.get("rope_scaling", {})
     if (weight := scale(known, "rope.scaling.yarn_log_multiplier", 0.0)) > 0:
         weight /= 0.1  # which the files of this architecture alone have as a factor
@@ -156,9 +156,9 @@ def _deepseek2(known: Metadata, config: Json) -> Json:
         "kv_lora_rank": known.whole("attention.kv_lora_rank"),
         "q_lora_rank": known.find("attention.q_lora_rank"),
         "qk_rope_head_dim": rope_dim,
-        "qk_nope_head_dim": known.whole("attention.key_length_mla") - rope_dim,
-        "v_head_dim": known.whole("attention.value_length_mla"),
-        "kv_projections_apart": True,
+        "qk_nope_head_dim": _head_width(known, "key") - rope_dim,
+        "v_head_dim": _head_width(known, "value"),
+        "kv_projections_apart": not known.has_tensors("attn_kv_b.weight"),
         "n_group": known.whole("expert_group_count", 1),
         "topk_group": known.whole("expert_group_used_count", 1),
     }
@@ -167,6 +167,12 @@ def _deepseek2(known: Metadata, config: Json) -> Json:
         if fields["n_group"] > 1:
             raise known.header.error("groups of experts with a softmax are not supported")
     return fields | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _head_width(known: Metadata, kind: str) -> int:
+    """The width of a head's keys or values, which are a projection of a latent."""
+    name = f"attention.{kind}_length"
+    return known.whole(f"{name}_mla", known.find(name))
 
 
 def _glm4_moe(known: Metadata, config: Json) -> Json:

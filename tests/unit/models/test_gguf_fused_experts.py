@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_loading import loaded
-from support.gguf_models import write_model
+from support.gguf_models import with_fused_experts, write_model
 from support.gguf_read_alone import READ_ALONE
 from support.model_helpers import reference_model
 from support.variants import slow
@@ -53,8 +53,8 @@ def test_the_model_is_that_of_a_file_with_two_tensors(
 ) -> None:
     model = model_of(family, options)
     files = [
-        write_model(tmp_path / f"{is_fused}.gguf", model, kind="Q8_0", has_fused_experts=is_fused)
-        for is_fused in (False, True)
+        write_model(tmp_path / "apart.gguf", model, kind="Q8_0"),
+        write_model(tmp_path / "together.gguf", model, kind="Q8_0", rearrange=with_fused_experts),
     ]
     apart, together = (set(read_header(file).tensors) for file in files)
     new = {name for name in together - apart if "ffn_gate_up_exps" in name}
@@ -78,7 +78,7 @@ def test_a_file_with_both_is_refused(tmp_path: Path) -> None:
         lambda writer: writer.add_tensor(
             "blk.1.ffn_up_exps.weight", np.ones((5, 32, 64), np.float32)
         ),
-        has_fused_experts=True,
+        rearrange=with_fused_experts,
     )
     with pytest.raises(
         EngineStartError,
@@ -93,7 +93,7 @@ def test_other_widths_are_refused(tmp_path: Path) -> None:
         tmp_path / "m.gguf",
         model,
         lambda writer: writer.add_expert_feed_forward_length(31),
-        has_fused_experts=True,
+        rearrange=with_fused_experts,
     )
     with pytest.raises(EngineStartError, match=r"gate_up_exps\.weight has the shape \[5, 64, 64\]"):
         model_config(read_header(file))
