@@ -22,6 +22,7 @@ from shmllm.formats.gguf_places import (
     OUTSIDE_NEMOTRON_H,
     QK_NORMS,
     QWEN2_MOE,
+    QWEN3_NEXT,
     QWEN35_MOE,
 )
 
@@ -51,6 +52,17 @@ WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3_5MoeForCausalLM",
         model_type="qwen3_5_moe_text",
         modules=QWEN35_MOE,
+        is_partial=True,
+        norm_offset=1.0,
+        has_delta_nets=True,
+        has_tiled_heads=True,
+        is_written=False,
+    ),
+    ("qwen3next", True): GgufFamily(
+        title="Qwen 3 Next",
+        architecture="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        modules=QWEN3_NEXT,
         is_partial=True,
         norm_offset=1.0,
         has_delta_nets=True,

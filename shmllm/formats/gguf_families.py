@@ -67,6 +67,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         is_partial=True,
         norm_offset=1.0,
         has_delta_nets=True,
+        has_tiled_heads=True,
         is_written=False,
     ),
     ("mistral3", False): GgufFamily(

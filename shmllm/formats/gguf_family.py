@@ -100,6 +100,8 @@ class GgufFamily:
             of keys.
         has_delta_nets: whether the layers without attention are gated delta nets, with attention
             that has gates in the others.
+        has_tiled_heads: whether value head i of a delta net has the key head i modulo their number,
+            where a checkpoint has the value heads of a key head one behind the other.
         has_latents: whether attention is that to latents.
         is_written: whether such files are written, too, and not read alone.
         needs_head: whether llama.cpp reads no file without a matrix of the LM head.
@@ -118,6 +120,7 @@ class GgufFamily:
     norm_offset: float = 0.0
     is_hybrid: bool = False
     has_delta_nets: bool = False
+    has_tiled_heads: bool = False
     has_latents: bool = False
     is_written: bool = True
     needs_head: bool = False

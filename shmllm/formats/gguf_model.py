@@ -21,11 +21,15 @@ def family_of(header: GgufHeader) -> GgufFamily:
     Raises:
         EngineStartError: the file has another model; the message names those that run.
     """
+    return _tiled(_listed(header)) if is_tiled(header) else _listed(header)
+
+
+def _listed(header: GgufHeader) -> GgufFamily:
+    """Returns the row of a file's model."""
     name = header.architecture
     has_experts = bool(header.metadata.get(f"{name}.expert_count"))
     if (name, has_experts) in FAMILIES:
-        family = FAMILIES[name, has_experts]
-        return _tiled(family) if family.has_delta_nets and is_tiled(header) else family
+        return FAMILIES[name, has_experts]
     kind = " with experts" if has_experts and (name, False) in FAMILIES else ""
     raise header.error(
         f"architecture {shown(name)}{kind} is not supported; supported: "
@@ -35,9 +39,11 @@ def family_of(header: GgufHeader) -> GgufFamily:
 
 
 def is_tiled(header: GgufHeader) -> bool:
-    """Returns whether value head i of a delta net has the key head i modulo their number, where a
-    checkpoint has the value heads of a key head one behind the other."""
+    """Returns whether the value heads of delta nets have another order than a checkpoint's; see
+    `GgufFamily.has_tiled_heads`."""
     name, known = header.architecture, header.metadata
+    if not _listed(header).has_tiled_heads:
+        return False
     return known.get(f"{name}.ssm.time_step_rank") != known.get(f"{name}.ssm.group_count")
 
 

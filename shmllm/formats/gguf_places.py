@@ -257,6 +257,11 @@ QWEN35_MOE: Places = {
     **DELTA_NETS,
     **{module: place for module, place in QWEN2_MOE.items() if module.startswith("ffn_")},
 }
+QWEN3_NEXT: Places = {
+    **{module: at for module, at in QWEN35_MOE.items() if module not in ("ssm_beta", "ssm_alpha")},
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_in": "linear_attn.in_proj_qkvz",  # in place of attn_qkv and attn_gate, in the first files
+}
 LFM2: Places = {
     "attn_norm": "operator_norm",
     "attn_q": "self_attn.q_proj",

@@ -89,6 +89,7 @@ def _read_delta_net(fields: Fields) -> DeltaNetSpec:
         value_dim=fields.integer("linear_value_head_dim", 128),
         taps=fields.integer("linear_conv_kernel_dim", 4, minimum=2),
         tiled=fields.flag("linear_value_heads_tiled", False),  # of GGUF files alone
+        apart=fields.flag("linear_projections_apart", False),  # likewise
     )
     for name, width in (("key", net.key_dim), ("value", net.value_dim)):
         if width % HEAD_MULTIPLE:

@@ -31,6 +31,10 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(model, layers=with_dense_mlps(fields, model.layers))
 
 
+_FUSED = ("qkvz", ("qkv", "z")), ("ba", ("b", "a"))
+"""The projections that a checkpoint has in one tensor, and what they are of."""
+
+
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     """Returns the destinations of the input projections under this family's names."""
     from shmllm.models.matrices import joined, matrix_of
@@ -39,7 +43,7 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
         net = layer.mixer
         if isinstance(net, DeltaNetSpec):
             prefix = f"model.layers.{index}.linear_attn.in_proj_"
-            for name, parts in (("qkvz", ("qkv", "z")), ("ba", ("b", "a"))):
+            for name, parts in _FUSED[net.apart :]:
                 views = [matrix_of(weights.pop(f"{prefix}{part}.weight")) for part in parts]
                 order = _by_key_head(net, views) if name == "qkvz" else _alternating(net, views)
                 weights[f"{prefix}{name}.weight"] = (joined([*order]),)

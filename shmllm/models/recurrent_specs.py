@@ -24,6 +24,8 @@ class DeltaNetSpec:
         taps: the number of tokens that the convolution of queries, keys and values reads.
         tiled: whether value head i has the key head i modulo `key_heads`, as in GGUF files; else
             value heads that follow each other share one.
+        apart: whether a checkpoint of Qwen 3 Next has the projections to queries, keys and values
+            in one tensor and those to gates in another, as GGUF files have them.
     """
 
     key_heads: int
@@ -32,6 +34,7 @@ class DeltaNetSpec:
     value_dim: int
     taps: int
     tiled: bool = False
+    apart: bool = False
 
     kv = None
 

@@ -20,6 +20,7 @@ from support.gguf_models import (
     add_bundled_vocabulary,
     as_before_latents,
     with_fused_experts,
+    with_joined_gates,
     with_joined_latents,
     write,
     write_model,
@@ -210,7 +211,7 @@ PRE_TOKENIZERS = [
     *("joyai-llm", "kanana2", "tiny_aya", "solar-open", "kormo", "f2llmv2", "minicpm5", "viking"),
     *("pixtral", "midm-2.0", "gigachat", "a.x-4.0", "mellum", "trillion"),
 ]
-FUSED = ("qwen3.5 with experts", "deepseek v2", "deepseek v3 with groups")
+FUSED = ("qwen3.5 with experts", "qwen3 next", "deepseek v2", "deepseek v3 with groups")
 """Families whose gates and ups of experts llama.cpp reads from one tensor, too."""
 
 
@@ -236,6 +237,13 @@ def test_files_from_before_latents_are_what_llama_cpp_reads(case: str, tmp_path:
     reference = reference_model(family, 4.0, **options)
     change = as_before_latents(reference.config)
     file = write_model(tmp_path / "m.gguf", reference, change, rearrange=with_joined_latents)
+    assert_is_read(reference, file)
+
+
+def test_the_first_files_of_qwen3_next_are_what_llama_cpp_reads(tmp_path: Path) -> None:
+    family, options = READ_ALONE["qwen3 next"]
+    reference = reference_model(family, 4.0, **options)
+    file = write_model(tmp_path / "m.gguf", reference, rearrange=with_joined_gates)
     assert_is_read(reference, file)
 
 

@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
@@ -173,6 +174,20 @@ def with_joined_latents(tensors: StoredTensors) -> StoredTensors:
         return joined.reshape(-1, joined.shape[-1])
 
     return _with_joined(tensors, ("attn_k_b", "attn_v_b"), "attn_kv_b", both)
+
+
+def with_joined_gates(tensors: StoredTensors) -> StoredTensors:
+    """The same with one tensor for the projections of a delta net to queries, keys, values and
+    gates, in a checkpoint's order, as in the first files of Qwen 3 Next. Its key heads are two."""
+
+    def by_key_head(qkv: Array, gates: Array) -> Array:
+        width = len(gates)
+        keys = (len(qkv) - width) // 2
+        parts = np.split(qkv, [keys, 2 * keys])
+        of_heads = [np.split(part, 2) for part in (*parts, gates)]
+        return np.concatenate([part[head] for head in range(2) for part in of_heads])
+
+    return _with_joined(tensors, ("attn_qkv", "attn_gate"), "ssm_in", by_key_head)
 
 
 def _with_joined(
@@ -327,6 +342,31 @@ def _of_qwen35_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str,
             yield stored, _without_dimension(name, found)
 
 
+def _of_qwen3_next(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter stores the gates apart from queries, keys and values, each for all key heads;
+    value heads keep their order."""
+    if name.endswith("in_proj_qkvz.weight"):
+        keys, key_width = config.linear_num_key_heads, config.linear_key_head_dim
+        width = config.linear_num_value_heads // keys * config.linear_value_head_dim
+        of_heads = values.reshape(keys, -1, values.shape[1])
+        ends = np.cumsum([key_width, key_width, width])
+        *qkv, gates = (each.reshape(-1, values.shape[1]) for each in np.split(of_heads, ends, 1))
+        yield name.replace("qkvz", "qkv"), np.concatenate(qkv)
+        yield name.replace("qkvz", "z"), gates
+    elif name.endswith(".A_log"):
+        yield name, -np.exp(values)
+    elif name.endswith("conv1d.weight"):
+        yield name, values[:, 0]
+    elif name.endswith("experts.gate_up_proj"):
+        yield from _halves(f"{name}.weight", "gate_up_proj", values)
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", values
+    elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        yield name, values + 1
+    else:
+        yield name.replace(".dt_bias", ".dt_proj.bias"), _without_dimension(name, values)
+
+
 def _of_deepseek2(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     """The converter separates the projections to keys and to values, in the absorbed form."""
     if name.endswith("kv_b_proj.weight"):
@@ -391,6 +431,7 @@ _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] =
     "qwen3_5_text": _of_qwen35,
     **dict.fromkeys(LATENTS, _of_deepseek2),
     "qwen3_5_moe_text": _of_qwen35_moe,
+    "qwen3_next": _of_qwen3_next,
 }
 """The families whose tensors the converter rearranges by themselves."""
 
@@ -717,6 +758,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "ministral3": _add_mistral3,
     "qwen3_5_text": _add_qwen35,
     "qwen3_5_moe_text": _add_qwen35_moe,
+    "qwen3_next": _add_qwen35_moe,
     "hunyuan_v1_moe": _add_hunyuan_moe,
     "granitemoehybrid": _add_granite_hybrid,
     "nemotron_h": _add_nemotron_h,

@@ -64,6 +64,12 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
         | _EXPERTS
         | {"linear_num_value_heads": 4, "num_experts": 6, "shared_expert_intermediate_size": 36},
     ),
+    "qwen3 next": (
+        "qwen3_next",
+        _QWEN35
+        | _EXPERTS
+        | {"linear_num_value_heads": 4, "num_experts": 6, "shared_expert_intermediate_size": 36},
+    ),
     "glm4 with experts": ("glm4_moe", _GLM4 | {"use_qk_norm": True, "attention_bias": True}),
     "glm4 with experts and no norms of heads": (
         "glm4_moe",

@@ -73,6 +73,13 @@ def _qwen35_moe(known: Metadata, config: Json) -> Json:
     )
 
 
+def _qwen3_next(known: Metadata, config: Json) -> Json:
+    return _qwen35_moe(known, config) | {
+        "linear_projections_apart": not known.has_tensors("ssm_in.weight"),
+        "norm_topk_prob": True,
+    }
+
+
 def _types_of_recurrent(known: Metadata, count: int) -> list[str]:
     """The types of layers with delta nets: all but the last one of each period, unless the file has
     a list."""
@@ -164,6 +171,7 @@ OF_RECURRENT: dict[str, Callable[[Metadata, Json], Json]] = {
     "lfm2_moe": _lfm2_moe,
     "qwen3_5_text": _qwen35,
     "qwen3_5_moe_text": _qwen35_moe,
+    "qwen3_next": _qwen3_next,
     "granitemoehybrid": _granite_hybrid,
     "nemotron_h": _nemotron_h,
 }
