@@ -17,7 +17,7 @@ _PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
 _NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
 _NORM = re.compile(r".*norm\.weight")
 _KINDS = ("weight", "bias")
-_TENSORS = (".weight", ".bias", "ssm_a", "ssm_d")
+_TENSORS = (".weight", ".bias", ".scale", "ssm_a", "ssm_d")
 """The ends of the names of tensors."""
 
 Layout = Literal["same", "transposed", "row", "flat", "channels", "heads"]
@@ -98,6 +98,8 @@ class GgufFamily:
         norm_offset: what the file's weights of norms have more than a checkpoint's.
         is_hybrid: whether only some layers have attention; the file says that others have 0 heads
             of keys.
+        has_own_widths: whether heads or MLPs of layers have other widths or numbers than each
+            other's.
         has_delta_nets: whether the layers without attention are gated delta nets, with attention
             that has gates in the others.
         has_tiled_heads: whether value head i of a delta net has the key head i modulo their number,
@@ -119,6 +121,7 @@ class GgufFamily:
     is_partial: bool = False
     norm_offset: float = 0.0
     is_hybrid: bool = False
+    has_own_widths: bool = False
     has_delta_nets: bool = False
     has_tiled_heads: bool = False
     has_latents: bool = False

@@ -6,7 +6,7 @@ families have which. This module must not import torch.
 
 from __future__ import annotations
 
-from shmllm.formats.gguf_family import Place, Places, as_place
+from shmllm.formats.gguf_family import OUTSIDE, Place, Places, as_place
 
 FUSED_EXPERTS = "ffn_gate_up_exps"
 """The module of gates and ups of all experts in one tensor, [experts, 2 * width, in]."""
@@ -77,6 +77,30 @@ GEMMA: Places = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+GEMMA4: Places = {
+    **GEMMA,
+    **QK_NORMS,
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_gate_exps.weight": Place(name="experts.gate_up_proj", num_parts=2, in_turn=False),
+    "ffn_up_exps.weight": Place(name="experts.gate_up_proj", part=1, num_parts=2, in_turn=False),
+    "ffn_down_exps.weight": "experts.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+OUTSIDE_GEMMA4 = {
+    **OUTSIDE,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 EXPERTS: Places = {
     **ATTENTION,

@@ -26,6 +26,7 @@ from support.gguf_models import (
     write_model,
 )
 from support.gguf_read_alone import READ_ALONE
+from support.gguf_vocabularies import add_gemma4_vocabulary, trained_gemma4
 from support.model_helpers import assert_logits_close, reference_model
 from support.multimodal_models import nest
 from support.quantize_helpers import writable_model
@@ -47,7 +48,7 @@ LEFT_OUT = ("mistral", "phi3", "starcoder2")
 """Families whose windows llama.cpp leaves out."""
 TOLERANCES = {
     **dict.fromkeys(("gpt2", "gpt_neox", "phi", "starcoder2"), 1e-3),
-    **{"gemma": 5e-3, "gemma2": 5e-3, "gemma3": 5e-2},
+    **{"gemma": 5e-3, "gemma2": 5e-3, "gemma3": 5e-2, "gemma4": 1e-2},
 }
 """llama.cpp takes GELU from a table in float16."""
 ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 128}
@@ -220,7 +221,8 @@ def test_files_that_are_read_alone_are_what_llama_cpp_reads(case: str, tmp_path:
     """`tests/unit/models/test_gguf_families.py` compares what an engine makes of such files."""
     family, options = READ_ALONE[case]
     reference = reference_model(family, 4.0, **options)
-    assert_is_read(reference, write_model(tmp_path / "m.gguf", reference))
+    file = write_model(tmp_path / "m.gguf", reference)
+    assert_is_read(reference, file, TOLERANCES.get(family, 1e-4))
 
 
 @pytest.mark.parametrize("case", FUSED)
@@ -247,11 +249,30 @@ def test_the_first_files_of_qwen3_next_are_what_llama_cpp_reads(tmp_path: Path) 
     assert_is_read(reference, file)
 
 
+def test_texts_of_gemma_4_become_the_same_tokens(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    pieces = [piece for piece in PIECES if "\n" not in piece and "\r" not in piece]
+    made = trained_gemma4(["\n", "\n\n", *("".join(rng.choices(pieces, k=20)) for _ in range(200))])
+    file = write(tmp_path / "m.gguf", "gemma4", lambda w: add_gemma4_vocabulary(w, made))
+    names = ("tokenizer.json", "tokenizer_config.json")
+    for name, content in zip(names, make_tokenizer(read_header(file)), strict=True):
+        (tmp_path / name).write_text(json.dumps(content))
+    ours = Tokenizer.from_directory(tmp_path)
+    texts = [
+        ("\n" * rng.randint(1, 7)).join(
+            "".join(rng.choices(pieces, k=rng.randint(1, 12))) for _ in range(2)
+        )
+        for _ in range(1000)
+    ]
+    found = [ours.encode(text, add_special_tokens=False) for text in texts]
+    assert found == llama_cpp_tokens(file, texts)
+
+
 @torch.inference_mode()
-def assert_is_read(reference: Any, file: Path) -> None:
+def assert_is_read(reference: Any, file: Path, tolerance: float = 1e-4) -> None:
     prompt = torch.randint(0, 97, (70,), generator=torch.manual_seed(2))
     [found] = llama_cpp_logits(file, [prompt.tolist()])
-    assert_logits_close(found, reference(prompt[None]).logits[0].float(), 1e-4)
+    assert_logits_close(found, reference(prompt[None]).logits[0].float(), tolerance)
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)

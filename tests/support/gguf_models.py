@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
@@ -139,13 +141,16 @@ def write_model(
             `with_joined_latents`.
     """
     architecture = architecture_of(model.config)
+    config = copy.deepcopy(model.config)
+    # transformers refuses to say what differs by layer, unless it is asked for the others' value.
+    config.allow_global_per_layer_attribute_access = True
 
     def fill(writer: gguf.GGUFWriter) -> None:
-        add_sizes(writer, model.config)
+        add_sizes(writer, config)
         add_bundled_vocabulary(writer, model.config.vocab_size)
         if change is not None:
             change(writer)
-        for name, values in (factors or {}).items():
+        for name, values in (factors or _factors_of(config)).items():
             writer.add_tensor(name, np.asarray(values, np.float32))
         for name, stored, values in rearrange(stored_tensors(model)):
             rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
@@ -223,7 +228,7 @@ def stored_tensors(model: PreTrainedModel) -> StoredTensors:
     for name, values in stored_values(model):
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        stored = names.get_name(_renamed(name), try_suffixes=(".weight", ".bias"))
+        stored = names.get_name(_renamed(name), try_suffixes=(".weight", ".bias", ".scale"))
         assert stored is not None, name
         yield name, stored, values
 
@@ -314,6 +319,61 @@ def _of_qwen35(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arr
     elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         values = values + 1
     yield name.replace(".dt_bias", ".dt_proj.bias"), values
+
+
+def _of_gemma4(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter gives the factors of experts the names of what they are factors of."""
+    name = name.replace("router.scale", "router.proj.scale")
+    name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
+    yield name if name.endswith((".weight", ".scale")) else f"{name}.weight", values
+
+
+def _factors_of(config: Any) -> dict[str, Array]:
+    """The factors of the frequencies of Gemma 4's full layers, of which some pairs stand."""
+    if config.model_type != "gemma4_text":
+        return {}
+    width = _heads_of_layers(config)[config.layer_types.index("full_attention")][0]
+    num_rotated = (
+        int(width * config.rope_parameters["full_attention"]["partial_rotary_factor"]) // 2
+    )
+    values = [1.0] * num_rotated + [1e30] * (width // 2 - num_rotated)
+    return {"rope_freqs.weight": np.array(values)}
+
+
+def _heads_of_layers(config: Any) -> list[tuple[int, int]]:
+    """The width of heads and the number of key heads of each layer of Gemma 4."""
+    own = config.to_dict()["per_layer_config"]
+    plain = {"head_dim": config.head_dim, "num_key_value_heads": config.num_key_value_heads}
+    every = [plain | own.get(str(layer), {}) for layer in range(config.num_hidden_layers)]
+    return [(each["head_dim"], each["num_key_value_heads"]) for each in every]
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
+    heads, kinds = _heads_of_layers(config), config.layer_types
+    width = heads[kinds.index("full_attention")][0]
+    shared, inner = config.num_kv_shared_layers, config.intermediate_size
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_dimension_count_swa(config.head_dim)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if len({number for _, number in heads}) > 1:
+        writer.add_head_count_kv([number for _, number in heads])
+    if config.use_double_wide_mlp:
+        first = config.num_hidden_layers - shared
+        writer.add_feed_forward_length([inner] * first + [2 * inner] * shared)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _of_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
@@ -426,6 +486,7 @@ def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str,
 
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
+    "gemma4_text": _of_gemma4,
     "granitemoehybrid": _of_granite_hybrid,
     "nemotron_h": _of_nemotron_h,
     "qwen3_5_text": _of_qwen35,
@@ -771,6 +832,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "afmoe": _add_afmoe,
     **dict.fromkeys(LATENTS, _add_deepseek2),
     "gemma2": _add_gemma2,
+    "gemma4_text": _add_gemma4,
     "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
     "phi3": _add_partial,
     "glm4": _add_partial,

@@ -31,6 +31,17 @@ _YARN: Options = {
     "mscale": 0.7,
     "mscale_all_dim": 0.7,
 }
+_GEMMA4: Options = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 7,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "vocab_size_per_layer_input": 97,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 9.0,  # llama.cpp caps at 30 where a file does not say it
+    "tie_word_embeddings": True,
+}
 _GLM4: Options = _EXPERTS | {"n_routed_experts": 6, "head_dim": 16}
 _GRANITE: Options = {
     "num_hidden_layers": 4,
@@ -69,6 +80,19 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
         _QWEN35
         | _EXPERTS
         | {"linear_num_value_heads": 4, "num_experts": 6, "shared_expert_intermediate_size": 36},
+    ),
+    "gemma 4": ("gemma4", _GEMMA4),
+    "gemma 4 with inputs of layers": (
+        "gemma4",
+        _GEMMA4
+        | {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2}
+        | {"use_double_wide_mlp": True},
+    ),
+    "gemma 4 with experts": (
+        "gemma4",
+        _GEMMA4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 3, "enable_moe_block": True}
+        | {"num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24},
     ),
     "glm4 with experts": ("glm4_moe", _GLM4 | {"use_qk_norm": True, "attention_bias": True}),
     "glm4 with experts and no norms of heads": (

@@ -15,6 +15,7 @@ from shmllm.formats.gguf_family import GgufFamily
 from shmllm.formats.gguf_model import family_of, layers_of
 from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
+from shmllm.frontend.gguf.layer_fields import OF_LAYERS
 from shmllm.frontend.gguf.metadata import Metadata
 from shmllm.frontend.gguf.recurrent_fields import OF_RECURRENT
 from shmllm.frontend.gguf.rope import rope_fields
@@ -32,10 +33,12 @@ _LAYER_NORM_EPS = {
     "starcoder2": "norm_epsilon",
 }
 """The field of the models with LayerNorms instead of RMSNorms, by their type."""
-_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
 _MESSAGE_END, _HARMONY_ENDS = "<|end|>", ("<|return|>", "<|call|>")
 """Harmony, the format of gpt-oss: there _MESSAGE_END is followed by a further message."""
-_CONTROL = 3
+_TOOL_RESPONSE = "<|tool_response>"
+"""Where Gemma 4 waits for what a tool returns; files define the token for parsers of replies."""
+_CONTROL, _DEFINED = 3, 4
 SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -54,6 +57,7 @@ def model_config(header: GgufHeader) -> Json:
     """
     _check_kind(header)
     family, known, tensors = family_of(header), Metadata(header), header.tensors
+    lists = {"may_be_absent": family.is_hybrid, "may_differ": family.has_own_widths}
     num_heads = known.whole("attention.head_count", may_be_absent=family.is_hybrid)
     hidden_size = known.whole("embedding_length")
     head_dim = _head_dim(known, hidden_size // num_heads, family)
@@ -66,13 +70,11 @@ def model_config(header: GgufHeader) -> Json:
         "intermediate_size": known.whole(
             "feed_forward_length",
             known.find("expert_feed_forward_length"),
-            may_be_absent=family.is_hybrid,
+            **lists,
         ),
         "num_hidden_layers": layers_of(header)[0],
         "num_attention_heads": num_heads,
-        "num_key_value_heads": known.whole(
-            "attention.head_count_kv", num_heads, may_be_absent=family.is_hybrid
-        ),
+        "num_key_value_heads": known.whole("attention.head_count_kv", num_heads, **lists),
         "head_dim": head_dim,
         "max_position_embeddings": length,
         **_norm_eps(known, family),
@@ -85,7 +87,9 @@ def model_config(header: GgufHeader) -> Json:
         **_special_ids(header),
     }
     check_layers(header, config["num_hidden_layers"])
-    own_fields = (OF_FAMILY | OF_MIXTURE | OF_RECURRENT).get(family.model_type, no_window)
+    own_fields = (OF_FAMILY | OF_MIXTURE | OF_RECURRENT | OF_LAYERS).get(
+        family.model_type, no_window
+    )
     config |= own_fields(known, config)
     check_shapes(header, config, family)
     return config
@@ -172,5 +176,8 @@ def _turn_ends(metadata: Json) -> list[int]:
     texts: tuple[str, ...] = _TURN_ENDS
     if all(text in tokens for text in _HARMONY_ENDS):
         texts = (*_HARMONY_ENDS, *(text for text in texts if text != _MESSAGE_END))
-    found = [tokens.index(text) for text in texts if text in tokens]
-    return [token_id for token_id in found if kinds[token_id : token_id + 1] == [_CONTROL]]
+    allowed = {**dict.fromkeys(texts, (_CONTROL,)), _TOOL_RESPONSE: (_CONTROL, _DEFINED)}
+    found = {text: tokens.index(text) for text in allowed if text in tokens}
+    return [
+        n for text, n in found.items() if any(each in allowed[text] for each in kinds[n : n + 1])
+    ]

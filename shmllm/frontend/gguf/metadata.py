@@ -43,10 +43,19 @@ class Metadata:
         """The value of PREFIX.name, or None."""
         return self.header.metadata.get(f"{self._prefix}.{name}")
 
-    def whole(self, name: str, default: int | None = None, *, may_be_absent: bool = False) -> int:
+    def whole(
+        self,
+        name: str,
+        default: int | None = None,
+        *,
+        may_be_absent: bool = False,
+        may_differ: bool = False,
+    ) -> int:
         """A positive whole number, one for all layers. With `may_be_absent`, 0 stands for layers
-        that have no such thing."""
+        that have no such thing; with `may_differ`, it is that of the first layer."""
         value = self._found(name, default)
+        if may_differ and isinstance(value, list):
+            value = value[:1]
         if may_be_absent and isinstance(value, list):
             value = [each for each in value if each != 0] or 0
         if isinstance(value, list) and len(set(value)) == 1:

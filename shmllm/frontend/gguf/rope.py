@@ -17,6 +17,8 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 _LLAMA3_LENGTH = 8192
 _LOW, _HIGH = 1.0, 4.0
 _TOLERANCE = 1e-4
+_STANDING = 1e29
+"""The factors from which on no pair moves; llama.cpp's conversion writes 1e30."""
 
 
 def rope_fields(known: Metadata, head_dim: int, length: int, *, is_partial: bool) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def rope_fields(known: Metadata, head_dim: int, length: int, *, is_partial: bool
     if FACTORS in known.header.tensors:
         if kind not in (None, "none"):
             raise known.header.error(f"{FACTORS} together with rope scaling {shown(kind)}")
-        scaling = _llama3(known, theta, head_dim)
+        scaling = _proportional(known, head_dim) or _llama3(known, theta, head_dim)
     elif LONG_FACTORS in known.header.tensors and kind in (None, "none", "longrope"):
         scaling = _longrope(known, rotary_dim)
     elif kind == "linear":
@@ -107,6 +109,18 @@ def _shorter(length: int, factor: float) -> int:
     """A context length before it was scaled; 0 if there is none."""
     shorter = length / factor
     return round(shorter) if shorter < math.inf else 0
+
+
+def _proportional(known: Metadata, head_dim: int) -> dict[str, Any]:
+    """Finds which part of a head is rotated, if the others are those whose factors let them stand;
+    empty: the factors are others."""
+    stored = known.header.floats(FACTORS)
+    num_rotated = sum(each == 1.0 for each in stored)
+    standing = [each >= _STANDING for each in stored]
+    if len(stored) != head_dim // 2 or standing != [n >= num_rotated for n in range(len(stored))]:
+        return {}
+    share = _share(2 * num_rotated, head_dim)
+    return {"rope_type": "proportional", "partial_rotary_factor": share}
 
 
 def _llama3(known: Metadata, theta: float, head_dim: int) -> dict[str, Any]:

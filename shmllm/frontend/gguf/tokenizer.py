@@ -1,7 +1,8 @@
 """Makes tokenizer.json and tokenizer_config.json from the metadata of a GGUF file.
 
-Two kinds of vocabulary run: byte-level BPE ("gpt2"), and SentencePiece's BPE with scores and bytes
-("llama"). This module must not know the model's shapes.
+Three kinds of vocabulary run: byte-level BPE ("gpt2"), SentencePiece's BPE with scores and bytes
+("llama"), and Gemma 4's, with merges and bytes ("gemma4"). This module must not know the model's
+shapes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _LONGEST_TOKEN = 4096
 _NO_VOCABULARY = "none"
 _SPACE = "\u2581"
+_SPACES_TO_LETTERS: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_LETTERS_TO_SPACES: tuple[Json, ...] = (
+    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+)
 NAMED_IDS = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -99,12 +106,10 @@ def make_tokenizer(header: GgufHeader) -> tuple[Json, Json]:
     """
     vocabulary = Vocabulary(header)
     model = vocabulary.find("model")
-    if model == "gpt2":
-        tokenizer, adds_bos = _byte_level(vocabulary, _pre_tokenizer(header))
-    elif model == "llama":
-        tokenizer, adds_bos = _sentence_piece(vocabulary), True
-    else:
-        raise header.error(f"tokenizer {shown(model)} is not supported; supported: gpt2, llama")
+    if not isinstance(model, str) or model not in _MAKERS:
+        known = ", ".join(_MAKERS)
+        raise header.error(f"tokenizer {shown(model)} is not supported; supported: {known}")
+    tokenizer, adds_bos = _MAKERS[model](header, vocabulary)
     adds_bos = vocabulary.flag("add_bos_token", adds_bos)
     adds_eos = vocabulary.flag("add_eos_token", False)
     common: Json = {
@@ -127,7 +132,8 @@ def _pre_tokenizer(header: GgufHeader) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level(vocabulary: Vocabulary, pre_tokenizer: PreTokenizer) -> tuple[Json, bool]:
+def _byte_level(header: GgufHeader, vocabulary: Vocabulary) -> tuple[Json, bool]:
+    pre_tokenizer = _pre_tokenizer(header)
     merges = [_pair(merge) for merge in vocabulary.array("merges", str)]
     form = pre_tokenizer.normalizer
     tokenizer = {
@@ -150,27 +156,34 @@ def _pair(merge: str) -> list[str]:
     return [merge[:position], merge[position + 1 :]]
 
 
-def _sentence_piece(vocabulary: Vocabulary) -> Json:
-    normalizers: list[Json] = [
-        {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
-    ]
-    decoders: list[Json] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+def _sentence_piece(_header: GgufHeader, vocabulary: Vocabulary) -> tuple[Json, bool]:
+    normalizers, decoders = [_SPACES_TO_LETTERS], [*_LETTERS_TO_SPACES]
     if vocabulary.flag("add_space_prefix", True):
         normalizers.insert(0, {"type": "Prepend", "prepend": _SPACE})
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    merges = _merges_of_scores(
+        vocabulary.tokens, vocabulary.kinds, vocabulary.array("scores", float)
+    )
+    return _with_bytes(vocabulary, merges, normalizers, decoders), True
+
+
+def _gemma4(_header: GgufHeader, vocabulary: Vocabulary) -> tuple[Json, bool]:
+    merges = [_pair(merge) for merge in vocabulary.array("merges", str)]
+    return _with_bytes(vocabulary, merges, [_SPACES_TO_LETTERS], [*_LETTERS_TO_SPACES]), True
+
+
+def _with_bytes(
+    vocabulary: Vocabulary, merges: list[list[str]], normalizers: list[Json], decoders: list[Json]
+) -> Json:
+    """A tokenizer that merges the characters of a whole text, and has a token for each byte of
+    those that are none."""
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _bpe(
             vocabulary,
-            _merges_of_scores(
-                vocabulary.tokens, vocabulary.kinds, vocabulary.array("scores", float)
-            ),
+            merges,
             unk_token=vocabulary.named("unk_token"),
             fuse_unk=True,
             byte_fallback=True,
@@ -217,6 +230,11 @@ def _bpe(vocabulary: Vocabulary, merges: list[list[str]], **options: Any) -> Jso
         pair for pair in merges if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids
     ]
     return model | options | {"vocab": ids, "merges": kept}
+
+
+_MAKERS = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _gemma4}
+"""What makes a tokenizer, and says whether a text begins with the token `bos` if the file does not,
+by llama.cpp's name."""
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:

@@ -350,7 +350,10 @@ SOFTMAX = gguf.ExpertGatingFuncType.SOFTMAX
 OPTIONS = {
     CASES[case][0]: CASES[case][1]
     for case in ("qwen2_moe", "olmoe", "ernie4.5 with experts", "exaone with experts", "minimax m2")
-} | {"afmoe": CASES["afmoe"][1]}
+} | {
+    "afmoe": CASES["afmoe"][1],
+    "gemma4": {"head_dim": 16, "hidden_size_per_layer_input": 0},
+}
 
 
 @pytest.mark.parametrize(
@@ -385,6 +388,13 @@ OPTIONS = {
         ("afmoe", lambda w: w.add_expert_weights_norm(False), "without expert_weights_norm"),
         ("afmoe", lambda w: w.add_expert_group_count(2), "groups of experts"),
         ("afmoe", lambda w: w.add_rope_freq_base_swa(77.0), r"freq_base_swa 77\.0 beside"),
+        (
+            "gemma4",
+            lambda w: w.add_feed_forward_length([80, 80, 96]),
+            "feed_forward_length.*is not",
+        ),
+        ("gemma4", lambda w: w.add_rope_dimension_count_swa(8), "dimension_count_swa 8 beside"),
+        ("gemma4", lambda w: w.add_head_count_kv([2, 2]), "a number for each layer"),
         ("qwen2_moe", lambda w: w.add_uint32("qwen2moe.expert_weights_norm", 1), "true or false"),
     ],
 )

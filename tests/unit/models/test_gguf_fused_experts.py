@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_loading import loaded
-from support.gguf_models import with_fused_experts, write_model
+from support.gguf_models import StoredTensors, with_fused_experts, write_model
 from support.gguf_read_alone import READ_ALONE
 from support.model_helpers import reference_model
 from support.variants import slow
@@ -69,6 +69,34 @@ def test_the_model_is_that_of_a_file_with_two_tensors(
         assert kinds[0] == kinds[1], name
         num_packed += "experts" in name and kinds == ["q8_0", "q8_0"]
     assert num_packed
+
+
+def test_gemma_4_may_have_two_tensors(tmp_path: Path) -> None:
+    """The conversion writes one."""
+
+    def apart(tensors: StoredTensors) -> StoredTensors:
+        for name, stored, values in tensors:
+            if "gate_up" not in stored:
+                yield name, stored, values
+                continue
+            for kind, half in zip(("gate", "up"), np.split(values, 2, 1), strict=True):
+                yield name, stored.replace("gate_up", kind), half
+
+    options = READ_ALONE["gemma 4 with experts"][1] | {"num_key_value_heads": 2}
+    model = model_of("gemma4", options | {"num_global_key_value_heads": 2})
+    first, second = (
+        loaded(write_model(tmp_path / f"{name}.gguf", model, **form), tmp_path / name)
+        for name, form in (
+            ("one", {"kind": "Q8_0"}),
+            ("two", {"kind": "Q8_0", "rearrange": apart}),
+        )
+    )
+    others = second.destinations()
+    for name, (view, *_) in first.destinations().items():
+        assert torch.equal(others[name][0].clone(), view.clone()), name
+        if ".experts." in name:
+            packed = packed_of(view), packed_of(others[name][0])
+            assert [each and each.kind for each in packed] == ["q8_0", "q8_0"], name
 
 
 def test_a_file_with_both_is_refused(tmp_path: Path) -> None:

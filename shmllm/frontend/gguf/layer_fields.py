@@ -1,0 +1,115 @@
+"""The fields of config.json of types whose layers have other heads or widths than each other: more
+of `family_fields`.
+
+A type is a function and a line in OF_LAYERS, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shmllm.formats.gguf import shown
+from shmllm.frontend.gguf.family_fields import WINDOW, Json, layer_types
+from shmllm.frontend.gguf.metadata import Metadata
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _of_each(known: Metadata, name: str, count: int) -> list[int]:
+    """A positive whole number for each layer."""
+    value = known.find(name)
+    if not isinstance(value, list):
+        return [known.whole(name)] * count
+    numbers = value[:count]
+    if len(numbers) < count or any(type(each) is not int or each < 1 for each in numbers):
+        raise known.header.error(f"{name} must have a number for each layer, found {shown(value)}")
+    return numbers
+
+
+def _number_of(known: Metadata, name: str) -> int:
+    """A whole number; 0 if the file does not say it."""
+    return 0 if known.find(name) in (None, 0) else known.whole(name)
+
+
+def _gemma4(known: Metadata, config: Json) -> Json:
+    """Layers of two types have heads of two widths, and may have other numbers of key heads."""
+    count, tensors = config["num_hidden_layers"], known.header.tensors
+    types = layer_types(known, config, period=6)
+    widths = {_FULL: config["head_dim"], _SLIDING: _width_in_windows(known, config["head_dim"])}
+    heads = [
+        {"head_dim": widths[kind], "num_key_value_heads": number}
+        for kind, number in zip(
+            types, _of_each(known, "attention.head_count_kv", count), strict=True
+        )
+    ]
+    num_shared = _number_of(known, "attention.shared_kv_layers")
+    own_full = [layer for layer in range(count - num_shared) if types[layer] == _FULL]
+    table = tensors.get("per_layer_token_embd.weight")
+    return (
+        heads[0]
+        | _gemma4_feed_forward(known, config, num_shared)
+        | {
+            "per_layer_config": {
+                str(layer): each for layer, each in enumerate(heads) if each != heads[0]
+            },
+            "attention_k_eq_v": not any(f"blk.{n}.attn_v.weight" in tensors for n in own_full),
+            "num_kv_shared_layers": num_shared,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": known.whole(WINDOW),
+            "layer_types": types,
+            "rope_parameters": _gemma4_rope(known, config),
+            "rope_scaling": None,
+            "hidden_size_per_layer_input": _number_of(known, "embedding_length_per_layer_input"),
+            "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
+            "final_logit_softcapping": known.find("final_logit_softcapping"),
+        }
+    )
+
+
+def _width_in_windows(known: Metadata, default: int) -> int:
+    """The width of the heads of layers with a window."""
+    width = known.whole("attention.key_length_swa", default)
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if known.whole(name, width) != width:
+            raise known.header.error(
+                f"{name} {known.whole(name)} beside keys of {width} is not supported"
+            )
+    return width
+
+
+def _gemma4_rope(known: Metadata, config: Json) -> Json:
+    """Layers without a window rotate a part of each head."""
+    whole = {"rope_type": "proportional", "partial_rotary_factor": 1.0}
+    scaling = config.get("rope_scaling", whole)
+    if scaling["rope_type"] != "proportional":
+        raise known.header.error(f"rope scaling {scaling['rope_type']} is not supported")
+    base = known.number("rope.freq_base_swa", 10000.0)
+    return {
+        _FULL: scaling | {"rope_theta": config["rope_theta"]},
+        _SLIDING: {"rope_type": "default", "rope_theta": base},
+    }
+
+
+def _gemma4_feed_forward(known: Metadata, config: Json, num_shared: int) -> Json:
+    """The MLPs of the last layers may have twice the width."""
+    count = config["num_hidden_layers"]
+    widths = _of_each(known, "feed_forward_length", count)
+    is_wide = num_shared > 0 and widths[-1] == 2 * widths[0]
+    last = widths[0] * (2 if is_wide else 1)
+    if widths != [widths[0]] * (count - num_shared) + [last] * num_shared:
+        raise known.header.error(f"feed_forward_length {shown(widths)} is not supported")
+    fields: Json = {"intermediate_size": widths[0], "use_double_wide_mlp": is_wide}
+    if not known.find("expert_count"):
+        return fields
+    return fields | {
+        "enable_moe_block": True,
+        "num_experts": known.whole("expert_count"),
+        "top_k_experts": known.whole("expert_used_count"),
+        "moe_intermediate_size": known.whole("expert_feed_forward_length"),
+    }
+
+
+OF_LAYERS: dict[str, Callable[[Metadata, Json], Json]] = {
+    "gemma4_text": _gemma4,
+}
+"""By the model's type."""
