@@ -32,6 +32,7 @@ from shmllm.formats.gguf_places import (
     SEED_OSS,
     STARCODER2,
     UNGATED,
+    YOUTU,
 )
 
 FAMILIES: dict[tuple[str, bool], GgufFamily] = {
@@ -101,6 +102,14 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         modules={**GEMMA, **QK_NORMS},
         norm_offset=1.0,
         also=("Gemma3ForConditionalGeneration",),
+    ),
+    ("deepseek2", False): GgufFamily(
+        title="Youtu-LLM",
+        architecture="YoutuForCausalLM",
+        model_type="youtu",
+        modules=YOUTU,
+        has_latents=True,
+        is_written=False,
     ),
     ("gemma4", False): GgufFamily(
         title="Gemma 4",

@@ -178,8 +178,7 @@ GLM4_MOE: Places = {
     "post_attention_norm": "post_attention_layernorm",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
-DEEPSEEK2: Places = {
-    **SHARED_EXPERTS,
+LATENTS: Places = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -188,8 +187,13 @@ DEEPSEEK2: Places = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
     "attn_kv_b": "self_attn.kv_b_proj",  # in place of both, in the first files
+}
+DEEPSEEK2: Places = {
+    **SHARED_EXPERTS,
+    **LATENTS,
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
+YOUTU: Places = {**DENSE, **LATENTS}
 EXAONE_MOE: Places = {
     **SHARED_EXPERTS,
     **QK_NORMS,

@@ -210,7 +210,7 @@ nor digits before a letter, of which it makes threes from the right for tiny_aya
 PRE_TOKENIZERS = [
     *("minimax-m2", "exaone-moe", "afmoe", "hunyuan", "deepseek-v3", "deepseek-llm", "kimi-k2"),
     *("joyai-llm", "kanana2", "tiny_aya", "solar-open", "kormo", "f2llmv2", "minicpm5", "viking"),
-    *("pixtral", "midm-2.0", "gigachat", "a.x-4.0", "mellum", "trillion"),
+    *("youtu", "pixtral", "midm-2.0", "gigachat", "a.x-4.0", "mellum", "trillion"),
 ]
 FUSED = ("qwen3.5 with experts", "qwen3 next", "deepseek v2", "deepseek v3 with groups")
 """Families whose gates and ups of experts llama.cpp reads from one tensor, too."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from shmllm.frontend.model_files import resolve_model
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
 """The model types whose attention is that to latents."""
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -717,6 +717,11 @@ def _add_deepseek2(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if config.model_type == "youtu":
+        writer.add_leading_dense_block_count(config.num_hidden_layers)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_count(0)
+        return
     _add_experts_of_deepseek(writer, config)
     if config.model_type != "deepseek_v2":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

@@ -110,6 +110,10 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
         | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
     ),
     "glm4.7 flash": ("glm4_moe_lite", _LATENT),
+    "youtu": (
+        "youtu",
+        {k: v for k, v in _LATENT.items() if k not in (*_EXPERTS, "n_routed_experts")},
+    ),
     "granite 4 with experts": ("granite_moe_hybrid", _GRANITE),
     "granite 4": (
         "granite_moe_hybrid",

@@ -15,6 +15,7 @@ from shmllm.formats.gguf_family import GgufFamily
 from shmllm.formats.gguf_model import family_of, layers_of
 from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
+from shmllm.frontend.gguf.latent_fields import OF_LATENTS
 from shmllm.frontend.gguf.layer_fields import OF_LAYERS
 from shmllm.frontend.gguf.metadata import Metadata
 from shmllm.frontend.gguf.recurrent_fields import OF_RECURRENT
@@ -87,7 +88,7 @@ def model_config(header: GgufHeader) -> Json:
         **_special_ids(header),
     }
     check_layers(header, config["num_hidden_layers"])
-    own_fields = (OF_FAMILY | OF_MIXTURE | OF_RECURRENT | OF_LAYERS).get(
+    own_fields = (OF_FAMILY | OF_MIXTURE | OF_LATENTS | OF_RECURRENT | OF_LAYERS).get(
         family.model_type, no_window
     )
     config |= own_fields(known, config)

@@ -144,45 +144,15 @@ def _ernie_moe(known: Metadata, config: Json) -> Json:
     }
 
 
-def _deepseek2(known: Metadata, config: Json) -> Json:
-    """Files from before llama.cpp kept latents have the widths of keys and values as its other
-    files have them, and the projections to both in one tensor."""
-    rope_dim, scaling = config["head_dim"], config.get("rope_scaling", {})
-    if (weight := scale(known, "rope.scaling.yarn_log_multiplier", 0.0)) > 0:
-        weight /= 0.1  # which the files of this architecture alone have as a factor
-        scaling |= {"mscale": weight, "mscale_all_dim": weight}
-    fields = _experts_of_deepseek(known, config) | {
-        "num_key_value_heads": config["num_attention_heads"],
-        "kv_lora_rank": known.whole("attention.kv_lora_rank"),
-        "q_lora_rank": known.find("attention.q_lora_rank"),
-        "qk_rope_head_dim": rope_dim,
-        "qk_nope_head_dim": _head_width(known, "key") - rope_dim,
-        "v_head_dim": _head_width(known, "value"),
-        "kv_projections_apart": not known.has_tensors("attn_kv_b.weight"),
-        "n_group": known.whole("expert_group_count", 1),
-        "topk_group": known.whole("expert_group_used_count", 1),
-    }
-    if known.find("expert_gating_func") != SIGMOIDS:
-        fields |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
-        if fields["n_group"] > 1:
-            raise known.header.error("groups of experts with a softmax are not supported")
-    return fields | ({"rope_scaling": scaling} if scaling else {})
-
-
-def _head_width(known: Metadata, kind: str) -> int:
-    """The width of a head's keys or values, which are a projection of a latent."""
-    name = f"attention.{kind}_length"
-    return known.whole(f"{name}_mla", known.find(name))
-
-
 def _glm4_moe(known: Metadata, config: Json) -> Json:
     check_sigmoids(known, SIGMOIDS)
-    return _experts_of_deepseek(known, config) | {
+    return experts_of_deepseek(known, config) | {
         "use_qk_norm": "blk.0.attn_q_norm.weight" in known.header.tensors,
     }
 
 
-def _experts_of_deepseek(known: Metadata, config: Json) -> Json:
+def experts_of_deepseek(known: Metadata, config: Json) -> Json:
+    """The fields of experts, and no window."""
     return no_window(known, config) | {
         "n_routed_experts": known.whole("expert_count"),
         "num_experts_per_tok": known.whole("expert_used_count"),
@@ -252,7 +222,6 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,
     "glm4_moe": _glm4_moe,
-    "deepseek_v3": _deepseek2,
     "minimax_m2": _minimax_m2,
     "afmoe": _afmoe,
 }

@@ -126,6 +126,15 @@ _DEEPSEEK_LLM = PreTokenizer(
         r"\p{N}+",
     )
 )
+_YOUTU = PreTokenizer(
+    (
+        r"[\uac00-\ud7a3\u3131-\u318e]+"
+        r"|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+        r"|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        _cased(f"(?i:{_SUFFIX})?", ""),
+    ),
+    takes_whole_words=True,
+)
 _HAN = r"&&[^\p{Han}]"
 _KIMI_K2 = PreTokenizer((rf"\p{{Han}}+|{_cased(f'(?i:{_SUFFIX})?', '{1,3}', but=_HAN, ends='')}",))
 _BROAD_WORDS = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
@@ -188,6 +197,7 @@ PRE_TOKENIZERS = {
     "joyai-llm": _DEEPSEEK3,
     "deepseek-llm": _DEEPSEEK_LLM,
     "kimi-k2": _KIMI_K2,
+    "youtu": _YOUTU,
     "kanana2": _GPT4O,
     "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns)),
     "solar-open": PreTokenizer((_gpt4(""),)),

@@ -141,6 +141,11 @@ def test_byte_level_vocabularies_encode_as_their_own_tokenizers(
         ("deepseek-llm", "a\u6f22\u5b57\uff0c  ", "a|\u6f22\u5b57|\uff0c|  "),
         ("kimi-k2", "it's fooBar 12345 x/\n", "it's| foo|Bar| |123|45| x|/\n"),
         ("kimi-k2", "a\u6f22\u5b57b \u6f22", "a|\u6f22\u5b57|b| |\u6f22"),
+        (
+            "youtu",
+            "it's fooBar 12 \ud55c\uae00\u6f22\u5b57\uff0c",
+            "it's| foo|Bar| |1|2| |\ud55c\uae00|\u6f22\u5b57|\uff0c",
+        ),
         ("tiny_aya", "it's fooBar 1234567,", "it's| foo|Bar| |1|234|567|,"),
         ("minicpm5", "it's fooBar 1234567,", "it|'s| fooBar| |123|456|7|,"),
         ("viking", "it's, fooBar 12.", "it's|,| fooBar| |1|2|."),
