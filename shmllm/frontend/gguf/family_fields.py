@@ -43,6 +43,10 @@ def layer_types(known: Metadata, config: Json, period: int) -> list[str]:
     own, count = known.find("attention.sliding_window_pattern"), config["num_hidden_layers"]
     if isinstance(own, list):
         types = [bool(is_sliding) for is_sliding in own[:count]]  # more layers may follow
+        if len(types) < count:
+            raise known.header.error(
+                f"attention.sliding_window_pattern has {len(types)} layers of {count}"
+            )
     else:
         period = known.whole("attention.sliding_window_pattern", period)
         types = [(layer + 1) % period > 0 for layer in range(count)]

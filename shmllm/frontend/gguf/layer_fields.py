@@ -43,6 +43,10 @@ def _gemma4(known: Metadata, config: Json) -> Json:
         )
     ]
     num_shared = _number_of(known, "attention.shared_kv_layers")
+    if num_shared >= count:
+        raise known.header.error(
+            f"attention.shared_kv_layers must be below {count}, found {num_shared:,}"
+        )
     own_full = [layer for layer in range(count - num_shared) if types[layer] == _FULL]
     table = tensors.get("per_layer_token_embd.weight")
     return (

@@ -395,6 +395,8 @@ OPTIONS = {
         ),
         ("gemma4", lambda w: w.add_rope_dimension_count_swa(8), "dimension_count_swa 8 beside"),
         ("gemma4", lambda w: w.add_head_count_kv([2, 2]), "a number for each layer"),
+        ("gemma4", lambda w: w.add_shared_kv_layers(2**31), "shared_kv_layers must be below 3"),
+        ("gemma4", lambda w: w.add_sliding_window_pattern([True]), "pattern has 1 layers of 3"),
         ("qwen2_moe", lambda w: w.add_uint32("qwen2moe.expert_weights_norm", 1), "true or false"),
     ],
 )
