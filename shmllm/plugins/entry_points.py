@@ -92,13 +92,13 @@ def load_plugins(kind: str) -> tuple[dict[str, Any], list[str]]:
     """
     loaded: dict[str, Any] = {}
     problems = []
-    with vllm_names():
-        for plugin in find_plugins(kind):
-            if plugin.filtered_by is None:
-                try:
+    for plugin in find_plugins(kind):
+        if plugin.filtered_by is None:
+            try:
+                with vllm_names():
                     loaded.setdefault(plugin.name, plugin.load())
-                except (Exception, SystemExit) as error:
-                    problems.append(plugin.problem(error))
+            except (Exception, SystemExit) as error:
+                problems.append(plugin.problem(error))
     return loaded, problems
 
 
@@ -110,13 +110,13 @@ def load_general_plugins() -> tuple[str, ...]:
         A sentence for each plugin that could not be loaded or raised.
     """
     problems = []
-    with vllm_names():
-        for plugin in find_plugins(GENERAL):
-            if plugin.filtered_by is None:
-                try:
+    for plugin in find_plugins(GENERAL):
+        if plugin.filtered_by is None:
+            try:
+                with vllm_names():
                     plugin.load()()
-                except (Exception, SystemExit) as error:
-                    problems.append(plugin.problem(error))
+            except (Exception, SystemExit) as error:
+                problems.append(plugin.problem(error))
     return tuple(problems)
 
 

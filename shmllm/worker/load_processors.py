@@ -45,11 +45,11 @@ def load_processor_classes(names: Sequence[str]) -> tuple[ProcessorClasses, list
             problems.append(f"the plugin {plugin} is not used: {problem}")
         else:
             classes[f"{found.__module__}:{found.__qualname__}"] = found
-    with vllm_names():
-        for name in names:
+    for name in names:
+        with vllm_names():
             found = load_object(name)
-            _check(name, found)
-            classes[name] = found
+        _check(name, found)
+        classes[name] = found
     return classes, problems
 
 
