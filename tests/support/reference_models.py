@@ -133,6 +133,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mup_enabled": True, "route_scale": 1.5},
     ),
     "arcee": ("Arcee", {}),
+    "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {"residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.5},
+    ),
+    "jais2": ("Jais2", {}),
+    "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 48}),
     "cohere": ("Cohere", {"attention_bias": True}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
     "ernie4_5_moe": (
@@ -252,6 +259,7 @@ DENSE = (
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat"),
+    *("cwm", "hyperclovax", "jais2", "vaultgemma"),
 )
 """Dense families that are made of what others have."""
 WITH_EXPERTS = (
@@ -263,6 +271,7 @@ NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
+    *("cwm", "hyperclovax", "jais2", "vaultgemma"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")

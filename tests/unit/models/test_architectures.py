@@ -296,6 +296,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-bias": ("cohere", {"attention_bias": True, "num_key_value_heads": 6}),
     "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 5, "head_dim": 16}),
     "cohere2-bias": ("cohere2", {"sliding_window": 7, "attention_bias": True, "head_dim": 8}),
+    "cwm": ("cwm", {"head_dim": 16, "sliding_window": 7, "num_hidden_layers": 5}),
+    "cwm-bias": (
+        "cwm",
+        {"head_dim": 8, "layer_types": ["full_attention"] * 3}
+        | {"mlp_bias": True, "tie_word_embeddings": True, "rope_parameters": ROPE},
+    ),
+    "hyperclovax": ("hyperclovax", FACTORS | {"logits_scaling": 0.2, "attention_bias": True}),
+    "hyperclovax-no-post-norms": (
+        "hyperclovax",
+        {"use_post_norm": False, "head_dim": 12, "mlp_bias": True, "embedding_multiplier": 3.0},
+    ),
+    "jais2": ("jais2", {}),
+    "jais2-no-biases": (
+        "jais2",
+        {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu", "head_dim": 16}
+        | {"layer_norm_eps": 0.1, "tie_word_embeddings": True},
+    ),
+    "vaultgemma": ("vaultgemma", GEMMA),
+    "vaultgemma-no-caps": (
+        "vaultgemma",
+        GEMMA
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
     "deepseek-v2": (
         "deepseek_v2",
         LATENT
@@ -702,6 +725,10 @@ BFLOAT16 = [
     "nemotron-h-all-experts",
     "cohere",
     "cohere2",
+    "cwm",
+    "hyperclovax",
+    "jais2",
+    "vaultgemma",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",
     "dots1-all-experts",

@@ -280,6 +280,7 @@ def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
         ("GPTJ", {"rotary_dim": 7}, "rotary_dim .7. must be even and at most 256"),
         ("Helium", {}, "the width of all heads .1024. must be hidden_size .128."),
         ("Olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
+        ("VaultGemma", {"use_bidirectional_attention": True}, "attention is causal"),
         ("Phi", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
     ],
 )
