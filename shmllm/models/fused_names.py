@@ -22,23 +22,27 @@ def with_fused(weights: NamedWeights, *fused: tuple[str, Sequence[str]]) -> Name
     return _with_joined(weights, fused, joined)
 
 
-def with_fused_heads(
-    weights: NamedWeights, fused: tuple[str, Sequence[str]], head_dim: int
+def with_fused_groups(
+    weights: NamedWeights, fused: tuple[str, Sequence[str]], num_groups: int
 ) -> NamedWeights:
-    """As `with_fused`, where the rows of each head's parts are side by side, head by head.
+    """As `with_fused`, where the rows of each group's parts are side by side, group by group: the
+    queries of some heads, and the key and the value that these read.
 
     Args:
         weights: the destinations under the default names.
-        fused: the name of the fused projection, and those of its parts, which have the same heads.
-        head_dim: the number of rows of a head.
+        fused: the name of the fused projection, and those of its parts.
+        num_groups: the number of groups, which divides the rows of each part.
     """
 
-    def by_head(parts: Sequence[Matrix]) -> Matrix:
-        sizes = [head_dim] * (parts[0].shape[0] // head_dim)
-        heads = zip(*(part.split_with_sizes(sizes) for part in parts), strict=True)
-        return joined([rows for head in heads for rows in head])
+    def by_group(parts: Sequence[Matrix]) -> Matrix:
+        groups = zip(*(_equal_parts(part, num_groups) for part in parts), strict=True)
+        return joined([rows for group in groups for rows in group])
 
-    return _with_joined(weights, (fused,), by_head)
+    return _with_joined(weights, (fused,), by_group)
+
+
+def _equal_parts(rows: Matrix, count: int) -> Sequence[Matrix]:
+    return rows.split_with_sizes([rows.shape[0] // count] * count)
 
 
 def _with_joined(

@@ -32,7 +32,7 @@ _REFUSED = {
 }
 """The only supported value of each flag, which is its default."""
 
-_NAMES = {
+NAMES = {
     "model.layers.": "transformer.h.",
     "model.embed_tokens.": "transformer.wte.",
     "model.embed_positions.": "transformer.wpe.",
@@ -42,17 +42,23 @@ _NAMES = {
     ".mlp.up_proj.": ".mlp.c_fc.",
     ".mlp.down_proj.": ".mlp.c_proj.",
 }
+"""The parts of names that differ from the default ones."""
 _TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
-_QKV = "c_attn", ("q_proj", "k_proj", "v_proj")
+QKV = "c_attn", ("q_proj", "k_proj", "v_proj")
 
 
 def configure(fields: Fields) -> ModelConfig:
     for name, supported in _REFUSED.items():
         if fields.flag(name, supported) != supported:
             raise fields.error(f"{name} {not supported} is not supported")
+    return replace(configure_with(fields, num_kv_heads=None), transposed=True)
+
+
+def configure_with(fields: Fields, num_kv_heads: int | None) -> ModelConfig:
+    """Returns GPT-2 with so many heads of keys and values; None: as many as those of queries."""
     fields = fields.under_names(_FIELDS)
-    plain = {"num_key_value_heads": None, "head_dim": None}  # GPT-2 has no such fields
-    fields = Fields(fields.values | plain, fields.where)
+    heads = {"num_key_value_heads": num_kv_heads, "head_dim": None}  # GPT-2 has no such fields
+    fields = fields.with_values(fields.values | heads)
     attention = read_attention(fields, bias=True, output_bias=True)
     mlp = MLPSpec(
         inner=fields.optional_integer("n_inner") or 4 * fields.integer("hidden_size"),
@@ -68,7 +74,6 @@ def configure(fields: Fields) -> ModelConfig:
         model,
         norm=NormSpec(kind="layer", eps=fields.number("layer_norm_epsilon", 1e-5), bias=True),
         num_learned_positions=positions,
-        transposed=True,
     )
 
 
@@ -86,8 +91,8 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
         return TransposedMatrix(view)
 
     found: NamedWeights = {}
-    for name, views in with_fused(weights, _QKV).items():
-        name = renamed(name, _NAMES)
+    for name, views in with_fused(weights, QKV).items():
+        name = renamed(name, NAMES)
         is_transposed = name.endswith(_TRANSPOSED)
         found[name] = tuple(map(transposed, views)) if is_transposed else views
     return found

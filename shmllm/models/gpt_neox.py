@@ -59,7 +59,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    from shmllm.models.fused_names import with_fused_heads
+    from shmllm.models.fused_names import with_fused_groups
 
-    found = with_fused_heads(weights, _QKV, config.attentions[0].head_dim)
+    found = with_fused_groups(weights, _QKV, config.attentions[0].num_kv_heads)
     return {renamed(name, _NAMES): views for name, views in found.items()}

@@ -20,7 +20,10 @@ RENAMED_PREFIXES = {
     "gpt_neox.": "model.",
     "embed_out.": "lm_head.",
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
-    **{f"{name}.": f"transformer.{name}." for name in ("h", "wte", "wpe", "ln_f")},
+    **{
+        f"{name}.": f"transformer.{name}."
+        for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")
+    },
     **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "embed_in")},
     **{f"{name}.": f"model.{name}." for name in ("final_layer_norm", "final_layernorm")},
     **{

@@ -164,6 +164,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 5, "layer_types": LAYER_TYPES},
     "gemma": {"head_dim": 16},
     "glm": {"head_dim": 16},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gpt_bigcode": {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "gpt_neox": {},
     "gptj": {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64}
     | {"rotary_dim": 8},

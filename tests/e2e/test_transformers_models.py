@@ -43,7 +43,7 @@ RUNS = {
     "bert-generation", "bitnet", "codegen", "cohere2_moe", "cohere_compass_text", "ctrl",
     "dbrx", "electra", "emu3", "ernie",
     "flint", "fuyu", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
-    "gpt_bigcode", "granite_swa", "granitemoe_swa",
+    "granite_swa", "granitemoe_swa",
     "hy_v3", "jetmoe", "kolibri1", "laguna", "longcat_flash", "mellum", "mimo_v2_flash", "minicpm3",
     "minimax_m3_vl_text", "mllama", "modernbert-decoder",
     "moshi", "persimmon", "phi4_multimodal", "phimoe",
@@ -61,7 +61,7 @@ REFUSED = {
         "zaya",
     },
     "does not support transformers' attention interface": {
-        "big_bird", "biogpt", "bloom", "blt", "cpmant", "falcon", "git", "gpt_neo",
+        "big_bird", "biogpt", "bloom", "blt", "cpmant", "git", "gpt_neo",
         "gpt_neox_japanese", "inkling2_loop_text", "inkling2_text", "inkling_text",
         "megatron-bert", "mpt", "musicgen", "musicgen_melody", "openai-gpt", "reformer", "rembert",
         "roformer", "trocr", "xglm", "xlm", "xlnet",

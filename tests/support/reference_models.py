@@ -151,6 +151,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4", {"sliding_window": 48, "num_hidden_layers": 5}),
     "gemma": ("Gemma", {"head_dim": 16}),
     "glm": ("Glm", {"head_dim": 16}),
+    "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon_7b": ("Falcon", {"ffn_hidden_size": 96}),
+    "gpt_bigcode": ("GPTBigCode", {"n_inner": 96}),
     "gpt_neox": ("GPTNeoX", {}),
     "gptj": ("GPTJ", {"n_inner": 96, "rotary_dim": 8}),
     "helium": ("Helium", {"head_dim": 16}),
@@ -260,6 +263,7 @@ DENSE = (
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
+    *("falcon", "falcon_7b", "gpt_bigcode"),
 )
 """Dense families that are made of what others have."""
 WITH_EXPERTS = (
@@ -272,6 +276,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
+    *("falcon", "falcon_7b", "gpt_bigcode"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")

@@ -540,6 +540,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt2": ("gpt2", {}),
     "gpt2-untied": ("gpt2", {"n_inner": 72, "tie_word_embeddings": False, "n_head": 4}),
+    "gpt-bigcode": ("gpt_bigcode", {}),
+    "gpt-bigcode-all-heads": (
+        "gpt_bigcode",
+        {"n_inner": 72, "n_head": 4, "multi_query": False, "scale_attn_weights": False}
+        | {"tie_word_embeddings": False},
+    ),
+    "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-one-norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1}
+        | {"ffn_hidden_size": 72, "bias": True, "tie_word_embeddings": False},
+    ),
+    "falcon-one-key": ("falcon", {"layer_norm_epsilon": 0.1}),
+    "falcon-sequential": (
+        "falcon",
+        {"multi_query": False, "parallel_attn": False, "bias": True, "num_attention_heads": 4}
+        | {"activation": "relu", "rope_parameters": ROPE | {"rope_theta": 500.0}},
+    ),
     "gpt-neox": ("gpt_neox", {"num_attention_heads": 3}),
     "gpt-neox-sequential": (
         "gpt_neox",
@@ -747,6 +765,8 @@ BFLOAT16 = [
     "glm4-moe-lite-all-experts",
     "gpt-oss-all-experts",  # near-ties of a router would choose other experts
     "gpt2",
+    "falcon",
+    "gpt-bigcode",
     "gpt-neox",
     "gptj",
     "granite",

@@ -38,7 +38,9 @@ OF_DEEPSEEK = (
 )
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
+    "falcon",
     "gpt2",
+    "gpt_bigcode",
     "gpt_neox",
     "gptj",
     "gemma4",
@@ -278,6 +280,14 @@ def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
         ("Gemma", {"use_bidirectional_attention": True}, "attention is causal"),
         ("GPTJ", {"rotary_dim": None}, "rotary_dim null is not supported"),
         ("GPTJ", {"rotary_dim": 7}, "rotary_dim .7. must be even and at most 256"),
+        ("Falcon", {"alibi": True}, "alibi true is not supported: positions are rotations"),
+        ("Falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2 is not supported"),
+        (
+            "Falcon",
+            {"new_decoder_architecture": True, "parallel_attn": False},
+            "parallel_attn false and new_decoder_architecture exclude each other",
+        ),
+        ("GPTBigCode", {"add_cross_attention": True}, "add_cross_attention true is not supported"),
         ("Helium", {}, "the width of all heads .1024. must be hidden_size .128."),
         ("Olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
         ("VaultGemma", {"use_bidirectional_attention": True}, "attention is causal"),
@@ -320,6 +330,51 @@ def test_absent_fields_of_gpt2_agree_with_transformers(tmp_path: Path) -> None:
     assert (config.vocab_size, len(config.layers)) == (expected.vocab_size, 3)
     assert config.norm.eps == expected.layer_norm_epsilon
     assert config.tie_word_embeddings == expected.tie_word_embeddings
+
+
+def test_absent_fields_of_gpt_bigcode_agree_with_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"architectures": ["GPTBigCodeForCausalLM"], "n_layer": 3}))
+    config, expected = ModelConfig.from_directory(tmp_path), CONFIGS["gpt_bigcode"](n_layer=3)
+    attention, mlp = config.layers[0].mixer, config.layers[0].mlp
+    assert (attention.num_heads, attention.num_kv_heads) == (expected.n_head, 1)
+    assert attention.scale == (expected.n_embd / expected.n_head) ** -0.5
+    assert mlp == MLPSpec(inner=4 * expected.n_embd, activation="gelu_tanh", gated=False, bias=True)
+    assert config.num_learned_positions == config.max_position_embeddings == expected.n_positions
+    assert (config.vocab_size, len(config.layers)) == (expected.vocab_size, 3)
+    assert config.norm.eps == expected.layer_norm_epsilon
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_kv_heads", "norms"),
+    [
+        ({}, 1, ("input_layernorm", None)),
+        (
+            {"multi_query": None, "parallel_attn": None},
+            8,
+            ("input_layernorm", "post_attention_layernorm"),
+        ),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2}, 2, ("ln_attn", "ln_mlp")),
+        (
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+            8,
+            ("input_layernorm", None),
+        ),
+    ],
+)
+def test_the_forms_of_falcon(
+    fields: dict[str, Any], num_kv_heads: int, norms: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    config = read(tmp_path, architectures=["FalconForCausalLM"], n_embed=128, **fields)
+    expected = CONFIGS["falcon"](num_attention_heads=8, n_embed=128)
+    (layer,) = set(config.layers)
+    assert (layer.mixer.num_kv_heads, layer.mixer.head_dim) == (num_kv_heads, expected.head_dim)
+    assert (layer.norms.before_mixer, layer.norms.before_mlp) == norms
+    assert layer.mlp == MLPSpec(inner=expected.ffn_hidden_size, activation="gelu", gated=False)
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    assert config.norm.eps == expected.layer_norm_epsilon
 
 
 @pytest.mark.parametrize("name", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])

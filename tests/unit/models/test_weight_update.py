@@ -40,7 +40,15 @@ def test_loading_all_weights_of_another_model_gives_its_logits(pair):
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [("gpt_neox", False), ("gptj", False), ("olmo", True), ("phi", False), ("phi", True)],
+    [
+        ("falcon", True),
+        ("gpt_bigcode", True),
+        ("gpt_neox", False),
+        ("gptj", False),
+        ("olmo", True),
+        ("phi", False),
+        ("phi", True),
+    ],
 )
 def test_weights_have_the_names_of_their_family(family, tied, tmp_path):
     options = {"tie_word_embeddings": tied} | ({"rotary_dim": 8} if family == "gptj" else {})
