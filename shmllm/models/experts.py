@@ -125,7 +125,10 @@ class MoE:
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules, which have
         the experts' weights in one tensor; trainers send these."""
-        return self._router_weights(prefix) | self._whole(prefix)
+        weights = self._router_weights(prefix) | self._whole(prefix)
+        if self.shared is not None and self.spec.shared_module is not None:
+            weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_module}")
+        return weights
 
     def _whole(self, prefix: str) -> NamedWeights:
         is_transposed, name = self.spec.transposed, "gate_up_proj" if self.spec.gated else "up_proj"

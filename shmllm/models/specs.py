@@ -105,6 +105,7 @@ class MoESpec:
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
         scaled: whether the output of an expert is multiplied by a weight of that expert.
         shared_name: the name of `shared` in checkpoints.
+        shared_module: its name in transformers' modules; None: the same one.
     """
 
     num_experts: int
@@ -128,6 +129,7 @@ class MoESpec:
     shared_gate: bool = False
     scaled: bool = False
     shared_name: str = "shared_expert"
+    shared_module: str | None = None
 
     @property
     def divides_by_all(self) -> bool:

@@ -146,6 +146,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 3},
     "granite_moe": {"num_local_experts": 4, "intermediate_size": 24, "residual_multiplier": 0.4},
     "granite_moe_shared": {"num_local_experts": 4, "shared_intermediate_size": 96},
+    "granite_moe_swa": {"num_local_experts": 4, "intermediate_size": 24, "sliding_window": 5}
+    | {"shared_intermediate_size": 96, "layer_rope_theta": [1e4, 0]},
+    "granite_swa": {"sliding_window": 5, "layer_rope_theta": [0, 1e4]},
+    "hy_v3": EXPERTS | {"head_dim": 16},
+    "mellum": EXPERTS | {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
+    "minicpm3": {name: LATENT[name] for name in LATENT if "moe" not in name}
+    | {"num_key_value_heads": 4, "q_lora_rank": 40},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3}
     | {"head_dim": 16, "rotary_dim": 8},
     "hunyuan_v1_dense": {"head_dim": 16},

@@ -179,6 +179,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT | {"kv_lora_rank": 24, "first_k_dense_replace": 0, "rope_parameters": dict(GROWING)},
     ),
     "nanochat": ("NanoChat", {}),
+    "granite_moe_swa": (
+        "GraniteMoeSWA",
+        GRANITE_MOE
+        | {"shared_intermediate_size": 48, "sliding_window": 48, "num_hidden_layers": 4}
+        | {"layer_rope_theta": [0, 1e4, 5e4, 1e4]},
+    ),
+    "granite_swa": ("GraniteSWA", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "hy_v3": ("HYV3", ROUTER | {"head_dim": 16}),
+    "mellum": (
+        "Mellum",
+        ROUTER
+        | {"head_dim": 16, "sliding_window": 48}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        {name: LATENT[name] for name in LATENT if name.endswith(("rank", "dim", "heads"))},
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         {"num_local_experts": 16, "num_experts_per_tok": 4, "head_dim": 16, "rotary_dim": 8},
@@ -261,7 +279,7 @@ DENSE = (
     *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
-    *("hunyuan_v1_dense", "ministral3", "nanochat"),
+    *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
     *("falcon", "falcon_7b", "gpt_bigcode"),
 )
@@ -269,17 +287,19 @@ DENSE = (
 WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
+    *("granite_moe_swa", "hy_v3", "mellum"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
+    *("granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
     *("falcon", "falcon_7b", "gpt_bigcode"),
 )
 """Those of which no GGUF files are written yet."""
-LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4")
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
@@ -287,7 +307,7 @@ rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
     *(*DENSE, *WITH_EXPERTS),
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "mistral4", "olmo2", "olmoe"),
-    *("lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
+    *("minicpm3", "lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )
 """Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
 transformers: only slow tests run them."""

@@ -528,6 +528,58 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE_MOE | {"num_experts_per_tok": 6, "shared_intermediate_size": 20},
     ),
     "granite-moe-shared-none": ("granite_moe_shared", GRANITE_MOE | {"tie_word_embeddings": True}),
+    "granite-swa": (
+        "granite_swa",
+        FACTORS
+        | {"num_hidden_layers": 5, "sliding_window": 7, "layer_rope_theta": [0, 1e4, 50, 1e4, 0]},
+    ),
+    "granite-swa-biases": (
+        "granite_swa",
+        {"sliding_window": 7, "attention_bias": True, "mlp_bias": True}
+        | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+        | {"tie_word_embeddings": False},
+    ),
+    "granite-moe-swa": (
+        "granite_moe_swa",
+        GRANITE_MOE | {"sliding_window": 7, "shared_intermediate_size": 36},
+    ),
+    "granite-moe-swa-all-experts": (
+        "granite_moe_swa",
+        GRANITE_MOE
+        | {"num_experts_per_tok": 6, "sliding_window": 7, "layer_rope_theta": [50, 0, 1e4]},
+    ),
+    "hy-v3": ("hy_v3", EXPERTS | {"head_dim": 16}),
+    "hy-v3-all-experts": (
+        "hy_v3",
+        EXPERTS
+        | {"num_experts_per_tok": 6, "head_dim": 8, "num_shared_experts": 2, "mlp_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "attention_bias": True}
+        | {"enable_moe_fp32_combine": False, "router_scaling_factor": 0.5},
+    ),
+    "mellum": (
+        "mellum",
+        EXPERTS
+        | {"head_dim": 16, "sliding_window": 7, "mlp_layer_types": ["sparse", "sparse", "dense"]}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "mellum-all-experts": (
+        "mellum",
+        EXPERTS
+        | {"num_experts_per_tok": 6, "head_dim": 16, "norm_topk_prob": False}
+        | {"attention_bias": True, "tie_word_embeddings": True}
+        | {"rope_parameters": {"full_attention": YARN_ROPE | {"rope_theta": 5e5}}},
+    ),
+    "minicpm3": (
+        "minicpm3",
+        {name: LATENT[name] for name in LATENT if "moe" not in name},
+    ),
+    "minicpm3-no-factors": (
+        "minicpm3",
+        {name: LATENT[name] for name in LATENT if "moe" not in name and "v_head" not in name}
+        | {"q_lora_rank": None, "scale_depth": None, "dim_model_base": None, "scale_emb": 1}
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
+        | {"rope_parameters": MSCALE_ROPE},
+    ),
     "minimax-m2": ("minimax_m2", MINIMAX),
     "minimax-m2-all-experts": (
         "minimax_m2",
@@ -686,6 +738,9 @@ VARIANTS_OF_ROUTERS = {
     "granite-moe-all-experts",
     "granite-moe-shared-all-experts",
     "granite-moe-shared-none",
+    "granite-moe-swa-all-experts",
+    "hy-v3-all-experts",
+    "mellum-all-experts",
     "hunyuan-moe-all-experts",
     "minimax-m2-all-experts",
     "mistral4-all-experts",
@@ -732,6 +787,11 @@ BFLOAT16 = [
     "granite-moe-shared-all-experts",
     "hunyuan-alpha",
     "hunyuan-moe-all-experts",
+    "granite-swa",
+    "granite-moe-swa-all-experts",
+    "hy-v3-all-experts",
+    "mellum-all-experts",
+    "minicpm3",
     "minimax-m2-all-experts",
     "ministral",
     "ministral3",

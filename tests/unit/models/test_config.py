@@ -34,6 +34,7 @@ OF_DEEPSEEK = (
     "glm4_moe",
     "glm4_moe_lite",
     "youtu",
+    "minicpm3",
     "mistral4",
 )
 """The families whose defaults `test_latent_attention` compares."""
@@ -48,7 +49,6 @@ OTHERS = (
     "lfm2",
     "lfm2_moe",
     "opt",
-    "granite_swa",
     *OF_DEEPSEEK,
     *MAMBAS,
 )

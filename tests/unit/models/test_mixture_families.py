@@ -38,6 +38,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
     "granite_moe": GRANITE,
     "granite_moe_shared": GRANITE | {"shared_intermediate_size": 20},
+    "granite_moe_swa": GRANITE | {"shared_intermediate_size": 20, "sliding_window": 7},
+    "hy_v3": ROUTER | {"head_dim": 16},
+    "mellum": ROUTER | {"head_dim": 16},
     "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2, "head_dim": 16},
     "minimax_m2": GRANITE | {"head_dim": 16},
 }
@@ -89,7 +92,7 @@ def test_an_update_has_the_names_of_transformers_modules(family: str, tmp_path: 
     assert_computes(model, other)
 
 
-@pytest.mark.parametrize("family", ["afmoe", "ernie4_5_moe", "exaone_moe", "minimax_m2"])
+@pytest.mark.parametrize("family", ["afmoe", "ernie4_5_moe", "exaone_moe", "hy_v3", "minimax_m2"])
 def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -> None:
     model = load(save(make(family), tmp_path), torch.bfloat16)
     exact = [views[0] for views in model.named_weights().values()]
@@ -125,6 +128,21 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
         ("hunyuan_v1_moe", {"num_shared_expert": 2}, "num_shared_expert 2 is not supported"),
         ("hunyuan_v1_moe", {"moe_topk": [2]}, "'moe_topk' lists 1 layers, fewer than"),
         ("hunyuan_v1_moe", {"moe_topk": 6}, r"num_experts_per_tok \(6\) is more than"),
+        ("granite_moe_swa", {"layer_rope_theta": [1e4]}, "'layer_rope_theta' must list a number"),
+        (
+            "granite_moe_swa",
+            {"layer_rope_theta": [1e4, -1]},
+            "'layer_rope_theta' must be a positive",
+        ),
+        ("granite_moe_swa", {"sliding_window": None}, "no sliding window is enabled"),
+        ("hy_v3", {"num_shared_experts": 0}, "'num_shared_experts' must be an integer of at least"),
+        ("hy_v3", {"hidden_act": "gelu"}, "hidden_act 'gelu' are not supported"),
+        (
+            "mellum",
+            {"rope_parameters": {"rope_theta": 1e4}},
+            "must have an object 'full_attention'",
+        ),
+        ("mellum", {"mlp_layer_types": ["sparse"]}, "'mlp_layer_types' must list one"),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias False is not supported"),
         ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type 'per_head' is not supported"),
@@ -201,6 +219,8 @@ def test_minimax_m2_in_fp8_with_blocks_of_128(tmp_path: Path) -> None:
     ("family", "name"),
     [
         ("exaone_moe", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("hy_v3", "model.layers.2.self_attn.q_proj.weight"),
+        ("mellum", "mtp.layers.0.self_attn.q_proj.weight"),
         ("ernie4_5_moe", "model.mtp_block.0.self_attn.q_proj.weight"),
         ("minimax_m2", "model.layers.4.self_attn.q_proj.weight"),
     ],
